@@ -8,7 +8,8 @@ adds a sampler, an adjacency or a target: missing fields must be given in pyproj
     sampling = {scheme = "poisson"}
     target = {epsilon = 8.0, delta = 1e-5}
 
-A new importer is a module with two functions, and an entry in ``DOCUMENTS``.
+A new importer of documents is a module with two functions, and an entry in ``JSON_IMPORTERS``.
+A new training library is a section of ``libraries.toml``.
 """
 
 import lazy_loader

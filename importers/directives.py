@@ -1,11 +1,11 @@
-"""``# affidavit: key=value`` lines: what a script's text cannot settle, stated beside it.
+"""Read ``# affidavit: key=value`` comments, which state what a script's text does not show.
 
 ::
 
     # affidavit: dataset_size=60000 adjacency=zero_out
     # affidavit: lot_size=256 target_epsilon=8 target_delta=1e-5
 
-A statement that differs from what the script itself says is an error, never the answer.
+A directive that contradicts the script is an error.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ DIRECTIVE_FIELDS: dict[str, tuple[str, ...]] = {
     "poisson_sampling": ("poisson_sampling",),
     "drop_last": ("drop_last",),
 }
-"""Keys, with the plan field that each states."""
+"""The plan field that each key states."""
 
 
 def read_directives(source: str) -> dict[str, Any]:
-    """The values that comments state, by key; raises ``MalformedPlan``."""
+    """Return the values that comments state, by key; raises ``MalformedPlan``."""
     stated: dict[str, Any] = {}
     for line, comment in _comments(source):
         match = DIRECTIVE.match(comment)
@@ -63,9 +63,9 @@ def read_directives(source: str) -> dict[str, Any]:
 
 
 def directive_key(pointer: str) -> str | None:
-    """The key that states the plan field at ``pointer``, if there is one.
+    """Return the key that states the plan field at ``pointer``, if there is one.
 
-    >>> key_of("/dataset/size"), key_of("/dataset"), key_of("/optimizer")
+    >>> directive_key("/dataset/size"), directive_key("/dataset"), directive_key("/optimizer")
     ('dataset_size', 'dataset_size', None)
     """
     path = tuple(part for part in pointer.split("/")[1:] if not part.isdigit())

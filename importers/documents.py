@@ -1,7 +1,8 @@
-"""The documents that are read, and who reads them: JSON of libraries, scripts and notebooks.
+"""Choose the importer of a file: JSON of other libraries, a training script, or a notebook.
 
-Of a Jupyter notebook its code cells are read, in order, without magic commands. Cells may have
-been run in another order, or twice; what is read is a run from top to bottom."""
+The code cells of a Jupyter notebook are read in order, without magic commands. Its cells may have
+run in another order, or twice; what is imported is a run from top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from affidavit.plan import MalformedPlan, load_json
 MAGIC_PREFIXES = ("%", "!", "?")
 HELP = re.compile(r"\s*[\w.]+\?{1,2}\s*")
 ASSIGNED_MAGIC = re.compile(r"^(\s*\w+\s*=\s*)([!%].*)")
-"""What a command printed, as the value of a name."""
+"""An assignment of the output of a magic command."""
 PYTHON_CELL_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
-"""Magic commands of a cell that run its Python."""
+"""Cell magics that run the Python of their cell."""
 
 
 def notebook_source(raw: bytes) -> bytes:
-    """The cells as one script; raises ``MalformedPlan`` if this is not a notebook."""
+    """Return the code cells of a notebook as one script; raises ``MalformedPlan``."""
     try:
         cells = json.loads(raw)["cells"]
         texts = [
@@ -39,7 +40,7 @@ def notebook_source(raw: bytes) -> bytes:
 
 
 def _without_magics(text: str) -> str:
-    """A cell with its magic commands as comments, and cells of other languages whole."""
+    """Comment out magic commands, and whole cells of other languages."""
     first = (text.split(maxsplit=1) or [""])[0]
     if first.startswith("%%") and first not in PYTHON_CELL_MAGICS:
         return "\n".join("# " + line for line in text.splitlines())
@@ -65,11 +66,11 @@ LIBRARIES = tuple(dict.fromkeys(library.name for library in TRAINING))
 def import_file(
     name: str, raw: bytes, folder: Path | None = None, *, explicit: bool = True
 ) -> PartialPlan | None:
-    """The plan fields of another library's document; None if the format is unknown.
+    """Import the plan fields of another library's file; return None if the format is unknown.
 
-    ``folder`` is where the files that a script reads are looked for. A script that was come across
-    is read only if it imports a training library. Raises ``MalformedPlan`` if a
-    known document cannot be imported.
+    ``folder`` is where files that a script reads are searched. A script that was only discovered
+    is read if it imports a training library. Raises ``MalformedPlan`` if a known format cannot be
+    imported.
     """
     if name.endswith(".ipynb"):
         raw = notebook_source(raw)
@@ -85,7 +86,7 @@ def import_file(
 
 
 def import_document(document: Any) -> PartialPlan | None:
-    """The plan fields of another library's JSON document; None if the format is unknown.
+    """Import the plan fields of a JSON document; return None if the format is unknown.
 
     Raises ``MalformedPlan`` if a known document cannot be imported.
     """

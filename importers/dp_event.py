@@ -1,6 +1,6 @@
 """Import dp-accounting's ``DpEvent`` as JSON: named tuples with ``class_name`` and fields.
 
-Only the kinds below are read; classes that a document names are never imported.
+Only listed kinds are read. Classes that a document names are never imported.
 
 A Poisson sample of several Gaussians is one joint release of a step. Gaussians composed outside a
 sample are separate steps. An outermost ``RepeatAndSelectDpEvent`` repeats the whole run. An event
@@ -26,9 +26,9 @@ from affidavit.importers.partial_plan import (
 DOCUMENT_KIND = "DpEvent"
 _KINDS = load_facts("dp_events.toml")
 EVENT_FIELDS: dict[str, list[str]] = _KINDS["fields"]
-"""The kinds that are read, with their fields."""
+"""The fields of each supported kind of event."""
 DP_EVENT_REMEDIES: dict[str, str] = _KINDS["remedies"]
-"""What to do about other kinds of dp-accounting's."""
+"""Remedies for the kinds of events that are not supported."""
 MAX_PARTS = 1000
 MAX_COUNT = 10**9
 
@@ -41,7 +41,7 @@ def recognises(document: Any) -> bool:
 
 
 def read(document: dict[str, Any]) -> PartialPlan:
-    """The phases of the event; raises ``MalformedPlan``."""
+    """Read the phases of the event; raises ``MalformedPlan``."""
     phases: list[Phase] = []
     extra: list[dict[str, Any]] = []
     repeats = _name(document) == "RepeatAndSelectDpEvent"
@@ -146,7 +146,7 @@ def _selection(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _releases(event: Any, times: int) -> list[dict[str, Any]]:
-    """The blocks of one sample: Gaussians, composed or not."""
+    """Return the blocks of one sample: Gaussians, composed or not."""
     match _name(event):
         case "GaussianDpEvent":
             return [_release(event, times, 0)]
@@ -175,7 +175,7 @@ def _phase(sampling: dict[str, Any], steps: int, releases: list[dict[str, Any]])
 
 
 def _name(event: Any) -> str:
-    """The kind of an event, after checking that it has exactly the fields of that kind."""
+    """Return the kind of an event, after checking that it has exactly the fields of that kind."""
     if not isinstance(event, dict) or not isinstance(event.get("class_name"), str):
         raise not_imported(
             DOCUMENT_KIND, "a part of it has no class_name.", "Write the whole named tuple."

@@ -46,7 +46,7 @@ RELATIONS = {
 
 
 def recognises(document: Any) -> bool:
-    """Whether a document is such a configuration."""
+    """Whether a document is a ``BandMFExecutionPlanConfig``."""
     required = {"iterations", "strategy", "sampling_prob"}
     return isinstance(document, dict) and required <= document.keys()
 
@@ -58,7 +58,7 @@ def recognises_participations(document: Any) -> bool:
 
 
 def read_participations(document: dict[str, Any]) -> PartialPlan:
-    """The plan fields of a ``BandMFConfig``; raises ``MalformedPlan``."""
+    """Read the plan fields of a ``BandMFConfig``; raises ``MalformedPlan``."""
     require_known_fields(DOCUMENT_KIND, document, NAMES["jax_participations_fields"])
     steps = require_positive_integer(DOCUMENT_KIND, "iterations", document["iterations"])
     bands = len(_normalised(document["strategy"]))
@@ -80,7 +80,7 @@ def read_participations(document: dict[str, Any]) -> PartialPlan:
 
 
 def read(document: dict[str, Any]) -> PartialPlan:
-    """The plan fields of the configuration; raises ``MalformedPlan``."""
+    """Read the plan fields of the configuration; raises ``MalformedPlan``."""
     require_known_fields(
         DOCUMENT_KIND, document, (*NAMES["jax_plan_fields"], *NAMES["jax_ignored_fields"])
     )
@@ -137,7 +137,7 @@ def read(document: dict[str, Any]) -> PartialPlan:
 
 
 def _normalised(strategy: Any) -> list[float]:
-    """The coefficients divided by their norm, rounded away from zero so that the norm is >= 1."""
+    """Divide the coefficients by their norm, rounding away from zero so that the norm is >= 1."""
     if not isinstance(strategy, list) or not strategy or not all(map(is_number, strategy)):
         raise not_imported(
             DOCUMENT_KIND, "strategy is not a list of coefficients.", "Write it out."
@@ -171,7 +171,7 @@ def _sampling(document: dict[str, Any], bands: int) -> dict[str, Any]:
 
 
 def _with_lots(plan: dict[str, Any], _: NoiseCalibration | None, rate: float) -> dict[str, Any]:
-    """The plan of groups in turn, whose lots follow from ``rate`` and the size of the data set."""
+    """Set the lot size of a cyclic plan from ``rate`` and the size of the data set."""
     size, sampling = plan.get("dataset", {}).get("size"), plan["sampling"]
     if not isinstance(size, int):
         return plan  # which is refused for it

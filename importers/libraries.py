@@ -1,14 +1,13 @@
-"""What each training library is to the gate: its private call, the calls beside it, its rules.
+"""Describe each training library: its private call, related calls, and known faults.
 
-The facts stand in ``libraries.toml``, one section for each library, from the libraries' own
+The facts are in ``libraries.toml``, one section for each library, from the libraries' own
 sources: TensorFlow Privacy 0.8 and 0.9, jax-privacy 2.0, private-transformers 0.2, fastDP,
-PyVacy, dp-transformers 1.0, Flower 1.x, pfl 0.5, optax 0.1.7, objax 1.8, and torchdp 0.1, Opacus'
-first name. ``like`` names a section whose other keys hold too.
+PyVacy, dp-transformers 1.0, Flower 1.x, pfl 0.5, optax 0.1.7, objax 1.8, and torchdp 0.1 (the
+former name of Opacus). ``like`` names a section to inherit keys from.
 
-A quantity of a plan is an expression of a call's arguments, as ``"batch_size"`` or
-``"expected_participations / iterations"``. An argument that the call leaves out has the library's
-default, or makes the quantity unknown. Rules list what the library is known not to do, so that
-no claim may rest on it.
+A quantity of a plan is an expression of a call's arguments, such as ``"batch_size"`` or
+``"expected_participations / iterations"``. An argument that the call omits has the library's
+default, or leaves the quantity unknown. Rules list known faults of the library.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from affidavit.plan import Scheme, StrictModel
 NOT_SHUFFLED = tuple(
     scheme for scheme in get_args(Scheme) if scheme not in ("shuffled", "cyclic", "full_batch")
 )
-"""Schemes that no shuffling loader draws."""
+"""Sampling schemes that shuffling loaders do not draw."""
 
 
 class Call(StrictModel):
-    """A call by one of ``names``, and the quantities that its arguments state.
+    """A call by one of ``names``, with the quantities that its arguments state.
 
-    ``positional`` are the names of its arguments in order. A call that ``trains`` is counted with
-    the loops around it. One that only ``accounts`` says what was told to an accountant: it must
-    agree with what trains. ``makers`` are class methods that take the same arguments.
-    ``replaces`` are quantities that another call stated, and that do not hold after this one.
+    ``positional`` names its positional arguments. A call that ``trains`` is counted with the loops
+    around it. A call that only ``accounts`` states what an accountant was told, which must agree
+    with the training. ``makers`` are class methods that take the same arguments. ``replaces``
+    lists quantities of other calls that this call overrides.
     """
 
     names: tuple[str, ...]
@@ -46,13 +45,13 @@ class Call(StrictModel):
 
 
 ArgumentRequirement = Literal["given", "number", "lot_size", "gaussian"] | tuple[Any, ...]
-"""What a value has to be; a list has the values that are as good as none."""
+"""A requirement on a value. A list has the values that are equivalent to leaving it out."""
 
 
 class Rule(StrictModel):
-    """Something that holds only for some values of arguments of the private call.
+    """An obligation that depends on arguments of the private call.
 
-    Where one is otherwise, or is not settled, ``broken`` applies.
+    ``broken`` applies if an argument does not meet its requirement, or is not known.
     """
 
     holds: Mapping[str, ArgumentRequirement]
@@ -60,7 +59,7 @@ class Rule(StrictModel):
 
 
 def satisfies_requirement(value: Any, requirement: ArgumentRequirement, lot: Any) -> bool:
-    """Whether the ``value`` of an argument, None if left out, is as a rule requires.
+    """Whether the value of an argument, None if left out, meets a rule's requirement.
 
     ``lot`` is the lot size, None if unknown.
     """
@@ -77,16 +76,17 @@ def satisfies_requirement(value: Any, requirement: ArgumentRequirement, lot: Any
 
 
 class Library(StrictModel):
-    """A library: its private call, the calls beside it, and what it does not do.
+    """A training library: its private call, related calls, and its known faults.
 
-    ``key`` is the name of its section. ``poisson`` is the argument that decides whether lots
-    are Poisson, with its default. ``scheme`` is what the library's own loader draws otherwise;
-    None if the script's loader decides. ``runs`` is the method of what the private call returns
-    that trains once, and ``draws`` the one that draws the lots of one run. If
-    ``makes_classes``, the names of ``private`` are functions that return classes, and a call of
-    such a class is private. ``methods`` of what it returns do not change the arguments of the
-    call. ``yields_to`` are the sections whose scripts use these names too, as types or in
-    tests. One that does not ``train`` is read only where no training library is called.
+    - ``key``: name of its section in ``libraries.toml``.
+    - ``poisson``: argument that decides whether lots are Poisson, with its default.
+    - ``scheme``: scheme of the library's own loader, None if the script's loader decides.
+    - ``runs``, ``draws``: methods of the private call's result that train once, and that draw the
+      lots of one run.
+    - ``makes_classes``: the names of ``private`` are functions that return private classes.
+    - ``methods``: methods of the result that do not change the arguments of the call.
+    - ``yields_to``: sections whose scripts use these names too, as types or in tests.
+    - ``trains``: a library that does not train is only read where no training library is called.
     """
 
     key: str
@@ -121,7 +121,7 @@ FAULTS = {
     )
     for key, own in load_facts("faults.toml").items()
 }
-"""What a script may do so that its claim does not hold, whatever its library."""
+"""Faults of scripts that break a claim with any library, by code."""
 LIBRARIES = _load()
 TRAINING = tuple(item for item in LIBRARIES if item.trains)
 ACCOUNTING = tuple(item for item in LIBRARIES if not item.trains)

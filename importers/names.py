@@ -1,4 +1,4 @@
-"""What readers of scripts and documents know of libraries, from the TOML files beside them."""
+"""Load the names of libraries' functions and arguments from the TOML files of this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load_facts(file: str) -> dict[str, Any]:
-    """The tables of a file."""
+    """Load a TOML file of this package."""
     return tomllib.loads(files(__package__).joinpath(file).read_text(encoding="utf-8"))
 
 
@@ -16,4 +16,4 @@ NAMES: dict[str, tuple[str, ...]] = {
     key: tuple(names.split())
     for key, names in (load_facts("arrays.toml") | load_facts("names.toml")).items()
 }
-"""Names of functions, methods, arguments and attributes, several for each key."""
+"""Groups of names of functions, methods, arguments and attributes."""

@@ -1,7 +1,7 @@
 """Import the saved state of an Opacus accountant.
 
 ``json.dump(privacy_engine.accountant.state_dict(), file)`` writes it. Its history has the noise,
-rate and number of the steps taken, but not the sampler, which must be given.
+rate and number of the steps taken. It lacks the sampling scheme, which must be given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from affidavit.importers.partial_plan import (
 
 DOCUMENT_KIND = "Opacus accountant state"
 HISTORY_FIELDS = 3
-"""Values in an entry of the history: noise, rate and steps."""
+"""Length of a history entry: noise, rate and steps."""
 
 
 def recognises(document: Any) -> bool:
@@ -28,7 +28,7 @@ def recognises(document: Any) -> bool:
 
 
 def read(document: dict[str, Any]) -> PartialPlan:
-    """A phase for each entry of the history; raises ``MalformedPlan``."""
+    """Read one phase from each entry of the history; raises ``MalformedPlan``."""
     require_known_fields(DOCUMENT_KIND, document, ("history", "mechanism"))
     if not isinstance(document["mechanism"], str):
         raise not_imported(DOCUMENT_KIND, "mechanism is not a name.", "Save it with Opacus.")

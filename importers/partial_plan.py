@@ -1,7 +1,7 @@
-"""Partial plans from other libraries' documents, and the validation of their fields.
+"""Partial plans from other libraries' documents, and validators for their fields.
 
-An imported document is a record of a run: a missing, null, misspelt or ill-typed field is refused
-by name, and never becomes an unknown for the plan to solve.
+An imported document records a run. A missing, null, misspelt or ill-typed field is refused by
+name, and never becomes an unknown for the plan to solve.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from affidavit.plan import (
 
 
 class BrokenObligation(StrictModel):
-    """An obligation that the document's library is known not to fulfil.
+    """An obligation that the library or script is known not to fulfil.
 
-    ``adjacencies`` and ``schemes`` are those under which it matters; None stands for all. A plan
-    to which it applies is not certified.
+    It only applies under these ``adjacencies`` and ``schemes``; None stands for all. A plan that
+    it applies to is not certified.
     """
 
     code: str
@@ -35,25 +35,25 @@ class BrokenObligation(StrictModel):
     schemes: tuple[str, ...] | None = None
 
     def applies(self, adjacency: str, schemes: Collection[str]) -> bool:
-        """Whether it matters under this adjacency, where lots are drawn by ``schemes``."""
+        """Whether it applies to a plan with this adjacency and these sampling schemes."""
         return (self.adjacencies is None or adjacency in self.adjacencies) and (
             self.schemes is None or not set(self.schemes).isdisjoint(schemes)
         )
 
 
 FOREIGN_LINE_OFFSET = 1 << 40
-"""More than the lines of any file."""
+"""More than the number of lines of any file."""
 SourceSpan = tuple[int, int, int, int]
-"""First line and column, last line and column; lines count from 1, columns are bytes from 0."""
+"""First line and column, last line and column. Lines count from 1, columns are bytes from 0."""
 NoiseCalibration = Callable[..., float]
-"""The noise that a library's own calibration gives, from the keywords of ``opacus_noise_multiplier``."""
+"""Compute a library's own calibrated noise, by keywords of ``opacus_noise_multiplier``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinimumLength:
-    """The epochs that a script makes at least, and the ``whole`` passes that nothing cuts short.
+    """The fewest epochs of a script, and the whole passes that nothing cuts short.
 
-    Fewer epochs, or fewer steps than those passes have, are not given to it.
+    A plan with fewer epochs, or fewer steps than ``whole_passes`` have, is refused.
     """
 
     epochs: float
@@ -62,7 +62,7 @@ class MinimumLength:
     whole_passes: int = 0
 
     def require(self, plan: dict[str, Any], name: str) -> None:
-        """Raise ``MalformedPlan`` where the ``plan`` of the document ``name`` has fewer."""
+        """Raise ``MalformedPlan`` if the plan of the document ``name`` is shorter."""
         epochs: Any = plan.get("epochs")
         if is_number(epochs) and epochs < self.epochs:
             message = f"epochs is given as {epochs:g}, but {self.why}."
@@ -75,47 +75,50 @@ class MinimumLength:
 
 
 class ForeignLine(int):
-    """A line of another ``file`` that a script is read with: after the script's own, by files.
+    """A line of another file that a script is read with.
 
-    It is told with its file. What is reported of it stands at ``own``, a line of the script.
+    It sorts after the script's own lines, and formats with its ``file``. Findings about it are
+    reported at ``own``, a line of the script.
     """
 
     file: str
     own: int
 
     def __new__(cls, number: int, file: str, place: int, own: int) -> ForeignLine:
-        """The line of this number in the file at this place among those read."""
+        """Create the line with this number in file number ``place`` of those read."""
         line = super().__new__(cls, number + FOREIGN_LINE_OFFSET * (1 + place))
         line.file, line.own = file, own
         return line
 
     def __format__(self, _: str) -> str:
-        """The number and the file."""
+        """Return the line number and the file."""
         return f"{self % FOREIGN_LINE_OFFSET} of {self.file}"
 
     def __str__(self) -> str:
-        """The number and the file."""
+        """Return the line number and the file."""
         return format(self)
 
 
 def line_in_script(line: int) -> int:
-    """The line of the script itself at which one is reported."""
+    """Return the line of the script at which a line is reported."""
     return line.own if isinstance(line, ForeignLine) else line
 
 
 def unchanged(plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
-    """A plan that needs no finish."""
+    """Return a plan that needs no completion."""
     return plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialPlan:
-    """Plan fields of a document of ``kind``; ``assumed`` lists its assumptions as sentences.
+    """Plan fields of a document of ``kind``, with its assumptions.
 
-    ``lines`` maps JSON pointers to lines of the file, and ``literals`` to the place of a number.
-    ``excluded`` has the values that the document rules out for the adjacency or the sampling
-    ``scheme``. ``unread`` says, by JSON pointer, which expression could not be read. ``finish``
-    completes the merged plan. ``least`` bounds the epochs that may be given.
+    - ``assumed``: assumptions, as sentences.
+    - ``lines``, ``literals``: line, and position of the number, of each field by JSON pointer.
+    - ``excluded``: values that the document rules out for the adjacency or the sampling scheme.
+    - ``unread``: reasons why expressions could not be read, by JSON pointer.
+    - ``least``: lower bound on the epochs that may be given.
+    - ``finish``: completes the merged plan.
     """
 
     kind: str
@@ -132,9 +135,10 @@ class PartialPlan:
     def completed(
         self, given: dict[str, Any], name: str, calibrate: NoiseCalibration | None = None
     ) -> dict[str, Any]:
-        """The complete plan document; raises ``MalformedPlan`` if ``given`` contradicts it.
+        """Return the complete plan document; raises ``MalformedPlan`` on a contradiction.
 
-        ``calibrate`` computes noise that a library solves for while its script runs.
+        ``given`` has fields from pyproject.toml. ``calibrate`` computes noise that a library
+        calibrates while its script runs.
         """
         phases = self.data.get("phases")
         shared = {key: value for key, value in given.items() if key not in PHASE_FIELDS}
@@ -163,7 +167,7 @@ class PartialPlan:
 def malformed_plan(
     code: str, message: str, remedy: str, line: int | None = None, pointer: str = ""
 ) -> MalformedPlan:
-    """The error about a line of a document, or about all of it."""
+    """Return the error for a line of a document, or for the whole document."""
     column = None if line is None else 1
     line = None if line is None else line_in_script(line)
     return MalformedPlan(
@@ -172,7 +176,7 @@ def malformed_plan(
 
 
 def not_imported(kind: str, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
-    """The error for a document of ``kind`` that cannot be imported."""
+    """Return the error for a document of ``kind`` that cannot be imported."""
     return malformed_plan("not_imported", f"{kind}: {message}", remedy, line)
 
 
@@ -193,7 +197,7 @@ def _merge(
 
 
 def _lots_per_pass(plan: dict[str, Any]) -> int:
-    """The lots of one pass over the records, rounded down; 0 if the plan does not tell."""
+    """Return the lots of one pass, rounded down, or 0 if the plan does not say."""
     size: Any = next(_values_of_key(plan, "size"), None)
     rate: Any = next(_values_of_key(plan, "probability"), None)
     lot: Any = next(_values_of_key(plan, "lot_size"), None)
@@ -205,7 +209,7 @@ def _lots_per_pass(plan: dict[str, Any]) -> int:
 
 
 def _values_of_key(part: Any, key: str) -> Iterator[Any]:
-    """The values of ``key`` in a plan document, at any depth."""
+    """Yield the values of ``key`` in a plan document, at any depth."""
     if isinstance(part, dict):
         for name, value in part.items():
             yield from (value,) if name == key else _values_of_key(value, key)
@@ -231,28 +235,28 @@ def require_known_fields(kind: str, document: dict[str, Any], known: Collection[
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a number in the range of a double; booleans are not."""
+    """Whether a value is a finite number; booleans are not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -sys.float_info.max <= value <= sys.float_info.max
 
 
 def require_positive(kind: str, field: str, value: Any) -> float:
-    """A positive number; raises ``MalformedPlan``."""
+    """Return a positive number; raises ``MalformedPlan``."""
     if not is_number(value) or value <= 0:
         raise _wrong_field(kind, field, value, "a positive number")
     return float(value)
 
 
 def require_probability(kind: str, field: str, value: Any) -> float:
-    """A number above 0 and at most 1; raises ``MalformedPlan``."""
+    """Return a number above 0 and at most 1; raises ``MalformedPlan``."""
     if not is_number(value) or not 0 < value <= 1:
         raise _wrong_field(kind, field, value, "a number above 0 and at most 1")
     return float(value)
 
 
 def require_positive_integer(kind: str, field: str, value: Any, most: int = MAX_INTEGER) -> int:
-    """A positive whole number up to ``most``; raises ``MalformedPlan``."""
+    """Return a positive whole number up to ``most``; raises ``MalformedPlan``."""
     if not is_number(value) or not 0 < value <= most or value != int(value):
         raise _wrong_field(kind, field, value, "a positive whole number in range")
     return int(value)

@@ -1,8 +1,7 @@
-"""Who else holds an object: the names it goes by in a script, and the calls that take it away.
+"""Find who else holds an object: its aliases in a script, and the calls that it escapes to.
 
-Assignments, arguments and returns connect names in both directions, whatever their scopes are: two
-objects that ever share a name count as one. An object that a call outside the file receives may be
-changed there.
+Assignments, arguments and returns connect names in both directions and across scopes: two objects
+that ever share a name count as one. A call outside the file may change an object that it receives.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from affidavit.importers.scripts.syntax import LAYER_PACKAGES, Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
 ArgumentHolders = Callable[[ast.Call, ast.expr], set[str] | None]
-"""Where else an argument of a call is held afterwards; None if it is taken away, or changed."""
+"""Return the names that hold an argument after a call, or None if it escapes or is changed."""
 
 
 def holder_names(node: ast.expr) -> set[str]:
-    """The names of the objects in a chain of attributes and items: ``{a, b}`` of ``a.b``."""
+    """Return the names in a chain of attributes and items: ``{a, b}`` of ``a.b``."""
     holders = set()
     while isinstance(node, ast.Attribute | ast.Subscript):
         holders.add(reference_name(node) or "")
@@ -28,7 +27,7 @@ def holder_names(node: ast.expr) -> set[str]:
 
 
 def reference_name(node: ast.AST) -> str | None:
-    """The last part of a name, attribute or item with a constant key."""
+    """Return the last part of a name, attribute, or item with a constant key."""
     if isinstance(node, ast.Subscript):
         return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
     return last_name(node)
@@ -42,11 +41,12 @@ def find_escape(
     methods: bool = False,
     elsewhere: ArgumentHolders | None = None,
 ) -> ast.AST | None:
-    """The first call or container that takes one of the objects out of sight, if any.
+    """Find the first call or container that takes one of the objects out of sight.
 
-    With ``methods`` also the first that may change it: a call of a method, or an item or attribute
-    that is set, of this ``key`` or of an unknown one. A call of a function ``elsewhere`` takes it
-    only if that function does. ``holders`` gets every name of the objects.
+    With ``methods``, method calls that may change the object count too, as do assignments to its
+    items or attributes (only to ``key``, if one is given). With ``elsewhere``, calls of functions
+    in other files count only if those functions let the argument escape. All names of the objects
+    are added to ``holders``.
     """
     names = holders
     while True:
@@ -71,14 +71,14 @@ def find_escape(
 
 
 def _is_from_layer_package(script: Script, node: ast.AST) -> bool:
-    """Whether it is of a package of layers, as ``torch.optim``, or what a call of one returns."""
+    """Whether a node belongs to a package of layers, such as ``torch.optim``."""
     if isinstance(node, ast.Name):
         node = getattr(script.value_of(node), "func", node)
-    return isinstance(node, ast.Attribute) and script.is_of(node, LAYER_PACKAGES)
+    return isinstance(node, ast.Attribute) and script.comes_from(node, LAYER_PACKAGES)
 
 
 def _follow_reference(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
-    """Add the names that ``node`` connects; what takes the object away, if it is one of them."""
+    """Add the names that a reference connects; return what lets the object escape, if any."""
     name = reference_name(node)
     parent = script.parents[node]
     tracked = name in names
@@ -111,7 +111,7 @@ def _follow_reference(script: Script, node: Reference, names: set[str]) -> ast.A
 
 
 def _find_change(script: Script, node: Reference, keys: set[str] | None) -> ast.AST | None:
-    """What sets one of these ``keys`` of ``node``, or calls a method that does not only read."""
+    """Find what sets one of these ``keys`` of ``node``, or calls a method that may change it."""
     stored = script.stored_attributes
     match script.parents[node]:
         case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) as item if base is node:
@@ -120,7 +120,7 @@ def _find_change(script: Script, node: Reference, keys: set[str] | None) -> ast.
             if (
                 keys is not None
                 and reference_name(node) == "self"
-                and len(script.stores_of(name, node)) == 1
+                and len(script.stores_of_attribute(name, node)) == 1
             ):
                 return None  # the constructor's own, as of ``self.args = args``
             return item if keys is None or name in keys else None
@@ -133,13 +133,13 @@ def _find_change(script: Script, node: Reference, keys: set[str] | None) -> ast.
 
 
 def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -> ast.AST | None:
-    """Add the parameter that a call gives ``node``; the call, if it takes it out of sight."""
+    """Add the parameter that receives ``node``; return the call if the object escapes there."""
     function, name = _function(script, call.func), reference_name(node)
     if function is None:
         return call if name in names and last_name(call.func) not in NAMES["read_only"] else None
     spec = function.args
     declared = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
-    key = next((key for key, item in script.passed(function, call) if item is node), None)
+    key = next((key for key, item in script.passed_arguments(function, call) if item is node), None)
     if key not in declared:
         return call if name in names else None
     _merge_names(names, name, key)
@@ -147,18 +147,19 @@ def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -
 
 
 def _function(script: Script, node: ast.expr) -> ast.FunctionDef | None:
-    """The function of this file that a call names; None if there is none or several."""
+    """Return the function of this file that a call names, if there is exactly one."""
     name = last_name(node) or ""
     functions = script.functions.get(name, ())
     return functions[0] if len(functions) == 1 and name not in script.imported else None
 
 
 def _returned(script: Script, node: ast.Return, names: set[str]) -> None:
+    """Connect the names of a returned object with the names that receive it."""
     function = script.scope_of(node)
     source = reference_name(node.value) if node.value is not None else None
     if source is None or not isinstance(function, ast.FunctionDef):
         return
-    for use in script.uses(function):
+    for use in script.references_to(function):
         target = script.parents[script.parents[use]]
         if isinstance(target, ast.Assign):
             for item in target.targets:

@@ -9,14 +9,14 @@ from affidavit.importers.scripts.syntax import Script
 
 
 def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
-    """Whether conditions let one of several nodes run, and no other."""
+    """Whether at most one of several nodes can run, by the conditions around them."""
     return all(_excludes(script, first, second) for first, second in combinations(nodes, 2))
 
 
 def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
-    """Whether two nodes are on opposite sides of a condition, or of two that are the same."""
+    """Whether two nodes are on opposite sides of one condition, or of two equal conditions."""
     sides = [
-        [(outer, branch(script, outer, node)) for outer in script.above(node)
+        [(outer, branch(script, outer, node)) for outer in script.ancestors(node)
          if isinstance(outer, ast.If | ast.IfExp)]
         for node in (first, second)
     ]  # fmt: skip
@@ -31,7 +31,7 @@ def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
 def _is_same_condition(
     script: Script, first: ast.If | ast.IfExp, second: ast.If | ast.IfExp
 ) -> bool:
-    """Whether two conditions name the same options, and nothing that changes."""
+    """Whether two conditions are equal and test only values that do not change."""
     if ast.dump(first.test) != ast.dump(second.test):
         return False
     for node in ast.walk(first.test):
@@ -49,9 +49,9 @@ def _is_same_condition(
 
 
 def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
-    """The field of ``outer`` in which ``node`` stands."""
+    """Return the field of ``outer`` that contains ``node``, such as ``body`` or ``orelse``."""
     inner = node
-    for place in script.above(node):
+    for place in script.ancestors(node):
         if place is outer:
             break
         inner = place

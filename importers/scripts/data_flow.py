@@ -19,17 +19,17 @@ from affidavit.importers.scripts.values import Evaluator
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 MODELS = NAMES["models"]
 Tainted = set[str | ast.AST]
-"""Names of what records may have set, and calls that look at them."""
+"""Names whose values depend on records, and calls that read records."""
 STEP_METHODS = ("step", "virtual_step")
 MAX_NESTED_LOOPS = 4
-"""How many loops inside each other have a second turn, so that no script takes long."""
+"""Depth of nested loops that are followed for a second iteration; bounds the running time."""
 SIZE_ATTRIBUTES = NAMES["form_not_content"]
 DATA_WRAPPERS = WRAPPERS.union(NAMES["of_records"])
 DATA_SPLITTERS = NAMES["data_parts"]
 
 
 def names_assigned_in(place: ast.AST) -> set[str]:
-    """The names that statements below ``place`` set."""
+    """Return the names that statements inside ``place`` assign."""
     return {
         node.id
         for node in ast.walk(place)
@@ -38,14 +38,14 @@ def names_assigned_in(place: ast.AST) -> set[str]:
 
 
 def unwrap_iterable(node: ast.expr) -> ast.expr:
-    """What a loop goes over below ``enumerate`` and progress bars."""
+    """Strip ``enumerate``, ``iter`` and progress bars from an iterable."""
     while isinstance(node, ast.Call) and node.args and last_name(node.func) in (*WRAPPERS, "iter"):
         node = node.args[0]
     return node
 
 
 def innermost_loop(script: Script, node: ast.AST) -> ast.AST | None:
-    """The innermost loop around ``node`` in its scope."""
+    """Return the innermost loop around ``node`` in its scope."""
     around_it = ancestors_within(script, node, script.scope_of(node))
     return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
 
@@ -57,10 +57,10 @@ def taint_at(
     reads: Callable[[ast.AST, Tainted], bool],
     within: ast.AST | None = None,
 ) -> dict[ast.AST, Tainted]:
-    """What of ``seen``, and of what it is passed on to, each statement of a scope finds.
+    """Return the tainted names at each statement of a scope, starting from ``seen``.
 
-    A name that is set to something else no longer counts, and what one turn of a loop leaves
-    counts in the next.
+    An assignment of an untainted value clears a name. Names that one iteration of a loop taints are
+    tainted in the next iteration.
     """
     script, scope = values.script, values.script.scope_of(place)
     loop = innermost_loop(script, place)
@@ -93,7 +93,7 @@ def taint_at(
 def _execution_order(
     statements: list[ast.stmt | ast.NamedExpr], depth: int = 0
 ) -> list[ast.stmt | ast.NamedExpr]:
-    """Statements in the order in which they run, those of each of the first loops twice."""
+    """Return statements in execution order, with two iterations of each outer loop."""
     order, done = list[ast.stmt | ast.NamedExpr](), -1
     for i, node in enumerate(statements):
         if i > done:
@@ -109,9 +109,9 @@ def _execution_order(
 def find_lot(
     values: Evaluator, place: ast.AST, reads: Callable[[ast.AST, Tainted], bool], depth: int = 0
 ) -> tuple[ast.AST, Tainted, ast.AST] | None:
-    """The loop around ``place`` that draws its lots, or the function that is given them.
+    """Find the loop around ``place`` that draws its lots, or the function that receives them.
 
-    With it come the names that hold records there, and the outermost loop or the function.
+    The result also has the names that hold records there, and the outermost loop or the function.
     """
     script, scope = values.script, values.script.scope_of(place)
     loops = [
@@ -127,20 +127,20 @@ def find_lot(
         if outer is None:
             continue
         at = taint_at(values, call, outer[1], reads, outer[2])
-        statement = next((node for node in (call, *script.above(call)) if node in at), call)
+        statement = next((node for node in (call, *script.ancestors(call)) if node in at), call)
         seen = at.get(statement, set())
-        passed |= {name for name, item in script.passed(scope, call) if reads(item, seen)}
+        passed |= {name for name, item in script.passed_arguments(scope, call) if reads(item, seen)}
     return (scope, passed, scope) if passed else None
 
 
 def _iterates_other_records(
     values: Evaluator, node: ast.AST, place: ast.AST, made: set[str]
 ) -> bool:
-    """Whether a loop around ``node`` and not around ``place`` goes over another loader.
+    """Whether a loop around ``node``, but not around ``place``, iterates another loader.
 
-    One that goes over what is ``made`` in the loop around ``place`` goes over rows of its lot.
+    A loop over one of the names ``made`` in the loop around ``place`` iterates rows of its lot.
     """
-    around_it = set(values.script.above(place))
+    around_it = set(values.script.ancestors(place))
     return any(
         isinstance(outer, ast.For)
         and outer not in around_it
@@ -148,12 +148,12 @@ def _iterates_other_records(
         and last_name(outer.iter) != "param_groups"
         and not is_private_loader(values, unwrap_iterable(outer.iter))
         and made.isdisjoint(getattr(part, "id", None) for part in ast.walk(outer.iter))
-        for outer in values.script.above(node)
+        for outer in values.script.ancestors(node)
     )
 
 
 def content_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of an expression whose content counts, and not only their size."""
+    """Yield the parts of an expression that read content, not only sizes or shapes."""
     parts = [node]
     while parts:
         part = parts.pop()
@@ -164,17 +164,17 @@ def content_parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def reads_records(values: Evaluator, node: ast.AST) -> bool:
-    """Whether an expression names what holds all records of the training, beside their number."""
+    """Whether an expression reads the content of the whole training data."""
     return any(
         isinstance(part, ast.Name | ast.Attribute)
         and bool(places := binding_places(values.script, part))
-        and values.records.issuperset(places)
+        and values.record_places.issuperset(places)
         for part in content_parts(node)
     )
 
 
 def binding_places(script: Script, node: ast.AST) -> list[ast.AST]:
-    """Where a name, or an attribute of ``self``, is set."""
+    """Return where a name, or an attribute of ``self``, is set."""
     if isinstance(node, ast.Attribute):
         own = getattr(node.value, "id", "") == "self"
         return list(script.stored_attributes.get(node.attr, ())) if own else []
@@ -182,9 +182,9 @@ def binding_places(script: Script, node: ast.AST) -> list[ast.AST]:
 
 
 def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> frozenset[ast.AST]:
-    """Where names are set to what holds the records of these loaders, arrays or data sets.
+    """Find the places that set names to the records of these loaders, arrays or data sets.
 
-    They are followed back along names, to what is a part of other data.
+    Names are followed back to the data that they are part of.
     """
     script, told, packaged = values.script, set[ast.AST](), set[str]()
     todo = list(starts)
@@ -193,20 +193,20 @@ def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> f
         packaged.add(_packaged_dataset(script, node))
         match node:
             case ast.Name() | ast.Attribute() if places := binding_places(script, node):
-                own = [place for place in places if not values.is_rebound(place)]
+                own = [place for place in places if not values.is_set_by_private_call(place)]
                 if told.issuperset(places) or not _hold_same_records(script, node, own):
                     continue
                 told.update(places)
                 for place in own:
                     if isinstance(place, ast.arg) and isinstance(node, ast.Name):
-                        todo += values.passed_to(node, place)
+                        todo += values.known_arguments(node, place)
                     outer = script.parents[place]
                     todo.append(getattr(outer, "value", getattr(outer, "context_expr", None)))
             case ast.Call(func=function, args=args) if last_name(function) in DATA_WRAPPERS:
                 keywords = keywords_of(node)
                 todo += args[1:] if last_name(function) == "Subset" else args
                 todo += [keywords.get("dataset"), keywords.get("data_loader")]
-            case ast.Call() if (made := values.returned(node)) is not node:
+            case ast.Call() if (made := values.returned_expression(node)) is not node:
                 todo.append(made)
             case ast.Call(func=ast.Attribute(value=ast.Name() as base), args=[]):
                 todo.append(base)  # x.float()
@@ -233,8 +233,10 @@ def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> f
 
 
 def _packaged_dataset(script: Script, node: ast.AST | None) -> str:
-    """What makes a data set of a package: the same call makes the same records of it again."""
-    if not isinstance(node, ast.Call) or not script.is_of(node.func, ("torchvision", "torchtext")):
+    """Return a key for a packaged data set; equal calls load the same records."""
+    if not isinstance(node, ast.Call) or not script.comes_from(
+        node.func, ("torchvision", "torchtext")
+    ):
         return ""
     told = keywords_of(node)
     same = {key: ast.dump(told[key]) for key in sorted(told) if "transform" not in key}
@@ -242,13 +244,13 @@ def _packaged_dataset(script: Script, node: ast.AST | None) -> str:
 
 
 def _hold_same_records(script: Script, name: ast.AST, places: list[ast.AST]) -> bool:
-    """Whether a name that is set at several places is made of what it was, or set at one of them.
+    """Whether all bindings of a name hold the same records.
 
-    ``x = x / 255`` is of the same records, and so is each side of a condition.
+    Examples are ``x = x / 255`` and the two sides of a condition.
     """
     anew = []
     for place in places:
-        statement = next((o for o in script.above(place) if isinstance(o, ast.stmt)), place)
+        statement = next((o for o in script.ancestors(place) if isinstance(o, ast.stmt)), place)
         value = getattr(statement, "value", None)
         made = isinstance(statement, ast.AugAssign) or (
             isinstance(value, ast.AST)
@@ -259,14 +261,14 @@ def _hold_same_records(script: Script, name: ast.AST, places: list[ast.AST]) -> 
 
 
 def _underlying_data(script: Script, node: ast.expr) -> ast.expr:
-    """What a loader or data set is made of, if it is the whole or a part of one other.
+    """Return the data that a loader, data set or slice is made from.
 
-    ``x[i : i + 9]`` is the lot of a turn, and a name that is set again may lose the part.
+    ``x[i : i + 9]`` is a lot, not the data. A name that is set again may hold other data.
     """
     match node:
         case ast.Call(
             func=ast.Name(id="next"), args=[ast.Call(func=ast.Name(id="iter"), args=[inner])]
-        ) if not any(isinstance(outer, ast.For | ast.While) for outer in script.above(node)):
+        ) if not any(isinstance(outer, ast.For | ast.While) for outer in script.ancestors(node)):
             return _underlying_data(script, inner)
         case ast.Call(func=function, args=args) if last_name(function) in (
             "DataLoader",
@@ -288,7 +290,7 @@ def _underlying_data(script: Script, node: ast.expr) -> ast.expr:
 
 
 def names_drawn_by(loop: ast.For | ast.While) -> Tainted:
-    """The names that a loop binds to its records: its targets, but for ``enumerate``'s count."""
+    """Return the names that a loop binds to records, without the counter of ``enumerate``."""
     counted = isinstance(loop, ast.For) and calls_any(loop.iter, "enumerate")
     if isinstance(loop, ast.For) and not calls_any(loop.iter, "range", "trange"):
         target = loop.target
@@ -305,12 +307,12 @@ def names_drawn_by(loop: ast.For | ast.While) -> Tainted:
 
 
 def calls_any(node: ast.AST, *names: str) -> bool:
-    """Whether an expression or statement calls a function or method of one of these names."""
+    """Whether a node calls a function or method with one of these names."""
     return any(isinstance(n, ast.Call) and last_name(n.func) in names for n in ast.walk(node))
 
 
 def reads_tainted(node: ast.AST, seen: Tainted) -> bool:
-    """Whether a node names anything tainted. Subscripts with keys such as "val" do not count."""
+    """Whether a node reads a tainted name. Items with keys such as "val" do not count."""
     parts: list[ast.AST] = [node]
     while parts:
         part = parts.pop()
@@ -324,7 +326,7 @@ def reads_tainted(node: ast.AST, seen: Tainted) -> bool:
 
 
 def _holder_name(node: ast.AST) -> str | None:
-    """The last part of a name, or an item of it: ``b["c"]`` of ``a.b["c"]``."""
+    """Return the last part of a name, or an item of it: ``b["c"]`` of ``a.b["c"]``."""
     if isinstance(node, ast.Subscript):
         whole = last_name(node.value)
         return f"{whole}[{node.slice.value!r}]" if isinstance(node.slice, ast.Constant) else whole
@@ -332,7 +334,7 @@ def _holder_name(node: ast.AST) -> str | None:
 
 
 def _propagated(node: ast.AST, seen: Tainted, reads: Callable[[ast.AST, Tainted], bool]) -> Tainted:
-    """The names that a statement gives something of what is in ``seen``."""
+    """Return the names that a statement taints."""
     match node:
         case ast.Assign(targets=targets, value=value):
             return {
@@ -351,7 +353,7 @@ def _propagated(node: ast.AST, seen: Tainted, reads: Callable[[ast.AST, Tainted]
 def tainted_targets(
     target: ast.expr, value: ast.expr, seen: Tainted, reads: Callable[[ast.AST, Tainted], bool]
 ) -> Tainted:
-    """The names of ``target`` that get something of ``seen`` from ``value``."""
+    """Return the names in ``target`` that get a tainted value."""
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
             pairs = zip(names, values, strict=True)
@@ -364,12 +366,12 @@ def tainted_targets(
 
 
 def ancestors_within(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
-    """What stands around ``node`` inside of ``end``, from the inside out."""
-    return list(itertools.takewhile(lambda outer: outer is not end, script.above(node)))
+    """Return the nodes around ``node`` up to ``end``, innermost first."""
+    return list(itertools.takewhile(lambda outer: outer is not end, script.ancestors(node)))
 
 
 def is_private_loader(values: Evaluator, node: ast.expr) -> bool:
-    """Whether a name is the loader of the private training, and nothing else."""
+    """Whether a name can only be the loader of the private training."""
     if values.plain_loaders:
         return _is_plain_loader(values, node, 0)
     return is_returned_by_private_call(values, node, -1)
@@ -378,8 +380,8 @@ def is_private_loader(values: Evaluator, node: ast.expr) -> bool:
 def is_returned_by_private_call(
     values: Evaluator, node: ast.expr, place: int, depth: int = 0
 ) -> bool:
-    """Whether a name or attribute is what the private call returns at a place, and nothing else."""
-    statement, script = values.ignored, values.script
+    """Whether a name can only be item ``place`` of what the private call returns."""
+    statement, script = values.private_statement, values.script
     if not isinstance(statement, ast.Assign) or depth > 20:
         return False
     binding = None
@@ -389,7 +391,7 @@ def is_returned_by_private_call(
         bindings = script.bindings_of(node) if isinstance(node, ast.Name) else []
         targets = [item.node for item in bindings]
         binding = bindings[0] if len(bindings) == 1 else None
-    own = [target for target in targets if values.is_rebound(target)]
+    own = [target for target in targets if values.is_set_by_private_call(target)]
     if own:
         return any(_is_at_position(script, target, place) for target in own) and all(
             target in own or getattr(target, "lineno", 0) < statement.lineno for target in targets
@@ -411,14 +413,14 @@ def is_returned_by_private_call(
         )
     if binding is None or not isinstance(binding.node, ast.arg) or not isinstance(node, ast.Name):
         return False
-    passed = values.passed_to(node, binding.node)
+    passed = values.known_arguments(node, binding.node)
     return bool(passed) and all(
         is_returned_by_private_call(values, item, place, depth + 1) for item in passed
     )
 
 
 def _is_at_position(script: Script, target: ast.AST, place: int) -> bool:
-    """Whether a private call returns what is at a place for this target."""
+    """Whether a target receives item ``place`` of what the private call returns."""
     outer = script.parents[target]
     return not isinstance(outer, ast.Tuple) or (
         len(outer.elts) > place and outer.elts[place] is target
@@ -426,14 +428,14 @@ def _is_at_position(script: Script, target: ast.AST, place: int) -> bool:
 
 
 def _is_plain_loader(values: Evaluator, node: ast.expr, depth: int) -> bool:
-    """Whether a name is bound to a ``DataLoader`` alone, here or by what calls this function."""
+    """Whether a name can only be a ``DataLoader``, made here or passed by every caller."""
     binding = values.script.binding_of(node)
     if binding is None or not isinstance(node, ast.Name):
         return False
     if isinstance(binding.node, ast.arg):
-        passed = values.passed_to(node, binding.node)
+        passed = values.known_arguments(node, binding.node)
         return bool(passed) and all(_is_plain_loader(values, item, depth + 1) for item in passed)
-    made = None if binding.value is None else values.returned(binding.value)
+    made = None if binding.value is None else values.returned_expression(binding.value)
     if isinstance(made, ast.Name) and depth <= 20:
         return _is_plain_loader(values, made, depth + 1)
     return isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"

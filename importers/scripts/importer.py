@@ -1,4 +1,4 @@
-"""Import plans from training scripts of the libraries in ``libraries``, parsed and never run."""
+"""Import a plan from a training script of a library in ``libraries``, without running it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ MODULE_NAMES = tuple({module.encode() for entry in TRAINING for module in entry.
 def read(
     raw: bytes, folder: Path | None = None, *, name: str | None = None, explicit: bool = True
 ) -> PartialPlan | None:
-    """The plan fields of the script's only private call; None if there is none.
+    """Read the plan fields of the script's only private call; return None if it has none.
 
-    Shell scripts that run the file ``name`` of the ``folder`` may override its defaults.
-
-    A script that is not ``explicit`` is read only if it imports a training library.
-    Raises ``MalformedPlan`` if the script is not Python, has several private calls, or may call
-    another method, or use other arguments or noise than the text shows.
+    ``folder`` is where imports, settings and launch files are searched, and ``name`` the name of
+    the script's file. A script that is not ``explicit`` is only read if it imports a training
+    library. Raises ``MalformedPlan`` if the script is not Python, has several private calls, or
+    may call another method, or use other arguments or noise than the text shows.
     """
     try:
         return _read(raw, folder, name, explicit=explicit)
@@ -73,7 +72,7 @@ def _read(
 
 
 def _as_its_caller_runs_it(script: Script, library: Library) -> Script:
-    """The script with what it imports, as the only file of its repository that runs it."""
+    """Link the script with its imports, as the only file of the repository that runs it."""
     named = list(_private_references(script, library))
     line = getattr(named[0], "lineno", 1)
     way, nodes = [script], named
@@ -98,7 +97,9 @@ def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
     for call in calls:
         _require_unambiguous(script, library, call)
         one = reading(library, script, call, read_directives(source))
-        one.values.exclusive = tuple(script.parents[other] for other in others if other is not call)
+        one.values.alternatives = tuple(
+            script.parents[other] for other in others if other is not call
+        )
         partials.append(one.partial())
     if any(other.data != partials[0].data for other in partials):
         raise not_imported(
@@ -122,7 +123,7 @@ def _parsed(raw: bytes) -> ast.Module:
 
 
 def _library_of(script: Script, *, explicit: bool) -> Library | None:
-    """The only library whose private call runs; None if there is none."""
+    """Return the only library whose private call runs, or None if there is none."""
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
@@ -166,7 +167,7 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
 
 
 def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], list[ast.Call], str]:
-    """The private calls of which one runs, all that the script has, and the lines of the former."""
+    """Return the private calls of which one runs, all private calls, and the former's lines."""
     every = list(_private_references(script, library))
     named = _running_references(script, every)
     calls, others = (
@@ -185,21 +186,21 @@ def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], li
 
 
 def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]:
-    """Those of several names of private calls that run, as far as the text settles it.
+    """Return the references to private calls that can run.
 
-    A settled condition leaves one out, and so does a function or class that nothing of the script
-    mentions, if another one runs.
+    A reference is left out if a known condition excludes it, or if nothing in the script mentions
+    its function or class while another reference runs.
     """
     values = Evaluator(script, READERS)
     running = [node for node in named if not is_left_out(values, node)] or named
-    if script.dynamic is None and script.hidden is None:
+    if script.dynamic is None and script.dynamic_getattr is None:
         running = [node for node in running if _is_reached(script, node, ())] or running
     return running
 
 
 def _is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...]) -> bool:
-    """Whether a statement of the module runs ``node``, or mentions what it stands in."""
-    for outer in script.above(node):
+    """Whether a statement of the module runs ``node``, or mentions what encloses it."""
+    for outer in script.ancestors(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if outer.decorator_list or (isinstance(outer, ast.ClassDef) and outer.bases):
                 return True  # what decorates or registers it may call it
@@ -222,7 +223,7 @@ def _constant_value(node: ast.AST) -> object:
 
 
 def _require_nothing_private(script: Script) -> None:
-    """Refuse a script that imports a training library, and calls nothing of it that is read."""
+    """Refuse a script that imports a training library without a supported call."""
     for entry in TRAINING:
         if (statement := find_import(script, entry.modules)) is not None:
             known = [name for other in TRAINING if entry.modules[0] in other.modules
@@ -241,7 +242,7 @@ def _is_called(script: Script, library: Library) -> bool:
 
 
 def _private_references(script: Script, library: Library) -> Iterator[ast.expr]:
-    """Where the private call is named: its name, another that an import gives it, or a method."""
+    """Yield the references to the private call: by its name, an alias, or as a method."""
     names = set(library.private.names)
     for node in script.nodes:
         if isinstance(node, ast.alias) and node.name in names and node.asname:
@@ -251,19 +252,19 @@ def _private_references(script: Script, library: Library) -> Iterator[ast.expr]:
         return
     for node in script.nodes:
         match node:
-            case ast.Call(func=ast.Name(id="getattr"), args=[base, *_]) if script.is_of(
+            case ast.Call(func=ast.Name(id="getattr"), args=[base, *_]) if script.comes_from(
                 base, library.modules
             ):
                 yield node
             case ast.Name() | ast.Attribute() if last_name(node) in names:
-                own = library is OPACUS or script.is_of(node, library.modules)
+                own = library is OPACUS or script.comes_from(node, library.modules)
                 module = last_name(script.parents[node]) in names  # of the same name
-                if own and not module and node not in script.types:
+                if own and not module and node not in script.type_nodes:
                     yield node
 
 
 def _private_call_of(script: Script, library: Library, node: ast.expr) -> ast.Call | None:
-    """The call of a named private call, or of a class method of it that takes its arguments."""
+    """Return the call of a reference, or of a class method that takes the same arguments."""
     outer = script.parents[node]
     if isinstance(outer, ast.Attribute) and outer.attr in library.private.makers:
         node, outer = outer, script.parents[outer]
@@ -271,7 +272,7 @@ def _private_call_of(script: Script, library: Library, node: ast.expr) -> ast.Ca
 
 
 def _generated_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
-    """Where a class is named that one of these functions makes."""
+    """Yield the references to classes that one of these functions makes."""
     for node in script.nodes:
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
             continue
@@ -282,7 +283,7 @@ def _generated_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
 
 
 def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
-    """Refuse a call that may not be the library's own with the arguments and noise in the text."""
+    """Refuse a call that may not be the library's, with the arguments that the text shows."""
     kind, name = f"{library.name} script", last_name(call.func)
     rebound = [
         binding
@@ -311,7 +312,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
             message = f"{source_text(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
     targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
-    for other in () if method else script.called(*replaced):
+    for other in () if method else script.calls_to(*replaced):
         if any(last_name(arg) in targets for arg in other.args):
             message = f"{source_text(other)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", other.lineno)
@@ -339,7 +340,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
 
 
 def _foreign_engine(script: Script, method: ast.expr) -> ast.Call | None:
-    """What makes the engine of a private call, if it is not Opacus' own class."""
+    """Return what makes the engine of a private call, if it is not Opacus' own class."""
     engine = method.value if isinstance(method, ast.Attribute) else None
     made: list[ast.AST | None] = [engine]
     if isinstance(engine, ast.Name):
@@ -353,8 +354,8 @@ def _foreign_engine(script: Script, method: ast.expr) -> ast.Call | None:
 
 
 def _creates_engine(script: Script, call: ast.Call) -> bool:
-    """Whether a call is of Opacus' class, or of a function of this file that returns such calls."""
-    if script.is_of(call.func, OPACUS.modules):
+    """Whether a call creates Opacus' engine, directly or by a function of this file."""
+    if script.comes_from(call.func, OPACUS.modules):
         return True
     function = script.function_of(call.func)
     if function is None or function.decorator_list:
@@ -365,13 +366,13 @@ def _creates_engine(script: Script, call: ast.Call) -> bool:
         if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
     ]
     return bool(returned) and all(
-        isinstance(value, ast.Call) and script.is_of(value.func, OPACUS.modules)
+        isinstance(value, ast.Call) and script.comes_from(value.func, OPACUS.modules)
         for value in returned
     )
 
 
 def _noise_change(node: ast.AST) -> str | None:
-    """How a statement may change the noise that the private call was told, if it may."""
+    """Describe how a statement may change the noise of the private call, if it may."""
     match node:
         case ast.Attribute(attr=attribute, ctx=ast.Store() | ast.Del()) if _is_noise_attribute(
             attribute
@@ -400,7 +401,7 @@ def _noise_change(node: ast.AST) -> str | None:
 
 
 def _change_in_module(module: Script, node: ast.AST, library: Library) -> str | None:
-    """How a module of the script's repository may change the noise, or the library itself."""
+    """Describe how an imported module may change the noise or the library, if it may."""
     if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
         if node.attr.strip("_") != "noise" and (change := _noise_change(node)) is not None:
             return change
@@ -410,7 +411,7 @@ def _change_in_module(module: Script, node: ast.AST, library: Library) -> str | 
 
 
 def _is_namespace(node: ast.expr) -> bool:
-    """Whether it is the dictionary of an object's attributes."""
+    """Whether an expression is the attribute dictionary of an object."""
     match node:
         case ast.Call(func=ast.Name(id="vars"), args=[_]) | ast.Attribute(attr="__dict__"):
             return True
@@ -418,28 +419,29 @@ def _is_namespace(node: ast.expr) -> bool:
 
 
 def _library_replacement(script: Script, node: ast.AST, library: Library) -> str | None:
-    """How a statement may replace a part of the library, if it may."""
+    """Describe how a statement may replace a part of the library, if it may."""
     match node:
         case ast.Attribute(attr=part, ctx=ast.Store() | ast.Del()):
             constant = isinstance(getattr(script.parents[node], "value", None), ast.Constant)
-            foundation = not constant and script.is_of(node.value, ARRAY_PACKAGES)
+            foundation = not constant and script.comes_from(node.value, ARRAY_PACKAGES)
             own = isinstance(node.value, ast.Name) and node.value.id == "self"
-            of_it = script.is_of(node.value, library.modules)
+            of_it = script.comes_from(node.value, library.modules)
             if (part in NAMES["private_parts"] and not own) or foundation or of_it:
                 return f"{source_text(node)} is replaced"
-        case ast.Call(func=ast.Name(id="setattr"), args=[base, *_]) if script.is_of(
+        case ast.Call(func=ast.Name(id="setattr"), args=[base, *_]) if script.comes_from(
             base, library.modules
         ):
             return "setattr replaces a part of the library"
         case ast.Name(id="patch" | "monkeypatch") | ast.Attribute(attr="patch"):
             return f"{source_text(node)} may replace a part of the library"
         case ast.ClassDef(bases=bases) if any(
-            last_name(base) in ENGINES and script.is_of(base, library.modules) for base in bases
+            last_name(base) in ENGINES and script.comes_from(base, library.modules)
+            for base in bases
         ):
             return f"{node.name} may change what it adds"
     return None
 
 
 def _is_noise_attribute(attribute: str) -> bool:
-    """Whether an attribute is a library's noise, as ``_noise_multiplier`` or fastDP's ``noise``."""
+    """Whether an attribute is a library's noise: ``_noise_multiplier``, fastDP's ``noise``."""
     return attribute.strip("_") in ("noise_multiplier", "noise")

@@ -1,8 +1,8 @@
-"""How the files of a repository run a script: the options and variables that they set.
+"""Find how the files of a repository launch a script: the options and variables that they set.
 
-A default that one of them overrides is not what runs. Whatever file names the script is read, be
-it a shell script, a Makefile, a workflow, a sweep or a pipeline, beside the script and above it,
-but for what is written for readers. It is split into words, and never run.
+An overridden default is not what runs. Every file that names the script is read (shell scripts,
+Makefiles, workflows, sweeps, pipelines), beside the script and above it, except documentation.
+Files are split into words, and never run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 SEARCH_FOLDERS = (".", "..", "../..")
-"""Folders in which a repository's files are looked for, beside the script first."""
+"""Folders of the repository to search, relative to the script, nearest first."""
 HIDDEN_FOLDERS = (".github/workflows", ".vscode", ".circleci")
-"""Folders of launches that are hidden."""
+"""Hidden folders that may have launch files."""
 NON_LAUNCH_SUFFIXES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
                ".lock", ".svg", ".log")  # fmt: skip
 PROCESS_STARTERS = ("subprocess", "os.system", "os.exec", "os.popen", "runpy")
@@ -35,16 +35,17 @@ VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)")
 ASSIGNMENT = re.compile(
     r"""^\s*(?:export\s+)?(\w+)\s*:?=\s*(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(.*))$""", re.M
 )
-"""What a shell script or a Makefile sets, in several lines where it is quoted."""
+"""An assignment of a shell script or Makefile; quoted values may span lines."""
 FUNCTION = re.compile(r"^\s*(?:function\s+)?(\w+)\s*\(\)\s*\{([^}]*\$@[^}]*)\}", re.M)
-"""A function of a shell script that passes its arguments on."""
+"""A shell function that passes on its arguments."""
 VARIABLE_USE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?\}|\((\w+)\)|(\w+))")
 
 
 def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
-    """The options, without dashes, and ``$VARIABLES`` that files set, and where each does.
+    """Return the options and ``$VARIABLES`` that launch files set for a script, and where.
 
-    Names are in lower case with underscores, as ``noise_multiplier``; options of Hydra have dots.
+    Option names are in lower case with underscores and without dashes, such as
+    ``noise_multiplier``. Hydra's options have dots.
     """
     settings: dict[str, list[tuple[str, str]]] = defaultdict(list)
     if folder is None or not name:
@@ -69,13 +70,13 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
 
 @lru_cache(maxsize=MAX_FILES)
 def _text_of(file: Path, _: int, size: int) -> str:
-    """A file's text; empty if it is large or none."""
+    """Return the text of a file, or an empty text if it is binary or too large."""
     raw = file.read_bytes() if size <= MAX_FILE else b"\0"
     return "" if b"\0" in raw else raw.decode("utf-8", "replace")
 
 
 def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
-    """The lines of a file that may be commands, and where each is."""
+    """Yield the lines of a file that may be commands, and the place of each."""
     if file.suffix.lower() in DOCUMENT_SUFFIXES or file.name == "MLproject":
         with suppress(ValueError):
             for line in _document_commands(yaml_of(text), name, set()):
@@ -108,7 +109,7 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _in_python(node: ast.AST) -> list[str]:
-    """The commands in a text or list of a module that starts others; ``$`` is not settled."""
+    """Return the commands in a string or list of a module that starts processes."""
     match node:
         case ast.Constant(value=str(text)):
             return text.splitlines()
@@ -124,7 +125,7 @@ def _command_word(node: ast.expr) -> str:
 
 
 def _document_commands(part: Any, name: str, seen: set[int]) -> Iterator[str]:
-    """The commands of a document: its texts, its lists of words, and the parameters of a sweep."""
+    """Yield the commands of a document: its texts, word lists and sweep parameters."""
     if isinstance(part, str):
         yield from part.splitlines()
     elif isinstance(part, list | dict) and id(part) not in seen:
@@ -137,7 +138,7 @@ def _document_commands(part: Any, name: str, seen: set[int]) -> Iterator[str]:
 
 
 def _words(table: dict[Any, Any], name: str) -> Iterator[Any]:
-    """What a table of a program, its arguments and the parameters of a sweep runs."""
+    """Yield the command line of a table with a program, arguments and sweep parameters."""
     program = str(table.get("program", ""))
     commands = [table.get("command"), table.get("args")]
     if Path(program.lower()).name == name:
@@ -152,7 +153,7 @@ def _words(table: dict[Any, Any], name: str) -> Iterator[Any]:
 
 
 def differs_from_yaml(value: Any, text: str) -> bool:
-    """Whether a shell script's word is another value than this one."""
+    """Whether the word of a launch file is another value than ``value``."""
     try:
         return bool(yaml_of(text) != value) and text != str(value)
     except ValueError:
@@ -160,7 +161,7 @@ def differs_from_yaml(value: Any, text: str) -> bool:
 
 
 def yaml_of(text: str) -> Any:
-    """What a YAML text says; raises ``ValueError`` if it cannot be read."""
+    """Parse a YAML text; raises ``ValueError``."""
     try:
         return YAML(typ="safe").load(text)
     except (YAMLError, ValueError, RecursionError) as error:
@@ -168,6 +169,7 @@ def yaml_of(text: str) -> Any:
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files that may launch the script."""
     seen: set[Path] = set()
     root = Path.cwd().resolve()
     for place in SEARCH_FOLDERS:
@@ -186,7 +188,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _options(line: str, name: str) -> Iterator[tuple[str, str]]:
-    """The options after the name of the script, and the variables before it."""
+    """Yield the options after the script's name in a command, and the variables before it."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:
@@ -224,9 +226,9 @@ def _options(line: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def option_name(word: str) -> str:
-    """The name of an option as it is looked up.
+    """Return the normalized name of an option.
 
-    >>> option("--noise-multiplier"), option("+privacy.sigma")
+    >>> option_name("--noise-multiplier"), option_name("+privacy.sigma")
     ('noise_multiplier', 'privacy.sigma')
     """
     if word.startswith("$"):

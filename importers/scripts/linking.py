@@ -1,8 +1,8 @@
-"""What a script imports of its repository, as if the script defined it: loops, loaders and models.
+"""Link a script with the code of its repository: what it imports, and the file that runs it.
 
-Functions and classes that take steps, make loaders or are models are copied into the script, under
-the names that it imports them by, with those of their own module that they lead to, as
-``module.name``. Their lines follow all of the script's own, and are told with their file.
+Functions and classes that take steps, make loaders or are models are copied into the script under
+their imported names, together with the definitions that they use, as ``module.name``. Lines of
+copied code sort after the script's own, and are reported with their file.
 
 A script that another file runs is read as that file, which imports it.
 """
@@ -33,14 +33,15 @@ SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages
 
 
 def find_callers(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast.expr]]:
-    """The scripts that run what leads to these nodes, and where: itself, or others that name it.
+    """Find the scripts that run these nodes, with the nodes that do so in each.
 
-    Where they are several, what leads to them is noted as ``shared``.
+    That is the script itself, or other files that import from it. If there are several, the
+    definitions on the way are marked as ``shared_definitions``.
     """
     tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
     others = [top for top in script.tree.body if top not in tops]
     names: set[str] = set()
-    leading = {outer for node in nodes for outer in script.above(node)}
+    leading = {outer for node in nodes for outer in script.ancestors(node)}
     while not names.issuperset(more := {top.name for top in tops if top in leading}):
         names |= more
         leading |= {top for top in tops if _mentions_any(top, names)}
@@ -48,7 +49,7 @@ def find_callers(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast
     running: dict[Script, list[ast.expr]] = {script: nodes} if runs else {}
     for values, node in _uses_in_other_files(script, names) if names else ():
         running.setdefault(values.script, []).append(node)
-    script.shared = leading - {script.tree} if len(running) > 1 else set()
+    script.shared_definitions = leading - {script.tree} if len(running) > 1 else set()
     return running
 
 
@@ -57,7 +58,7 @@ def _mentions_any(part: ast.AST, names: set[str]) -> bool:
 
 
 def _uses_in_other_files(script: Script, names: set[str]) -> Iterator[tuple[Evaluator, ast.expr]]:
-    """Where other files name what the script defines by one of these names, with their values."""
+    """Yield where other files use definitions of the script, with their evaluators."""
     own = file_path(script)
     words = {*names, Path(own or "").stem}
     for file, imported in _imported_words_by_file() if own is not None else ():
@@ -78,14 +79,14 @@ def _uses_in_other_files(script: Script, names: set[str]) -> Iterator[tuple[Eval
 
 
 def file_path(script: Script) -> str | None:
-    """The path of a script's file, in lower case."""
+    """Return the lower-case path of a script's file."""
     if script.folder is None or script.name is None:
         return None
     return (script.folder.resolve() / script.name).as_posix().lower()
 
 
 def _imported_words_by_file() -> Iterator[tuple[str, frozenset[str]]]:
-    """The Python files of the current folder, with the words of their imports."""
+    """Yield the Python files of the current folder, with the words of their imports."""
     count = 0
     for place, folders, names in os.walk(Path.cwd().resolve()):
         folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
@@ -112,26 +113,29 @@ def _imported_words(file: str, _: int, size: int) -> frozenset[str]:
 
 
 LINK_TARGETS = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")
-"""What a function or class calls that is worth being followed."""
+"""Calls that make a function or class worth linking."""
 
 
 @dataclass(slots=True)
 class ScriptLinker:
-    """A script with what it imports; what is reported of that stands at the script's ``line``."""
+    """Copy the definitions that a script imports from its repository into the script.
+
+    Findings in copied code are reported at ``line`` of the script.
+    """
 
     script: Script
     line: int
     beside: tuple[str, ...] = ()
-    """Packages that are not followed: the library's own, whose repository this may be."""
+    """Packages that are not linked: the library's own, whose repository this may be."""
     way: list[str | None] = field(default_factory=list)
-    """The files from what is read, whose lines count, to ``script``, if that runs it."""
+    """The files from the script that is read to the one that runs it."""
     files: list[str] = field(default_factory=list)
     names: dict[tuple[Script, str], str] = field(default_factory=dict)
-    """Definitions of other modules, and the names that they have here."""
+    """The name in this script of each linked definition."""
     imports: dict[str, tuple[tuple[str | None, str | None], ...]] = field(default_factory=dict)
-    """What was imported for them."""
+    """The import origins that were added for linked definitions."""
     sources: dict[Script, tuple[str, int]] = field(default_factory=dict)
-    """The modules that the script imports itself, each with its path and level."""
+    """The modules that the script imports directly, with their import path and level."""
 
     def __post_init__(self) -> None:
         tree, values = self.script.tree, Evaluator(self.script, READERS)
@@ -156,7 +160,7 @@ class ScriptLinker:
             self.script.modules = known
 
     def _link_import(self, values: Evaluator, alias: ast.alias) -> None:
-        """Give what an import names, if it is worth it, its name in the script."""
+        """Link the definition that an import names, under its imported name."""
         statement, name = self.script.parents[alias], alias.asname or alias.name
         node = ast.Name(name, ast.Load())
         level, parent = getattr(statement, "level", 0), getattr(statement, "module", None)
@@ -175,14 +179,14 @@ class ScriptLinker:
                 use.id = self.names.setdefault(origin, name)
 
     def _links(self, origin: tuple[Script, str], name: str) -> bool:
-        """Whether a definition is in the script, where it is added under this name."""
+        """Whether a definition is linked, or can be added under this name."""
         if origin not in self.names and self._is_worth(*origin):
             self.names[origin] = name
             self._add(*origin)
         return origin in self.names
 
     def _add(self, module: Script, name: str) -> None:
-        """Add a definition to the script, with those of its module that it leads to."""
+        """Add a definition to the script, with the definitions of its module that it uses."""
         node = _definition(module, name)
         for other in _definitions_used(module, node):
             if (module, other) not in self.names:
@@ -191,7 +195,7 @@ class ScriptLinker:
         self.script.tree.body.insert(0, self._copy(module, node, self.names[module, name]))
 
     def _copy(self, module: Script, node: Definition, name: str) -> Definition:
-        """A definition with names of its module told apart from the script's own."""
+        """Copy a definition, with names of its module qualified where the script has the same."""
         other = copy.deepcopy(node)
         for old, new in zip(ast.walk(node), ast.walk(other), strict=True):
             if isinstance(old, ast.Name) and isinstance(new, ast.Name):
@@ -206,14 +210,14 @@ class ScriptLinker:
         return other
 
     def _defined(self, values: Evaluator, node: ast.expr) -> tuple[Script, str] | None:
-        """The module of the repository that defines a function or class, and its name there."""
-        if values.script.is_of(node, self.beside):
+        """Return the module of the repository that defines ``node``, and its name there."""
+        if values.script.comes_from(node, self.beside):
             return None
         defined = definition_of(values, node)
         return None if defined is None else (defined[0].script, defined[1].name)
 
     def _is_worth(self, module: Script, name: str) -> bool:
-        """Whether a definition leads to a step, a loader or a model, and to nothing hidden."""
+        """Whether a definition leads to a step, a loader or a model, and is fully readable."""
         names, todo, worth = set[str](), {name}, file_path(module) in self.way
         while todo:
             names |= todo
@@ -231,7 +235,7 @@ class ScriptLinker:
         return worth and module.dynamic is None
 
     def _tell(self, node: ast.AST, module: Script) -> None:
-        """Tell the lines of a part with the file of its module."""
+        """Mark the lines of a node with the file of its module."""
         file = module.name or "?"
         if file not in self.files:
             self.files.append(file)
@@ -241,16 +245,16 @@ class ScriptLinker:
                 setattr(part, key, line)
 
     def _name(self, module: Script, name: str, bound: ast.AST) -> str:
-        """What a name of a module is called in the script."""
+        """Return the name in the script for a name of a module."""
         if isinstance(bound, ast.FunctionDef | ast.ClassDef):
             return self.names[module, name]
         if isinstance(bound, ast.alias):
             defined = self._defined(Evaluator(module), ast.Name(name, ast.Load()))
             if defined is not None and self._links(defined, _qualified_name(*defined)):
                 return self.names[defined]
-            origin = module.origin(Binding(bound))
+            origin = module.import_origin(Binding(bound))
             own = self.script.bindings.get((self.script.tree, name), [])
-            known = [*map(self.script.origin, own), *self.imports.get(name, ())]
+            known = [*map(self.script.import_origin, own), *self.imports.get(name, ())]
             if origin[0] is not None and all(item == origin for item in known):
                 if not known:
                     self.script.tree.body.insert(0, _import_of(module, bound))
@@ -266,7 +270,7 @@ class ScriptLinker:
 
 
 def _qualified_name(module: Script, name: str) -> str:
-    """What a name of another module is called in the script, where no name has a dot."""
+    """Return ``module.name``, which no name of the script can equal."""
     return f"{Path(module.name or '?').stem}.{name}"
 
 
@@ -277,13 +281,13 @@ def _definition(module: Script, name: str) -> Definition:
 
 
 def _definitions_used(module: Script, node: ast.AST) -> set[str]:
-    """The functions and classes of a module that a part of it names."""
+    """Return the functions and classes of a module that a node uses."""
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    return {name for name in names if module.defines(name)}
+    return {name for name in names if module.defines_once(name)}
 
 
 def _import_of(script: Script, alias: ast.alias) -> ast.stmt:
-    """A statement of the script's own that imports what another file's does."""
+    """Return a statement that imports in this script what another file imports."""
     statement = copy.deepcopy(script.parents[alias])
     assert isinstance(statement, ast.Import | ast.ImportFrom)
     statement.names = [copy.deepcopy(alias)]
@@ -291,7 +295,7 @@ def _import_of(script: Script, alias: ast.alias) -> ast.stmt:
 
 
 def _replace(outer: ast.AST, node: ast.AST, other: ast.expr) -> None:
-    """Put another expression in the place of one."""
+    """Replace ``node``, a child of ``outer``, by another expression."""
     ast.copy_location(other, node)
     for name, value in ast.iter_fields(outer):
         if value is node:

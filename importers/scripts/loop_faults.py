@@ -42,7 +42,7 @@ HALF_PRECISION = {
     "mixed_precision": ("fp16",),
     "fp16": (True,),
 }
-"""What makes trainers scale their losses by a ``GradScaler``."""
+"""Trainer arguments that turn on a ``GradScaler``."""
 
 
 def _owner(call: ast.Call) -> str | None:
@@ -50,11 +50,11 @@ def _owner(call: ast.Call) -> str | None:
 
 
 def find_repeated_noise(values: Evaluator) -> ast.AST | None:
-    """What sets a generator to the same state again while the training runs."""
+    """Find what resets a random generator to the same state during training."""
     script = values.script
-    steps = [*optimizer_steps(values), *script.called("fit")]
+    steps = [*optimizer_steps(values), *script.calls_to("fit")]
     loops = {loop for step in steps for loop in enclosing_loops(values, step)}
-    for call in script.called(*NAMES["seeding"]):
+    for call in script.calls_to(*NAMES["seeding"]):
         own = loops & set(enclosing_loops(values, call))
         names = {
             node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)
@@ -64,18 +64,18 @@ def find_repeated_noise(values: Evaluator) -> ast.AST | None:
             return call
     for step in values.updates:
         loop = next(enclosing_loops(values, step), None)
-        for call in script.called("init"):  # the first state again, with the key that is in it
+        for call in script.calls_to("init"):  # the first state again, with the key that is in it
             again = loop is not None and loop in enclosing_loops(values, call)
-            if again or step in script.above(call):
+            if again or step in script.ancestors(call):
                 return call
-    around_steps = {outer for step in steps for outer in script.above(step)}
-    forks = (call for call in script.called("fork_rng") for outer in script.above(call)
+    around_steps = {outer for step in steps for outer in script.ancestors(step)}
+    forks = (call for call in script.calls_to("fork_rng") for outer in script.ancestors(call)
              if isinstance(outer, ast.With) and outer in around_steps)  # fmt: skip
     return next(forks, None)
 
 
 def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
-    """What makes one step release several lots, if anything may: a step that some lots skip."""
+    """Find what lets one step release several lots, such as a step that some lots skip."""
     script = values.script
     for node in script.nodes:
         match node:
@@ -83,14 +83,14 @@ def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
                 return node
             case ast.keyword(
                 arg="accumulate_grad_batches" | "gradient_accumulation_steps" as name, value=value
-            ) if values.known(value) != 1:
+            ) if values.known_value(value) != 1:
                 call = getattr(script.parents[node], "func", node)
                 if name[0] == "a" or (last_name(call) or "").endswith(TRAINERS):
                     return node
-    for step in set(optimizer_steps(values)) - values.others:
-        scope, inside = script.scope_of(step), list(script.above(step))
+    for step in set(optimizer_steps(values)) - values.other_steps:
+        scope, inside = script.scope_of(step), list(script.ancestors(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
-        steps = [*optimizer_steps(values), *script.called("microbatch_step")]
+        steps = [*optimizer_steps(values), *script.calls_to("microbatch_step")]
         alike = [item for item in steps if _owner(item) == _owner(step)]
         stepping = [
             innermost_loop(script, item) for item in alike
@@ -98,11 +98,11 @@ def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
         for call, _ in script.method_calls("backward"):
             if script.scope_of(call) is not scope or innermost_loop(script, call) in stepping:
                 continue
-            if _completes_before(script, call, values.ignored) or _completes_before(
+            if _completes_before(script, call, values.private_statement) or _completes_before(
                 script, step, call
             ):
                 continue
-            beside = [outer for outer in script.above(call) if isinstance(outer, ast.For)]
+            beside = [outer for outer in script.ancestors(call) if isinstance(outer, ast.For)]
             if any(loop not in loops for loop in beside):
                 return call  # backward() in a loop that ends before the step
         for outer in inside:
@@ -124,15 +124,15 @@ def _completes_before(script: Script, first: ast.Call, second: ast.AST | None) -
     around_it = set(ancestors_within(script, second, script.scope_of(second)))
     return first.lineno < getattr(second, "lineno", 0) and not any(
         isinstance(outer, ast.For | ast.While) and outer in around_it
-        for outer in script.above(first)
+        for outer in script.ancestors(first)
     )
 
 
 def find_repeated_gradients(values: Evaluator) -> ast.AST | None:
-    """What makes one step sum several gradients of a record, however its lots are drawn.
+    """Find what makes one step sum several gradients of a record, for any sampling scheme.
 
-    That is a second ``backward()`` before it, or a way out of the loop of a ``BatchMemoryManager``
-    within a lot, whose gradients stay for the next one.
+    That is a second ``backward()`` before the step, or leaving the loop of a ``BatchMemoryManager``
+    within a lot, whose gradients then stay for the next lot.
     """
     script = values.script
     for node in script.nodes:
@@ -146,11 +146,11 @@ def find_repeated_gradients(values: Evaluator) -> ast.AST | None:
                 return node
     for step in optimizer_steps(values):
         scope, loop = script.scope_of(step), innermost_loop(script, step)
-        for call in script.called("virtual_step"):
+        for call in script.calls_to("virtual_step"):
             if innermost_loop(script, call) is loop and not exclude_each_other(script, call, step):
                 return call
         formed: ast.Call | None = None
-        calls = script.called("backward", "zero_grad", "step")
+        calls = script.calls_to("backward", "zero_grad", "step")
         for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
             if script.scope_of(call) is not scope or innermost_loop(script, call) is not loop:
                 continue
@@ -170,7 +170,7 @@ def find_repeated_gradients(values: Evaluator) -> ast.AST | None:
 
 
 def _runs_after_last_part(node: ast.AST, loop: ast.For) -> bool:
-    """Whether a part of a lot that is not its last goes on before it comes to ``node``."""
+    """Whether ``node`` only runs after the last part of a lot."""
     return any(
         isinstance(item, ast.If)
         and last_name(item.test) == "_is_last_step_skipped"
@@ -181,7 +181,7 @@ def _runs_after_last_part(node: ast.AST, loop: ast.For) -> bool:
 
 
 def _iterates_lot_parts(values: Evaluator, node: ast.expr, depth: int = 0) -> bool:
-    """Whether a name is bound to the parts of lots that a ``BatchMemoryManager`` makes."""
+    """Whether an iterable yields the parts of lots that a ``BatchMemoryManager`` makes."""
     node = unwrap_iterable(node)
     bindings = values.script.bindings_of(node) if isinstance(node, ast.Name) and depth < 20 else []
     for binding in bindings:
@@ -191,14 +191,14 @@ def _iterates_lot_parts(values: Evaluator, node: ast.expr, depth: int = 0) -> bo
         ):
             return True
         if isinstance(binding.node, ast.arg) and isinstance(node, ast.Name):
-            passed = values.passed_to(node, binding.node)
+            passed = values.known_arguments(node, binding.node)
             if any(_iterates_lot_parts(values, item, depth + 1) for item in passed):
                 return True
     return False
 
 
 def find_reused_lots(values: Evaluator) -> ast.AST | None:
-    """What takes several steps on each lot, if anything does."""
+    """Find what takes several steps on one lot."""
     places = (
         _find_reusing_loop(values, step) or _find_replaying_loop(values, step)
         for step in optimizer_steps(values)
@@ -207,28 +207,25 @@ def find_reused_lots(values: Evaluator) -> ast.AST | None:
 
 
 def _find_replaying_loop(values: Evaluator, step: ast.AST) -> ast.AST | None:
-    """The loop around ``step`` over a list of the loader's lots, made outside of a loop around it.
-
-    That loop goes over the same lots each time.
-    """
+    """Find the loop around ``step`` over a list of lots that an outer loop repeats."""
     script = values.script
-    for loop in script.above(step):
+    for loop in script.ancestors(step):
         binding = (
             script.binding_of(unwrap_iterable(loop.iter)) if isinstance(loop, ast.For) else None
         )
         match binding and binding.value:
             case ast.Call(func=ast.Name(id="list" | "tuple"), args=[lots]) if binding is not None:
                 if is_private_loader(values, unwrap_iterable(lots)):
-                    beyond = set(script.above(loop)) - set(script.above(binding.node))
+                    beyond = set(script.ancestors(loop)) - set(script.ancestors(binding.node))
                     if any(isinstance(outer, ast.For | ast.While) for outer in beyond):
                         return loop
     return None
 
 
 def _find_cycle(values: Evaluator) -> ast.AST | None:
-    """An ``itertools.cycle`` of the loader, which draws its lots once and repeats them."""
-    for call in values.script.called("cycle"):
-        own = values.script.is_of(call.func, ("itertools",))
+    """Find an ``itertools.cycle`` of the loader, which repeats its first lots."""
+    for call in values.script.calls_to("cycle"):
+        own = values.script.comes_from(call.func, ("itertools",))
         if own and call.args and is_private_loader(values, unwrap_iterable(call.args[0])):
             return call
     return None
@@ -237,9 +234,9 @@ def _find_cycle(values: Evaluator) -> ast.AST | None:
 def _find_reusing_loop(
     values: Evaluator, place: ast.AST, inner: ast.AST | None = None, depth: int = 0
 ) -> ast.AST | None:
-    """The loop around ``place``, or already ``inner``, that uses the lots of a loop further out."""
+    """Find the loop around ``place`` that uses a lot of an outer loop repeatedly."""
     script, used = values.script, place
-    for outer in script.above(place):
+    for outer in script.ancestors(place):
         counts = isinstance(outer, ast.For) and calls_any(outer.iter, "range", "trange")
         if isinstance(outer, ast.For) and not counts:
             return inner if reads_tainted(used, names_drawn_by(outer)) else None
@@ -254,12 +251,12 @@ def _find_reusing_loop(
         used = outer
         if not (isinstance(outer, ast.For) and runs_once(values, outer.iter)):
             inner = inner or outer
-    drawn = (call for call in script.called("next") if calls_any(call, "iter"))
+    drawn = (call for call in script.calls_to("next") if calls_any(call, "iter"))
     return inner if any(script.scope_of(c) is script.scope_of(place) for c in drawn) else None
 
 
 def find_mixing_call(values: Evaluator) -> ast.AST | None:
-    """A call of a function known to make rows of several records, if it may run."""
+    """Find a call of a function that is known to mix several records into a row."""
     for call in values.script.calls:
         name = (last_name(call.func) or "").lower()
         if any(part in name for part in NAMES["mixers"]) and not is_left_out(values, call):
@@ -268,32 +265,32 @@ def find_mixing_call(values: Evaluator) -> ast.AST | None:
 
 
 def find_joining_layer(values: Evaluator) -> ast.AST | None:
-    """A layer or loss in which the records of a lot meet, if it may run.
+    """Find a layer or loss that joins the records of a lot.
 
     Opacus refuses such layers itself, and its validator replaces them.
     """
     refused = find_import(values.script, ("opacus", "torchdp")) is not None
     names = LOT_LOSSES if refused else LOT_LOSSES + NAMES["lot_statistics"]
-    called = values.script.called(*names)
-    for call in values.script.called("Softmax", "LogSoftmax", "Softmin"):
+    called = values.script.calls_to(*names)
+    for call in values.script.calls_to("Softmax", "LogSoftmax", "Softmin"):
         axis = keywords_of(call).get("dim", next(iter(call.args), None))
-        called += [call] if values.known(axis) == 0 else []
+        called += [call] if values.known_value(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
 
 
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:
-    """What lets some lots pass without a step, by a condition on what the loop makes; else None.
+    """Find what skips the step of some lots on a condition that depends on records.
 
-    A condition is public if it names only what is bound before the loop, and counters in it.
+    A condition is public if it only names what is bound before the loop, and counters in it.
     """
     for call in values.script.calls:
         named = keywords_of(call) if (last_name(call.func) or "").endswith(TRAINERS) else {}
         for name in named.keys() & HALF_PRECISION.keys():
-            if values.known(named[name]) in HALF_PRECISION[name]:
+            if values.known_value(named[name]) in HALF_PRECISION[name]:
                 return call
     scales = any(
-        values.known(keywords_of(call).get("enabled")) is not False
-        for call in values.script.called("GradScaler")
+        values.known_value(keywords_of(call).get("enabled")) is not False
+        for call in values.script.calls_to("GradScaler")
     )
     for step in optimizer_steps(values):
         if scales and step.args and not isinstance(step.args[0], ast.Lambda):
@@ -329,7 +326,7 @@ def find_skipped_lots(values: Evaluator) -> ast.AST | None:
         for node in ast.walk(method):
             if (
                 isinstance(node, ast.Return)
-                and values.known(node.value) is None
+                and values.known_value(node.value) is None
                 and (node.value is None or isinstance(node.value, ast.Constant))
             ):
                 tests = [
@@ -343,9 +340,9 @@ def find_skipped_lots(values: Evaluator) -> ast.AST | None:
 
 
 def collate_functions(values: Evaluator) -> Iterator[tuple[ast.FunctionDef, Tainted]]:
-    """The functions of this file that get all rows of a lot, each with the names of them.
+    """Yield the functions of this file that receive whole lots, and their lot parameters.
 
-    They make a lot, or are the loss of a model of Keras'.
+    These are collate functions, and losses that Keras models are compiled with.
     """
     for node in lot_functions(values):
         function = values.script.function_of(node)
@@ -354,14 +351,14 @@ def collate_functions(values: Evaluator) -> Iterator[tuple[ast.FunctionDef, Tain
 
 
 def lot_functions(values: Evaluator) -> Iterator[ast.expr]:
-    """What loaders make their lots with, and the losses that models of Keras' are compiled with."""
-    for call in values.script.called("DataLoader", "compile"):
+    """Yield the ``collate_fn`` of each loader, and the ``loss`` of each compiled Keras model."""
+    for call in values.script.calls_to("DataLoader", "compile"):
         told = keywords_of(call)
         yield from (told[key] for key in ("collate_fn", "loss") if key in told)
 
 
 def loss_methods(values: Evaluator) -> Iterator[tuple[ast.FunctionDef, Tainted]]:
-    """The methods whose loss a trainer differentiates, each with the name of its lot."""
+    """Yield the methods whose loss a trainer differentiates, each with its lot parameter."""
     for method in (item for name in LOSS_METHODS for item in values.script.functions.get(name, ())):
         owner = values.script.parents[method]
         bases = [last_name(base) or "" for base in getattr(owner, "bases", ())]
@@ -371,19 +368,19 @@ def loss_methods(values: Evaluator) -> Iterator[tuple[ast.FunctionDef, Tainted]]
 
 
 def find_data_dependent_stop(values: Evaluator) -> ast.AST | None:
-    """What stops, schedules or saves the training by what the loop makes of its lots."""
+    """Find what stops, schedules or saves the training depending on its lots."""
     for step in optimizer_steps(values):
         lot = find_lot(values, step, reads_tainted)
         drawn = set[str | ast.AST]() if lot is None else lot[1]
         if (end := _find_dependent_end(values, step, drawn, 0)) is not None:
             return end
-    fits = (_find_dependent_end(values, fit, {fit}, 0) for fit in values.script.called("fit"))
+    fits = (_find_dependent_end(values, fit, {fit}, 0) for fit in values.script.calls_to("fit"))
     return next((end for end in fits if end is not None), None) or _find_model_selection(values)
 
 
 def _find_model_selection(values: Evaluator) -> ast.AST | None:
-    """What takes the best of several models by what each makes of the records of the training."""
-    for call in values.script.called(*NAMES["choosing"]):
+    """Find what selects among models by their results on the training records."""
+    for call in values.script.calls_to(*NAMES["choosing"]):
         named = (values.script.value_of(node) for node in call.args if isinstance(node, ast.Name))
         for node in (
             part for item in (call, *named) if item is not None for part in ast.walk(item)
@@ -404,12 +401,12 @@ def _find_model_selection(values: Evaluator) -> ast.AST | None:
 def _find_dependent_end(
     values: Evaluator, place: ast.AST, seen: Tainted, depth: int
 ) -> ast.AST | None:
-    """What depends on ``seen``: a way out of loops around ``place``, a schedule, a saved model."""
+    """Find a loop exit, schedule or saved model that depends on tainted names."""
     script, scope = values.script, values.script.scope_of(place)
     at = taint_at(values, place, seen | _evaluation_calls(values, scope, place), reads_tainted)
 
     def depends(node: ast.AST) -> bool:
-        outer = node if node in at else next((o for o in script.above(node) if o in at), node)
+        outer = node if node in at else next((o for o in script.ancestors(node) if o in at), node)
         return reads_tainted(node, at.get(outer, set()))
 
     for call, schedule in script.method_calls("step"):
@@ -430,9 +427,13 @@ def _find_dependent_end(
                 return node
         for part in ast.walk(node) if isinstance(node, ast.Expr) and depth <= 5 else ():
             function = script.function_of(part.func) if isinstance(part, ast.Call) else None
-            if function is None or not any(map(_sets_hyperparameter, ast.walk(function))):
+            if not isinstance(part, ast.Call) or function is None:
                 continue
-            told: Tainted = {key for key, item in script.passed(function, part) if depends(item)}  # type: ignore[arg-type]
+            if not any(map(_sets_hyperparameter, ast.walk(function))):
+                continue
+            told: Tainted = {
+                key for key, item in script.passed_arguments(function, part) if depends(item)
+            }
             if (
                 told
                 and (end := _find_dependent_end(values, function.body[0], told, depth + 1))
@@ -486,7 +487,7 @@ def _sets_hyperparameter(node: ast.AST) -> bool:
 
 
 def _evaluation_calls(values: Evaluator, scope: ast.AST, place: ast.AST) -> Tainted:
-    """The calls in ``scope``, but for training, that measure the model on its own records."""
+    """Return the calls in ``scope`` that evaluate the model on its training records."""
     script, trains = values.script, last_name(getattr(place, "func", place))
     return {
         call
@@ -498,7 +499,7 @@ def _evaluation_calls(values: Evaluator, scope: ast.AST, place: ast.AST) -> Tain
 
 
 def _evaluates_model(values: Evaluator, call: ast.Call) -> bool:
-    """Whether a call is of or with the model, and is given its own records."""
+    """Whether a call uses the model on its training records."""
     return any(
         (last_name(item) or "").lower().endswith(MODELS)
         for item in (call.func, getattr(call.func, "value", call), *call.args)
@@ -506,7 +507,7 @@ def _evaluates_model(values: Evaluator, call: ast.Call) -> bool:
 
 
 def _reads_records_itself(values: Evaluator, call: ast.Call) -> bool:
-    """Whether a function of this file that takes no step reads them by names of its own."""
+    """Whether a call runs a function of this file that reads the records without a step."""
     function = values.script.function_of(call.func)
     return (
         function is not None
@@ -516,7 +517,7 @@ def _reads_records_itself(values: Evaluator, call: ast.Call) -> bool:
 
 
 def _names_changed_in(loop: ast.AST) -> set[str]:
-    """The names and attributes that a loop sets, but for those that only count its turns."""
+    """Return the names and attributes that a loop sets, except counters of its turns."""
     made: set[str] = set()
     for node in ast.walk(loop):
         if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
@@ -535,8 +536,8 @@ def _names_changed_in(loop: ast.AST) -> set[str]:
 
 
 def _is_public(values: Evaluator, test: ast.expr, made: Tainted) -> bool:
-    """Whether a condition is settled, or names nothing that the loop makes and calls nothing."""
-    if values.known(test) is not None:
+    """Whether a condition is known, or depends on nothing that the loop sets or calls."""
+    if values.known_value(test) is not None:
         return True
     for node in ast.walk(test):
         if isinstance(node, ast.Name | ast.Attribute) and last_name(node) in made:
@@ -547,12 +548,13 @@ def _is_public(values: Evaluator, test: ast.expr, made: Tainted) -> bool:
 
 
 def _leaves(body: list[ast.stmt]) -> bool:
+    """Whether a block ends with ``raise`` or ``return``."""
     return isinstance(body[-1], ast.Raise | ast.Return)
 
 
 def _may_skip_gradients(values: Evaluator, outer: ast.AST, step: ast.AST, scope: ast.AST) -> bool:
-    """Whether gradients of this scope are formed where a condition skips the step."""
-    if isinstance(outer, ast.If) and values.known(outer.test) is True:
+    """Whether gradients of this scope are computed where a condition skips the step."""
+    if isinstance(outer, ast.If) and values.known_value(outer.test) is True:
         return False
     body = branch(values.script, outer, step)
     formed = [
@@ -561,15 +563,15 @@ def _may_skip_gradients(values: Evaluator, outer: ast.AST, step: ast.AST, scope:
         if values.script.scope_of(call) is scope
     ]
     return not formed or any(
-        outer not in values.script.above(call) or branch(values.script, outer, call) != body
+        outer not in values.script.ancestors(call) or branch(values.script, outer, call) != body
         for call in formed
     )
 
 
 def _continue_between(script: Script, loop: ast.AST, step: ast.Call) -> ast.AST | None:
-    """A ``continue`` of the step's loop after gradients are formed and before the step."""
+    """Find a ``continue`` between the computation of gradients and the step."""
     formed = [
-        call.lineno for call, _ in script.method_calls("backward") if loop in script.above(call)
+        call.lineno for call, _ in script.method_calls("backward") if loop in script.ancestors(call)
     ]
     for node in ast.walk(loop):
         if isinstance(node, ast.Continue) and any(

@@ -18,7 +18,7 @@ MAX_MODULES = 100
 
 
 def module_of(values: Evaluator, function: ast.expr) -> tuple[Evaluator, str] | None:
-    """The module of this repository that defines what is named, and its name there."""
+    """Return the evaluator of the repository's module that defines a name, and the name there."""
     name = function.attr if isinstance(function, ast.Attribute) else None
     base = function.value if isinstance(function, ast.Attribute) else function
     alias = getattr(values.script.binding_of(base), "node", None)
@@ -34,7 +34,7 @@ def module_of(values: Evaluator, function: ast.expr) -> tuple[Evaluator, str] | 
 
 
 def definition_of(values: Evaluator, node: ast.expr) -> tuple[Evaluator, Definition] | None:
-    """The function or class of another file of the repository, with the values of its module."""
+    """Return the function or class of another file that a name refers to."""
     origin = module_of(values, node)
     for _ in range(20):
         if origin is None:
@@ -49,22 +49,22 @@ def definition_of(values: Evaluator, node: ast.expr) -> tuple[Evaluator, Definit
 
 
 def _inside(values: Evaluator, module: Script) -> Evaluator:
-    """The values of a module of the script."""
-    main = values.main or values.script
+    """Return the evaluator of a module of the script."""
+    main = values.main_script or values.script
     return Evaluator(
         module,
         values.readers,
         values.defaults,
-        main=main,
-        definition=values.definition,
+        main_script=main,
+        find_definition=values.find_definition,
         _depth=values._depth,
     )
 
 
 def read_local_import(values: Evaluator, call: ast.Call) -> Any:
-    """What a module of this repository defines: a value, an instance, a result, or all of it.
+    """Read what a module of this repository defines: a value, an instance or a result.
 
-    Raises ``Unreadable`` if any module of the script may set it while it runs.
+    Raises ``Unreadable`` if any module of the script may change it while it runs.
     """
     if (origin := module_of(values, call.func)) is None:
         return _whole_module(values, call)
@@ -75,17 +75,20 @@ def read_local_import(values: Evaluator, call: ast.Call) -> Any:
         raise Unreadable(call, "its arguments are not all named")
     passed = ast.Call(  # with values, as its arguments belong to another file
         ast.Name(name, ast.Load()),
-        [ast.Constant(values.attempt(item)) for item in call.args],
-        [ast.keyword(item.arg, ast.Constant(values.attempt(item.value))) for item in call.keywords],
+        [ast.Constant(values.try_evaluate(item)) for item in call.args],
+        [
+            ast.keyword(item.arg, ast.Constant(values.try_evaluate(item.value)))
+            for item in call.keywords
+        ],
     )
     if len(bound) == 1 and isinstance(bound[0].node, ast.alias):
         return read_local_import(inner, passed)  # what another module defines
     changed = _changed(values, name)
-    if module.defines(name):
-        made = inner.of(passed)
+    if module.defines_once(name):
+        made = inner.evaluate(passed)
         if not isinstance(made, Record):
             return made
-        returned = inner.returned(passed)
+        returned = inner.returned_expression(passed)
         where = find_escape(module, holder_names(returned), methods=made.kind != "class")
         if where is not None:
             raise Unreadable(call, f"the module of {name} may change what it returns")
@@ -100,14 +103,14 @@ def read_local_import(values: Evaluator, call: ast.Call) -> Any:
         return None
     if name in changed:
         raise Unreadable(call.func, f"{name} is set while the script runs")
-    value = inner.attempt(ast.Name(name, ast.Load()))
+    value = inner.try_evaluate(ast.Name(name, ast.Load()))
     if isinstance(value, Unreadable):
         raise Unreadable(call.func, f"{value.why}, in the module that {name} comes from")
     return value
 
 
 def _whole_module(values: Evaluator, call: ast.Call) -> Any:
-    """A module of this repository that is imported whole, as a record of what it defines."""
+    """Return a module of this repository that is imported whole, as a record."""
     alias = getattr(values.script.binding_of(call.func), "node", None)
     origin = _module(values, values.script, alias) if isinstance(alias, ast.alias) else None
     if origin is None or not origin[1] or call.args or call.keywords:
@@ -118,30 +121,30 @@ def _whole_module(values: Evaluator, call: ast.Call) -> Any:
     return Record("class", {
         key: Unreadable(call.func, f"{key} is set while the script runs")
         if key in changed
-        else inner.attempt(ast.Name(key, ast.Load()))
+        else inner.try_evaluate(ast.Name(key, ast.Load()))
         for key in names
     })  # fmt: skip
 
 
 def _changed(values: Evaluator, owner: str | None = None) -> dict[str, set[ast.AST]]:
-    """The attributes that any module of the script sets, and where.
+    """Return the attributes that any module of the script sets, and where.
 
-    Those that objects set of themselves count for the class ``owner`` alone.
+    Attributes of ``self`` only count for the class ``owner``.
     """
     changed: dict[str, set[ast.AST]] = {}
     for script in modules_of(values):
         for name, stores in script.stored_attributes.items():
             for store in stores:
                 own = isinstance(store.value, ast.Name) and store.value.id == "self"
-                classes = [c.name for c in script.above(store) if isinstance(c, ast.ClassDef)]
+                classes = [c.name for c in script.ancestors(store) if isinstance(c, ast.ClassDef)]
                 if not own or owner in classes:
                     changed.setdefault(name, set()).add(store)
     return changed
 
 
 def _module(values: Evaluator, script: Script, alias: ast.alias) -> tuple[Script, bool] | None:
-    """The module of this repository that an import is from, and whether it binds it whole."""
-    known = (values.main or values.script).modules
+    """Return the module of this repository that an import loads, and whether it binds it whole."""
+    known = (values.main_script or values.script).modules
     if (script, alias) not in known:
         known[script, alias] = _imported(values, script, alias)
     return known[script, alias]
@@ -165,7 +168,7 @@ def _imported(values: Evaluator, script: Script, alias: ast.alias) -> tuple[Scri
 def _file(
     values: Evaluator, script: Script, node: ast.AST, start: list[str] | None, module: str
 ) -> Script | None:
-    """The parsed file of a module, if there is just one."""
+    """Return the parsed file of a module, if there is exactly one."""
     if script.folder is None:
         return None
     path = module.replace(".", "/") if module[0] != "." else module
@@ -182,7 +185,7 @@ def _file(
 
 @lru_cache(maxsize=256)
 def parsed_file(text: str, file: Path) -> Script | None:
-    """The script of a file; None if its text is not Python."""
+    """Parse the text of a file; return None if it is not Python."""
     try:
         return Script(parse_script(text), file.parent, file.name.lower())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -190,9 +193,9 @@ def parsed_file(text: str, file: Path) -> Script | None:
 
 
 def modules_of(values: Evaluator, beside: Collection[str] = ()) -> list[Script]:
-    """The script, and the modules of its repository that it imports, at any depth.
+    """Return the script and all modules of its repository that it imports, at any depth.
 
-    Packages ``beside`` are not followed, which may be a library's own.
+    Packages ``beside`` are not followed, since they may belong to a library.
     """
     scripts = [values.script]
     for script in scripts:

@@ -1,13 +1,13 @@
-"""What Opacus makes of a script's arguments: its loader, its rounded rates, its calibrated noise.
+"""Read scripts that use Opacus: its loader, its rounded rates, its calibrated noise.
 
 ``make_private`` replaces the data loader by one that samples with q = 1/⌈N/B⌉, and
-``make_private_with_epsilon`` calibrates its own noise, as ``get_noise_multiplier`` does for others.
-What Opacus 1.6 is known not to do, so that no claim may rest on it:
+``make_private_with_epsilon`` calibrates its own noise, like ``get_noise_multiplier``.
+Known faults of Opacus 1.6:
 
 * It divides by ⌊qN⌋, which differs between data sets that differ by a record; under add_remove
   the divisor must be public (``guard.opacus`` fixes it).
 * With ``poisson_sampling=False`` its accountant still reports the ε of Poisson lots.
-* A new ``PrivacyEngine`` starts an accountant anew, as do assignments to its history.
+* A new ``PrivacyEngine`` resets the accountant, as do assignments to its history.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ STATE_NOISE_REMEDY = (
 
 
 class OpacusPlanReader(ScriptPlanReader):
-    """What one script that calls Opacus says."""
+    """Read the plan fields of a script that calls Opacus."""
 
     def __init__(
         self, library: Library, script: Script, call: ast.Call, stated: dict[str, Any]
     ) -> None:
         super().__init__(library, script, call, stated)
         statement = script.parents[call]
-        self.values.ignored = statement if isinstance(statement, ast.Assign) else None
+        self.values.private_statement = statement if isinstance(statement, ast.Assign) else None
         self.values.readers += (read_noise_calibration,)
-        self.values.length_of = self._length_of
+        self.values.known_length = self._length_of
         self.sizes: tuple[int, int] | None = None
         """Records and lots an epoch, once all is stated."""
         own = last_name(call.func) == "make_private_with_epsilon"
@@ -60,8 +60,8 @@ class OpacusPlanReader(ScriptPlanReader):
         self.drop_last: bool | None = self.stated.get("drop_last")
 
     def partial(self) -> PartialPlan:
-        """The plan fields; raises ``MalformedPlan``."""
-        clipping = self.values.known(self.arguments.get("clipping"))
+        """Return the plan fields; raises ``MalformedPlan``."""
+        clipping = self.values.known_value(self.arguments.get("clipping"))
         if isinstance(clipping, str) and clipping not in CLIPPING_MODES:
             message = f"its {last_name(self.call.func)} may not be Opacus's: clipping={clipping}."
             raise self.refusal(message, "Write a plan.")
@@ -76,23 +76,23 @@ class OpacusPlanReader(ScriptPlanReader):
         if self._may_be_skipped():
             self.broken.append(FAULTS["private_call_skipped"])
         returned = PrivateObjects(self.values, self.arguments)
-        self.values.others = frozenset(
+        self.values.other_steps = frozenset(
             step for step in optimizer_steps(self.values) if returned.is_of_another(step)
         )
         return super().partial()
 
-    def judge(self, lot: Any) -> None:
-        """Add also what the script does with what the private call returns."""
-        super().judge(lot)
+    def find_faults(self, lot: Any) -> None:
+        """Add also the faults in how the script uses the private objects."""
+        super().find_faults(lot)
         self.broken += PrivateObjects(self.values, self.arguments).faults()
         if self._runs_on_several_devices():
             self.broken.append(FAULTS["noise_of_a_device"])
-        reduced = self.values.known(self.arguments.get("loss_reduction")) or "mean"
+        reduced = self.values.known_value(self.arguments.get("loss_reduction")) or "mean"
         if ({"mean", "sum"} - {reduced}) & set(loss_reductions(self.values)):
             self.broken.append(FAULTS["other_reduction"])
 
     def quantity(self, name: str) -> Any:
-        """A quantity of the private call, else of its calibration, else of the calls beside it."""
+        """Return a quantity of the private call, its calibration, or a related call."""
         target = (self._calibration() or {}).get(name) if name.startswith("target_") else None
         if not is_number(target):
             return super().quantity(name)
@@ -102,14 +102,14 @@ class OpacusPlanReader(ScriptPlanReader):
     # ---- the parts of a plan ------------------------------------------------------------
 
     def release(self) -> dict[str, Any]:
-        """The only release; the noise that Opacus calibrates follows once all is stated."""
+        """Return the only release. Noise that Opacus calibrates is added by ``finish``."""
         if not self.calibrates or "noise_multiplier" in self.stated:
             return super().release()
         clip = self.quantity("clip_norm")
         return {"name": "all", "clip_norm": clip if clip is not None and clip > 0 else 1.0}
 
     def scheme(self) -> str | None:
-        """``poisson``; without Poisson sampling what the loader draws, if the text shows it."""
+        """Return ``poisson``, or the loader's scheme if Poisson sampling is turned off."""
         node = self.arguments.get("poisson_sampling")
         match node:
             case ast.Call(func=ast.Name(id="isinstance"), args=[_, kind]) if (
@@ -117,12 +117,12 @@ class OpacusPlanReader(ScriptPlanReader):
             ):
                 if self._has_plain_data():
                     node = ast.Constant(False)
-                elif self.script.called("DPLightningDataModule"):
+                elif self.script.calls_to("DPLightningDataModule"):
                     node = None  # it draws Poisson lots before
         own = (
             None if node is None else self.read(node, "/sampling/scheme", "poisson_sampling", bool)
         )
-        poisson = self.pick("poisson_sampling", True if node is None else own)
+        poisson = self.resolve("poisson_sampling", True if node is None else own)
         if poisson is False:
             self.is_poisson = False
             self.unread["/sampling/scheme"] = "poisson_sampling=False does not draw Poisson lots."
@@ -130,7 +130,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return "poisson" if poisson else None
 
     def lot_size(self) -> Any:
-        """The batch size of the loader, if the text shows it."""
+        """Return the batch size of the loader, if the text shows it."""
         loader = self._loader()
         options = {} if loader is None else keywords_of(loader)
         if "batch_sampler" in options or "sampler" in options:
@@ -142,8 +142,8 @@ class OpacusPlanReader(ScriptPlanReader):
         if loader is None:
             return None
         node = options.get("batch_size") or (loader.args[1] if len(loader.args) > 1 else None)
-        last = self.values.attempt(options["drop_last"]) if "drop_last" in options else False
-        self.drop_last = self.pick("drop_last", last if isinstance(last, bool) else None)
+        last = self.values.try_evaluate(options["drop_last"]) if "drop_last" in options else False
+        self.drop_last = self.resolve("drop_last", last if isinstance(last, bool) else None)
         stores = self.script.stored_attributes.get("batch_size", ())
         if any(reads_records(self.values, store.value) for store in stores):
             self.unread["/sampling/lot_size"] = "the batch size of the loader is set again."
@@ -152,7 +152,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return batch if isinstance(batch, int) else None
 
     def size(self) -> Any:
-        """The records of a torchvision training set that the loader reads whole."""
+        """Return the size of a torchvision training set that the loader reads whole."""
         loader = self._loader()
         if loader is None:
             return None
@@ -161,7 +161,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
 
     def passes(self) -> tuple[str, float, int]:
-        """The loops around ``optimizer.step()``; the epochs of a calibration are only a promise.
+        """Count the loops around ``optimizer.step()``, not the epochs of a calibration.
 
         Raises ``Unreadable``.
         """
@@ -171,51 +171,51 @@ class OpacusPlanReader(ScriptPlanReader):
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def _trainer_passes(self) -> tuple[str, float, int]:
-        """The epochs of Lightning's only ``Trainer(max_epochs=...).fit()``.
+        """Return the epochs of Lightning's only ``Trainer(max_epochs=...).fit()``.
 
         Raises ``Unreadable``.
         """
-        trainers, fits = self.script.called("Trainer"), self.script.called("fit")
+        trainers, fits = self.script.calls_to("Trainer"), self.script.calls_to("fit")
         if len(trainers) != 1 or len(fits) != 1:
             where = fits[-1] if fits else self.call
             what = "fit() is called" if len(trainers) == 1 else "a Trainer is made"
             count = len(fits if len(trainers) == 1 else trainers)
             raise Unreadable(where, f"{what} {count} times in this file")
-        epochs = self.values.known(keywords_of(trainers[0]).get("max_epochs"))
+        epochs = self.values.known_value(keywords_of(trainers[0]).get("max_epochs"))
         if not isinstance(epochs, int) or epochs < 1:
             raise Unreadable(trainers[0], "its max_epochs cannot be determined")
         return "epochs", epochs * passes_around(self.values, fits[0]).count, trainers[0].lineno
 
-    def note(self) -> None:
+    def add_notes(self) -> None:
         """Add the notes that depend on what was read."""
         if self.calibrates and "noise_multiplier" not in self.stated:
             self.notes.append("Opacus: the noise is what its own calibration gives.")
         if ignored := sorted(self.arguments.keys() - ARGUMENTS):
             self.notes.append(f"Opacus: it is Opacus itself, which ignores {', '.join(ignored)}.")
-        if self.values.known(self.arguments.get("grad_sample_mode")) == "no_op":
+        if self.values.known_value(self.arguments.get("grad_sample_mode")) == "no_op":
             self.notes.append("Opacus: with no_op the script forms each record's gradient itself.")
-        if self.values.known(self.arguments.get("batch_first")) is False:
+        if self.values.known_value(self.arguments.get("batch_first")) is False:
             self.notes.append("Opacus: records are the second axis of what layers get.")
         layers = self.arguments.get("clipping")
-        if layers is not None and self.values.known(layers) == "per_layer":
+        if layers is not None and self.values.known_value(layers) == "per_layer":
             self.notes.append(
                 "Opacus: with per-layer clipping the noise multiplier is taken over the norm of "
                 "all layers' clip norms together, which is what its optimiser does."
             )
-        super().note()
+        super().add_notes()
 
     # ---- the calibration ---------------------------------------------------------------
 
     def _calibration(self) -> dict[str, Any] | None:
-        """The arguments of the ``get_noise_multiplier`` whose value is the noise, if it is one."""
+        """Return the arguments of the ``get_noise_multiplier`` that computes the noise."""
         node = self.arguments.get("noise_multiplier")
-        value = None if node is None else self.values.attempt(node)
+        value = None if node is None else self.values.try_evaluate(node)
         if isinstance(value, Record) and value.kind == "calibration":
             return value.fields
         return None
 
     def _length_of(self, node: ast.expr) -> int | None:
-        """The length of the private call's loader or of its records, once both are stated."""
+        """Return the length of the private loader or of its data, once both are known."""
         if self.sizes is None:
             return None
         records, lots = self.sizes
@@ -224,16 +224,20 @@ class OpacusPlanReader(ScriptPlanReader):
         if self._is_loader(node):
             return lots
         loader = self._loader()
-        data = self.values.made(loader.args[0]) if loader is not None and loader.args else None
-        return records if data is not None and self.values.made(node) is data else None
+        data = self.values.origin_of(loader.args[0]) if loader is not None and loader.args else None
+        return records if data is not None and self.values.origin_of(node) is data else None
 
     def _is_loader(self, node: ast.expr) -> bool:
-        """Whether a name is that of the loader that the private call gets."""
+        """Whether a name is the loader that the private call takes."""
         loader = self.arguments.get("data_loader")
         if not (isinstance(node, ast.Name) and isinstance(loader, ast.Name)):
             return False
         named, own = (
-            [b for b in self.script.bindings_of(name) if not self.values.is_rebound(b.node)]
+            [
+                b
+                for b in self.script.bindings_of(name)
+                if not self.values.is_set_by_private_call(b.node)
+            ]
             for name in (node, loader)
         )
         return node.id == loader.id and len(own) == 1 and named == own
@@ -241,29 +245,32 @@ class OpacusPlanReader(ScriptPlanReader):
     # ---- the loader ----------------------------------------------------------------------
 
     def _loader(self) -> ast.Call | None:
-        """The call that makes the data loader, if the text shows it."""
-        node = self.values.made(self.arguments.get("data_loader"))
+        """Return the call that makes the data loader, if the text shows it."""
+        node = self.values.origin_of(self.arguments.get("data_loader"))
         if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
-            loader = self.values.spread(node)
+            loader = self.values.with_unpacked_keywords(node)
             return None if any(item.arg is None for item in loader.keywords) else loader
         self.unread.setdefault("/sampling/lot_size", "the script does not show the data_loader.")
         return None
 
     def _has_plain_data(self) -> bool:
-        """Whether Lightning's command line is given data whose loader draws no Poisson lots."""
-        draws = self.script.called("DPLightningDataModule", "from_data_loader")
+        """Whether Lightning's CLI uses data whose loader draws no Poisson lots."""
+        draws = self.script.calls_to("DPLightningDataModule", "from_data_loader")
         scopes = {self.script.scope_of(call) for call in draws}
         return any(
             (cli.args[1:] or "datamodule_class" in keywords_of(cli))
             and scope not in scopes
-            and (scope is self.script.tree or self.script.uses(scope))
-            for cli in self.script.called("LightningCLI")
+            and (scope is self.script.tree or self.script.references_to(scope))
+            for cli in self.script.calls_to("LightningCLI")
             for scope in [self.script.scope_of(cli)]
         )
 
     def _shuffles(self) -> bool:
         loader = self._loader()
-        return loader is not None and self.values.known(keywords_of(loader).get("shuffle")) is True
+        return (
+            loader is not None
+            and self.values.known_value(keywords_of(loader).get("shuffle")) is True
+        )
 
     # ---- what the library does not do --------------------------------------------------------
 
@@ -272,16 +279,16 @@ class OpacusPlanReader(ScriptPlanReader):
         scope = self.script.scope_of(self.call)
         return any(
             isinstance(module, ast.Name)
-            and self.script.imports(module, "affidavit.gate", "guard")
+            and self.script.is_import_of(module, "affidavit.gate", "guard")
             and self.script.scope_of(call) is scope
             and self.values.always_runs(self.call, scope, call)
             for call, module in self.script.method_calls("opacus")
         )
 
     def _may_be_skipped(self) -> bool:
-        """Whether an error of the private call is caught, and the script goes on."""
+        """Whether the script catches an error of the private call and continues."""
         inner: ast.AST = self.call
-        for outer in self.script.above(self.call):
+        for outer in self.script.ancestors(self.call):
             if isinstance(outer, ast.Try) and inner in outer.body:
                 last = [handler.body[-1] for handler in outer.handlers]
                 if not all(self._ends(statement) for statement in last):
@@ -295,30 +302,30 @@ class OpacusPlanReader(ScriptPlanReader):
         return leaves or isinstance(statement, ast.Raise)
 
     def _runs_on_several_devices(self) -> bool:
-        """Whether Lightning's trainer is given several devices, or may be."""
-        told = (keywords_of(call) for call in self.script.called("Trainer"))
+        """Whether Lightning's trainer may use several devices."""
+        told = (keywords_of(call) for call in self.script.calls_to("Trainer"))
         counts = (item[key] for item in told for key in ("devices", "num_nodes", "gpus")
                   if key in item)  # fmt: skip
-        known = map(self.values.known, counts)
+        known = map(self.values.known_value, counts)
         single = (0, 1, "1", "auto")
         return any(value not in single and len(value if isinstance(value, list) else "ab") != 1
                    for value in known)  # fmt: skip
 
     def _is_ghost(self) -> bool:
-        """Whether gradients are clipped by a second backward pass, or may be."""
+        """Whether gradients may be clipped by a second backward pass."""
         node = self.arguments.get("grad_sample_mode")
-        mode = "hooks" if node is None else self.values.known(node)
+        mode = "hooks" if node is None else self.values.known_value(node)
         if isinstance(mode, str):
             return "ghost" in mode
         # With ghost clipping four things are returned, so that three names would fail.
-        targets = getattr(self.values.ignored, "targets", ())
+        targets = getattr(self.values.private_statement, "targets", ())
         return not any(isinstance(item, ast.Tuple) and len(item.elts) == 3 for item in targets)
 
     def _uses_its_criterion(self) -> bool:
-        """Whether every ``backward()`` is of the loss that the private call returns."""
+        """Whether every ``backward()`` uses the loss of the returned criterion."""
         returned = [
             target.elts[2].id
-            for target in getattr(self.values.ignored, "targets", ())
+            for target in getattr(self.values.private_statement, "targets", ())
             if isinstance(target, ast.Tuple)
             and len(target.elts) == 4
             and isinstance(target.elts[2], ast.Name)
@@ -339,7 +346,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return True
 
     def _makes_several_engines(self) -> bool:
-        engines = self.script.called("PrivacyEngine")
+        engines = self.script.calls_to("PrivacyEngine")
         stored = self.script.stored_attributes
         changed = [*stored.get("history", ()), *stored.get("accountant", ())]
         if len(engines) > 1 or any(_mentions_engine(node.value) for node in changed):
@@ -354,7 +361,7 @@ class OpacusPlanReader(ScriptPlanReader):
         )
 
     def _is_made_once(self, engine: ast.Call) -> bool:
-        """Whether the module runs this call once, and no framework does in each round."""
+        """Whether the script makes an engine exactly once."""
         try:
             return passes_around(self.values, engine).count == 1
         except Unreadable:
@@ -362,7 +369,7 @@ class OpacusPlanReader(ScriptPlanReader):
 
     def _is_repeated(self, node: ast.AST) -> bool:
         """Whether a loop, or a second call of its function, may run a node again."""
-        called = (self.values.known_calls(outer) for outer in self.script.above(node))
+        called = (self.values.known_calls(outer) for outer in self.script.ancestors(node))
         return any(len(calls) > 1 for calls in called) or any(
             isinstance(loop, ast.While) or not runs_once(self.values, loop.iter)
             for loop in enclosing_loops(self.values, node)
@@ -371,7 +378,7 @@ class OpacusPlanReader(ScriptPlanReader):
     # ---- once everything is stated -------------------------------------------------------------
 
     def finish(self, plan: dict[str, Any], calibrate: NoiseCalibration | None) -> dict[str, Any]:
-        """The rate and the steps that Opacus makes of batch size and epochs, and its noise."""
+        """Set the sampling rate, steps and noise that Opacus computes."""
         size = plan.get("dataset", {}).get("size")
         sampling = plan.get("sampling", {})
         lot, scheme = sampling.get("lot_size"), sampling.get("scheme")
@@ -395,7 +402,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return plan
 
     def _settle_target(self, plan: dict[str, Any]) -> None:
-        """Add the target that the script computes of its sizes, or refuse another than it has."""
+        """Add the target that the script computes from its sizes, or refuse a different one."""
         target = plan["target"] = dict(plan.get("target", {}))
         for key in ("epsilon", "delta"):
             name = f"target_{key}"
@@ -409,13 +416,13 @@ class OpacusPlanReader(ScriptPlanReader):
     def _calibrate(
         self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
     ) -> None:
-        """Set the noise of ``make_private_with_epsilon``, or refuse more of it than that."""
+        """Set the calibrated noise, or refuse a directive that states more noise."""
         release = plan["releases"][0]
         stated = release.get("noise_multiplier")
         if stated is None:
             release["noise_multiplier"] = self._calibrated(plan, lots, calibrate)
             return
-        if self.values.exclusive:
+        if self.values.alternatives:
             return  # it may be what another of the calls adds
         try:
             own = self._calibrated(plan, lots, calibrate)
@@ -427,7 +434,7 @@ class OpacusPlanReader(ScriptPlanReader):
     def _calibrated(
         self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
     ) -> float:
-        """The noise that the script calibrates, by Opacus' own function."""
+        """Return the noise that Opacus' own function calibrates."""
         calibration = self._calibration()
         arguments = (
             self._of_epsilon(plan, lots) if calibration is None else self._of_function(calibration)
@@ -446,7 +453,7 @@ class OpacusPlanReader(ScriptPlanReader):
             raise self.refusal(message, "Change the target.") from None
 
     def _of_epsilon(self, plan: dict[str, Any], lots: int | None) -> dict[str, Any]:
-        """What ``make_private_with_epsilon`` calibrates for."""
+        """Return the calibration arguments of ``make_private_with_epsilon``."""
         target = plan.get("target", {})
         epochs = self.read(self.arguments.get("epochs"), "/epochs", "epochs")
         stated = {
@@ -485,7 +492,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return self.refusal(message, f"Add {remedy}")
 
     def _of_function(self, calibration: dict[str, Any]) -> dict[str, Any]:
-        """What ``get_noise_multiplier`` calibrates for, by its own arguments."""
+        """Return the calibration arguments of ``get_noise_multiplier``."""
         length = "steps" if "steps" in calibration else "epochs"
         needed = ("target_epsilon", "target_delta", "sample_rate", length)
         why = [
@@ -517,9 +524,9 @@ class OpacusPlanReader(ScriptPlanReader):
         }
 
     def _accountant(self) -> str:
-        for call in self.script.called("PrivacyEngine"):
+        for call in self.script.calls_to("PrivacyEngine"):
             node = call.args[0] if call.args else keywords_of(call).get("accountant")
-            name = self.values.known(node) if node is not None else "prv"
+            name = self.values.known_value(node) if node is not None else "prv"
             if isinstance(name, str):
                 return name
         raise self.refusal(
@@ -529,19 +536,19 @@ class OpacusPlanReader(ScriptPlanReader):
 
 
 def read_noise_calibration(values: Evaluator, call: ast.Call) -> Record | None:
-    """``get_noise_multiplier(...)`` of Opacus, with its arguments as fields.
+    """Read Opacus' ``get_noise_multiplier(...)`` as a record of its arguments.
 
     Raises ``Unreadable``.
     """
     function = call.func
     bound = values.script.bindings_of(function) if isinstance(function, ast.Name) else []
     names = {last_name(function), *(getattr(item.node, "name", None) for item in bound)}
-    if "get_noise_multiplier" not in names or not values.script.is_of(function, ("opacus",)):
+    if "get_noise_multiplier" not in names or not values.script.comes_from(function, ("opacus",)):
         return None
     if call.args or any(item.arg is None for item in call.keywords):
         raise Unreadable(call, "its arguments are not all named")
     return Record(
-        "calibration", {name: values.attempt(node) for name, node in keywords_of(call).items()}
+        "calibration", {name: values.try_evaluate(node) for name, node in keywords_of(call).items()}
     )
 
 

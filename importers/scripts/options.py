@@ -1,9 +1,9 @@
-"""Readers of what scripts take their settings from, for ``script_values``.
+"""Read where scripts take their settings from.
 
 Defaults of ``argparse``, absl flags and click options; fields of dataclasses and plain classes;
-``SimpleNamespace``; ``HfArgumentParser``; ``os.environ`` with a default; records of well-known data
-sets. Files beside the script are read by ``script_files``. A default is what runs if nobody says
-otherwise, and a report says that it was read.
+``SimpleNamespace``; ``HfArgumentParser``; ``os.environ`` with a default; sizes of well-known data
+sets. ``settings_files`` reads files beside the script. A default is what runs unless something
+overrides it; the report says that it was read.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ NAMESPACE_CLASSES: dict[str | None, dict[str, Any]] = {
 VISION_PACKAGES = ("torchvision",)
 TRAINING_SET_SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
-"""Records of torchvision's training sets."""
+"""Sizes of torchvision's training sets."""
 
 
 def read_argparse(values: Evaluator, call: ast.Call) -> Any:
-    """``parser.parse_args()`` without arguments: the defaults of the only parser.
+    """Read ``parser.parse_args()``: the defaults of the only parser.
 
     Raises ``Unreadable``.
     """
@@ -79,7 +79,7 @@ def read_argparse(values: Evaluator, call: ast.Call) -> Any:
 
 
 def _parser_builder(values: Evaluator, call: ast.Call) -> tuple[Evaluator, ast.Call] | None:
-    """What parses where a function, here or in another module, makes the parser."""
+    """Return the ``parse_args`` call for a parser that a function builds, and its evaluator."""
     parser = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     made = values.script.value_of(parser) if isinstance(parser, ast.Name) else parser
     origin = module_of(values, made.func) if isinstance(made, ast.Call) else None
@@ -89,7 +89,9 @@ def _parser_builder(values: Evaluator, call: ast.Call) -> tuple[Evaluator, ast.C
         return None
     inner, name = origin
     function = inner.script.function_of(ast.Name(name, ast.Load()))
-    returned = None if function is None else inner.returned(ast.Call(ast.Name(name), [], []))
+    returned = (
+        None if function is None else inner.returned_expression(ast.Call(ast.Name(name), [], []))
+    )
     if not isinstance(returned, ast.Name):
         return None
     return inner, ast.Call(ast.Attribute(returned, "parse_args"), [], [])
@@ -105,26 +107,26 @@ class _OptionDefault:
     def value(self, name: str) -> Any:
         positional = [str(arg.value) for arg in self.call.args if isinstance(arg, ast.Constant)]
         value = self._written(name, positional)
-        launches = (self.values.main or self.values.script).launches
-        calls = self.values.script.called("add_argument")
+        launches = (self.values.main_script or self.values.script).launches
+        calls = self.values.script.calls_to("add_argument")
         others = {
             option_name(str(getattr(arg, "value", ""))) for call in calls for arg in call.args
         }
         short = [key for key in launches if len(key) > 1 and name.startswith(key)
                  and key not in others]  # fmt: skip
-        return self.values.overridden(value, name, *positional, *short) or value
+        return self.values.launch_override(value, name, *positional, *short) or value
 
     def _written(self, name: str, positional: list[str]) -> Any:
         optional = all(item.startswith("-") for item in positional)
-        required = self.values.known(self.arguments.get("required")) not in (None, False)
-        action = self.values.known(self.arguments.get("action"))
+        required = self.values.known_value(self.arguments.get("required")) not in (None, False)
+        action = self.values.known_value(self.arguments.get("action"))
         if not optional or required:
             return Unreadable(self.call, f"{name} must be given on the command line")
         if action in ("store_true", "store_false") and "default" not in self.arguments:
             return action == "store_false"
         if "default" not in self.arguments:
             return Unreadable(self.call, f"the option {name} has no default")
-        value = self.values.attempt(self.arguments["default"])
+        value = self.values.try_evaluate(self.arguments["default"])
         if not isinstance(value, str) or "type" not in self.arguments:
             return value
         # argparse gives the default's text to ``type``.
@@ -132,13 +134,15 @@ class _OptionDefault:
         if isinstance(kind, ast.Name) and kind.id == "str":
             return value
         if isinstance(kind, ast.Name) and kind.id in ("float", "int"):
-            return self.values.attempt(ast.Call(func=kind, args=[ast.Constant(value)], keywords=[]))
+            return self.values.try_evaluate(
+                ast.Call(func=kind, args=[ast.Constant(value)], keywords=[])
+            )
         return Unreadable(self.call, f"the option {name} is converted by a function")
 
 
 def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     script = values.script
-    parsers = script.called("ArgumentParser")
+    parsers = script.calls_to("ArgumentParser")
     if len(parsers) != 1 or not _is_argparse(script, parsers[0].func):
         raise Unreadable(call, "the script has several parsers, or one of another library")
     if {keyword.arg for keyword in parsers[0].keywords} - SAFE_PARSER_ARGUMENTS or parsers[0].args:
@@ -186,14 +190,14 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
 def _is_argparse(script: Script, function: ast.expr) -> bool:
     match function:
         case ast.Attribute(value=ast.Name() as module):
-            return script.imports(module, "argparse")
+            return script.is_import_of(module, "argparse")
         case ast.Name():
-            return script.imports(function, "argparse", "ArgumentParser")
+            return script.is_import_of(function, "argparse", "ArgumentParser")
     return False
 
 
 def option_destination(call: ast.Call) -> str | None:
-    """The attribute that an ``add_argument`` sets, or None if it is not written out."""
+    """Return the attribute that an ``add_argument`` sets, or None if it is computed."""
     if not call.args or any(keyword.arg is None for keyword in call.keywords):
         return None
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
@@ -207,55 +211,55 @@ def option_destination(call: ast.Call) -> str | None:
 
 
 def read_absl_flags(values: Evaluator, call: ast.Call) -> Any:
-    """absl: ``FLAGS = flags.FLAGS`` with the defaults of ``DEFINE_...``.
+    """Read absl's ``flags.FLAGS``: the defaults of its ``DEFINE_...`` calls.
 
     Raises ``Unreadable``.
     """
     if not (isinstance(call.func, ast.Name) and call.func.id == "FLAGS" and not call.args):
         return None
     fields: dict[str, Any] = {}
-    for item in values.script.called(*FLAGS):
+    for item in values.script.calls_to(*FLAGS):
         if len(item.args) < 2:
             continue
         name = item.args[0].value if isinstance(item.args[0], ast.Constant) else None
         if not isinstance(name, str) or name in fields:
             raise Unreadable(item, "a flag's name is not written out, or is declared twice")
-        fields[name] = values.attempt(item.args[1])
+        fields[name] = values.try_evaluate(item.args[1])
     return Record("options", fields)
 
 
 def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
-    """absl: what ``DEFINE_...`` returns, whose ``value`` is the flag's default.
+    """Read an absl flag object, whose ``value`` is the flag's default.
 
     Raises ``Unreadable``.
     """
     if last_name(call.func) not in FLAGS or len(call.args) < 2:
         return None
-    name = str(values.known(call.args[0]))
+    name = str(values.known_value(call.args[0]))
     script = values.script
-    if name in script.stored_attributes or script.called("set_default"):
+    if name in script.stored_attributes or script.calls_to("set_default"):
         raise Unreadable(call, f"the flag {name} may be set while the script runs")
-    return Record("flag", {"value": values.default(name, values.attempt(call.args[1]))})
+    return Record("flag", {"value": values.use_default(name, values.try_evaluate(call.args[1]))})
 
 
 def read_typer_option(values: Evaluator, call: ast.Call) -> Any:
-    """typer's ``Option(default)`` as a parameter's default.
+    """Read typer's ``Option(default)``.
 
     Raises ``Unreadable``.
     """
-    if last_name(call.func) not in ("Option", "Argument") or not values.script.is_of(
+    if last_name(call.func) not in ("Option", "Argument") or not values.script.comes_from(
         call.func, ("typer",)
     ):
         return None
     node = next(iter(call.args), None) or keywords_of(call).get("default")
-    value = ... if node is None else values.of(node)
+    value = ... if node is None else values.evaluate(node)
     if value is ... or isinstance(value, str):
         raise Unreadable(call, "it must be given on the command line")
     return value
 
 
 def read_decorated_option(values: Evaluator, call: ast.Call) -> Any:
-    """A parameter of a function that click or typer decorates: its option's default."""
+    """Read the default of a click, typer, Hydra or gin parameter."""
     if not call.args or not isinstance(call.args[0], ast.FunctionDef | ast.ClassDef):
         return None
     function, name = call.args[0], last_name(call.func) or ""
@@ -266,17 +270,21 @@ def read_decorated_option(values: Evaluator, call: ast.Call) -> Any:
             and option_destination(decorator) == name
         ):
             default = keywords_of(decorator).get("default")
-            return None if default is None else values.default(name, values.attempt(default))
+            return (
+                None if default is None else values.use_default(name, values.try_evaluate(default))
+            )
         if last_name(getattr(decorator, "func", decorator)) == "command" and find_import(
             values.script, ("typer",)
         ):
             default = default_of(function, name)
-            return None if default is None else values.default(name, values.attempt(default))
+            return (
+                None if default is None else values.use_default(name, values.try_evaluate(default))
+            )
     return read_configured_parameter(values, function, name)
 
 
 def read_instance(values: Evaluator, call: ast.Call) -> Any:
-    """An instance of a class of this file, or of a well-known one, with its attributes.
+    """Read an instance of a class of this file, or of a well-known class.
 
     Raises ``Unreadable``.
     """
@@ -291,18 +299,18 @@ def read_instance(values: Evaluator, call: ast.Call) -> Any:
     fields, order = _class_fields(values, node), _field_order(values.script, node)
     if any(isinstance(item, ast.Starred) for item in call.args) or len(call.args) > len(order):
         raise Unreadable(call, "its arguments are not all named")
-    placed = dict(zip(order, map(values.attempt, call.args), strict=False))
+    placed = dict(zip(order, map(values.try_evaluate, call.args), strict=False))
     return Record("class", fields | placed | _keyword_values(values, call))
 
 
 def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
-    """What a call gives by name, also by ``**`` of a dictionary or file that is read."""
+    """Return the keyword arguments of a call, including those that ``**`` unpacks."""
     named: dict[str, Any] = {}
     for item in call.keywords:
         if item.arg is not None:
-            named[item.arg] = values.attempt(item.value)
+            named[item.arg] = values.try_evaluate(item.value)
             continue
-        record = values.of(item.value)
+        record = values.evaluate(item.value)
         if not isinstance(record, Record) or record.kind not in ("dict", "file"):
             raise Unreadable(call, "its arguments are not all named")
         named |= record.fields
@@ -310,7 +318,7 @@ def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
 
 
 def _field_order(script: Script, node: ast.ClassDef) -> list[str]:
-    """The fields of a dataclass in the order of its positional arguments."""
+    """Return the fields of a dataclass in the order of its positional arguments."""
     parents = (_class_named(script, base) for base in node.bases)
     names = [
         name for parent in parents if parent is not None for name in _field_order(script, parent)
@@ -322,7 +330,7 @@ def _field_order(script: Script, node: ast.ClassDef) -> list[str]:
 def _constructor_attributes(
     values: Evaluator, call: ast.Call, node: ast.ClassDef, init: ast.FunctionDef
 ) -> Record:
-    """The attributes that a constructor sets once, each by a statement of its own."""
+    """Return the attributes that a constructor sets unconditionally."""
     script = values.script
     methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     if (
@@ -345,7 +353,7 @@ def _constructor_attributes(
                     fields[name] = Unreadable(store, f"an attribute {name} is set elsewhere too")
                     continue
                 try:
-                    fields[name] = values.within(init, call, item.value)
+                    fields[name] = values.evaluate_in_call(init, call, item.value)
                 except Unreadable as reason:
                     fields[name] = reason
     return Record("class", fields, frozenset(stores))
@@ -362,6 +370,7 @@ def _class_named(script: Script, function: ast.expr) -> ast.ClassDef | None:
 
 
 def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
+    """Return the fields of a dataclass or plain class, with their defaults."""
     methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     plain = all("dataclass" in ast.unparse(item) for item in node.decorator_list)
     if not plain or node.keywords or methods & SPECIAL_METHODS:
@@ -371,7 +380,7 @@ def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
         parent = _class_named(values.script, base)
         if parent is not None:
             fields |= _class_fields(values, parent)
-        elif isinstance(made := values.attempt(base), Record) and made.kind == "class":
+        elif isinstance(made := values.try_evaluate(base), Record) and made.kind == "class":
             fields |= made.fields  # of another module
         elif last_name(base) not in ("object", "NamedTuple", "BaseModel", "TrainingArguments"):
             raise Unreadable(base, "its base class is not in this file")
@@ -393,35 +402,35 @@ def _default_of(values: Evaluator, name: str, value: ast.expr, fields: dict[str,
         options = keywords_of(value)
         match options.get("default"), options.get("default_factory"):
             case None, ast.Lambda(body=body):
-                return values.attempt(body)
+                return values.try_evaluate(body)
             case None, ast.Name() as factory:
-                return values.attempt(ast.Call(func=factory, args=[], keywords=[]))
+                return values.try_evaluate(ast.Call(func=factory, args=[], keywords=[]))
             case None, _:
                 return Unreadable(value, f"{name} has no default")
             case default, _:
-                return values.attempt(default)
-    return values.attempt(value)
+                return values.try_evaluate(default)
+    return values.try_evaluate(value)
 
 
 def read_hf_arguments(values: Evaluator, call: ast.Call) -> Any:
-    """``HfArgumentParser((A, B)).parse_args_into_dataclasses()``: the defaults of each.
+    """Read ``HfArgumentParser((A, B)).parse_args_into_dataclasses()``: the defaults of each.
 
     Raises ``Unreadable``.
     """
     if last_name(call.func) != "parse_args_into_dataclasses" or call.args or call.keywords:
         return None
-    parsers = values.script.called("HfArgumentParser")
+    parsers = values.script.calls_to("HfArgumentParser")
     if len(parsers) != 1 or len(parsers[0].args) != 1:
         raise Unreadable(call, "the script has several parsers")
     listed = parsers[0].args[0]
     items = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
-    made = [values.attempt(ast.Call(func=item, args=[], keywords=[])) for item in items]
+    made = [values.try_evaluate(ast.Call(func=item, args=[], keywords=[])) for item in items]
     return [without_launch_overrides(values, item, item.kind) if isinstance(item, Record) else item
             for item in made]  # fmt: skip
 
 
 def read_environment(values: Evaluator, call: ast.Call) -> Any:
-    """``os.environ.get(name, default)`` and ``os.getenv``: the default.
+    """Read ``os.environ.get(name, default)`` and ``os.getenv``: the default.
 
     Raises ``Unreadable``.
     """
@@ -433,7 +442,7 @@ def read_environment(values: Evaluator, call: ast.Call) -> Any:
     if (setter := next((n for n in values.script.nodes if _sets_environment(n)), None)) is not None:
         line = getattr(setter, "lineno", "?")
         raise Unreadable(call, f"line {line} may set the environment")
-    return values.default(f"${call.args[0].value!s}", values.attempt(call.args[1]))
+    return values.use_default(f"${call.args[0].value!s}", values.try_evaluate(call.args[1]))
 
 
 def _sets_environment(node: ast.AST) -> bool:
@@ -446,7 +455,7 @@ def _sets_environment(node: ast.AST) -> bool:
 
 
 def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
-    """``len(x)`` of a whole training set of torchvision, or of what ``values`` knows the length of.
+    """Read ``len(x)`` of a torchvision training set, or of data with a known length.
 
     Raises ``Unreadable``.
     """
@@ -454,17 +463,17 @@ def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
         case ast.Call(func=ast.Name(id="len"), args=[node]) if not values.script.resolve(
             "len", values.script.tree
         )[1]:
-            own = values.length_of(node) if values.length_of is not None else None
+            own = values.known_length(node) if values.known_length is not None else None
             return _record_count(values, call, node) if own is None else own
     return None
 
 
 def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
     if isinstance(node, ast.Attribute) and node.attr == "dataset":
-        loader = values.made(node.value)
+        loader = values.origin_of(node.value)
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
-    made = values.made(node)
+    made = values.origin_of(node)
     name = last_name(made.func) if isinstance(made, ast.Call) else None
     match made:
         case ast.Call(args=[first, *_]) if name == "TensorDataset":
@@ -472,23 +481,34 @@ def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
         case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if (
             name in NAMES["random_arrays"]
         ):
-            if isinstance(size := values.of(rows), int):
+            if isinstance(size := values.evaluate(rows), int):
                 return size
     if made is None:
         raise Unreadable(node, f"the length of {source_text(node)} is not settled")
-    if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION_PACKAGES):
+    if not isinstance(made, ast.Call) or not values.script.comes_from(made.func, VISION_PACKAGES):
         raise Unreadable(call, "this length cannot be determined")
     train = keywords_of(made).get("train")
     size = TRAINING_SET_SIZES.get(last_name(made.func) or "")
     content = ("data", "targets", "train_data", "samples", "imgs")
     cut = values.script.stored_attributes.keys() & content
-    if size is None or train is None or values.known(train) is not True or cut:
+    if size is None or train is None or values.known_value(train) is not True or cut:
         raise Unreadable(made, "it is not a whole training set of a known size")
     return size
 
 
 READERS = (
-    read_argparse, read_absl_flags, read_absl_flag, read_typer_option, read_decorated_option, read_hf_arguments, read_environment,
-    read_settings_file, read_hydra_compose, read_dataset_length, read_local_import, read_flower_config, read_instance,
-)  # fmt: skip
+    read_argparse,
+    read_absl_flags,
+    read_absl_flag,
+    read_typer_option,
+    read_decorated_option,
+    read_hf_arguments,
+    read_environment,
+    read_settings_file,
+    read_hydra_compose,
+    read_dataset_length,
+    read_local_import,
+    read_flower_config,
+    read_instance,
+)
 """All readers, in the order in which they are tried."""

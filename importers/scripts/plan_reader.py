@@ -1,8 +1,7 @@
-"""Plan fields of one training script, by the entry of its library in ``libraries``.
+"""Read the plan fields of one training script, by its library's entry in ``libraries``.
 
-What the text settles is read (``script_values``), ``# affidavit:`` lines and pyproject.toml state
-the rest, and a statement that differs from what is read is an error. An expression that cannot be
-read is named with its line.
+Values that the text shows are read. Directives and pyproject.toml state the others; a directive
+that contradicts the text is an error. An expression that cannot be read is named with its line.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ FAULT_FINDERS = {
     "written_weight": find_written_weight,
     "repeated_noise": find_repeated_noise,
 }
-"""What finds the node of a script that does something of ``FAULTS``."""
+"""Functions that find the node of a script that shows a fault, by code."""
 LIGHTNING = ("lightning", "pytorch_lightning")
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
@@ -104,7 +103,7 @@ TRAINING_METRIC, VALIDATION_METRIC = (
     re.compile("loss|acc(?!ount)|metric"),
     re.compile("val|eval|test"),
 )
-"""Parts of the names of metrics, and of those that are of other records."""
+"""Parts of the names of training metrics, and of metrics on other records."""
 LOAD_FUNCTIONS = (
     "load_state_dict",
     "load_weights",
@@ -115,7 +114,7 @@ LOAD_FUNCTIONS = (
 
 
 class ScriptPlanReader(Quantities):
-    """What one script says, what its comments state, and where."""
+    """Read the plan fields of one script, with its comment directives and line numbers."""
 
     def __init__(
         self, library: Library, script: Script, call: ast.Call, stated: dict[str, Any]
@@ -129,23 +128,23 @@ class ScriptPlanReader(Quantities):
         self.least: MinimumLength | None = None
 
     def partial(self) -> PartialPlan:
-        """The plan fields; raises ``MalformedPlan``."""
+        """Return the plan fields; raises ``MalformedPlan``."""
         self.values.updates = tuple(self._updates())
-        self.values.records = find_record_places(self.values, self.drawn)
+        self.values.record_places = find_record_places(self.values, self.lots_drawn_from)
         sampling = self.sampling()
         data: dict[str, Any] = {"releases": [self.release()]}
         if sampling:
             data["sampling"] = sampling
-        self._set(data, "dataset", "size", self.pick("dataset_size", self.size()))
-        self._set(data, "dataset", "unit", self.stated.get("unit"))
+        self._set_field(data, "dataset", "size", self.resolve("dataset_size", self.size()))
+        self._set_field(data, "dataset", "unit", self.stated.get("unit"))
         if "adjacency" in self.stated:
             data["adjacency"] = self.stated["adjacency"]
         self._length(data)
         for key in ("epsilon", "delta"):
-            value = self.pick(f"target_{key}", self.quantity(f"target_{key}"))
-            self._set(data, "target", key, value)
-        self.judge(sampling.get("lot_size"))
-        self.note()
+            value = self.resolve(f"target_{key}", self.quantity(f"target_{key}"))
+            self._set_field(data, "target", key, value)
+        self.find_faults(sampling.get("lot_size"))
+        self.add_notes()
         return PartialPlan(
             kind=self.kind,
             data=data,
@@ -153,7 +152,7 @@ class ScriptPlanReader(Quantities):
             lines=tuple((pointer, line_in_script(line)) for pointer, line in self.lines),
             literals=tuple(
                 (pointer, _span(node))
-                for pointer, node in self.literals.items()
+                for pointer, node in self.read_literals.items()
                 if not isinstance(node.lineno, ForeignLine)
             ),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
@@ -166,9 +165,9 @@ class ScriptPlanReader(Quantities):
     # ---- the parts of a plan ------------------------------------------------------------
 
     def release(self) -> dict[str, Any]:
-        """The only release; raises ``MalformedPlan`` if its noise is not settled."""
+        """Return the only release; raises ``MalformedPlan`` if its noise is not known."""
         clip = self.quantity("clip_norm")
-        noise = self.pick("noise_multiplier", self.quantity("noise_multiplier"))
+        noise = self.resolve("noise_multiplier", self.quantity("noise_multiplier"))
         if noise is None:
             raise self.refusal(
                 "noise_multiplier cannot be read from the script: "
@@ -188,7 +187,7 @@ class ScriptPlanReader(Quantities):
         return " ".join(("it is not an argument.", *self.library.notes))
 
     def sampling(self) -> dict[str, Any]:
-        """How lots are drawn, as far as it is known; raises ``MalformedPlan`` on a conflict."""
+        """Return the sampling fields that are known; raises ``MalformedPlan`` on a conflict."""
         keys = ("scheme", "probability", "max_lot_size")
         sampling: dict[str, Any] = {key: self.stated[key] for key in keys if key in self.stated}
         scheme = self.scheme()
@@ -198,28 +197,32 @@ class ScriptPlanReader(Quantities):
             raise conflict("scheme", sampling["scheme"], scheme, self.call.lineno)
         rate = self.quantity("probability")
         rate = self.quantity("expected_rate") if rate is None else rate
-        rate = self.pick("probability", rate)
+        rate = self.resolve("probability", rate)
         if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
             self._require_drawn(rate)
             return sampling | {"probability": rate}
         if (why := self.unread.get(PLAN_POINTERS["probability"])) is not None:
             self.unread.setdefault(PLAN_POINTERS["lot_size"], why)
-        lot = self.pick("lot_size", self.lot_size())
+        lot = self.resolve("lot_size", self.lot_size())
         return sampling if lot is None else sampling | {"lot_size": lot}
 
     def _require_drawn(self, rate: float) -> None:
-        """Refuse lots that the script draws by itself, and not with this probability.
+        """Refuse lots that the script draws itself with another probability.
 
         Raises ``MalformedPlan``.
         """
         for _, drawn in manual_draws(self.values):
-            own = self.values.known(drawn.comparators[0]) if isinstance(drawn, ast.Compare) else 0
+            own = (
+                self.values.known_value(drawn.comparators[0])
+                if isinstance(drawn, ast.Compare)
+                else 0
+            )
             if own not in (None, rate):
                 message = f"{source_text(drawn)} draws the lots, and the probability is {rate}."
                 raise self.refusal(message, "Draw each record with it.", drawn.lineno)
 
     def scheme(self) -> str | None:
-        """The sampling scheme that the library, or the script's own loader, draws."""
+        """Return the sampling scheme of the library, or of the script's own loader."""
         if self.library.poisson is not None:
             name, default = self.library.poisson
             node = self.arguments.get(name)
@@ -233,15 +236,15 @@ class ScriptPlanReader(Quantities):
         return own if self.library.scheme is None else self.library.scheme
 
     def lot_size(self) -> Any:
-        """The size of a lot, if the text settles it."""
+        """Return the lot size, if the text shows it."""
         return self.quantity("lot_size")
 
     def size(self) -> Any:
-        """The number of records, if the text settles it."""
+        """Return the number of records, if the text shows it."""
         return self.quantity("dataset_size")
 
     def passes(self) -> tuple[str, float, int]:
-        """``epochs`` or ``steps``, their number, and its line; raises ``Unreadable``."""
+        """Return ``epochs`` or ``steps``, their number and its line; raises ``Unreadable``."""
         for name in ("steps", "epochs"):
             if (value := self.quantity(name)) is not None:
                 return name, value, self.call.lineno
@@ -255,19 +258,19 @@ class ScriptPlanReader(Quantities):
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def _updates(self) -> list[ast.Call]:
-        """The calls that step what the private call returns, where no ``step()`` does.
+        """Return the calls that apply private updates where no ``step()`` does.
 
-        So does Flax' ``state.apply_gradients(grads=...)``, whatever its name.
+        Flax' ``state.apply_gradients(grads=...)`` is one, whatever its object is called.
         """
         methods = self.library.methods
         uses = (use for use in attributes_used_of(self.script, self.call) if use.attr in methods)
         calls = [call for use in uses if isinstance(call := self.script.parents[use], ast.Call)]
-        held = self.script.called("apply_gradients") if methods else []
+        held = self.script.calls_to("apply_gradients") if methods else []
         return calls + [call for call in held if "grads" in keywords_of(call)]
 
     def _length(self, data: dict[str, Any]) -> None:
         own: dict[str, Any] = {"epochs": None, "steps": None}
-        self.values.literals.clear()
+        self.values.read_literals.clear()
         try:
             self._require_one_run()
             name, count, line = self.passes()
@@ -288,15 +291,15 @@ class ScriptPlanReader(Quantities):
             if count <= 0:
                 raise self.refusal("its training loop runs 0 times.", "Write a plan.")
         for name in own:
-            value = self.pick(name, own[name])
+            value = self.resolve(name, own[name])
             if value is not None:
                 data[name] = value
 
     def _require_one_run(self) -> None:
-        """Raise ``Unreadable`` if an earlier run counts too, or another file trains beside."""
+        """Raise ``Unreadable`` if an earlier run or another training counts too."""
         if (node := find_resumed_run(self.values)) is not None:
             raise Unreadable(node, "it continues a run, whose steps count too")
-        searches = [] if optimizer_steps(self.values) else self.script.called(*NAMES["searches"])
+        searches = [] if optimizer_steps(self.values) else self.script.calls_to(*NAMES["searches"])
         for search in filter(self._may_run_beside, searches):
             raise Unreadable(search, f"{last_name(search.func)} trains several times")
         steps = optimizer_steps(self.values) if any(self.trainings()) else []
@@ -304,16 +307,16 @@ class ScriptPlanReader(Quantities):
             raise Unreadable(step, "it steps an optimiser too")
 
     def _may_run_beside(self, call: ast.Call) -> bool:
-        """Whether a call may run in the same run of the script as the private one."""
+        """Whether a call may run in the same run as the private call."""
         return not (
             exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
         )
 
     def _least(self) -> MinimumLength | None:
-        """The epochs that the loops make at least, though their number is not settled."""
+        """Return the fewest epochs that the loops make, if their number is not known."""
         places: list[tuple[ast.Call, float | None]] = []
-        if self.repeated is not None:
-            places.append(self.repeated)
+        if self.uncounted_training is not None:
+            places.append(self.uncounted_training)
         elif any(self.trainings()):
             fits = list(self._fits())
             owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
@@ -341,32 +344,34 @@ class ScriptPlanReader(Quantities):
         )
 
     def _fits(self) -> Iterator[tuple[ast.Call, float | None]]:
-        """The calls that train, that exclude no other, with their epochs, None if not settled."""
+        """Yield the calls that train together, with their epochs where these are known."""
         for call in self.library.beside:
-            for node in self._calls(call) if call.trains else ():
+            for node in self._matching_calls(call) if call.trains else ():
                 if self._may_run_beside(node):
-                    told = arguments_of(self.values.spread(node), call, self.kind)
-                    epochs = self.values.known(told.get(call.quantities.get("epochs", "")))
+                    told = arguments_of(self.values.with_unpacked_keywords(node), call, self.kind)
+                    epochs = self.values.known_value(told.get(call.quantities.get("epochs", "")))
                     yield node, epochs if is_number(epochs) else None
 
-    def judge(self, lot: Any) -> None:
-        """Add what the library, or the script's loop, is known not to do with these arguments."""
+    def find_faults(self, lot: Any) -> None:
+        """Add the obligations that the library or the training loop breaks."""
         for key, found in FAULT_FINDERS.items():
             if self.is_poisson is not False or FAULTS[key].schemes is None:
-                self._break(key, found(self.values))
+                self._add_fault(key, found(self.values))
         for kind, node in find_record_interactions(self.values).items():
-            self._break(f"{kind}_records", node)
-        self._break("mixed_records", find_repeated_records(self.values, self.data))
+            self._add_fault(f"{kind}_records", node)
+        self._add_fault("mixed_records", find_repeated_records(self.values, self.row_sources))
         module = self.arguments.get("module")
-        self._break("joined_records", find_joining_model(self.values, module))
-        for key, node in find_used_statistics(self.values, find_statistics(self.values, self.data)):
-            self._break(key, node)
-        self._break("other_optimizer", find_update_beside(self.values))
+        self._add_fault("joined_records", find_joining_model(self.values, module))
+        for key, node in find_used_statistics(
+            self.values, find_statistics(self.values, self.row_sources)
+        ):
+            self._add_fault(key, node)
+        self._add_fault("other_optimizer", find_update_beside(self.values))
         chain = self.script.parents[self.call]
         if isinstance(chain, ast.Call) and last_name(chain.func) == "chain":
             after = chain.args[0] is not self.call  # what stands before it gets the whole lot
-            self._break("joined_records", chain if after else None)
-        if self._watches_training():
+            self._add_fault("joined_records", chain if after else None)
+        if self._watches_training_metrics():
             self.broken.append(FAULTS["data_dependent_stop"])
         if (
             is_result_unused(self.script, self.call)
@@ -383,26 +388,26 @@ class ScriptPlanReader(Quantities):
             if not all(satisfied):
                 self.broken.append(rule.broken)
 
-    def _break(self, key: str, node: ast.AST | None) -> None:
-        """Add a fault with the line of the node that shows it, if one does and it is the first."""
+    def _add_fault(self, key: str, node: ast.AST | None) -> None:
+        """Add a fault with the line of ``node``, unless it is there or ``node`` is None."""
         fault = FAULTS[key]
         if node is not None and all(fault.code != other.code for other in self.broken):
             message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
             self.broken.append(fault.model_copy(update={"message": message}))
 
     @cached_property
-    def data(self) -> list[ast.AST]:
-        """What the rows of the training are made of."""
-        return expression_sources(self.values, self.drawn)
+    def row_sources(self) -> list[ast.AST]:
+        """The expressions that the training rows are made of."""
+        return expression_sources(self.values, self.lots_drawn_from)
 
     @cached_property
-    def drawn(self) -> list[ast.expr]:
-        """What the training draws its lots from."""
+    def lots_drawn_from(self) -> list[ast.expr]:
+        """The iterables that lots are drawn from."""
         return lot_sources(self.values, self.arguments.get("data_loader"))
 
     def _values_of(self, argument: str) -> Iterator[Any]:
-        """Every value that the script gives an argument of the private call; None if none."""
-        values = [self.values.attempt(node) for node in self.settings(argument)] or [None]
+        """Yield all values of an argument of the private call, or None if there is none."""
+        values = [self.values.try_evaluate(node) for node in self.settings(argument)] or [None]
         for name in (argument, f"_{argument}"):
             stores = self.script.stored_attributes.get(name, [])
             values += [item for item in stores if getattr(item.value, "id", "") != "self"]
@@ -411,16 +416,16 @@ class ScriptPlanReader(Quantities):
         for value in values:
             yield stated if isinstance(value, Unreadable) and stated is not None else value
 
-    def _watches_training(self) -> bool:
-        """Whether a callback decides something by a metric of the training's own records."""
+    def _watches_training_metrics(self) -> bool:
+        """Whether a callback decides something by a metric of the training records."""
         validated = any(
             name == "validation_split" or reads_records(self.values, value)
             for call in self.script.calls
             for name, value in (*keywords_of(call).items(), *_validation_arguments(call))
             if name.startswith(("validation", "val_d", "eval_dataset"))
         )
-        chosen = self.script.called("EarlyStoppingCallback") or any(
-            name == "load_best_model_at_end" and self.values.known(value) is not False
+        chosen = self.script.calls_to("EarlyStoppingCallback") or any(
+            name == "load_best_model_at_end" and self.values.known_value(value) is not False
             for call in self.script.calls
             for name, value in keywords_of(call).items()
         )
@@ -434,7 +439,9 @@ class ScriptPlanReader(Quantities):
                     | ast.Call(func=ast.Attribute(attr="set_value"), args=[target, value])
                 ):
                     stops = last_name(target) in NAMES["stops"]
-                    if (stops or self._is_rate(target, node)) and self._follows(node, value):
+                    if (stops or self._is_rate(target, node)) and self._depends_on_training_metric(
+                        node, value
+                    ):
                         return True
                 case ast.If(test=test, body=[*body]) if any(
                     last_name(call.func) in SAVE_FUNCTIONS
@@ -445,14 +452,14 @@ class ScriptPlanReader(Quantities):
                 case ast.Dict(keys=keys, values=items):
                     named = zip(keys, items, strict=True)
                     monitors = (v for k, v in named if getattr(k, "value", None) == "monitor")
-                    metric = self.values.known(next(monitors, None))
+                    metric = self.values.known_value(next(monitors, None))
                     if isinstance(metric, str) and not VALIDATION_METRIC.match(metric):
                         return True
-        for call in self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
+        for call in self.script.calls_to("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
             told, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
-            best = self.values.known(told.get("save_best_only"))
+            best = self.values.known_value(told.get("save_best_only"))
             first = None if saves or not call.args else call.args[0]
-            metric = self.values.known(told.get("monitor", first))
+            metric = self.values.known_value(told.get("monitor", first))
             if metric is None and (first is None if not saves else best):
                 metric = "val_loss"
             other = isinstance(metric, str) and VALIDATION_METRIC.match(metric) is not None
@@ -461,7 +468,7 @@ class ScriptPlanReader(Quantities):
         return False
 
     def _is_hook(self, node: ast.AST) -> bool:
-        """Whether a trainer calls the function in which a node stands."""
+        """Whether a trainer calls the function that contains ``node``."""
         name = getattr(self.script.scope_of(node), "name", "")
         return name.startswith("on_") or name in LOSS_METHODS
 
@@ -470,31 +477,31 @@ class ScriptPlanReader(Quantities):
         rates = (".lr", ".learning_rate", "['lr']")
         return self._is_hook(node) and ast.unparse(target).endswith(rates)
 
-    def _follows(self, node: ast.AST, value: ast.expr) -> bool:
-        """Whether a metric of the training sets a value, or decides whether it is set."""
-        tests = [outer.test for outer in self.script.above(node) if isinstance(outer, ast.If)]
+    def _depends_on_training_metric(self, node: ast.AST, value: ast.expr) -> bool:
+        """Whether a training metric determines a value, or whether it is set."""
+        tests = [outer.test for outer in self.script.ancestors(node) if isinstance(outer, ast.If)]
         return any(map(_is_training_metric, (value, *tests)))
 
-    def note(self) -> None:
+    def add_notes(self) -> None:
         """Add the notes that depend on what was read."""
         name = self.library.name
-        if (seed := self._first(NAMES["seeds"])) is not None and self.values.known(
+        if (seed := self._first(NAMES["seeds"])) is not None and self.values.known_value(
             seed
         ) is not None:
             self.notes.append(
                 f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
                 "to be secret."
             )
-        if find_import(self.script, ("accelerate", *LIGHTNING)) and self.script.called(
+        if find_import(self.script, ("accelerate", *LIGHTNING)) and self.script.calls_to(
             *SAME_OBJECT_WRAPPERS, "Trainer"
         ):
             self.notes.append(f"{name}: one process trains.")
-        if (window := find_record_splitting(self.values, self.data)) is not None:
+        if (window := find_record_splitting(self.values, self.row_sources)) is not None:
             line = getattr(window, "lineno", "?")
             self.notes.append(
                 f"{name}: line {line} may make several rows of one; each is taken for a record."
             )
-        if computed := find_statistics(self.values, self.data):
+        if computed := find_statistics(self.values, self.row_sources):
             self.notes.append(
                 f"{name}: what is computed of all records beside the training is public, or not "
                 f"used ({_describe_lines(computed)})."
@@ -507,7 +514,7 @@ class ScriptPlanReader(Quantities):
         if PLAN_POINTERS["clip_norm"] in self.unread:
             self.notes.append(f"{name}: the clip norm is not set by the records.")
         inner: ast.AST = self.call
-        for outer in self.script.above(self.call):
+        for outer in self.script.ancestors(self.call):
             test = source_text(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
             if test and "__name__" not in test:
                 side = branch(self.script, outer, inner)
@@ -523,30 +530,32 @@ class ScriptPlanReader(Quantities):
             self.notes.append(f"{name}: stated in comments: {read}.")
 
     def _loads(self) -> Iterator[ast.Call]:
-        """What may load weights before the last step."""
+        """Yield calls that may load weights before the last step."""
         last = max((step.lineno for step in optimizer_steps(self.values)), default=self.call.lineno)
-        for call in self.script.called(*LOAD_FUNCTIONS):
-            other = last_name(call.func) == "load" and not self.script.is_of(call.func, ("torch",))
+        for call in self.script.calls_to(*LOAD_FUNCTIONS):
+            other = last_name(call.func) == "load" and not self.script.comes_from(
+                call.func, ("torch",)
+            )
             scope = self.script.scope_of(call)
             after = scope is self.script.tree and call.lineno > last
-            if not (other or after or call in self.data or is_left_out(self.values, call)):
+            if not (other or after or call in self.row_sources or is_left_out(self.values, call)):
                 yield call
 
     def _first(self, names: tuple[str, ...]) -> ast.expr | None:
-        """The argument of the first call of one of these names that may run."""
-        calls = (call for call in self.script.called(*names) if call.args)
+        """Return the first argument of the first running call with one of these names."""
+        calls = (call for call in self.script.calls_to(*names) if call.args)
         return next((c.args[0] for c in calls if not is_left_out(self.values, c)), None)
 
     def finish(self, plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
-        """The plan once everything is stated."""
+        """Complete the plan after all fields are merged."""
         return plan
 
     def _loaders_shuffle(self) -> bool:
-        """Whether lots are of a fixed size, each record once a pass, and no other sampler is named.
+        """Whether lots have a fixed size and each record occurs once per pass.
 
-        So are those of a ``DataLoader`` without one of its own, in whatever order.
+        A ``DataLoader`` without a sampler of its own draws such lots, in any order.
         """
-        loaders = [keywords_of(node) for node in self.data if isinstance(node, ast.Call)
+        loaders = [keywords_of(node) for node in self.row_sources if isinstance(node, ast.Call)
                    and last_name(node.func) == "DataLoader"]  # fmt: skip
         samplers = expression_sources(
             self.values, [item["sampler"] for item in loaders if "sampler" in item]
@@ -563,26 +572,26 @@ class ScriptPlanReader(Quantities):
                 return False
             match node:
                 case ast.keyword(arg="shuffle", value=value):
-                    shuffles = shuffles or self.values.known(value) is True
+                    shuffles = shuffles or self.values.known_value(value) is True
                 case ast.Call(func=ast.Attribute(attr="shuffle", value=value)):
                     # A tf.data.Dataset, not random.shuffle(list).
                     shuffles = shuffles or last_name(value) not in ("random", "rng", "np")
         return shuffles
 
-    def pick(self, key: str, own: Any) -> Any:
-        """The script's value, or what a comment states; raises ``MalformedPlan`` if they differ."""
+    def resolve(self, key: str, own: Any) -> Any:
+        """Return the script's value, or a directive's; raises ``MalformedPlan`` if they differ."""
         stated = self.stated.get(key)
         if own is not None and stated is not None and own != stated:
             raise conflict(key, stated, own, self.call.lineno)
         return stated if own is None else own
 
-    def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
+    def _set_field(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
 
 
 def _is_training_metric(node: ast.expr) -> bool:
-    """Whether an expression names a metric of the training, and none of other records."""
+    """Whether an expression names a metric of training records only."""
     return (
         TRAINING_METRIC.search(source_text(node)) is not None
         and VALIDATION_METRIC.search(source_text(node)) is None
@@ -590,13 +599,13 @@ def _is_training_metric(node: ast.expr) -> bool:
 
 
 def _validation_arguments(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """What ``fit(model, train, val)`` is given by place beside its model and records."""
+    """Yield the positional validation data of ``fit(model, train, val)``."""
     if last_name(call.func) == "fit":
         yield from (("validation", item) for item in call.args[2:])
 
 
 def _describe_lines(calls: list[ast.Call]) -> str:
-    """``line 3`` or ``lines 3, 9``."""
+    """Return ``line 3`` or ``lines 3, 9``."""
     places = list(dict.fromkeys(str(call.lineno) for call in calls))
     return f"line{'s' if places[1:] else ''} {', '.join(places)}"
 
@@ -606,7 +615,7 @@ def _span(node: ast.Constant) -> SourceSpan:
 
 
 def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:
-    """The error for a comment that differs from the script."""
+    """Return the error for a directive that differs from the script."""
     return malformed_plan(
         "given_conflict",
         f"a comment states {key}={stated}, but the script has {own}.",

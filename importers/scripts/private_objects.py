@@ -1,7 +1,7 @@
-"""What a script does with what its private call returns: an engine, an optimiser, or a loader.
+"""Follow what a private call returns: an engine, an optimiser, a loader.
 
-``make_private`` returns other objects than it takes. A script that steps the optimiser that it gave
-trains without noise; one that goes over the loader that it gave draws no Poisson lots.
+``make_private`` returns new objects. A script that steps its original optimiser trains without
+noise; one that iterates its original loader draws no Poisson lots.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARAMETER_METHODS = NAMES["weights"][:2]
 
 
 def is_result_unused(script: Script, call: ast.Call) -> bool:
-    """Whether a script never uses what a call makes: nothing reads the name that it is bound to."""
+    """Whether nothing reads the name that the result of a call is bound to."""
     statement = script.parents[call]
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
         return False
@@ -59,9 +59,9 @@ def is_result_unused(script: Script, call: ast.Call) -> bool:
 
 
 def is_model_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
-    """Whether every model is last compiled with an optimiser that the text shows to be another.
+    """Whether every model is last compiled with another optimiser than the private one.
 
-    A private model, and one that private settings are for, is compiled with a plain optimiser.
+    Private models, and private settings, are compiled with a plain optimiser.
     """
     if (last_name(call.func) or "").endswith(("Model", "Sequential", "Config")):
         return False
@@ -73,7 +73,7 @@ def is_model_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
     }
     return bool(compiled) and all(
         isinstance(item, ast.Constant)
-        or (isinstance(item, ast.Call) and script.is_of(item.func, KERAS) and item is not call)
+        or (isinstance(item, ast.Call) and script.comes_from(item.func, KERAS) and item is not call)
         or (
             isinstance(item, ast.Name) and bool(targets) and _is_plain_optimizer(script, item, call)
         )
@@ -82,18 +82,18 @@ def is_model_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
 
 
 def _is_plain_optimizer(script: Script, name: ast.Name, call: ast.Call) -> bool:
-    """Whether a name is bound to Keras' own optimisers alone."""
+    """Whether a name is only bound to Keras' own optimisers."""
     bindings = script.bindings_of(name)
     return bool(bindings) and all(
         isinstance(item.value, ast.Call)
         and item.value is not call
-        and script.is_of(item.value.func, KERAS)
+        and script.comes_from(item.value.func, KERAS)
         for item in bindings
     )
 
 
 def is_engine_attached_elsewhere(values: Evaluator, call: ast.Call) -> bool:
-    """Whether no step, or not each that learns from a lot, is of what an engine is attached to."""
+    """Whether a step that learns from a lot is not of an optimiser with an engine attached."""
     script = values.script
     attached = [last_name(item.args[0]) for item, _ in script.method_calls("attach") if item.args]
     steps = [
@@ -111,7 +111,7 @@ def is_engine_attached_elsewhere(values: Evaluator, call: ast.Call) -> bool:
 
 
 def find_update_beside(values: Evaluator) -> ast.AST | None:
-    """What changes what private updates change by the lot itself, in functions of JAX."""
+    """Find what updates the parameters from a lot, beside the private updates of JAX."""
     for step in values.updates:
         lot = find_lot(values, step, reads_tainted_content)
         at = {} if lot is None else taint_at(values, step, lot[1], reads_tainted_content, lot[2])
@@ -144,20 +144,20 @@ def find_update_beside(values: Evaluator) -> ast.AST | None:
 
 
 class PrivateObjects:
-    """What becomes of the objects that one private call takes and returns."""
+    """The module, optimiser and loader that a private call takes and returns."""
 
     def __init__(self, values: Evaluator, arguments: dict[str, ast.expr]) -> None:
         self.values, self.script = values, values.script
-        self.call = getattr(values.ignored, "value", None)
+        self.call = getattr(values.private_statement, "value", None)
         self.optimizer, self.loader = arguments.get("optimizer"), arguments.get("data_loader")
         self.module = arguments.get("module")
         self.names: list[ast.expr] = []
-        match values.ignored:
+        match values.private_statement:
             case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) in (3, 4):
                 self.names = names
 
     def faults(self) -> Iterator[BrokenObligation]:
-        """What of the claim does not hold, as far as the text shows."""
+        """Yield the obligations that the script breaks with these objects."""
         steps = optimizer_steps(self.values)
         if not self.names or not (steps or self._is_for_a_trainer()):
             return
@@ -191,11 +191,13 @@ class PrivateObjects:
             yield FAULTS["other_loader"]
 
     def _tunes_the_module(self, lot: Lot) -> bool:
-        """Whether another optimiser steps on the private loader by what the private module says."""
+        """Whether another optimiser trains the private module on the private loader."""
         step, loop, at = lot
         if step is None:
             return False
-        beside = (item for item in optimizer_steps(self.values) if loop in self.script.above(item))
+        beside = (
+            item for item in optimizer_steps(self.values) if loop in self.script.ancestors(item)
+        )
         if not (self.is_of_another(step) and isinstance(loop, ast.For)) or any(
             map(self._is_private, beside)
         ):
@@ -206,7 +208,7 @@ class PrivateObjects:
         )
 
     def _tunes_a_copy(self, step: ast.Call) -> bool:
-        """Whether another optimiser steps on own records what has weights of the private module."""
+        """Whether another optimiser trains a copy of the private module on its records."""
         loops = [loop for loop in enclosing_loops(self.values, step) if isinstance(loop, ast.For)]
         own = any(reads_records(self.values, unwrap_iterable(loop.iter)) for loop in loops)
         binding = self.script.binding_of(getattr(step.func, "value", step))
@@ -215,7 +217,7 @@ class PrivateObjects:
 
     @cached_property
     def _copies(self) -> set[object]:
-        """The places of names that the private module, or weights of it, are given to."""
+        """Places of names that hold the private module or its weights."""
         script = self.script
 
         def places_in(nodes: Sequence[ast.AST]) -> set[object]:
@@ -238,10 +240,10 @@ class PrivateObjects:
         """Whether a step is of the optimiser that the private call returns."""
         owner = step.func.value if isinstance(step.func, ast.Attribute) else step
         named = isinstance(owner, ast.Name) and owner.id == last_name(self.names[1])
-        return named or any(map(self.values.is_rebound, self._bound(owner)))
+        return named or any(map(self.values.is_set_by_private_call, self._bound(owner)))
 
     def is_of_another(self, step: ast.Call) -> bool:
-        """Whether a step is of an optimiser that the text shows not to be the private one."""
+        """Whether a step is certainly of another optimiser than the private one."""
         if not self.names:
             return False
         owner = step.func.value if isinstance(step.func, ast.Attribute) else step
@@ -255,7 +257,7 @@ class PrivateObjects:
         )
 
     def _bound(self, owner: ast.expr, seen: frozenset[ast.AST] = frozenset()) -> list[ast.AST]:
-        """Where a name, here or in what calls this function, or an attribute gets its value."""
+        """Return where a name or attribute gets its value, also in callers of its function."""
         if isinstance(owner, ast.Attribute):
             return list(self.script.stored_attributes.get(owner.attr, ()))
         bindings = self.script.bindings_of(owner) if isinstance(owner, ast.Name) else []
@@ -264,14 +266,14 @@ class PrivateObjects:
             if item.node in seen:
                 continue
             if isinstance(item.node, ast.arg) and isinstance(owner, ast.Name):
-                for given in self.values.passed_to(owner, item.node):
+                for given in self.values.known_arguments(owner, item.node):
                     places += self._bound(given, seen | {item.node})
             else:
                 places.append(item.node)
         return places
 
     def _moves_the_module(self, node: ast.expr) -> bool:
-        """Whether ``node`` is an optimiser of the private module that the call is not given."""
+        """Whether ``node`` is an optimiser of the private module that is not the private one."""
         own = self.optimizer is not None and last_name(self.optimizer) == last_name(node)
         stores = self.script.stored_attributes.get(getattr(node, "attr", ""), [])
         binding = self.script.binding_of(node)
@@ -281,7 +283,7 @@ class PrivateObjects:
         return self._is_given(made, {place for item in modules for place in self._places(item)})
 
     def _is_given(self, made: ast.expr | None, places: set[object]) -> bool:
-        """Whether an optimiser is given the parameters of what has one of these places."""
+        """Whether an optimiser receives parameters of an object at one of these places."""
         return isinstance(made, ast.Call) and any(
             last_name(part) in PARAMETER_METHODS and not places.isdisjoint(self._owners(part.value))
             for part in ast.walk(made)
@@ -289,20 +291,20 @@ class PrivateObjects:
         )
 
     def _places(self, node: ast.expr) -> list[object]:
-        """Where a name or attribute gets its value, or else where the name is looked up."""
+        """Return where a name or attribute gets its value, else where it is looked up."""
         places: list[object] = [*self._bound(node)]
         if places or not isinstance(node, ast.Name):
             return places
         return [(node.id, self.script.resolve(node.id, self.script.scope_of(node))[0])]
 
     def _owners(self, node: ast.expr) -> Iterator[object]:
-        """The places of an expression, and of what it is a part of."""
+        """Yield the places of an expression and of the objects that it is part of."""
         yield from self._places(node)
         if isinstance(node, ast.Attribute | ast.Subscript):
             yield from self._owners(node.value)
 
     def _handed_over(self) -> Iterator[ast.expr]:
-        """What ``configure_optimizers`` returns to a trainer."""
+        """Yield what ``configure_optimizers`` returns to a trainer."""
         scope: ast.AST = self.script.scope_of(self.names[0])
         hands_over = getattr(scope, "name", "") == "configure_optimizers"
         for node in ast.walk(scope) if hands_over else ():
@@ -310,8 +312,12 @@ class PrivateObjects:
                 yield from (p for p in ast.walk(node.value) if isinstance(p, ast.Name | ast.Call))
 
     def _is_for_a_trainer(self) -> bool:
-        """Whether a trainer, as Lightning's, steps what the script gives it."""
-        around = self.script.above(self.values.ignored) if self.values.ignored else ()
+        """Whether a trainer, such as Lightning's, runs the steps."""
+        around = (
+            self.script.ancestors(self.values.private_statement)
+            if self.values.private_statement
+            else ()
+        )
         named = (getattr(outer, "name", None) for outer in around)
         calls = (last_name(call.func) or "" for call in self.script.calls)
         return "configure_optimizers" in named or any(
@@ -319,16 +325,16 @@ class PrivateObjects:
         )
 
     def _is_unused(self, name: ast.expr) -> bool:
-        """Whether nothing in the file reads a name that the call returns."""
+        """Whether nothing in the file reads a name that the private call returns."""
         if isinstance(name, ast.Attribute) and not optimizer_steps(self.values):
             uses = (node for node in self.script.nodes if isinstance(node, ast.Attribute))
             return not any(n.attr == name.attr and isinstance(n.ctx, ast.Load) for n in uses)
         return isinstance(name, ast.Name) and all(
-            map(self.values.is_rebound, self.script.reads_of(name.id))
+            map(self.values.is_set_by_private_call, self.script.reads_of(name.id))
         )
 
     def _is_original(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
-        """Whether ``node`` is what the call was given, or made anew after it."""
+        """Whether ``node`` is an argument of the private call, or replaced after it."""
         if isinstance(node, ast.Attribute):
             stores = self.script.stored_attributes.get(node.attr, [])
             own = isinstance(given, ast.Attribute) and given.attr == node.attr
@@ -343,7 +349,7 @@ class PrivateObjects:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
         if scope is self.script.scope_of(node):
             bindings = [item for item in bindings if _line(item) < node.lineno] or bindings
-        private = [item for item in bindings if self.values.is_rebound(item.node)]
+        private = [item for item in bindings if self.values.is_set_by_private_call(item.node)]
         later = [item for item in bindings if private and self._follows(item, private[-1])]
         if later:
             return self._is_other(node.id, later[-1].value, given, depth)
@@ -356,7 +362,7 @@ class PrivateObjects:
         if len(bindings) != 1:
             return False
         if isinstance(bindings[0].node, ast.arg):
-            passed = self.values.passed_to(node, bindings[0].node)
+            passed = self.values.known_arguments(node, bindings[0].node)
             return any(
                 self._is_original(item, given, depth + 1)
                 for item in passed
@@ -369,16 +375,16 @@ class PrivateObjects:
         )
 
     def _gets_returned(self, store: ast.AST) -> bool:
-        """Whether an attribute is set by the private call, or to a name that it returned."""
+        """Whether an attribute is set to an object that the private call returned."""
         returned = {last_name(name) for name in self.names}
         value = getattr(self.script.parents[store], "value", None)
         named = isinstance(value, ast.Name) and value.id in returned
-        return named or self.values.is_rebound(store)
+        return named or self.values.is_set_by_private_call(store)
 
     def _is_other(
         self, name: str, value: ast.expr | None, given: ast.expr | None, depth: int
     ) -> bool:
-        """Whether a name that the call returned is bound to something that it did not return."""
+        """Whether a name of a returned object is later bound to a different object."""
         if isinstance(value, ast.Call):
             owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func
             given_to = [*value.args, *keywords_of(value).values(), owner]
@@ -386,18 +392,18 @@ class PrivateObjects:
         return value is not None and self._is_original(value, given, depth + 1)
 
     def _follows(self, item: Binding, private: Binding) -> bool:
-        """Whether a binding comes after the private one, and not in another branch."""
-        around = set(self.script.above(private.node))
+        """Whether a binding comes after the private one, in a compatible branch."""
+        around = set(self.script.ancestors(private.node))
         return _line(item) > _line(private) and not any(
             isinstance(outer, ast.If | ast.Try)
             and outer in around
             and branch(self.script, outer, item.node) != branch(self.script, outer, private.node)
-            for outer in self.script.above(item.node)
+            for outer in self.script.ancestors(item.node)
         )
 
 
 def _is_same_object(node: ast.expr, name: str) -> bool:
-    """Whether a wrapper is given the object of this name itself, or calls a method of it."""
+    """Whether a wrapper receives the named object, or is a method of it."""
     while isinstance(node, ast.Starred | ast.Call):
         node = node.value if isinstance(node, ast.Starred) else next(iter(node.args), node.func)
     return last_name(node) == name or (
@@ -406,14 +412,11 @@ def _is_same_object(node: ast.expr, name: str) -> bool:
 
 
 def _steps_by_gradient(script: Script, node: ast.AST) -> bool:
-    """Whether a statement changes something in place by ``.grad``, as a step of its own would.
-
-    So may gradients of the parameters that are computed separately.
-    """
+    """Whether a statement updates something by a gradient, as an optimiser would."""
     match node:
         case ast.Call(func=ast.Attribute(attr="grad") as function, args=[_, of, *_]):
             weights = [of, *([script.value_of(of)] if isinstance(of, ast.Name) else [])]
-            return script.is_of(function, ("torch",)) and any(
+            return script.comes_from(function, ("torch",)) and any(
                 isinstance(part, ast.Attribute) and part.attr in PARAMETER_METHODS
                 for item in weights if item is not None for part in ast.walk(item)
             )  # fmt: skip

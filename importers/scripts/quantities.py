@@ -1,4 +1,4 @@
-"""Quantities that the calls of a script state: the arguments of each, and what trains how often."""
+"""Read the quantities that the calls of a script state, such as noise, lot size and epochs."""
 
 from __future__ import annotations
 
@@ -24,39 +24,41 @@ PLAN_POINTERS = {key: "/" + "/".join(path) for key, path in DIRECTIVE_FIELDS.ite
     "clip_norm": "/releases/0/clip_norm",
     "expected_rate": "/sampling/probability",
 }
-"""Where each quantity stands in a plan."""
+"""The plan field of each quantity, as a JSON pointer."""
 LENGTH_QUANTITIES = ("steps", "epochs")
 WORD = re.compile(r"\w+")
 OTHER_TRAINING_METHODS = NAMES["other_training"]
 
 
 class Quantities:
-    """The quantities of a library's private call and of the calls beside it."""
+    """Read the quantities that a library's private call, and related calls, state."""
 
     def __init__(self, library: Library, script: Script, call: ast.Call) -> None:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
-        self.values = Evaluator(script, READERS, definition=definition_of)
-        self.arguments = arguments_of(self.values.spread(call), library.private, self.kind)
+        self.values = Evaluator(script, READERS, find_definition=definition_of)
+        self.arguments = arguments_of(
+            self.values.with_unpacked_keywords(call), library.private, self.kind
+        )
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
-        self.literals: dict[str, ast.Constant] = {}
-        self.repeated: tuple[ast.Call, float] | None = None
-        """What trains for some epochs, in loops that cannot be counted."""
+        self.read_literals: dict[str, ast.Constant] = {}
+        self.uncounted_training: tuple[ast.Call, float] | None = None
+        """A call that trains for some epochs, in loops that cannot be counted."""
 
     def refusal(self, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
-        """The error for this script, at the private call unless another line is named."""
+        """Return the error for this script, at the private call unless ``line`` is given."""
         return not_imported(self.kind, message, remedy, line or self.call.lineno)
 
     def quantity(self, name: str) -> Any:
-        """A quantity of the private call, else of the calls beside it.
+        """Return a quantity of the private call, or of a related call.
 
-        Raises ``MalformedPlan`` if two calls say different things.
+        Raises ``MalformedPlan`` if two calls state different values.
         """
         read: list[tuple[Any, int]] = []
         running = 0
         try:
-            for call, node in self._sources(name):
+            for call, node in self._stating_calls(name):
                 only_accounts = call.accounts and call is not self.library.private
                 if only_accounts and name == "target_delta" and running:
                     break  # ε at another δ may be asked too
@@ -91,24 +93,26 @@ class Quantities:
                 )
         return value
 
-    def _sources(self, name: str) -> Iterator[tuple[Call, ast.Call]]:
-        """The calls that state a quantity: what trains first, what accounts last."""
+    def _stating_calls(self, name: str) -> Iterator[tuple[Call, ast.Call]]:
+        """Yield the calls that state a quantity: training first, accounting last."""
         calls = [self.library.private, *self.library.beside]
         for call in sorted(calls, key=lambda item: item.accounts):
-            if name in call.replaces and (use := self._use_beside(call, [])) is not None:
+            if name in call.replaces and (use := self._other_use(call, [])) is not None:
                 line = getattr(use, "lineno", "?")
                 raise Unreadable(use, f"line {line}: {source_text(use)} may replace it.")
             if name not in call.quantities:
                 continue
             if not (call is self.library.private or call.trains or call.accounts):
                 self._require_unset(call, name)
-            nodes = [self.call] if call is self.library.private else list(self._calls(call))
+            nodes = (
+                [self.call] if call is self.library.private else list(self._matching_calls(call))
+            )
             if call.trains and (why := self._not_one_training(call, nodes)) is not None:
                 raise Unreadable(nodes[0] if nodes else self.call, why)
             yield from ((call, node) for node in nodes)
 
     def _require_unset(self, call: Call, name: str) -> None:
-        """Refuse a quantity of settings that the script changes once they are made."""
+        """Raise ``Unreadable`` if the script changes a setting after it is made."""
         of_it = LENGTH_QUANTITIES if name in LENGTH_QUANTITIES else (name,)
         for text in (call.quantities[key] for key in of_it if key in call.quantities):
             for part in WORD.findall(text):
@@ -119,19 +123,19 @@ class Quantities:
                         )
 
     def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
-        """Why training may take place elsewhere than in one call, None if it does not."""
+        """Explain why training may happen outside of one call, or return None."""
         if not exclude_each_other(self.script, *nodes):
             lines = ", ".join(str(node.lineno) for node in nodes)
             return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
-        other = self._use_beside(call, nodes, OTHER_TRAINING_METHODS)
+        other = self._other_use(call, nodes, OTHER_TRAINING_METHODS)
         if other is None:
             return None
         return f"line {getattr(other, 'lineno', '?')}: {source_text(other)} may train too."
 
-    def _use_beside(
+    def _other_use(
         self, call: Call, nodes: list[ast.Call], others: tuple[str, ...] = ()
     ) -> ast.AST | None:
-        """A use of a method that ``call`` names, or of ``others``, beside the calls ``nodes``."""
+        """Find a use of these methods other than the calls ``nodes``."""
         called, names = {node.func for node in nodes}, (*call.names, *others)
         used = (
             node
@@ -139,13 +143,13 @@ class Quantities:
             if isinstance(node, ast.Attribute)
             and node.attr in names
             and node not in called
-            and not self.script.is_of(node, ("re",))
+            and not self.script.comes_from(node, ("re",))
         )
-        return next(used, None) or self.script.hidden
+        return next(used, None) or self.script.dynamic_getattr
 
-    def _calls(self, call: Call) -> Iterator[ast.Call]:
-        """The calls of these names, but for methods of objects of this file's own classes."""
-        for node in self.script.called(*call.names):
+    def _matching_calls(self, call: Call) -> Iterator[ast.Call]:
+        """Yield the calls with these names, except of methods of this file's own classes."""
+        for node in self.script.calls_to(*call.names):
             owner = getattr(node.func, "value", None)
             made = self.script.value_of(owner) if isinstance(owner, ast.Name) else owner
             bound = self.script.binding_of(getattr(made, "func", None))
@@ -154,27 +158,27 @@ class Quantities:
                 yield node
 
     def settings(self, argument: str) -> Iterator[ast.expr]:
-        """What the private call, or else a call beside it, gives an argument."""
+        """Yield what the private call, or else related calls, pass for an argument."""
         if argument in self.arguments:
             yield self.arguments[argument]
             return
         for call in self.library.beside:
             if not call.accounts:
-                named = (keywords_of(node) for node in self._calls(call))
+                named = (keywords_of(node) for node in self._matching_calls(call))
                 yield from (item[argument] for item in named if argument in item)
 
     def trainings(self) -> Iterator[ast.Call]:
-        """The calls that train."""
+        """Yield the calls that train."""
         for call in self.library.beside:
             if call.trains:
-                yield from self._calls(call)
+                yield from self._matching_calls(call)
 
     def _evaluated(self, call: Call, node: ast.Call, name: str) -> Any:
-        """What ``node`` states of a quantity, None if nothing or if it is not settled."""
+        """Return what ``node`` states of a quantity, or None if that is not known."""
         arguments = (
             self.arguments
             if node is self.call
-            else arguments_of(self.values.spread(node), call, self.kind)
+            else arguments_of(self.values.with_unpacked_keywords(node), call, self.kind)
         )
         expression = ast.parse(call.quantities[name], mode="eval").body
         for part in ast.walk(expression):
@@ -191,7 +195,7 @@ class Quantities:
         return value
 
     def _repeated(self, node: ast.Call, name: str, count: Any) -> Any:
-        """``count`` times the loops around a call, or around the run of what it configures."""
+        """Return ``count`` times the loops around a call, or around the run it configures."""
         pointer = PLAN_POINTERS[name]
         if keywords_of(node).keys() & {"steps_per_epoch", "initial_epoch"}:
             self.unread[pointer] = "steps_per_epoch or initial_epoch changes its length."
@@ -210,12 +214,12 @@ class Quantities:
                 self.unread[pointer] = f"it is trained {len(runs)} times by {self.library.runs}()."
                 return None
             node = called
-        draws = self.script.called(self.library.draws or "")
+        draws = self.script.calls_to(self.library.draws or "")
         if len(draws) > 1 or (self.library.draws and not draws and optimizer_steps(self.values)):
             self.unread[pointer] = f"its lots are drawn {len(draws)} times."
             return None
         around_it: ast.AST = draws[0] if draws else node
-        for outer in self.script.above(around_it) if draws else ():
+        for outer in self.script.ancestors(around_it) if draws else ():
             if isinstance(outer, ast.For) and draws[0] in ast.walk(outer.iter):
                 around_it = outer  # its turns are the lots
         try:
@@ -223,12 +227,12 @@ class Quantities:
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", node.lineno)
             self.unread[pointer] = f"line {at}: {reason.why}."
-            self.repeated = (node, count) if name == "epochs" else None
+            self.uncounted_training = (node, count) if name == "epochs" else None
             return None
         return None if times.is_epochs else count * times.count
 
     def _other_trainer(self) -> ast.expr | None:
-        """Another trainer of the script, or what searches with this one."""
+        """Find another trainer of the script, or a search that uses this one."""
         for call in self.script.calls:
             is_trainer = (last_name(call.func) or "").endswith("Trainer") and call is not self.call
             if is_trainer and not exclude_each_other(self.script, call, self.call):
@@ -248,13 +252,13 @@ class Quantities:
         kind: type = float,
         line: int | None = None,
     ) -> Any:
-        """The value of an expression, or None with a note of why it is not settled."""
+        """Return the value of an expression, or None with the reason in ``unread``."""
         if node is None:
             return None
         line = getattr(node, "lineno", None) or line or self.call.lineno
-        self.values.literals.clear()
+        self.values.read_literals.clear()
         try:
-            value = self.values.of(node)
+            value = self.values.evaluate(node)
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", line)
             self.unread[pointer] = f"{name}={source_text(node)}: {reason.why} (line {at})."
@@ -270,26 +274,26 @@ class Quantities:
         return value
 
     def note_literal(self, pointer: str, value: Any) -> None:
-        """Note where the text has the value that was just read, if that is one place."""
-        literals = (item for item in self.values.literals if hasattr(item, "lineno"))
+        """Record the only literal in the text that has the value just read."""
+        literals = (item for item in self.values.read_literals if hasattr(item, "lineno"))
         same = [item for item in literals if item.value == value]
         if len(same) == 1:
-            self.literals[pointer] = same[0]
+            self.read_literals[pointer] = same[0]
 
 
 class _ArgumentSubstitution(ast.NodeTransformer):
-    """An expression over argument names, with the arguments in their place."""
+    """Replace argument names in an expression by the arguments of a call."""
 
     def __init__(self, arguments: dict[str, ast.expr], defaults: Any) -> None:
         self.arguments, self.defaults = arguments, defaults
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """The argument of this name."""
+        """Return the argument with this name, or its default."""
         return self.arguments.get(node.id) or ast.Constant(self.defaults.get(node.id))
 
 
 def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr]:
-    """The arguments of a call by name; raises ``MalformedPlan`` if some have no name."""
+    """Return the arguments of a call by name; raises ``MalformedPlan`` if some have no name."""
     if unpacks(call) or (len(call.args) > len(meaning.positional) and not meaning.accounts):
         name = last_name(call.func)
         raise not_imported(
@@ -302,11 +306,11 @@ def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr
 
 
 def attributes_used_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
-    """The attributes that are used of what a call returns, or of the names it is assigned to.
+    """Return the attributes used of a call's result, or of names it is assigned to.
 
-    What it returns may be a part of a chain of optax.
+    The result may be a part of an optax ``chain``.
     """
-    names, made, chains = set(), [call], script.called("chain")
+    names, made, chains = set(), [call], script.calls_to("chain")
     for part in made:
         outer = script.parents[part]
         if isinstance(outer, ast.Attribute):

@@ -1,9 +1,9 @@
-"""What a script does with its private records before a step clips them: rows, lots and losses.
+"""Follow private records until a step clips them: rows, lots and losses.
 
-A claim rests on three facts. Each row is one record, and each record in one row. What the step
-clips as a row's gradient comes from that row alone. And the private step alone learns from the
-rows. They are followed along names: backwards from the loader to what its rows are made of, and
-forwards from a lot to its loss. What a function outside the file does with them is assumed.
+A claim rests on three facts. Each row is one record, and each record is in one row. The gradient
+that the step clips as a row's comes from that row alone. Only the private step learns from the
+rows. Names are followed backwards from the loader to what its rows are made of, and forwards from
+a lot to its loss. What functions outside of the repository do with records is assumed.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from affidavit.importers.scripts.values import Evaluator
 Loop = ast.For | ast.While
 KERAS = ("tensorflow", "keras", "tf_keras")
 Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Tainted]]
-"""A step, the loop that draws its lots or the function that is given them, and the names with
-records at each statement. A trainer's step is None."""
+"""A step (None for a trainer's), the loop or function with its lots, and the tainted names at each
+statement."""
 
 
 # ---- backwards: what rows are made of ---------------------------------------------------------
 
 
 def lot_sources(values: Evaluator, loader: ast.expr | None) -> list[ast.expr]:
-    """What the training draws its lots from: its loader, and what its loops and fits go over."""
+    """Return the iterables that lots are drawn from: loaders, and what loops and fits iterate."""
     loops = (outer for step in optimizer_steps(values) for outer in enclosing_loops(values, step))
     starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
     for call in values.script.calls:
@@ -69,7 +69,7 @@ def lot_sources(values: Evaluator, loader: ast.expr | None) -> list[ast.expr]:
 
 
 def manual_draws(values: Evaluator) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Compare]]:
-    """The lots that loops around steps take of rows by what they draw: an index, or a mask."""
+    """Yield the lots that a loop draws by a random index or mask, with the draw."""
     loops = [list(enclosing_loops(values, step)) for step in optimizer_steps(values)]
     own = [outer for around in loops if not any(map(names_drawn_by, around)) for outer in around]
     for node in {node: None for loop in own for node in ast.walk(loop)}:
@@ -86,7 +86,7 @@ def manual_draws(values: Evaluator) -> Iterator[tuple[ast.Subscript, ast.Call | 
 
 
 def expression_sources(values: Evaluator, starts: Iterable[ast.expr]) -> list[ast.AST]:
-    """Every expression that others are made of, along the names of this file."""
+    """Return every expression that ``starts`` depend on, following names of this file."""
     script, found = values.script, dict[ast.AST, None]()
     todo: list[ast.AST] = list(starts)
     names = set[tuple[ast.AST, str | None]]()
@@ -114,24 +114,24 @@ def expression_sources(values: Evaluator, starts: Iterable[ast.expr]) -> list[as
 
 
 def _class_of(values: Evaluator, call: ast.Call) -> ast.ClassDef | None:
-    """The class of this file that a call makes an instance of."""
+    """Return the class of this file that a call instantiates."""
     owner = getattr(values.script.binding_of(call.func), "node", None)
     return owner if isinstance(owner, ast.ClassDef) else None
 
 
 def _value_sources(values: Evaluator, node: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
-    """What gives a name, or an attribute of ``self``, its content."""
+    """Yield what gives a name, or an attribute of ``self``, its content."""
     script = values.script
     if isinstance(node, ast.Attribute):
         if getattr(node.value, "id", "") == "self":
             for store in script.stored_attributes.get(node.attr, ()):
-                if not values.is_rebound(store):
+                if not values.is_set_by_private_call(store):
                     yield from _assigned_values(script, store)
         return
     for binding in script.bindings_of(node):
         if isinstance(binding.node, ast.arg):
-            yield from values.passed_to(node, binding.node)
-        elif not values.is_rebound(binding.node):
+            yield from values.known_arguments(node, binding.node)
+        elif not values.is_set_by_private_call(binding.node):
             yield from _assigned_values(script, binding.node)
     for call, owner in script.method_calls("append", "extend"):
         if isinstance(owner, ast.Name) and owner.id == node.id:
@@ -142,7 +142,7 @@ def _value_sources(values: Evaluator, node: ast.Name | ast.Attribute) -> Iterato
 
 
 def _assigned_values(script: Script, target: ast.AST) -> Iterator[ast.AST]:
-    """What an assignment, a loop or a ``with`` gives to its target."""
+    """Yield what an assignment, a loop or a ``with`` gives to its target."""
     outer = script.parents[target]
     while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
         outer = script.parents[outer]
@@ -153,13 +153,13 @@ def _assigned_values(script: Script, target: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_repeated_records(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
-    """What puts a record into several rows, where rows are made."""
+    """Find what puts a record into several rows."""
     again = (node for node in data if _repeats_rows(values, node))
     return next(again, None) or _find_other_item(values, data)
 
 
 def _item_getters(values: Evaluator, data: list[ast.AST]) -> Iterator[ast.FunctionDef]:
-    """The methods of this file that return a row of a data set by its index."""
+    """Yield the ``__getitem__`` methods of data sets of this file."""
     classes = (_class_of(values, node) for node in data if isinstance(node, ast.Call))
     for owner in filter(None, classes):
         for method in owner.body:
@@ -168,9 +168,9 @@ def _item_getters(values: Evaluator, data: list[ast.AST]) -> Iterator[ast.Functi
 
 
 def _find_other_item(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
-    """What reads another row of a data set than the one of the index that it is asked for.
+    """Find a ``__getitem__`` that reads another row than that of its index.
 
-    Such an index is drawn, or is a part of it alone: ``i // 4``, or ``i % len(self.x)``.
+    The other index is drawn at random, or is a part of the index: ``i // 4``, ``i % len(self.x)``.
     """
     for method in _item_getters(values, data):
         nodes = list(ast.walk(method))
@@ -193,6 +193,7 @@ def _find_other_item(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
 
 
 def _repeats_rows(values: Evaluator, node: ast.AST) -> bool:
+    """Whether an expression repeats rows of a data set."""
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return isinstance(left, ast.Name) and ast.dump(left) == ast.dump(right)
@@ -218,8 +219,8 @@ def _repeats_rows(values: Evaluator, node: ast.AST) -> bool:
             if name in ("Subset", "select", "take", "index_select"):
                 return any(_draws_with_replacement(values, item) for item in node.args)
             replaced = keywords_of(node).get("replace")
-            default = name == "resample" and values.script.is_of(node.func, ("sklearn",))
-            return (values.known(replaced) is not False) if replaced is not None else default
+            default = name == "resample" and values.script.comes_from(node.func, ("sklearn",))
+            return (values.known_value(replaced) is not False) if replaced is not None else default
     return False
 
 
@@ -233,7 +234,7 @@ def _draws_with_replacement(values: Evaluator, index: ast.AST) -> bool:
             case ast.Call(func=function, args=args) if last_name(function) == "choice":
                 several = len(args) > 1 or "size" in keywords_of(node)
                 replace = keywords_of(node).get("replace", args[2] if len(args) > 2 else None)
-                if several and values.known(replace) is not False:
+                if several and values.known_value(replace) is not False:
                     return True
             case ast.Call(func=function) if last_name(function) in ("choices", "randint"):
                 return True
@@ -241,7 +242,7 @@ def _draws_with_replacement(values: Evaluator, index: ast.AST) -> bool:
 
 
 def _share_records(parts: list[ast.expr]) -> bool:
-    """Whether one of the parts that are put together has the records of another."""
+    """Whether two of the parts that are concatenated hold the same records."""
     names = [
         {
             ast.unparse(node)
@@ -261,7 +262,7 @@ def _share_records(parts: list[ast.expr]) -> bool:
 
 
 def find_record_splitting(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
-    """What may make several rows of a record: windows of a series, parts of a text."""
+    """Find what may split a record into several rows: windows of a series, parts of a text."""
     script = values.script
     for method in _item_getters(values, data):
         index = method.args.args[-1].arg
@@ -281,7 +282,7 @@ def find_record_splitting(values: Evaluator, data: list[ast.AST]) -> ast.AST | N
                 ):
                     return node
                 if last_name(function) == "map" and node.args and any(
-                    item.arg == "batched" and values.known(item.value) for item in told
+                    item.arg == "batched" and values.known_value(item.value) for item in told
                 ):  # fmt: skip
                     mapped = script.function_of(node.args[0])
                     calls = [n for n in ast.walk(mapped or node) if isinstance(n, ast.Call)]
@@ -296,7 +297,7 @@ def find_record_splitting(values: Evaluator, data: list[ast.AST]) -> ast.AST | N
             case ast.Subscript(
                 slice=ast.Slice(lower=ast.Name(id=at), upper=ast.BinOp(op=ast.Add(), right=width))
             ):
-                for outer in values.script.above(node):
+                for outer in values.script.ancestors(node):
                     for loop in (outer, *getattr(outer, "generators", ())):
                         turns = getattr(loop, "iter", None)
                         own = getattr(getattr(loop, "target", None), "id", None) == at
@@ -308,15 +309,15 @@ def find_record_splitting(values: Evaluator, data: list[ast.AST]) -> ast.AST | N
 
 
 def find_statistics(values: Evaluator, data: list[ast.AST]) -> list[ast.Call]:
-    """What computes something of all records together, beside the training."""
+    """Find calls outside the training that compute something from all records together."""
     named = [node for node in data if isinstance(node, ast.Name | ast.Attribute)]
     names = {ast.unparse(node) for node in named}
     places = {place for node in named for place in binding_places(values.script, node)}
-    loops = {outer for step in optimizer_steps(values) for outer in values.script.above(step)}
+    loops = {outer for step in optimizer_steps(values) for outer in values.script.ancestors(step)}
     return [
         call
-        for call in values.script.called(*NAMES["statistics"])
-        if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
+        for call in values.script.calls_to(*NAMES["statistics"])
+        if not any(isinstance(o, Loop) and o in loops for o in values.script.ancestors(call))
         and not _fits_model(call)
         and any(
             ast.unparse(part) in names
@@ -332,7 +333,7 @@ def find_statistics(values: Evaluator, data: list[ast.AST]) -> list[ast.Call]:
 def find_used_statistics(
     values: Evaluator, computed: list[ast.Call]
 ) -> Iterator[tuple[str, ast.AST]]:
-    """Where the training, or what is saved with the model, is set by all records: each fault."""
+    """Yield each fault where statistics of all records affect the training or the model."""
 
     def holds(node: ast.AST, depth: int = 0) -> bool:
         for part in content_parts(node):
@@ -348,7 +349,7 @@ def find_used_statistics(
 
     fits = [call for call in computed if (last_name(call.func) or "").startswith("fit")]
     fitted = {last_name(getattr(call.func, "value", call)) for call in fits} - {None}
-    for call in values.script.called("fit", "add_loss", "adapt", "update_bn", *NAMES["keeping"]):
+    for call in values.script.calls_to("fit", "add_loss", "adapt", "update_bn", *NAMES["keeping"]):
         name, told = last_name(call.func), keywords_of(call)
         args = [*call.args, *told.values()]
         if name == "fit":
@@ -369,13 +370,14 @@ def find_used_statistics(
 
 
 def _fits_model(call: ast.Call) -> bool:
-    """Whether a ``fit`` is of a model."""
+    """Whether a ``fit`` trains a model."""
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
     named = (owner or "").lower().endswith(MODELS) or "trainer" in (owner or "").lower()
     return last_name(call.func) == "fit" and named
 
 
 def _is_module(values: Evaluator, node: ast.Name | ast.Attribute) -> bool:
+    """Whether an expression names an imported module."""
     root = root_of(node)
     bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
     return bool(bindings) and all(isinstance(item.node, ast.alias) for item in bindings)
@@ -385,7 +387,7 @@ def _is_module(values: Evaluator, node: ast.Name | ast.Attribute) -> bool:
 
 
 def reads_tainted_content(node: ast.AST, seen: Tainted) -> bool:
-    """Whether an expression has something of the content of what is in ``seen``."""
+    """Whether an expression reads the content of a tainted name."""
     return any(
         isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
         for part in content_parts(node)
@@ -394,7 +396,7 @@ def reads_tainted_content(node: ast.AST, seen: Tainted) -> bool:
 
 
 def training_lots(values: Evaluator) -> tuple[Lot, ...]:
-    """The lot of each step."""
+    """Return the lots of each step."""
     return _training_lots(values, values.plain_loaders)
 
 
@@ -413,7 +415,7 @@ def _training_lots(values: Evaluator, _: bool) -> tuple[Lot, ...]:
 
 
 def loss_statements(loop: ast.AST, at: dict[ast.AST, Tainted]) -> list[ast.stmt]:
-    """The statements of a loop from which the loss of its lots comes."""
+    """Return the statements of a loop that its loss is computed by."""
     body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
     body.sort(key=lambda node: (-node.lineno, -node.col_offset))
     needed, found = set[str](), list[ast.stmt]()
@@ -444,9 +446,9 @@ def loss_statements(loop: ast.AST, at: dict[ast.AST, Tainted]) -> list[ast.stmt]
 
 
 def differentiated_loss(node: ast.AST) -> ast.expr | None:
-    """The loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``.
+    """Return the loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``.
 
-    Of optax' ``update(gradients, state)`` and Flax' ``apply_gradients``, it is the gradients.
+    For optax' ``update(gradients, state)`` and Flax' ``apply_gradients``, return the gradients.
     """
     match node:
         case ast.Call(func=ast.Attribute(attr=name), args=[loss, *_]) if name.lstrip("_") in (
@@ -469,7 +471,7 @@ def differentiated_loss(node: ast.AST) -> ast.expr | None:
 
 
 def _returned_loss(node: ast.expr | None) -> ast.expr | None:
-    """The loss that a method returns to its trainer: alone, first of several, or by its name."""
+    """Return the loss that a method returns: alone, first in a tuple, or by its name."""
     match node:
         case ast.IfExp(orelse=other):
             return _returned_loss(other)
@@ -482,7 +484,7 @@ def _returned_loss(node: ast.expr | None) -> ast.expr | None:
 
 
 def loss_reductions(values: Evaluator) -> Iterator[str]:
-    """How the losses of lots are reduced, where the text says so: ``sum``, ``mean`` or ``none``."""
+    """Yield how the losses of lots are reduced, where known: ``sum``, ``mean`` or ``none``."""
     for _, loop, at in training_lots(values):
         for statement in loss_statements(loop, at):
             match getattr(statement, "value", None):
@@ -495,18 +497,18 @@ def loss_reductions(values: Evaluator) -> Iterator[str]:
 
 
 def _loss_reduction(values: Evaluator, call: ast.Call) -> str | None:
-    """The ``reduction`` of a loss function, or of what makes one, if it is told."""
+    """Return the ``reduction`` of a loss function or of its constructor, if it is known."""
     made = values.script.value_of(call.func) if isinstance(call.func, ast.Name) else None
     told = (keywords_of(item).get("reduction") for item in (call, made)
             if isinstance(item, ast.Call))  # fmt: skip
-    known = next((value for item in told if (value := values.known(item)) is not None), None)
+    known = next((value for item in told if (value := values.known_value(item)) is not None), None)
     return known if isinstance(known, str) else None
 
 
 def find_record_interactions(values: Evaluator) -> dict[str, ast.AST]:
-    """Where the records of a lot meet before they are clipped, by the fault that it is.
+    """Find where the records of a lot interact before they are clipped, by fault.
 
-    ``mixed`` are several rows of a record, or one row of several; ``joined`` is all else.
+    ``mixed`` means several rows of one record, or one row of several. All else is ``joined``.
     """
     faults: dict[str, ast.AST] = {}
     for joins in lot_functions(values):
@@ -516,19 +518,19 @@ def find_record_interactions(values: Evaluator) -> dict[str, ast.AST]:
             faults |= lot.faults
     for step, region, at in training_lots(values):
         drawn = names_drawn_by(region) if isinstance(region, Loop) else set()
-        lot = RowTracker(values, beside=isinstance(region, ast.For) and bool(drawn))
+        lot = RowTracker(values, checks_totals=isinstance(region, ast.For) and bool(drawn))
         parts = (node for node in ast.walk(getattr(region, "target", region)))
         tuples = (node.elts for node in parts if isinstance(node, ast.Tuple) and drawn)
-        lot.known = {name.id: RowLayout() for elts in tuples for name in elts
+        lot.bound = {name.id: RowLayout() for elts in tuples for name in elts
                      if isinstance(name, ast.Name) and name.id in drawn}  # fmt: skip
         uses = _uses_by_name(region)
         for statement in reversed(loss_statements(region, at)):
             if _carries_over(values, region, statement, at[statement], uses):
                 faults.setdefault("mixed", statement)
-            lot.seen = at[statement]
+            lot.tainted = at[statement]
             for outer in reversed(ancestors_within(values.script, statement, region)):
                 if isinstance(outer, ast.For):
-                    lot.enter(outer)
+                    lot.enter_loop(outer)
             loss = differentiated_loss(statement)
             if isinstance(statement, ast.Return):
                 loss = _returned_loss(statement.value)
@@ -538,26 +540,26 @@ def find_record_interactions(values: Evaluator) -> dict[str, ast.AST]:
                 if isinstance(loss, ast.Constant)
                 else enclosing_conditions(values, statement, region)
             )
-            beside, lot.beside = lot.beside, False
+            beside, lot.checks_totals = lot.checks_totals, False
             for test in told:
-                if lot.kind(test) is not None:
+                if lot.layout_of(test) is not None:
                     faults.setdefault("joined", test)
-            lot.beside = beside
+            lot.checks_totals = beside
         of_rows = (
             "loss" in keywords_of(step) or step in values.updates
             if step is not None
             else getattr(region, "name", "") not in LOSS_METHODS
         )
-        for loss in lot.returned:
+        for loss in lot.returned_values:
             if not of_rows:
                 lot.require_linear(loss)
-            elif (made := lot.of.get(loss)) is not None and made.form == "sum":
+            elif (made := lot.layouts.get(loss)) is not None and made.form == "sum":
                 faults.setdefault("joined", loss)  # one loss, by which no record is clipped alone
         for code, node in lot.faults.items():
             faults.setdefault(code, node)
     for setting in filter(_changes_sample_gradients, values.script.nodes):
         lot = RowTracker(values)
-        lot.known["grad_sample"] = RowLayout()
+        lot.bound["grad_sample"] = RowLayout()
         lot.run(setting, {"grad_sample"})
         for code, node in lot.faults.items():
             faults.setdefault(code, node)
@@ -565,7 +567,7 @@ def find_record_interactions(values: Evaluator) -> dict[str, ast.AST]:
 
 
 def _changes_sample_gradients(node: ast.AST) -> bool:
-    """Whether a statement changes the gradients of the records before a step clips them."""
+    """Whether a statement changes per-record gradients before they are clipped."""
     match node:
         case ast.Assign(targets=[target, *_]) | ast.AugAssign(target=target):
             pass
@@ -581,9 +583,9 @@ def _changes_sample_gradients(node: ast.AST) -> bool:
 
 
 def find_joining_model(values: Evaluator, module: ast.expr | None) -> ast.AST | None:
-    """What joins the records of a lot in a model of this file that is made private.
+    """Find what joins the records of a lot in a private model of this file.
 
-    Where a library is given none, it may be any of Keras'.
+    If the library's call takes no model, any Keras model of the file may be the private one.
     """
     keras = [call for call in values.script.calls if module is None]
     classes, parts = (
@@ -594,8 +596,8 @@ def find_joining_model(values: Evaluator, module: ast.expr | None) -> ast.AST | 
         match call:
             case ast.Call(args=[ast.Lambda(args=spec, body=body), *_]) if last_name(
                 call.func
-            ) == "Lambda" and values.script.is_of(call.func, KERAS):
-                lot = RowTracker(values, modelled=True)
+            ) == "Lambda" and values.script.comes_from(call.func, KERAS):
+                lot = RowTracker(values, inside_model=True)
                 lot.run(ast.Expr(body), {arg.arg for arg in spec.args})
                 if lot.faults:
                     return call
@@ -612,7 +614,7 @@ def find_joining_model(values: Evaluator, module: ast.expr | None) -> ast.AST | 
         runs = ["forward"] if module is not None else ["call"]
         for forward in (methods[name] for name in runs if name in methods):
             drawn: Tainted = {arg.arg for arg in forward.args.args[1:]}
-            lot = RowTracker(values, modelled=True)
+            lot = RowTracker(values, inside_model=True)
             for statement, seen in taint_at(
                 values, forward.body[0], drawn, reads_tainted_content
             ).items():
@@ -625,7 +627,7 @@ def find_joining_model(values: Evaluator, module: ast.expr | None) -> ast.AST | 
 
 
 def _uses_by_name(region: ast.AST) -> dict[str, list[ast.Name | ast.Attribute]]:
-    """Where a region names each variable, and each attribute of one."""
+    """Return the uses of each variable, and of each attribute of one, in a region."""
     uses: dict[str, list[ast.Name | ast.Attribute]] = defaultdict(list)
     for node in ast.walk(region):
         if isinstance(node, ast.Name):
@@ -642,9 +644,9 @@ def _carries_over(
     seen: Tainted,
     uses: dict[str, list[ast.Name | ast.Attribute]],
 ) -> bool:
-    """Whether a part of the loss is of records from earlier turns of the loop with these uses.
+    """Whether a part of the loss comes from records of earlier iterations of the loop.
 
-    What an earlier turn has left is read before it is set, or never set anew.
+    Such a part is read before it is set, or is never reset.
     """
     value = differentiated_loss(statement) or getattr(statement, "value", None)
     for part in content_parts(value) if isinstance(value, ast.AST) else ():
@@ -653,7 +655,7 @@ def _carries_over(
             continue
         own = uses[f".{name}" if isinstance(part, ast.Attribute) else name]
         setting = [
-            next(outer for outer in values.script.above(node) if isinstance(outer, ast.stmt))
+            next(outer for outer in values.script.ancestors(node) if isinstance(outer, ast.stmt))
             for node in own
             if isinstance(node.ctx, ast.Store)
         ]
@@ -677,7 +679,7 @@ def _carries_over(
 
 
 def find_written_weight(values: Evaluator) -> ast.AST | None:
-    """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
+    """Find what sets a model weight from records, outside of the private step."""
     lots = [at for _, _, at in training_lots(values)]
     for step in optimizer_steps(values):
         if (lot := find_lot(values, step, reads_tainted_content)) is not None:
@@ -718,7 +720,7 @@ def find_written_weight(values: Evaluator) -> ast.AST | None:
             owner = owner.value
             owners.append((last_name(owner) or "").lower())
         told: list[tuple[ast.AST, ast.AST]] = [(item, statement) for item in args]
-        for loop in values.script.above(node):
+        for loop in values.script.ancestors(node):
             if isinstance(loop, ast.For) and last_name(owner) in names_assigned_in(loop.target):
                 over = [last_name(part) for part in ast.walk(loop.iter)]
                 owners += ["model" for name in over if name in NAMES["weights"]]
@@ -733,9 +735,9 @@ def find_written_weight(values: Evaluator) -> ast.AST | None:
 
 
 def find_other_learners(values: Evaluator) -> Iterator[tuple[ast.Call, ast.Call]]:
-    """The other steps in the loop of a step that a loss of its lots leads to, each with that step.
+    """Yield other steps in the loop of a step that learn from its lots, with that step.
 
-    A step follows the losses formed before it, back to those that it or its model clears.
+    A step learns from the losses computed before it, unless it or its model cleared the gradients.
     """
     script = values.script
     steps = optimizer_steps(values)
@@ -745,10 +747,10 @@ def find_other_learners(values: Evaluator) -> Iterator[tuple[ast.Call, ast.Call]
         formed, cleared = False, set[str]()
         calls = [c for c, _ in script.method_calls("backward", "step", "zero_grad")]
         for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
-            around = [outer for outer in script.above(call) if outer in at]
+            around = [outer for outer in script.ancestors(call) if outer in at]
             owner = call.func.value if isinstance(call.func, ast.Attribute) else call
             name = last_name(owner) or ""
-            if loop not in script.above(call) or not around:
+            if loop not in script.ancestors(call) or not around:
                 continue
             if last_name(call.func) == "zero_grad":
                 cleared.add(name)

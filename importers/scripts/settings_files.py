@@ -1,7 +1,4 @@
-"""Read settings files beside a script.
-
-JSON and YAML files, read directly, by OmegaConf, Hydra or gin, and Flower's run configuration.
-"""
+"""Read settings files beside a script: JSON, YAML, OmegaConf, Hydra, gin and Flower."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ MACRO = re.compile(r"^(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
 
 
 def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
-    """``json.load(open(...))``, ``yaml.safe_load(...)`` and ``OmegaConf.load("...")``."""
+    """Read ``json.load(open(...))``, ``yaml.safe_load(...)`` or ``OmegaConf.load("...")``."""
     text = ast.unparse(call.func)
     if text in ("open", "Path", "pathlib.Path") and call.args:
-        return Record("file", {"": values.of(call.args[0])})
+        return Record("file", {"": values.evaluate(call.args[0])})
     if text in ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "OmegaConf.load"):
         source: Any = call.args[0] if call.args else None
         while isinstance(source, ast.Call) and last_name(source.func) in (
@@ -42,7 +39,7 @@ def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
             "open",
         ):
             source = source.func.value if isinstance(source.func, ast.Attribute) else source.args[0]
-        opened = values.of(source) if source is not None else None
+        opened = values.evaluate(source) if source is not None else None
         name = opened.fields[""] if isinstance(opened, Record) and "" in opened.fields else opened
         return as_record(read_settings(values, call, str(name)))
     return None
@@ -51,7 +48,7 @@ def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
 def read_configured_parameter(
     values: Evaluator, function: ast.FunctionDef | ast.ClassDef, name: str
 ) -> Any:
-    """A parameter that Hydra or gin gives to a decorated function."""
+    """Read a parameter that Hydra or gin passes to a decorated function."""
     decorators = {ast.unparse(getattr(item, "func", item)) for item in function.decorator_list}
     if decorators & {"gin.configurable", "gin.register"}:
         return read_gin_binding(values, function, name)
@@ -59,11 +56,11 @@ def read_configured_parameter(
 
 
 def read_gin_binding(values: Evaluator, function: ast.FunctionDef | ast.ClassDef, name: str) -> Any:
-    """``function.name = value`` of the gin files that the script parses, else its own default.
+    """Read ``function.name = value`` from the gin files that the script parses, else its default.
 
     Raises ``Unreadable``.
     """
-    parsers = values.script.called(*GIN_PARSERS)
+    parsers = values.script.calls_to(*GIN_PARSERS)
     passes_it = any(
         call.args or any(item.arg in (None, name) for item in call.keywords)
         for call in values.calls_of(function)
@@ -88,7 +85,7 @@ def read_gin_binding(values: Evaluator, function: ast.FunctionDef | ast.ClassDef
         inits = (item for item in function.body if getattr(item, "name", "") == "__init__")
         own = next(inits, None) if isinstance(function, ast.ClassDef) else function
         default = None if own is None else default_of(own, name)
-        return None if default is None else values.of(default)
+        return None if default is None else values.evaluate(default)
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -96,10 +93,12 @@ def read_gin_binding(values: Evaluator, function: ast.FunctionDef | ast.ClassDef
 
 
 def _gin_lines_parsed(values: Evaluator, call: ast.Call) -> Iterator[str]:
-    """The lines that a call parses: those of its files, and the bindings that it is passed."""
+    """Yield the lines that a call parses: those of its files, and its bindings."""
     names = ("config_files", "bindings")
     arguments = dict(zip(names, call.args, strict=False)) | keywords_of(call)
-    files, bindings = (values.of(arguments[key]) if key in arguments else None for key in names)
+    files, bindings = (
+        values.evaluate(arguments[key]) if key in arguments else None for key in names
+    )
     for file in files if isinstance(files, list) else [files]:
         if file is not None:
             yield from _gin_lines(values, call, str(file))
@@ -107,7 +106,7 @@ def _gin_lines_parsed(values: Evaluator, call: ast.Call) -> Iterator[str]:
 
 
 def _gin_lines(values: Evaluator, node: ast.AST, file: str, depth: int = 0) -> Iterator[str]:
-    """The lines of a gin file and of those that it includes, in the order of their bindings."""
+    """Yield the lines of a gin file and of its included files, in binding order."""
     for line in read_nearby_text(values, node, file).splitlines():
         if match := INCLUDE.match(line):
             if depth > 10:
@@ -122,7 +121,7 @@ def _gin_lines(values: Evaluator, node: ast.AST, file: str, depth: int = 0) -> I
 
 
 def _require_no_bindings(values: Evaluator, node: ast.AST, module: str) -> None:
-    """Refuse a module that a gin file imports, unless its text is here and binds nothing."""
+    """Raise ``Unreadable`` if a module that a gin file imports may bind values."""
     texts = []
     for place in SEARCH_FOLDERS:
         try:
@@ -134,7 +133,7 @@ def _require_no_bindings(values: Evaluator, node: ast.AST, module: str) -> None:
 
 
 def read_flower_config(values: Evaluator, call: ast.Call) -> Any:
-    """Flower's ``context.run_config``: ``[tool.flwr.app.config]`` of the nearest pyproject.toml."""
+    """Read Flower's ``context.run_config`` from ``[tool.flwr.app.config]`` in pyproject.toml."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "run_config" and not call.args):
         return None
     for place in SEARCH_FOLDERS:
@@ -148,7 +147,7 @@ def read_flower_config(values: Evaluator, call: ast.Call) -> Any:
 
 
 def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested tables with dotted keys, as Flower passes them."""
+    """Flatten nested tables to dotted keys, as Flower passes them."""
     fields: dict[str, Any] = {}
     for key, value in config.items():
         inner = isinstance(value, dict)
@@ -157,33 +156,33 @@ def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def read_hydra_config(values: Evaluator, function: ast.FunctionDef | ast.ClassDef) -> Any:
-    """The configuration that ``@hydra.main`` passes to a function.
+    """Read the configuration that ``@hydra.main`` passes to a function.
 
     Raises ``Unreadable``.
     """
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "hydra.main":
-            arguments = {key: values.of(node) for key, node in keywords_of(decorator).items()}
+            arguments = {key: values.evaluate(node) for key, node in keywords_of(decorator).items()}
             folder = arguments.get("config_path") or "."
             return _hydra_config(values, decorator, folder, str(arguments.get("config_name")))
     return None
 
 
 def read_hydra_compose(values: Evaluator, call: ast.Call) -> Any:
-    """Hydra's ``compose(config_name=..., overrides=[...])`` below one ``initialize``.
+    """Read Hydra's ``compose(config_name=..., overrides=[...])``.
 
     Raises ``Unreadable``.
     """
-    if last_name(call.func) != "compose" or not values.script.is_of(call.func, ("hydra",)):
+    if last_name(call.func) != "compose" or not values.script.comes_from(call.func, ("hydra",)):
         return None
-    starts = values.script.called("initialize")
+    starts = values.script.calls_to("initialize")
     if len(starts) != 1 or len(call.args) > 1:
         raise Unreadable(call, "not one initialize() says where its configurations are")
     start, arguments = (
-        {key: values.of(value) for key, value in keywords_of(node).items()}
+        {key: values.evaluate(value) for key, value in keywords_of(node).items()}
         for node in (starts[0], call)
     )
-    name = values.of(call.args[0]) if call.args else arguments.get("config_name")
+    name = values.evaluate(call.args[0]) if call.args else arguments.get("config_name")
     config = _hydra_config(values, call, start.get("config_path") or ".", str(name))
     for override in arguments.get("overrides") or ():
         key, equals, text = str(override).partition("=")
@@ -197,7 +196,7 @@ def read_hydra_compose(values: Evaluator, call: ast.Call) -> Any:
 
 
 def _set_field(config: Any, key: str, value: Any) -> bool:
-    """Set a field by its dotted ``key``, unless that is a table or in none."""
+    """Set a field by its dotted key; return False if the field is a table or has no parent."""
     *path, last = key.split(".")
     for step in path:
         config = config.fields.get(step) if isinstance(config, Record) else None
@@ -225,7 +224,7 @@ def _hydra_config(values: Evaluator, node: ast.Call, folder: str, name: str) -> 
                 document[key] = inner
         elif group != "_self_":
             raise Unreadable(node, f"the configuration {group} is not read")
-    main = values.main or values.script
+    main = values.main_script or values.script
     for key, told in main.launches.items():
         for text, where in told if key not in document else ():
             groups = [f"{folder}/{key}/{choice}.yaml" for choice in text.split(",")]
@@ -244,10 +243,10 @@ def _hydra_config(values: Evaluator, node: ast.Call, folder: str, name: str) -> 
 def without_launch_overrides(
     values: Evaluator, record: Record, kind: str, path: str = ""
 ) -> Record:
-    """A configuration as a record of this kind, without what shell scripts give other values."""
+    """Return a configuration without the values that launch scripts override."""
     fields = {}
     for key, value in record.fields.items():
-        own: Record | Unreadable | None = values.overridden(value, f"{path}{key}")
+        own: Record | Unreadable | None = values.launch_override(value, f"{path}{key}")
         if own is None and isinstance(value, Record):
             own = without_launch_overrides(values, value, kind, f"{path}{key}.")
         fields[key] = value if own is None else own
@@ -255,19 +254,19 @@ def without_launch_overrides(
 
 
 def _structured_config(values: Evaluator, name: str) -> Any:
-    """The structured config of this name in Hydra's ``ConfigStore``, if it is the only one."""
-    stores = values.script.called("store")
+    """Return the only structured config in Hydra's ``ConfigStore``, if it has this name."""
+    stores = values.script.calls_to("store")
     named = [keywords_of(call) for call in stores]
-    if not any(values.known(item.get("name")) == name for item in named):
+    if not any(values.known_value(item.get("name")) == name for item in named):
         return None
     if len(named) != 1 or named[0].keys() != {"name", "node"} or unpacks(stores[0]):
         raise Unreadable(stores[0], "several structured configs may make up one")
     node = named[0]["node"]
-    return values.of(node if isinstance(node, ast.Call) else ast.Call(node, [], []))
+    return values.evaluate(node if isinstance(node, ast.Call) else ast.Call(node, [], []))
 
 
 def read_settings(values: Evaluator, node: ast.AST, name: str) -> Any:
-    """A JSON or YAML file beside the script; raises ``Unreadable``."""
+    """Read a JSON or YAML file beside the script; raises ``Unreadable``."""
     text = read_nearby_text(values, node, name)
     try:
         document = json.loads(text) if name.endswith(".json") else yaml_of(text)
@@ -281,7 +280,7 @@ def read_settings(values: Evaluator, node: ast.AST, name: str) -> Any:
 
 
 def _is_small(document: Any) -> bool:
-    """Whether a document stays small and flat where each alias is written out."""
+    """Whether a document stays within the size and depth limits with aliases expanded."""
     count, parts = 0, [(document, 0)]
     while parts:
         part, depth = parts.pop()
@@ -296,7 +295,8 @@ def _is_small(document: Any) -> bool:
 def read_nearby_text(
     values: Evaluator, node: ast.AST, name: str, folder: Path | None = None
 ) -> str:
-    folder = folder or (values.main or values.script).folder
+    """Read a file beside the script, within the current folder; raises ``Unreadable``."""
+    folder = folder or (values.main_script or values.script).folder
     if folder is None:
         raise Unreadable(node, f"{name} cannot be read from here")
     file = folder / name
@@ -310,7 +310,7 @@ def read_nearby_text(
 
 
 def interpolate(part: Any, whole: Any, values: Evaluator) -> Any:
-    """``part`` with ``${key}`` and ``${oc.env:NAME,default}`` replaced where they are settled."""
+    """Replace ``${key}`` and ``${oc.env:NAME,default}`` where their values are known."""
     if isinstance(part, dict):
         return {key: interpolate(value, whole, values) for key, value in part.items()}
     if isinstance(part, list):
@@ -325,7 +325,7 @@ def interpolate(part: Any, whole: Any, values: Evaluator) -> Any:
             value = yaml_of(default) if comma else part
         except ValueError:
             return part
-        if values.overridden(value, f"${name}") is not None:
+        if values.launch_override(value, f"${name}") is not None:
             return part
         values.defaults.add(f"${name}")
         return value
@@ -336,7 +336,7 @@ def interpolate(part: Any, whole: Any, values: Evaluator) -> Any:
 
 
 def as_record(document: Any) -> Any:
-    """A document as a record of records."""
+    """Convert a document to nested records."""
     if isinstance(document, dict):
         return Record("file", {key: as_record(value) for key, value in document.items()})
     return document

@@ -1,9 +1,9 @@
-"""A parsed script: its scopes, the bindings of each name, and the calls of each function.
+"""Parse a script, and index its scopes, the bindings of each name, and its calls.
 
-A binding is anything that gives a name a value: assignments, parameters, imports, loops, patterns,
-``global``. What the text does not settle (``exec``, star imports, ``setattr``) is listed, so that
-readers refuse to read what it may change. ``getattr`` and ``setattr`` with a constant name are read
-as attributes, and ``f(x, out=y)`` as ``y = f(x, out=y)``. Nothing is ever run.
+A binding is anything that gives a name a value: assignments, parameters, imports, loops,
+patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is listed, so that readers refuse
+what it may change. ``getattr`` and ``setattr`` with a constant name are rewritten as attributes, and
+``f(x, out=y)`` as ``y = f(x, out=y)``. The script never runs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SAME_OBJECT_WRAPPERS = NAMES["wrappers_of_the_same"]
 LAYER_PACKAGES = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
-"""Packages that have layers, losses and optimisers, and nothing that steps one."""
+"""Packages of layers, losses and optimisers, which never step one themselves."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Binding:
-    """One place where a name gets a value; ``value`` is None if the text does not show it."""
+    """A place where a name gets a value. ``value`` is None if the text does not show it."""
 
     node: ast.AST
     value: ast.expr | None = None
@@ -37,21 +37,22 @@ class Binding:
 
 @dataclass(eq=False)
 class Script:
-    """A script with its syntax tree; ``folder`` is where its imports and files are looked for.
+    """A parsed script with its scopes, bindings and calls.
 
-    ``name`` is that of its file, in lower case.
+    ``folder`` is where imports and settings files are searched. ``name`` is the lower-case name of
+    the script's file.
     """
 
     tree: ast.Module
     folder: Path | None = None
     name: str | None = None
     parents: dict[ast.AST, ast.AST] = field(init=False)
-    shared: set[ast.AST] = field(init=False, default_factory=set)
-    """What leads to the private call, where several files run it."""
+    shared_definitions: set[ast.AST] = field(init=False, default_factory=set)
+    """Definitions that lead to the private call, if several files run it."""
     modules: dict[tuple[Script, ast.alias], tuple[Script, bool] | None] = field(
         init=False, default_factory=dict
     )
-    """The modules that imports name, where this script runs, as far as they were looked for."""
+    """Cache of the repository modules that imports load when this script runs."""
 
     def __post_init__(self) -> None:
         self.parents = {
@@ -60,29 +61,29 @@ class Script:
 
     @cached_property
     def launches(self) -> dict[str, list[tuple[str, str]]]:
-        """The options and variables that shell scripts set where they run it."""
+        """Options and environment variables that shell scripts set when they run this script."""
         return read_launches(self.folder, self.name)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes of the tree."""
+        """All nodes of the syntax tree."""
         return list(ast.walk(self.tree))
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        """All calls."""
+        """All calls in the script."""
         return [node for node in self.nodes if isinstance(node, ast.Call)]
 
-    def above(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around ``node``, from the inside out."""
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that enclose ``node``, innermost first."""
         while (node := self.parents.get(node, self.tree)) is not self.tree:
             yield node
         yield self.tree
 
     def scope_of(self, node: ast.AST) -> Scope:
-        """The function, class or module in which ``node`` is evaluated."""
+        """Return the function, class or module in which ``node`` is evaluated."""
         inner = node
-        for outer in self.above(node):
+        for outer in self.ancestors(node):
             if isinstance(outer, FUNCTIONS) and _in_body(outer, inner):
                 return outer
             if isinstance(outer, ast.ClassDef) and inner in outer.body:
@@ -92,7 +93,7 @@ class Script:
 
     @cached_property
     def bindings(self) -> dict[tuple[Scope, str], list[Binding]]:
-        """The bindings of each name, by its scope."""
+        """The bindings of each name, by scope and name."""
         table: dict[tuple[Scope, str], list[Binding]] = defaultdict(list)
         shared: dict[tuple[Scope, str], bool] = {}
         for node in self.nodes:
@@ -110,21 +111,21 @@ class Script:
         return table
 
     def _function_of(self, arg: ast.AST) -> Scope:
-        return next(node for node in self.above(arg) if isinstance(node, FUNCTIONS))
+        return next(node for node in self.ancestors(arg) if isinstance(node, FUNCTIONS))
 
     @cached_property
     def stored_attributes(self) -> dict[str, list[ast.Attribute]]:
-        """Attributes that are set or deleted anywhere, of whatever object."""
+        """Attributes that the script sets or deletes, of any object, by attribute name."""
         table: dict[str, list[ast.Attribute]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 table[node.attr].append(node)
         return table
 
-    def stores_of(self, name: str, node: ast.AST) -> list[ast.Attribute]:
-        """Where an attribute is set, but by other classes of themselves than that around ``node``.
+    def stores_of_attribute(self, name: str, node: ast.AST) -> list[ast.Attribute]:
+        """Return where an attribute is set, as seen from ``node``.
 
-        Classes that are made of others of the file count as one.
+        Assignments to ``self`` in unrelated classes are excluded. Base classes count as related.
         """
         own = self._class_around(node)
         return [
@@ -133,15 +134,22 @@ class Script:
             if None in (own, other := self._class_around(store))
             or own is other
             or not _is_name(store.value, "self")
-            or any(self.defines(last_name(base) or "") for c in (own, other) for base in c.bases)  # type: ignore[union-attr]
+            or any(
+                self.defines_once(last_name(base) or "")
+                for owner in (own, other)
+                if owner is not None
+                for base in owner.bases
+            )
         ]
 
     def _class_around(self, node: ast.AST) -> ast.ClassDef | None:
-        return next((outer for outer in self.above(node) if isinstance(outer, ast.ClassDef)), None)
+        return next(
+            (outer for outer in self.ancestors(node) if isinstance(outer, ast.ClassDef)), None
+        )
 
     @cached_property
-    def types(self) -> set[ast.AST]:
-        """Nodes that only name a type: in annotations, base classes and ``isinstance``."""
+    def type_nodes(self) -> set[ast.AST]:
+        """Nodes that only name a type: in annotations, base classes and ``isinstance`` calls."""
         roots: list[ast.AST | None] = []
         for node in self.nodes:
             match node:
@@ -157,7 +165,7 @@ class Script:
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef]]:
-        """Functions by their name; constructors also by that of their class."""
+        """Functions by name. Constructors are also listed under the name of their class."""
         table: dict[str, list[ast.FunctionDef]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef):
@@ -169,13 +177,13 @@ class Script:
 
     @cached_property
     def imported(self) -> set[str]:
-        """The names that imports bind, and those that they rename."""
+        """Names that imports bind, and the original names of renamed imports."""
         aliases = [node for node in self.nodes if isinstance(node, ast.alias)]
         return {name for item in aliases for name in (item.name, item.asname) if name}
 
     @cached_property
     def dynamic(self) -> ast.AST | None:
-        """The first thing that may bind names or set attributes that the text does not name."""
+        """The first node that may bind names or set attributes that the text does not show."""
         for node in self.nodes:
             match node:
                 case ast.Name(id=name) if name in NAMES["dynamic_functions"]:
@@ -185,40 +193,42 @@ class Script:
                 case ast.Attribute(attr=name) if name in NAMES["dynamic_attributes"]:
                     if not (name == "__dict__" and self._is_looked_up(node)):
                         return node
-                case ast.Attribute(attr="modules", value=base) if self.is_of(base, ("sys",)):
+                case ast.Attribute(attr="modules", value=base) if self.comes_from(base, ("sys",)):
                     return node
                 case ast.alias(name="*") if not self._is_foreign(node):
                     return node
         return None
 
     @cached_property
-    def hidden(self) -> ast.AST | None:
-        """The first use of ``getattr`` that may name any attribute, but for one of ``torch.nn``."""
+    def dynamic_getattr(self) -> ast.AST | None:
+        """The first ``getattr`` that may read any attribute, except of a layer package."""
         uses = (n for n in self.nodes if isinstance(n, ast.Name) and n.id == "getattr")
         calls = (self.parents[use] for use in uses)
         own = (c for c in calls if not (isinstance(c, ast.Call) and c.args
-               and self.is_of(c.args[0], LAYER_PACKAGES)))  # fmt: skip
+               and self.comes_from(c.args[0], LAYER_PACKAGES)))  # fmt: skip
         return next(own, None)
 
     @cached_property
-    def stars(self) -> list[int]:
-        """The lines on which all names of another project's module are imported."""
+    def star_import_lines(self) -> list[int]:
+        """The line numbers of star imports."""
         return [node.lineno for node in self.nodes
                 if isinstance(node, ast.alias) and node.name == "*"]  # fmt: skip
 
     def _is_foreign(self, star: ast.AST) -> bool:
-        """Whether a star import is of another project's module, once and before it runs."""
+        """Whether a star import is of another project's module, at the top level of the script."""
         statement = self.parents[star]
         if not isinstance(statement, ast.ImportFrom) or statement.level or self.folder is None:
             return False
-        if any(isinstance(outer, (ast.For, ast.While, *FUNCTIONS)) for outer in self.above(star)):
+        if any(
+            isinstance(outer, (ast.For, ast.While, *FUNCTIONS)) for outer in self.ancestors(star)
+        ):
             return False
         package = package_of(statement.module or "")
         places = [self.folder / place / package for place in (".", "..", "../..")]
         return not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
 
     def _is_looked_up(self, node: ast.Attribute) -> bool:
-        """Whether an item of an imported module's ``__dict__`` is read, and nothing else."""
+        """Whether ``__dict__`` of an imported module is only read."""
         outer = self.parents[node]
         base = node.value
         if not isinstance(base, ast.Name) or not isinstance(
@@ -231,6 +241,7 @@ class Script:
         return imported and isinstance(outer, ast.Subscript | ast.comprehension)
 
     def _is_printed(self, name: ast.AST) -> bool:
+        """Whether ``vars(...)`` is only printed, unpacked or read."""
         call = self.parents[name]
         outer = self.parents.get(call)
         if not isinstance(call, ast.Call) or call.func is not name:
@@ -249,7 +260,7 @@ class Script:
         )
 
     def resolve(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
-        """The scope in which ``name`` is looked up from ``scope``, with its bindings there."""
+        """Return the scope that binds ``name`` as seen from ``scope``, and its bindings there."""
         first = True
         for place in self._scopes(scope):
             if isinstance(place, ast.ClassDef) and not first:
@@ -260,41 +271,41 @@ class Script:
         return self.tree, []
 
     def bindings_of(self, name: ast.Name) -> list[Binding]:
-        """The bindings of a name where it is looked up."""
+        """Return the bindings of a name in the scope where it is looked up."""
         return self.resolve(name.id, self.scope_of(name))[1]
 
     def binding_of(self, name: ast.AST | None) -> Binding | None:
-        """The binding of a name that is bound once."""
+        """Return the binding of a name that is bound exactly once, else None."""
         bindings = self.bindings_of(name) if isinstance(name, ast.Name) else []
         return bindings[0] if len(bindings) == 1 else None
 
     def value_of(self, name: ast.Name) -> ast.expr | None:
-        """What a name is bound to, if the text shows it and it is bound once."""
+        """Return what a name is bound to, if it is bound once and the text shows it."""
         binding = self.binding_of(name)
         return None if binding is None else binding.value
 
     def reads_of(self, name: str | None) -> list[ast.Name]:
-        """Where a name is read, in whichever scope."""
+        """Return every place where a name is read, in any scope."""
         return [
             node
             for node in self.nodes
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         ]
 
-    def called(self, *names: str) -> list[ast.Call]:
-        """The calls of functions and methods of these names."""
+    def calls_to(self, *names: str) -> list[ast.Call]:
+        """Return the calls of functions and methods with these names."""
         return [call for call in self.calls if last_name(call.func) in names]
 
     def method_calls(self, *names: str) -> list[tuple[ast.Call, ast.expr]]:
-        """The calls of methods of these names, each with the object."""
+        """Return the calls of methods with these names, each with its object."""
         return [
             (call, call.func.value)
-            for call in self.called(*names)
+            for call in self.calls_to(*names)
             if isinstance(call.func, ast.Attribute)
         ]
 
     def function_of(self, name: ast.expr) -> ast.FunctionDef | None:
-        """The function of this file that a name is bound to alone."""
+        """Return the function of this file that a name refers to, if it is bound once."""
         node = getattr(self.binding_of(name), "node", None)
         return node if isinstance(node, ast.FunctionDef) else None
 
@@ -304,22 +315,22 @@ class Script:
             scope = self.scope_of(scope)
             yield scope
 
-    def passed(self, function: ast.AST, call: ast.Call) -> list[tuple[str, ast.expr]]:
-        """What a call gives a function, by the names of its parameters."""
+    def passed_arguments(self, function: ast.AST, call: ast.Call) -> list[tuple[str, ast.expr]]:
+        """Return the arguments that a call passes to a function, with their parameter names."""
         spec: ast.arguments = function.args  # type: ignore[attr-defined]
         names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
         method = isinstance(self.parents.get(function), ast.ClassDef)
         return [*zip(names[method:], call.args, strict=False), *keywords_of(call).items()]
 
-    def imports(self, node: ast.Name, module: str, name: str | None = None) -> bool:
-        """Whether a name is bound only by importing ``module``, or ``name`` from it."""
+    def is_import_of(self, node: ast.Name, module: str, name: str | None = None) -> bool:
+        """Whether a name is only bound by importing ``module``, or ``name`` from it."""
         bindings = self.bindings_of(node)
         return bool(bindings) and all(
-            self.origin(binding) == (module, name) for binding in bindings
+            self.import_origin(binding) == (module, name) for binding in bindings
         )
 
-    def origin(self, binding: Binding) -> tuple[str | None, str | None]:
-        """The module, and the name in it, that an import binds."""
+    def import_origin(self, binding: Binding) -> tuple[str | None, str | None]:
+        """Return the module, and the name in it, that an import binds."""
         alias = binding.node
         if not isinstance(alias, ast.alias):
             return None, None
@@ -331,47 +342,51 @@ class Script:
                 return whole, None
         return None, None
 
-    def is_of(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
-        """Whether a name, or the module that it is looked up in, comes from these packages."""
+    def comes_from(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
+        """Whether a name, or the module it is looked up in, is imported from these packages."""
         root = root_of(node)
         if not isinstance(root, ast.Name):
             return False
         bindings = self.bindings_of(root)
-        return any(package_of(self.origin(item)[0] or "") in modules for item in bindings)
+        return any(package_of(self.import_origin(item)[0] or "") in modules for item in bindings)
 
-    def defines(self, name: str) -> bool:
-        """Whether a name of the module is one class or function."""
+    def defines_once(self, name: str) -> bool:
+        """Whether the module defines a name exactly once, as a class or function."""
         bindings = self.bindings.get((self.tree, name), [])
         return len(bindings) == 1 and isinstance(bindings[0].node, ast.ClassDef | ast.FunctionDef)
 
-    def uses(self, function: ast.AST) -> list[ast.expr]:
-        """Where the function is named, by its name or as a method; for a constructor, its class."""
+    def references_to(self, function: ast.AST) -> list[ast.expr]:
+        """Return all references to a function or method, or to a constructor's class."""
         name = getattr(function, "name", None)
         owner = self.parents.get(function)
         if isinstance(owner, ast.ClassDef) and name == "__init__":
-            return [*self.uses(owner), *self._super_inits(owner)]
+            return [*self.references_to(owner), *self._super_inits(owner)]
         method = isinstance(owner, ast.ClassDef)
         return [
             node
             for node in self.nodes
-            if (isinstance(node, ast.Name) and node.id == name and self._may_be(node, function))
+            if (
+                isinstance(node, ast.Name)
+                and node.id == name
+                and self._may_refer_to(node, function)
+            )
             or (
                 isinstance(node, ast.Attribute)
                 and node.attr == name
                 and method
-                and (_is_name(node.value, "self") or function not in self.above(node))
+                and (_is_name(node.value, "self") or function not in self.ancestors(node))
             )
         ]
 
-    def _may_be(self, node: ast.Name, function: ast.AST) -> bool:
-        """Whether a name is looked up where ``function`` is bound, or bound nowhere."""
+    def _may_refer_to(self, node: ast.Name, function: ast.AST) -> bool:
+        """Whether a name may refer to ``function``: it is bound there, or nowhere."""
         bindings = self.bindings_of(node)
         return isinstance(node.ctx, ast.Load) and (
             not bindings or any(binding.node is function for binding in bindings)
         )
 
     def _super_inits(self, owner: ast.ClassDef) -> list[ast.expr]:
-        """Calls of ``__init__`` that may reach this class: those of classes made of it."""
+        """Return calls of ``__init__`` that may reach this class from its subclasses."""
         heirs = [
             node
             for node in self.nodes
@@ -385,13 +400,13 @@ class Script:
             and node.attr == "__init__"
             and (
                 last_name(node.value) == owner.name
-                or any(heir in self.above(node) for heir in heirs)
+                or any(heir in self.ancestors(node) for heir in heirs)
             )
         ]
 
 
 def parse_script(source: str | bytes) -> ast.Module:
-    """The syntax tree of a script; raises what ``ast.parse`` raises."""
+    """Parse a script into a normalized syntax tree; raises what ``ast.parse`` raises."""
     tree = ast.parse(source)
     for outer in reversed(list(ast.walk(tree))):
         for name, value in ast.iter_fields(outer):
@@ -403,7 +418,7 @@ def parse_script(source: str | bytes) -> ast.Module:
 
 
 def _normalized(node: Any) -> Any:
-    """A call that reads or sets what it names, as an attribute or an assignment."""
+    """Rewrite ``getattr``, ``setattr`` and ``out=`` calls as attributes and assignments."""
     match node:
         case ast.Call(func=ast.Name(id="vars"), args=[ast.Call(func=ast.Attribute() as made)]) if (
             made.attr == "parse_args"
@@ -430,7 +445,7 @@ def _normalized(node: Any) -> Any:
 
 
 def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:
-    """What an assignment gives to one of its targets, also where it unpacks a tuple."""
+    """Return the value that an assignment gives to one target, also if it unpacks a tuple."""
     outer = script.parents[target]
     match outer, script.parents.get(outer):
         case ast.Assign(value=value) | ast.AnnAssign(value=value), _:
@@ -443,7 +458,7 @@ def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:
 
 
 def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
-    """Whether ``**inner`` copies a dictionary, into a call or another dictionary."""
+    """Whether ``inner`` is unpacked by ``**`` into a call or dictionary."""
     match outer:
         case ast.keyword(arg=None):
             return True
@@ -453,30 +468,30 @@ def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
 
 
 def root_of(node: ast.expr) -> ast.expr:
-    """What a dotted expression is looked up in: ``a`` of ``a.b.c``."""
+    """Return the first name of a dotted expression: ``a`` of ``a.b.c``."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node
 
 
 def last_name(node: ast.AST) -> str | None:
-    """The last part of a name: ``d`` of ``a.b.d``."""
+    """Return the last part of a dotted name: ``d`` of ``a.b.d``."""
     return getattr(node, "attr", None) or getattr(node, "id", None)
 
 
 def keywords_of(call: ast.Call) -> dict[str, ast.expr]:
-    """The arguments that a call gives by name."""
+    """Return the keyword arguments of a call."""
     return {item.arg: item.value for item in call.keywords if item.arg is not None}
 
 
 def unpacks(call: ast.Call) -> bool:
-    """Whether a call unpacks some of its arguments, by ``*`` or ``**``."""
+    """Whether a call unpacks arguments with ``*`` or ``**``."""
     starred = any(isinstance(item, ast.Starred) for item in call.args)
     return starred or any(item.arg is None for item in call.keywords)
 
 
 def find_import(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
-    """The first statement that imports one of these packages, if any."""
+    """Find the first statement that imports one of these packages."""
     for node in script.nodes:
         match node:
             case ast.Import(names=names) if any(package_of(item.name) in modules for item in names):
@@ -487,7 +502,7 @@ def find_import(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
 
 
 def package_of(module: str) -> str:
-    """The top-level package of a module."""
+    """Return the top-level package of a module."""
     return module.partition(".")[0]
 
 
@@ -501,7 +516,7 @@ def _in_body(function: ast.AST, inner: ast.AST) -> bool:
 
 
 def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether Accelerate or Fabric wraps an object, and gives it its own name again."""
+    """Whether an Accelerate or Fabric wrapper is assigned to the name that it wraps."""
     outer = parents[name]
     targets: list[ast.expr] = outer.elts if isinstance(outer, ast.Tuple) else [name]
     match parents[outer] if isinstance(outer, ast.Tuple) else outer:
@@ -516,6 +531,7 @@ def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
 def _bound_by(
     node: ast.AST, parents: dict[ast.AST, ast.AST]
 ) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the names that a node binds, with their values where the text shows them."""
     match node:
         case ast.Name(ctx=ast.Store()) if _wraps_itself(node, parents):
             return

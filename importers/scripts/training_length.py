@@ -1,4 +1,4 @@
-"""Count how often a script steps its private optimizer, from the loops around ``optimizer.step()``.
+"""Count how often a script steps its private optimiser, from the loops around ``optimizer.step()``.
 
 Loops are followed outwards through the functions that the file calls. A loop over a loader is one
 pass over the data, and a loop over ``range(n)`` runs n times. Training that cannot be followed
@@ -28,7 +28,7 @@ OTHER_STEP_OWNERS = NAMES["other_steps"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """The passes over the data, or the steps if no loop goes over a loader; and their line."""
+    """The number of passes over the data, or of steps if no loop iterates a loader."""
 
     count: float
     is_epochs: bool
@@ -36,9 +36,9 @@ class Passes:
 
 
 def count_passes(values: Evaluator) -> Passes:
-    """The passes that the script makes; raises ``Unreadable``."""
-    steps = [step for step in _counted_steps(values) if step not in values.others]
-    steps = values.beside_private(steps)
+    """Count the passes that the script makes; raises ``Unreadable``."""
+    steps = [step for step in _counted_steps(values) if step not in values.other_steps]
+    steps = values.compatible_with_private_call(steps)
     if len(steps) != 1:
         lines = ", ".join(str(step.lineno) for step in steps)
         raise Unreadable(
@@ -51,6 +51,7 @@ def count_passes(values: Evaluator) -> Passes:
 
 
 def _counted_steps(values: Evaluator) -> list[ast.Call]:
+    """Return the calls of ``optimizer.step()``; raises ``Unreadable`` if others may step."""
     steps = []
     for node in values.script.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
@@ -65,24 +66,24 @@ def _counted_steps(values: Evaluator) -> list[ast.Call]:
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may step elsewhere")
             steps.append(call)
-    if values.script.hidden is not None:
-        raise Unreadable(values.script.hidden, "it may name any method")
+    if values.script.dynamic_getattr is not None:
+        raise Unreadable(values.script.dynamic_getattr, "it may name any method")
     return steps
 
 
 def _is_preprocessor(script: Script, node: ast.expr) -> bool:
-    """Whether a name is one of scikit-learn's scalers or the like, which train no model."""
+    """Whether a name is a scikit-learn scaler or similar, which trains no model."""
     made = [item.value for item in script.bindings_of(node)] if isinstance(node, ast.Name) else []
     calls = [item for item in (node, *made) if isinstance(item, ast.Call)]
     return any(
-        script.is_of(call.func, ("sklearn",))
+        script.comes_from(call.func, ("sklearn",))
         and (last_name(call.func) or "").endswith(NAMES["preparers"])
         for call in calls
     )
 
 
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
-    """What continues an earlier run, whose steps count too, if it may run."""
+    """Find what resumes an earlier run, whose steps count too."""
     for node in values.script.nodes:
         match node:
             case ast.Attribute(attr="load_checkpoint" | "load_state"):
@@ -92,7 +93,7 @@ def find_resumed_run(values: Evaluator) -> ast.AST | None:
                 counts = name == "accountant" or "optim" in name
             case ast.keyword(arg="resume_from_checkpoint" | "ckpt_path", value=value):
                 call = getattr(values.script.parents[node], "func", node)
-                counts = last_name(call) in ("fit", "train") and bool(values.known(value))
+                counts = last_name(call) in ("fit", "train") and bool(values.known_value(value))
             case _:
                 counts = False
         if counts and not is_left_out(values, node):
@@ -101,7 +102,7 @@ def find_resumed_run(values: Evaluator) -> ast.AST | None:
 
 
 def optimizer_steps(values: Evaluator) -> list[ast.Call]:
-    """The calls of ``step()`` that may be an optimiser's, and what steps privately beside them."""
+    """Return the calls that step an optimiser, or that apply private updates."""
     script = values.script
     steps = [
         call for call, owner in script.method_calls("step") if may_be_optimizer_step(call)
@@ -113,8 +114,8 @@ def optimizer_steps(values: Evaluator) -> list[ast.Call]:
 def enclosing_loops(
     values: Evaluator, node: ast.AST, depth: int = 0
 ) -> Iterator[ast.For | ast.While]:
-    """The loops around a node, and around the calls of its function."""
-    for outer in values.script.above(node):
+    """Yield the loops around a node and around the calls of its function."""
+    for outer in values.script.ancestors(node):
         if isinstance(outer, ast.For | ast.While):
             yield outer
         elif isinstance(outer, ast.FunctionDef) and depth < 5:
@@ -124,7 +125,7 @@ def enclosing_loops(
 
 
 def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
-    """Whether a loop has one turn."""
+    """Whether a loop has exactly one iteration."""
     try:
         return _iterations(values, iterable) == 1
     except Unreadable:
@@ -132,9 +133,9 @@ def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
 
 
 def may_be_optimizer_step(step: ast.AST) -> bool:
-    """Whether a call of ``step``, or a method of this name, may be an optimiser's.
+    """Whether a call of ``step`` may be an optimiser's.
 
-    It is not if its object is named otherwise, or is told the noise, as an accountant is.
+    Schedulers and the like are recognised by their names, and accountants by ``noise_multiplier``.
     """
     if isinstance(step, ast.Call) and "noise_multiplier" in keywords_of(step):
         return False
@@ -144,14 +145,14 @@ def may_be_optimizer_step(step: ast.AST) -> bool:
 
 
 def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
-    """The loops around ``node``, out to the module, through the calls of each function.
+    """Count the iterations of the loops around ``node``, through the calls of each function.
 
     Raises ``Unreadable``.
     """
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
     if depth > 20:
         raise Unreadable(node, "its calls are recursive")
-    for outer in values.script.above(node):
+    for outer in values.script.ancestors(node):
         match outer:
             case ast.While():
                 raise Unreadable(
@@ -180,13 +181,13 @@ def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
 def minimum_passes(
     values: Evaluator, node: ast.AST, passes: float | None, depth: int = 0
 ) -> tuple[float | None, ast.AST | None]:
-    """The passes that the loops around ``node`` make at least, and what may repeat them.
+    """Return the fewest passes that the loops around ``node`` make, and what may repeat them.
 
-    How often that runs is not settled: a loop, or what a function is passed on to. The innermost
-    loop that is not counted is a pass.
+    The second value is a loop or a function that is passed on, whose repetitions cannot be counted.
+    The innermost uncounted loop is taken for one pass.
     """
     repeats: ast.AST | None = None
-    for outer in values.script.above(node):
+    for outer in values.script.ancestors(node):
         if isinstance(outer, ast.For):
             try:
                 times = _iterations(values, outer.iter)
@@ -214,26 +215,27 @@ def minimum_passes(
 
 
 def _passed_to_a_call(values: Evaluator, function: ast.FunctionDef | ast.Lambda) -> ast.AST | None:
-    """Where a function is not called but handed over, as to ``study.optimize``, ``map``, ``spawn``.
+    """Return where a function is passed on, as to ``study.optimize``, ``map`` or ``spawn``.
 
-    How often it runs is then settled elsewhere.
+    Such a function may run any number of times.
     """
     script = values.script
-    uses = [function] if isinstance(function, ast.Lambda) else script.uses(function)
+    uses = [function] if isinstance(function, ast.Lambda) else script.references_to(function)
     return next(
         (
             use
             for use in uses
-            if getattr(script.parents[use], "func", None) is not use and not values.runs_once(use)
+            if getattr(script.parents[use], "func", None) is not use
+            and not values.is_called_once(use)
         ),
         None,
     )
 
 
 def is_whole_pass(values: Evaluator, step: ast.AST) -> bool:
-    """Whether the loops around ``step`` in its function go to the end of the private loader."""
+    """Whether the loops around ``step`` exhaust the private loader."""
     goes_over = False
-    for outer in values.script.above(step):
+    for outer in values.script.ancestors(step):
         if isinstance(outer, ast.FunctionDef):
             break
         if isinstance(outer, ast.For):
@@ -245,7 +247,7 @@ def is_whole_pass(values: Evaluator, step: ast.AST) -> bool:
 
 
 def _running_calls(values: Evaluator, function: ast.AST) -> list[ast.AST]:
-    """Calls of a function that all run: its only one, or several that exclude no other."""
+    """Return the calls of a function that all run: the only one, or several compatible ones."""
     try:
         only = _only_call(values, function)
     except Unreadable:
@@ -259,7 +261,7 @@ def _running_calls(values: Evaluator, function: ast.AST) -> list[ast.AST]:
 
 
 def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
-    """The only call of a function; raises ``Unreadable``."""
+    """Return the only call of a function; raises ``Unreadable``."""
     name = getattr(function, "name", "a lambda")
     decorators = getattr(function, "decorator_list", [])
     if any(
@@ -278,7 +280,7 @@ def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
 
 
 def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
-    """How often a loop runs; None if it goes over the private loader once."""
+    """Return the iterations of a loop, or None for one pass over the private loader."""
     match iterable:
         case ast.Call(func=function, args=[first, *rest]) if (
             last_name(function) in COUNTED_ITERABLES
@@ -310,7 +312,7 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
 
 
 def _require_own_name(values: Evaluator, function: ast.expr) -> None:
-    """Refuse a ``tqdm`` that the file itself defines, and a ``range`` that it binds at all."""
+    """Raise ``Unreadable`` if ``tqdm`` or ``range`` may not be what the name says."""
     root, own = root_of(function), last_name(function) in ("range", "enumerate")
     bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
     if any(own or not isinstance(getattr(item, "node", None), ast.alias) for item in bindings):
@@ -318,7 +320,7 @@ def _require_own_name(values: Evaluator, function: ast.expr) -> None:
 
 
 def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
-    """What a name is bound to alone."""
+    """Return the value of a name that is bound once."""
     binding = values.script.binding_of(name)
     if binding is None:
         return None
@@ -331,7 +333,7 @@ def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
 def _is_constant_sequence(
     made: ast.expr | None, values: Evaluator, name: ast.expr
 ) -> TypeGuard[ast.expr]:
-    """Whether a name is bound to a list that is written out, and that nothing can lengthen."""
+    """Whether a name is bound to a literal sequence that nothing can extend."""
     script = values.script
     return (
         isinstance(made, ast.List | ast.Tuple)
@@ -347,7 +349,8 @@ def _is_constant_sequence(
 
 
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:
-    numbers = [values.of(argument) for argument in arguments]
+    """Return the length of a ``range``; raises ``Unreadable``."""
+    numbers = [values.evaluate(argument) for argument in arguments]
     if not numbers or not all(isinstance(number, int) for number in numbers):
         raise Unreadable(call, "the ends of the range are not whole numbers")
     try:

@@ -1,13 +1,13 @@
-"""Values of a script's expressions, where its text settles them.
+"""Evaluate the expressions of a script, where its text determines their values.
 
-A value is known if every way to reach it is in the text: literals and arithmetic on them, names
+A value is known if the text shows every way to reach it: literals and arithmetic on them, names
 bound once, parameters that every call in the file gives the same value, defaults of options and
-dataclasses, and files that are read from beside the script. Everything else raises ``Unreadable``,
-which names the expression. Unknown never becomes a guess.
+dataclasses, and files beside the script. Everything else raises ``Unreadable``, which names the
+expression. An unknown value is never guessed.
 
 >>> import ast
->>> values = Values(Script(ast.parse("SIGMA = 1.4\ndef f(C=2.0): g(SIGMA / C)\nf()")))
->>> values.of(values.script.calls[1].args[0])
+>>> values = Evaluator(Script(ast.parse("SIGMA = 1.4\\ndef f(C=2.0): g(SIGMA / C)\\nf()")))
+>>> values.evaluate(values.script.calls[1].args[0])
 0.7
 """
 
@@ -63,12 +63,12 @@ MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
 }  # fmt: skip
 ITEM_RECORD_KINDS = ("dict", "file", "run_config", "hydra")
-"""Kinds of records whose fields are items."""
+"""Kinds of records with items instead of attributes."""
 RUN_ONCE_ARGUMENTS = frozenset(NAMES["run_once"])
 
 
 class Unreadable(Exception):
-    """An expression whose value the text does not settle; ``why`` says what is in the way."""
+    """The value of an expression cannot be determined from the text; ``why`` gives the reason."""
 
     def __init__(self, node: ast.AST, why: str) -> None:
         super().__init__(why)
@@ -77,93 +77,98 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """An object whose attributes, or items, are expressions or values."""
+    """An object whose attributes or items are known expressions or values."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
-    """Values; an ``Unreadable`` stands for a field that is not settled."""
+    """Values by name. An ``Unreadable`` stands for an unknown value."""
     stores: frozenset[ast.AST] = frozenset()
-    """Where its constructor sets its attributes."""
+    """Nodes of its constructor that set its attributes."""
 
 
 Reader = Callable[["Evaluator", ast.Call], Any]
-"""Reads a call that makes a record, or returns None if it makes none."""
+"""Return the value of a call that the reader recognises, else None."""
 
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates a script's expressions; ``readers`` know the calls that make records."""
+    """Evaluate the expressions of a script.
+
+    ``readers`` recognise calls that produce records, such as ``parser.parse_args()``.
+    """
 
     script: Script
     readers: tuple[Reader, ...] = ()
     defaults: set[str] = field(default_factory=set)
-    """Command-line options and variables of the environment whose default was read."""
-    ignored: ast.AST | None = None
-    """A statement whose own bindings are not counted: it rebinds what it takes."""
-    exclusive: tuple[ast.AST, ...] = ()
-    """Statements of which one runs where ``ignored`` does not: other branches of a condition."""
+    """Command-line options and environment variables whose default was read."""
+    private_statement: ast.AST | None = None
+    """The statement of the private call, which rebinds its arguments. Its bindings do not count."""
+    alternatives: tuple[ast.AST, ...] = ()
+    """Statements of other private calls, in other branches of a condition."""
     updates: tuple[ast.Call, ...] = ()
-    """The calls that step what the private call returns, where it is no optimiser of ``step()``."""
-    others: frozenset[ast.AST] = frozenset()
-    """Steps of other optimisers than the private one, as of a GAN's generator: none is released."""
-    records: frozenset[ast.AST] = frozenset()
-    """Where names are set to what holds all records of the training."""
+    """Calls that apply private updates, if the private call returns no ``step()``."""
+    other_steps: frozenset[ast.AST] = frozenset()
+    """Steps of other optimisers, such as a GAN's generator's, which release nothing private."""
+    record_places: frozenset[ast.AST] = frozenset()
+    """Places that set names to the whole training data."""
     plain_loaders: bool = False
-    """Whether a loop over a ``DataLoader`` of the script itself is a pass."""
-    literals: set[ast.Constant] = field(default_factory=set)
-    """The literals that were read."""
-    length_of: Callable[[ast.expr], Any] | None = None
-    """The length of an expression, or None, where something beside the text says it."""
+    """Whether a loop over the script's own ``DataLoader`` is a pass."""
+    read_literals: set[ast.Constant] = field(default_factory=set)
+    """Literals that were read since the set was cleared."""
+    known_length: Callable[[ast.expr], Any] | None = None
+    """Return the length of an expression that is known from outside the text, else None."""
     frames: dict[ast.AST, ast.Call] = field(default_factory=dict)
-    """The call of each function whose result is being read."""
-    main: Script | None = None
-    """The script that runs, if ``script`` is a module of it."""
-    definition: Callable[[Evaluator, ast.expr], tuple[Evaluator, Definition] | None] | None = None
-    """What another file defines, with its values."""
+    """The call of each function whose result is being evaluated."""
+    main_script: Script | None = None
+    """The script that runs, if ``script`` is one of its modules."""
+    find_definition: Callable[[Evaluator, ast.expr], tuple[Evaluator, Definition] | None] | None = (
+        None
+    )
+    """Find a definition in another file, with its evaluator."""
     _depth: int = 0
 
-    def of(self, node: ast.expr) -> Any:
-        """The value of an expression; raises ``Unreadable``."""
+    def evaluate(self, node: ast.expr) -> Any:
+        """Return the value of an expression; raises ``Unreadable``."""
         if self._depth > MAX_DEPTH:
             raise Unreadable(node, "it refers to itself, or through too many names")
         self._depth += 1
         try:
-            return self._of(node)
+            return self._evaluate(node)
         finally:
             self._depth -= 1
 
-    def known(self, node: ast.expr | None) -> Any:
-        """The value of an expression, or None if it is not settled."""
+    def known_value(self, node: ast.expr | None) -> Any:
+        """Return the value of an expression, or None if it cannot be determined."""
         try:
-            return None if node is None else self.of(node)
+            return None if node is None else self.evaluate(node)
         except Unreadable:
             return None
 
-    def _of(self, node: ast.expr) -> Any:
+    def _evaluate(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=Unreadable() as reason):
                 raise reason
             case ast.Constant(value=value):
-                self.literals.add(node)
+                self.read_literals.add(node)
                 return value
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._number(operand)
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
                 return self._number(operand)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self.of(operand)
+                return not self.evaluate(operand)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._arithmetic(node, op, self._number(left), self._number(right))
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [self.of(item) for item in items]
+                return [self.evaluate(item) for item in items]
             case ast.Dict():
                 return self._dict(node)
             case ast.IfExp(test=test, body=body, orelse=other):
-                return self._either(test, body, other)
+                return self._conditional(test, body, other)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._comparison(node, op, self.of(left), self.of(right))
+                return self._comparison(node, op, self.evaluate(left), self.evaluate(right))
             case ast.BoolOp(op=op, values=parts):
-                return self._either_or(parts, decides=isinstance(op, ast.Or))
+                return self._boolean_operation(parts, decides=isinstance(op, ast.Or))
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
@@ -171,7 +176,7 @@ class Evaluator:
             case ast.Subscript(value=value) if last_name(value) in ("environ", "argv"):
                 raise Unreadable(node, "the command line or the environment decides")
             case ast.Subscript(value=value, slice=ast.Constant(value=key)):
-                record = self.of(value)
+                record = self.evaluate(value)
                 self._require_unchanged(node, value, str(key), record)
                 return self._item(node, record, key)
             case ast.Call():
@@ -179,7 +184,7 @@ class Evaluator:
         raise Unreadable(node, "it is not a literal, a name or arithmetic on them")
 
     def _number(self, node: ast.expr) -> Any:
-        value = self.of(node)
+        value = self.evaluate(node)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise Unreadable(node, "it is not a number")
         return value
@@ -198,11 +203,11 @@ class Evaluator:
             raise Unreadable(node, "its comparison is not read")
         return bool(self._apply(node, COMPARISONS[type(op)], [left, right]))
 
-    def _either_or(self, parts: list[ast.expr], *, decides: bool) -> Any:
-        """``or`` and ``and``: the first part whose truth ``decides``, else the last."""
+    def _boolean_operation(self, parts: list[ast.expr], *, decides: bool) -> Any:
+        """Evaluate ``or`` and ``and``: the first part whose truth ``decides``, else the last."""
         value = None
         for part in parts:
-            value = self.of(part)
+            value = self.evaluate(part)
             if isinstance(value, Record):
                 raise Unreadable(part, "it is not a plain value")
             if bool(value) is decides:
@@ -214,21 +219,21 @@ class Evaluator:
         for key, value in zip(node.keys, node.values, strict=True):
             if not isinstance(key, ast.Constant):
                 raise Unreadable(node, "its keys are not all written out")
-            fields[str(key.value)] = self.attempt(value)
+            fields[str(key.value)] = self.try_evaluate(value)
         return Record("dict", fields)
 
-    def attempt(self, node: ast.expr) -> Any:
-        """The value of an expression, or the ``Unreadable`` that it raises."""
+    def try_evaluate(self, node: ast.expr) -> Any:
+        """Return the value of an expression, or the ``Unreadable`` error that it raises."""
         try:
-            return self.of(node)
+            return self.evaluate(node)
         except Unreadable as reason:
             return reason
 
-    def _either(self, test: ast.expr, body: ast.expr, other: ast.expr) -> Any:
-        decided = self.attempt(test)
+    def _conditional(self, test: ast.expr, body: ast.expr, other: ast.expr) -> Any:
+        decided = self.try_evaluate(test)
         if not isinstance(decided, Unreadable | Record):
-            return self.of(body if decided else other)
-        first, second = self.of(body), self.of(other)
+            return self.evaluate(body if decided else other)
+        first, second = self.evaluate(body), self.evaluate(other)
         if isinstance(first, Record) or type(first) is not type(second) or first != second:
             raise Unreadable(test, "it depends on a condition that is not settled")
         return first
@@ -240,21 +245,23 @@ class Evaluator:
         if isinstance(binding.node, ast.arg) and isinstance(scope, FUNCTIONS):
             return self._parameter(node, scope, binding.node)
         if isinstance(binding.node, ast.alias):
-            return self._read(ast.Call(node, [], []), node, f"{node.id} is imported")
+            return self._try_readers(ast.Call(node, [], []), node, f"{node.id} is imported")
         if binding.value is None:
-            return self._unpacked(node, binding)
-        return self.of(binding.value)
+            return self._unpacked_name(node, binding)
+        return self.evaluate(binding.value)
 
     def _binding(self, node: ast.Name) -> tuple[Scope, Binding]:
-        """The only binding of a name, which has run where it is read; raises ``Unreadable``."""
+        """Return the only binding of a name, if it always runs first; raises ``Unreadable``."""
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-        if self.ignored is not None:
-            bindings = [b for b in bindings if self.ignored not in self.script.above(b.node)]
+        if self.private_statement is not None:
+            bindings = [
+                b for b in bindings if self.private_statement not in self.script.ancestors(b.node)
+            ]
         if self.script.dynamic is not None:
             line = getattr(self.script.dynamic, "lineno", "?")
             raise Unreadable(node, f"line {line} may bind any name while the script runs")
         line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
-        if scope is self.script.tree and any(star > line for star in self.script.stars):
+        if scope is self.script.tree and any(star > line for star in self.script.star_import_lines):
             raise Unreadable(node, f"a star import may bind {node.id}")
         if len(bindings) != 1:
             count = f"{len(bindings)} times" if bindings else "nowhere in this file"
@@ -267,20 +274,20 @@ class Evaluator:
             raise Unreadable(node, f"{node.id} is bound under a condition")
         return scope, binding
 
-    def is_rebound(self, node: ast.AST) -> bool:
-        """Whether a private call's own statement sets it, or that of another branch."""
-        private = {self.ignored, *self.exclusive}
-        return any(outer in private for outer in self.script.above(node))
+    def is_set_by_private_call(self, node: ast.AST) -> bool:
+        """Whether the statement of the private call, or of an alternative one, sets ``node``."""
+        private = {self.private_statement, *self.alternatives}
+        return any(outer in private for outer in self.script.ancestors(node))
 
     def known_calls(self, function: ast.AST) -> list[ast.Call]:
-        """The calls of a function; empty if it is used in another way."""
+        """Return the calls of a function, or no calls if it is used in another way."""
         try:
             return self.calls_of(function)
         except Unreadable:
             return []
 
-    def spread(self, call: ast.Call) -> ast.Call:
-        """The call with the arguments that its ``**`` unpacks, where the text shows them."""
+    def with_unpacked_keywords(self, call: ast.Call) -> ast.Call:
+        """Return the call with ``**`` arguments expanded where the text shows them."""
         if all(item.arg is not None for item in call.keywords):
             return call
         keywords = []
@@ -290,7 +297,7 @@ class Evaluator:
         return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
 
     def _unpacked_items(self, node: ast.expr) -> dict[str | None, ast.expr] | None:
-        """The items of a dictionary that is written out, and used for nothing but ``**``."""
+        """Return the items of a literal dictionary that is only used for ``**``."""
         match node:
             case ast.Dict(keys=keys, values=values):
                 names = [getattr(key, "value", None) for key in keys]
@@ -320,9 +327,9 @@ class Evaluator:
         return None
 
     def always_runs(self, use: ast.AST, scope: Scope, target: ast.AST) -> bool:
-        """Whether ``target`` runs whenever ``use`` does: no condition stands around it alone."""
-        around = set(self.script.above(use))
-        for outer in self.script.above(target):
+        """Whether ``target`` runs whenever ``use`` does, under the same conditions."""
+        around = set(self.script.ancestors(use))
+        for outer in self.script.ancestors(target):
             if outer is scope:
                 return True
             if isinstance(outer, ast.If | ast.For | ast.While | ast.Try | ast.Match):
@@ -333,34 +340,34 @@ class Evaluator:
                     return False
         return True
 
-    def _unpacked(self, node: ast.Name, binding: Binding) -> Any:
-        """One of several names that an assignment unpacks, or what ``with`` opens."""
+    def _unpacked_name(self, node: ast.Name, binding: Binding) -> Any:
+        """Return the value of a name that an assignment unpacks or a ``with`` opens."""
         parent = self.script.parents[binding.node]
         match parent, self.script.parents.get(parent):
             case (ast.Tuple(elts=names), ast.Assign(targets=[only], value=value)) if only is parent:
-                items = self.of(value)
+                items = self.evaluate(value)
                 if isinstance(items, list) and len(items) == len(names):
                     item = items[names.index(binding.node)]  # type: ignore[arg-type]
                     if not isinstance(item, Unreadable):
                         return item
             case ast.withitem(context_expr=value), _:
-                return self.of(value)
+                return self.evaluate(value)
             case ast.For(), _:
                 raise Unreadable(node, f"{node.id} takes several values in a loop")
         raise Unreadable(node, f"{node.id} is not bound by a plain assignment")
 
-    def _read(self, call: ast.Call, node: ast.expr, otherwise: str | None = None) -> Any:
-        """What a reader makes of a call, or of a name as one; else raises ``Unreadable``."""
+    def _try_readers(self, call: ast.Call, node: ast.expr, otherwise: str | None = None) -> Any:
+        """Return the first reader's result for a call; raises ``Unreadable`` if there is none."""
         for reader in self.readers:
             value = reader(self, call)
             if value is not None:
                 return value
         if otherwise is None:
-            return self._returned(call)
+            return self._call_result(call)
         raise Unreadable(node, otherwise)
 
     def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
-        """What every call in the file gives a parameter."""
+        """Return the value that every call in the file gives a parameter."""
         owner = self.script.parents.get(function)
         made = owner if getattr(function, "name", "") == "__init__" else None
         if isinstance(function, ast.Lambda) or getattr(function, "decorator_list", []):
@@ -369,7 +376,7 @@ class Evaluator:
             map(ast.unparse, made.decorator_list)
         ):
             return self._read_parameter(node, made, arg)
-        values = [self.of(passed) for passed in self.arguments_of(node, arg)]
+        values = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
         first = values[0]
         for value in values[1:]:
             if isinstance(first, Record):
@@ -380,66 +387,68 @@ class Evaluator:
                 raise Unreadable(node, f"{node.id} is a parameter with several values")
         return first
 
-    def arguments_of(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
-        """What each call in the file gives a parameter; raises ``Unreadable``."""
-        function = next(item for item in self.script.above(arg) if isinstance(item, FUNCTIONS))
+    def arguments_for(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
+        """Return the argument of each call for a parameter; raises ``Unreadable``."""
+        function = next(item for item in self.script.ancestors(arg) if isinstance(item, FUNCTIONS))
         calls = self.calls_of(function)
         if not calls:
             raise Unreadable(node, f"{node.id} is a parameter of a function that nothing calls")
         return [self._argument(node, function, arg, call) for call in calls]
 
-    def passed_to(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
-        """What each call in the file gives a parameter; empty if that is not settled."""
+    def known_arguments(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
+        """Return the argument of each call for a parameter, or none if that is not known."""
         try:
-            return self.arguments_of(node, arg)
+            return self.arguments_for(node, arg)
         except Unreadable:
             return []
 
     def _read_parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
         call = ast.Call(func=ast.Name(arg.arg), args=[function], keywords=[])  # type: ignore[list-item]
-        return self._read(call, node, f"{node.id} is a parameter of a decorated function")
+        return self._try_readers(call, node, f"{node.id} is a parameter of a decorated function")
 
-    def overridden(self, value: Any, *names: str) -> Unreadable | None:
-        """What gives an option of these names another value, where a shell script does."""
-        launches = (self.main or self.script).launches
+    def launch_override(self, value: Any, *names: str) -> Unreadable | None:
+        """Return the launch script that overrides an option, if one does."""
+        launches = (self.main_script or self.script).launches
         for key in map(option_name, names):
             for text, where in launches.get(key, ()):
                 if differs_from_yaml(value, text):
                     return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
         return None
 
-    def default(self, name: str, value: Any) -> Any:
-        """The default of an option, noted as such; raises ``Unreadable``."""
-        reason = self.overridden(value, name) or value
+    def use_default(self, name: str, value: Any) -> Any:
+        """Return and record the default of an option; raises ``Unreadable`` if it is overridden."""
+        reason = self.launch_override(value, name) or value
         if isinstance(reason, Unreadable):
             raise reason
         self.defaults.add(name)
         return value
 
     def calls_of(self, function: ast.AST) -> list[ast.Call]:
-        """The calls of a function; raises ``Unreadable`` if it is used in another way."""
+        """Return the calls of a function; raises ``Unreadable`` if it is used in another way."""
         if function in self.frames:
             return [self.frames[function]]
         calls = []
-        for use in self.script.uses(function):
+        for use in self.script.references_to(function):
             call = self.script.parents[use]
             if isinstance(call, ast.Call) and call.func is use:
                 calls.append(call)
-            elif self.runs_once(use):
+            elif self.is_called_once(use):
                 calls.append(ast.Call(func=use, args=[], keywords=[]))
             else:
                 raise Unreadable(use, f"{ast.unparse(use)} is passed on")
         name = getattr(function, "name", "")
-        if not self.script.shared.isdisjoint((function, self.script.parents.get(function))):
+        if not self.script.shared_definitions.isdisjoint(
+            (function, self.script.parents.get(function))
+        ):
             raise Unreadable(function, f"several files call {name}")
         owner = self.script.scope_of(function)
         if len(self.script.bindings.get((owner, name), ())) != 1:
             raise Unreadable(function, f"{name} is defined several times")
-        return self.beside_private(calls)
+        return self.compatible_with_private_call(calls)
 
-    def beside_private(self, calls: list[ast.Call]) -> list[ast.Call]:
-        """Those of several calls that may run where the private one does."""
-        private = self.ignored
+    def compatible_with_private_call(self, calls: list[ast.Call]) -> list[ast.Call]:
+        """Keep the calls that can run in the same run as the private call."""
+        private = self.private_statement
         if private is None or len(calls) < 2:
             return calls
         return [
@@ -448,10 +457,10 @@ class Evaluator:
             if call not in self.script.parents or not exclude_each_other(self.script, call, private)
         ]
 
-    def runs_once(self, use: ast.expr) -> bool:
-        """Whether what a function is passed to calls it once.
+    def is_called_once(self, use: ast.expr) -> bool:
+        """Whether a function is passed to something that calls it exactly once.
 
-        So do absl's ``app.run(main)``, ``Fire(main)`` and ``ServerApp(server_fn=main)``.
+        Examples are absl's ``app.run(main)``, ``Fire(main)`` and ``ServerApp(server_fn=main)``.
         """
         call = self.script.parents[use]
         return (
@@ -463,21 +472,26 @@ class Evaluator:
     def _argument(self, node: ast.Name, function: Scope, arg: ast.arg, call: ast.Call) -> ast.expr:
         if unpacks(call):
             raise Unreadable(node, f"{node.id} is a parameter, and a call unpacks its arguments")
-        if (passed := dict(self.script.passed(function, call)).get(arg.arg)) is not None:
+        if (passed := dict(self.script.passed_arguments(function, call)).get(arg.arg)) is not None:
             return passed
         if (default := default_of(function, arg.arg)) is not None:
             if call not in self.script.parents and call.func in self.script.parents:
-                self.default(arg.arg, self.attempt(default))  # of what Fire or absl runs
+                self.use_default(arg.arg, self.try_evaluate(default))  # of what Fire or absl runs
             return default
         raise Unreadable(node, f"{node.id} is a parameter that a call does not give")
 
-    def elsewhere(
+    def argument_holders(
         self, key: str, known: frozenset[tuple[Script, str]] = frozenset()
     ) -> ArgumentHolders:
-        """What functions of other files do with their arguments: take them away, or set ``key``."""
+        """Return a function that says where functions of other files keep an argument.
+
+        Its result is None if the called function lets the argument escape, or changes its ``key``.
+        """
 
         def held(call: ast.Call, node: ast.expr) -> set[str] | None:
-            defined = None if self.definition is None else self.definition(self, call.func)
+            defined = (
+                None if self.find_definition is None else self.find_definition(self, call.func)
+            )
             if defined is None or unpacks(call) or defined[0].script.dynamic is not None:
                 return None
             script, made = defined[0].script, defined[1]
@@ -486,10 +500,10 @@ class Evaluator:
             function = next((f for f in bodies if getattr(f, "name", "") in names), None)
             if not isinstance(function, ast.FunctionDef):
                 return None
-            own = {arg for arg, item in script.passed(function, call) if item is node}
+            own = {arg for arg, item in script.passed_arguments(function, call) if item is node}
             if not own or any((script, arg) in known for arg in own):
                 return own or None
-            further = defined[0].elsewhere(key, known | {(script, arg) for arg in own})
+            further = defined[0].argument_holders(key, known | {(script, arg) for arg in own})
             if find_escape(script, own, key, methods=True, elsewhere=further) is not None:
                 return None
             outer = self.script.parents.get(call)
@@ -510,10 +524,12 @@ class Evaluator:
             return self._own_attribute(node, name)
         if name == "run_config" and isinstance(value, ast.Name):
             call = ast.Call(ast.Name(name), [], [])
-            return self._read(call, node, "it is not what Flower's pyproject.toml has")
+            return self._try_readers(call, node, "it is not what Flower's pyproject.toml has")
         if name == "FLAGS":
-            return self._read(ast.Call(ast.Name(name), [], []), node, "it is not absl's FLAGS")
-        record = self.of(value)
+            return self._try_readers(
+                ast.Call(ast.Name(name), [], []), node, "it is not absl's FLAGS"
+            )
+        record = self.evaluate(value)
         if not isinstance(record, Record):
             raise Unreadable(node, "it is an attribute of something that is not read")
         self._require_unchanged(node, value, name, record)
@@ -529,7 +545,9 @@ class Evaluator:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
         holders = {kind} if kind == "run_config" else holder_names(value)
         methods = kind != "class"
-        where = find_escape(script, holders, name, methods=methods, elsewhere=self.elsewhere(name))
+        where = find_escape(
+            script, holders, name, methods=methods, elsewhere=self.argument_holders(name)
+        )
         if where is not None:
             line = getattr(where, "lineno", "?")
             raise Unreadable(
@@ -537,7 +555,7 @@ class Evaluator:
             )
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
-        stores = self.script.stores_of(name, node)
+        stores = self.script.stores_of_attribute(name, node)
         if len(stores) != 1:
             times = f"{len(stores)} times" if stores else "nowhere in this file"
             raise Unreadable(node, f"self.{name} is set {times}")
@@ -545,16 +563,16 @@ class Evaluator:
         owner = self.script.scope_of(stores[0])
         if getattr(owner, "name", "") != "__init__" or value is None:
             raise Unreadable(node, f"self.{name} is set outside of __init__")
-        if self.script.scope_of(owner) not in self.script.above(node):
+        if self.script.scope_of(owner) not in self.script.ancestors(node):
             raise Unreadable(node, f"self.{name} is set by another class")
-        return self.of(value)
+        return self.evaluate(value)
 
     def _item(self, node: ast.expr, record: Any, key: Any) -> Any:
         if not isinstance(record, Record) or key not in record.fields:
             raise Unreadable(node, "it is not among the fields that are read")
         value = record.fields[key]
         if record.kind in ("options", "run_config"):
-            value = self.default(str(key), value)
+            value = self.use_default(str(key), value)
         if isinstance(value, Unreadable):
             raise value
         return value
@@ -563,20 +581,22 @@ class Evaluator:
         match node.func, node.args:
             case ast.Name(id=name), args if name in BUILTINS and args and not node.keywords:
                 if not self.script.resolve(name, self.script.tree)[1]:
-                    return self._apply(node, BUILTINS[name], [self.of(arg) for arg in args])
+                    return self._apply(node, BUILTINS[name], [self.evaluate(arg) for arg in args])
             case ast.Attribute(value=value, attr="get"), [ast.Constant(value=str(key)), *other] if (
                 not node.keywords and len(other) < 2
             ):
-                record = self.attempt(value)
+                record = self.try_evaluate(value)
                 if isinstance(record, Record) and record.kind in ITEM_RECORD_KINDS:
                     self._require_unchanged(node, value, str(key), record)
                     default = other[0] if other else ast.Constant(None)
-                    fields = {key: self.attempt(default)} | record.fields
+                    fields = {key: self.try_evaluate(default)} | record.fields
                     return self._item(node, Record(record.kind, fields), key)
             case ast.Attribute(value=ast.Name() as module, attr=name), args if name in MATH:
-                if self.script.imports(module, "math") or self.script.imports(module, "numpy"):
+                if self.script.is_import_of(module, "math") or self.script.is_import_of(
+                    module, "numpy"
+                ):
                     return self._apply(node, MATH[name], [self._number(arg) for arg in args])
-        return self._read(node, node)
+        return self._try_readers(node, node)
 
     def _apply(self, node: ast.expr, function: Callable[..., Any], values: list[Any]) -> Any:
         try:
@@ -584,28 +604,28 @@ class Evaluator:
         except (ArithmeticError, ValueError, TypeError) as error:
             raise Unreadable(node, f"it fails: {error}") from None
 
-    def _returned(self, node: ast.Call) -> Any:
-        """The value that a plain function of this file returns."""
-        made, function = self.returned(node), self.script.function_of(node.func)
+    def _call_result(self, node: ast.Call) -> Any:
+        """Return the value that a plain function of this file returns."""
+        made, function = self.returned_expression(node), self.script.function_of(node.func)
         if made is node or function is None:
             raise Unreadable(node, "it is what a call returns")
-        return self.within(function, node, made)
+        return self.evaluate_in_call(function, node, made)
 
-    def within(self, function: ast.AST, call: ast.Call, node: ast.expr) -> Any:
-        """What an expression of a function is where ``call`` runs it; raises ``Unreadable``."""
+    def evaluate_in_call(self, function: ast.AST, call: ast.Call, node: ast.expr) -> Any:
+        """Evaluate an expression of a function for one of its calls; raises ``Unreadable``."""
         before = self.frames.get(function)
         self.frames[function] = call
         try:
-            return self.of(node)
+            return self.evaluate(node)
         finally:
             del self.frames[function]
             if before is not None:
                 self.frames[function] = before
 
-    def made(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
-        """What a name, or an attribute of ``self``, is bound to alone, before any private call.
+    def origin_of(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
+        """Return what a name or attribute of ``self`` is bound to before private calls.
 
-        It is followed through plain functions of this file, and to the only call of this one.
+        Plain functions of this file are followed, and parameters to the only call of a function.
         """
         script, target = self.script, None
         if depth > MAX_DEPTH:
@@ -615,28 +635,28 @@ class Evaluator:
         elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
             bindings = [*script.stored_attributes.get(node.attr, [])]
         else:
-            inner = None if node is None else self.returned(node)
-            return node if inner is node else self.made(inner, depth + 1)
-        own = [item for item in bindings if not self.is_rebound(item)]
+            inner = None if node is None else self.returned_expression(node)
+            return node if inner is node else self.origin_of(inner, depth + 1)
+        own = [item for item in bindings if not self.is_set_by_private_call(item)]
         target = own[0] if len(own) == 1 else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):
-            passed = self.passed_to(node, target)
-            return self.made(passed[0], depth + 1) if len(passed) == 1 else None
+            passed = self.known_arguments(node, target)
+            return self.origin_of(passed[0], depth + 1) if len(passed) == 1 else None
         if target is None:
             return None
         outer = script.parents[target]
         statement = script.parents.get(outer)
         if isinstance(outer, ast.Tuple) and isinstance(statement, ast.Assign):
-            whole = self.returned(statement.value)
+            whole = self.returned_expression(statement.value)
             if isinstance(whole, ast.Tuple) and len(whole.elts) == len(outer.elts):
-                return self.made(whole.elts[outer.elts.index(target)], depth + 1)  # type: ignore[arg-type]
+                return self.origin_of(whole.elts[outer.elts.index(target)], depth + 1)  # type: ignore[arg-type]
             return None
-        return self.made(assigned_to(script, target), depth + 1)
+        return self.origin_of(assigned_to(script, target), depth + 1)
 
-    def returned(self, node: ast.expr) -> ast.expr:
-        """What a plain function of this file returns, if it has one ``return``, at its end.
+    def returned_expression(self, node: ast.expr) -> ast.expr:
+        """Return what a plain function call returns, if the function has one final ``return``.
 
-        Anything else is returned as it is.
+        Any other expression is returned unchanged.
         """
         function = self.script.function_of(node.func) if isinstance(node, ast.Call) else None
         if function is not None and not function.decorator_list:
@@ -657,13 +677,13 @@ class Evaluator:
 
 
 def _is_returned(script: Script, node: ast.AST, names: set[str]) -> bool:
-    """Whether a function returns what it holds by one of these names."""
+    """Whether a function returns an object that it holds by one of these names."""
     passes = ast.Return | ast.Yield | ast.BoolOp | ast.IfExp
     return reference_name(node) in names and isinstance(script.parents[node], passes)
 
 
 def default_of(function: ast.AST, name: str) -> ast.expr | None:
-    """The default of a parameter, if it has one."""
+    """Return the default of a parameter, if it has one."""
     spec: ast.arguments = function.args  # type: ignore[attr-defined]
     every = [*spec.posonlyargs, *spec.args]
     pairs = [
@@ -674,7 +694,7 @@ def default_of(function: ast.AST, name: str) -> ast.expr | None:
 
 
 def source_text(node: ast.AST) -> str:
-    """A node's text in one line of at most 60 characters."""
+    """Return the source of a node on one line of at most 60 characters."""
     try:
         text = " ".join(ast.unparse(node).split())
     except (ValueError, RecursionError):
@@ -683,20 +703,20 @@ def source_text(node: ast.AST) -> str:
 
 
 def is_left_out(values: Evaluator, node: ast.AST) -> bool:
-    """Whether a condition that the text settles lets ``node`` never run."""
-    around = list(values.script.above(node))
+    """Whether a condition with a known value prevents ``node`` from running."""
+    around = list(values.script.ancestors(node))
     for outer in around:
         match outer:
             case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(
-                value := values.attempt(test), Unreadable | Record
+                value := values.try_evaluate(test), Unreadable | Record
             ):
                 if branch(values.script, outer, node) == ("orelse" if value else "body"):
                     return True
             case ast.Match(subject=subject, cases=cases):
-                value = values.known(subject)
+                value = values.known_value(subject)
                 for case in cases:
                     if not isinstance(case.pattern, ast.MatchValue) or case.guard is not None:
                         break
-                    if value is not None and values.known(case.pattern.value) == value:
+                    if value is not None and values.known_value(case.pattern.value) == value:
                         return case not in around
     return False
