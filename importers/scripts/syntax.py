@@ -1,9 +1,9 @@
 """Parse a script, and index its scopes, the bindings of each name, and its calls.
 
 A binding is anything that gives a name a value: assignments, parameters, imports, loops,
-patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is listed, so that readers refuse
-what it may change. ``getattr`` and ``setattr`` with a constant name are rewritten as attributes, and
-``f(x, out=y)`` as ``y = f(x, out=y)``. The script never runs.
+patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is listed, so that
+readers refuse what it may change. ``getattr`` and ``setattr`` with a constant name are rewritten
+as attributes, and ``f(x, out=y)`` as ``y = f(x, out=y)``. The script never runs.
 """
 
 from __future__ import annotations
