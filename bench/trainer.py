@@ -151,7 +151,8 @@ def plain_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
 
 def private_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """Forward and backward that leaves clipped sums."""
-    from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+    from affidavit.trainer.clipping.private import PrivateModel
+    from affidavit.trainer.clipping.requirements import BlockSpec
 
     hidden = shape.hidden(model)
     rest = tuple(name for name, _ in model.named_parameters() if name not in hidden)

@@ -170,8 +170,8 @@ def main(
     listed = None if status is None else _read(status, _signed)
     trusted, policy = _trusted(keys or [], keyset or [], root)
 
-    from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
     from affidavit.trainer.distributed.peers import Peers
+    from affidavit.trainer.errors import MixedRecords, UnsupportedModel
     from affidavit.trainer.loop import train
     from affidavit.trainer.settings import Settings, Supervision, Trial
     from affidavit.trainer.sources import data_of, model_of

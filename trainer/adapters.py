@@ -36,7 +36,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.errors import UnsupportedModel
 
 Batch = Any
 """A tensor, or tuples, lists, mappings and dataclasses of tensors with the records first."""

@@ -1,11 +1,13 @@
-"""Failures: why a run cannot start or continue.
+"""Errors of the trainer: why a run cannot start or continue.
 
 ::
 
-    RunFailure                 code and what to do; the run's folder is left as it was
-    ├── NotCertified           no certificate for this run: nothing is trained (exit code 1)
-    ├── Interrupted            asked to stop; it may be resumed (exit code 3)
+    RunFailure                 has a code and a remedy; the run's folder is left unchanged
+    ├── NotCertified           no certificate covers this run; nothing is trained (exit code 1)
+    ├── Interrupted            stopped on request; the run can be resumed (exit code 3)
     └── Diverged               a parameter is no longer finite (exit code 1)
+    UnsupportedModel           the model cannot be trained privately (exit code 1)
+    MixedRecords               the model or its loss mixes records (exit code 1)
 
 >>> str(RunFailure("no_run", "there is nothing to resume."))
 'there is nothing to resume.'
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 
 class RunFailure(Exception):
-    """A run that cannot start or continue; ``code`` never changes its meaning."""
+    """A run cannot start or continue; ``code`` never changes its meaning."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -27,8 +29,33 @@ class NotCertified(RunFailure):
 
 
 class Interrupted(RunFailure):
-    """The run stopped on request, after a whole step."""
+    """The run stopped on request, after a complete step."""
 
 
 class Diverged(RunFailure):
     """An update was not finite; the steps until then stay charged."""
+
+
+class UnsupportedModel(ValueError):
+    """The model cannot be trained privately; the message says what to change.
+
+    ``outside`` names the tensors that were used outside of the layer that holds them.
+    """
+
+    def __init__(self, message: str, *, outside: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.outside = outside
+
+
+class MixedRecords(RuntimeError):
+    """A layer does not keep one row per record, so per-record gradients are unknown.
+
+    ``path`` is the path of the layer, if one is to blame. ``kernels_failed`` tells that a module
+    could not run one record at a time because kernels inside it need all records at once.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | None = None, kernels_failed: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.path, self.kernels_failed = path, kernels_failed

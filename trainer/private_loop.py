@@ -34,11 +34,9 @@ from affidavit.certificate import MAX_BYTES, PublicKey, TrustRoot
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, read_limited
 from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, picked_records
-from affidavit.trainer.clipping.hooks import MixedRecords
-from affidavit.trainer.clipping.private import UnsupportedModel
-from affidavit.trainer.clipping.probe import SEEDS, random_state, same_draws
+from affidavit.trainer.clipping.probe import PROBE_SEEDS, fixed_draws, random_state
 from affidavit.trainer.distributed.peers import Peers
-from affidavit.trainer.errors import Diverged, RunFailure
+from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Due, Outcome, Run
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings, Supervision
@@ -70,7 +68,7 @@ class _Records:
     def digest(self) -> str:
         """Over every record's tensors, unless the digest was said."""
         if self._digest is None:
-            with same_draws(0):
+            with fixed_draws(0):
                 parts = [_digest(self._batch([place])) for place in range(len(self))]
             content = "".join(parts).encode()
             self._digest = digest_of_tensors(
@@ -87,7 +85,7 @@ class _Records:
 
     def unlike(self) -> Tensor:
         """The numbers of three of the first records, the largest last; shape (3,)."""
-        with same_draws(0):
+        with fixed_draws(0):
             sizes = [
                 sum(item.numel() for item in _tensors(self._batch([place])))
                 for place in range(min(64, len(self)))
@@ -98,14 +96,14 @@ class _Records:
     def drawn_alike(self, indices: Tensor, seed: int = 0) -> Batch:
         """As ``collate``, where a record draws the same wherever it stands; shape (n,)."""
         items = self._items(indices)
-        with same_draws(seed):
+        with fixed_draws(seed):
             batch: Batch = self._collate(items)
         return batch
 
     def collate_draws(self, indices: Tensor) -> bool:
         """Whether ``collate_fn`` draws random numbers for these records; shape (n,)."""
         items = self._items(indices)
-        with same_draws(0):
+        with fixed_draws(0):
             before = random_state()
             self._collate(items)
             return bool(random_state() != before)
@@ -113,7 +111,7 @@ class _Records:
     def _items(self, indices: Tensor) -> list[Any]:
         items = []
         for place in indices.tolist():
-            with same_draws(place):
+            with fixed_draws(place):
                 items.append(self._dataset[place])
         return items
 
@@ -257,7 +255,7 @@ def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None
             "the padding cannot be told from the draws. Pad to a fixed length, or draw in the data "
             "set or in losses; or give private an example."
         )
-    for seed in range(SEEDS):
+    for seed in range(PROBE_SEEDS):
         one, other = (
             _digest(picked_records(records.drawn_alike(places[[0, 1, third]], seed), pair))
             for third in (0, 1)
@@ -395,7 +393,7 @@ class PrivateRun:
             self._due = self._run.charged(
                 self._training, self.step, self._secrets, lambda: self._stopped
             )
-            self._private.forget_sums()
+            self._private.clear_sums()
             lot, self._records = self._training.lot(self.step, self._secrets.ratchet)
             last = lot.microbatches - 1
             for place, records in enumerate(lot):

@@ -14,13 +14,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched
-from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched_matmul
+from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.models.gpt2 import GPT2, GPT2Config
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import hidden_and_rest
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.numerics import MATRIX_UNIT, rounding
+from affidavit.trainer.numerics import MATRIX_UNIT_ERROR, rounding_bound
 
 CLIP_NORM = 0.1
 SHAPES = ((4, 64, 768, 768), (4, 64, 768, 3072), (2, 128, 3072, 768), (1, 1024, 768, 2304))
@@ -57,8 +58,10 @@ def matrix_unit(device: str, small: bool) -> str:
             a, _ = factors_of(shape, kind, device)
             exact = a.double() @ a.double().mT
             sizes = a.double().abs() @ a.double().abs().mT
-            bound = rounding(MATRIX_UNIT * shape[2], torch.float32) * sizes
-            worst = max(worst, float(((batched(a, a.mT).double() - exact).abs() / bound).max()))
+            bound = rounding_bound(MATRIX_UNIT_ERROR * shape[2], torch.float32) * sizes
+            worst = max(
+                worst, float(((batched_matmul(a, a.mT).double() - exact).abs() / bound).max())
+            )
     assert worst <= 1, f"a matrix unit errs by {worst:.2f} times its bound"
     return f"errors are at most {worst:.3f} of their bound"
 
@@ -70,7 +73,7 @@ def clipping(device: str, small: bool) -> str:
         for kind in ("plain", "cancelling"):
             a, b = factors_of(shape, kind, device)
             for record in range(len(a)):
-                one = LinearFactors.of(a[record : record + 1], b[record : record + 1])
+                one = LinearFactors(a[record : record + 1], b[record : record + 1])
                 added = one.clipped_sum(CLIP_NORM)
                 share = float(added.double().norm()) / CLIP_NORM
                 most = max(most, share)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from affidavit.trainer.clipping.private import BlockSpec
+from affidavit.trainer.clipping.requirements import BlockSpec
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From one record's output and its target, each with a first dimension of 1, to a number."""

@@ -1,22 +1,22 @@
-"""Taps: where the per-record gradients of one use of a tensor are caught.
+"""Gradient hooks: they receive the per-record gradients of one use of a tensor.
 
-A layer whose parameters are trained runs through one of the functions of
-``affidavit.trainer.clipping.layers``. Its backward pass lets the gradient of its inputs
-go on *unclipped*, forms the factors of each parameter's per-record gradients, and hands
-them to a tap. Where the tap is the only one of its block in this pass, the clipped sum is
-formed at once; a block of several tensors, or of a tensor that is used several times,
-keeps its factors until the backward pass is over, because only then is its joint norm
-known. How often a tensor is used is counted in the forward pass, so nobody declares it.
+A layer with trained parameters runs through a function of
+``affidavit.trainer.clipping.layers``. The backward pass of that function passes the gradient of the
+inputs on *unclipped*, forms the factors of each parameter's per-record gradients, and hands them to
+a hook. If the hook is the only one of its block in this pass, the clipped sum is formed at once. A
+block of several tensors, or of a tensor that is used several times, stores its factors until the
+backward pass ends, because its joint norm is known only then. Uses are counts_unclipped in the
+forward pass.
 
 Guarantees
-    * A target's ``total`` grows by Σ_i w_i G_i with ‖w_i G_i‖ ≤ clip_norm over the block's
+    * The ``total`` of a tensor grows by Σ_i w_i G_i with ‖w_i G_i‖ ≤ clip_norm over the block's
       tensors together, for every record i, as computed, and by nothing else.
-    * More gradients than uses counted is an error, never two clipped contributions.
+    * More gradients than counts_unclipped uses are an error, never two clipped contributions.
 
 A tensor that a model uses twice (a tied embedding and output head, a layer called twice)
 has the gradient G_i + H_i, and ‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2⟨G_i, H_i⟩, unless each use has
-a clip norm of its own (``BlockSpec.uses``). The last term comes from the factors as well, as an
-upper bound, the error of its rounding added:
+its own clip norm (``BlockSpec.uses``). The inner product is computed from the factors too, as an
+upper bound that includes its rounding error:
 
     linear, linear        Σ_{s,t} (A_i A'_iᵀ)_{st} (B_i B'_iᵀ)_{st}
     embedding, embedding  Σ_{s,t} [ids_s = ids'_t] ⟨b_s, b'_t⟩
@@ -38,82 +38,85 @@ from affidavit.trainer.clipping.ghost_norm import (
     EmbeddingFactors,
     Factors,
     LinearFactors,
-    accumulated_in,
+    accumulation_type,
 )
-from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.distributed.shards import Bucket
-from affidavit.trainer.numerics import clip_weights, joint_norm, norm_of_rows, rounding, widened
+from affidavit.trainer.errors import MixedRecords, UnsupportedModel
+from affidavit.trainer.numerics import (
+    clip_weights,
+    joint_norm,
+    norm_of_rows,
+    rounding_bound,
+    upcast,
+)
 
-TAKES_GRADIENTS = (
+LOSS_TAKES_GRADIENT = (
     "the losses take a gradient themselves (torch.autograd.grad: a gradient penalty, forces, a "
     "Hessian), where per-record gradients are unknown. Remove that term."
 )
 
 
-class MixedRecords(RuntimeError):
-    """A layer does not keep one row per record, so per-record gradients are unknown.
-
-    ``path`` is the layer's, where one is to blame. ``whole`` says that a module could not be run
-    one record at a time because kernels inside it see all records at once.
-    """
-
-    def __init__(self, message: str, *, path: str | None = None, whole: bool = False) -> None:
-        super().__init__(message)
-        self.path, self.whole = path, whole
-
-
 @dataclass(eq=False, slots=True)
-class Lot:
-    """The current microbatch: its records, types, and whether its backward pass has begun.
+class Microbatch:
+    """The current microbatch, and how the model is being run on it.
 
-    ``inside`` says that a module is being run one record at a time, ``anchor`` is a tensor of that
-    record. ``observing`` only notes the shapes of inputs. While the model is probed ``rows`` has,
-    for every use, a sum and the norm of each record's gradient, (n, 2): of all records, or of
-    ``only``, the one record whose loss is taken, where every other's gradient must be zero.
+    ``in_vmap`` tells that a module runs under ``vmap``; ``anchor`` is then a tensor of one record.
+    ``is_observing`` only notes the shapes of inputs. During a probe, ``probe_rows`` has a sum and
+    the norm of each record's gradient for each use, (n, 2): of all records, or only of ``only``,
+    whose loss alone is differentiated, so that the gradient of each other record must be zero.
     """
 
     records: int = 0
-    backward: bool = False
-    narrow: bool = False
-    inside: bool = False
+    in_backward: bool = False
+    is_half: bool = False
+    in_vmap: bool = False
     anchor: Tensor | None = None
-    observing: bool = False
+    is_observing: bool = False
     only: int | None = None
-    rows: list[tuple[GradientHook, Tensor]] | None = None
+    probe_rows: list[tuple[GradientHook, Tensor]] | None = None
+
+    def begin(self, records: int) -> None:
+        """Start a pass over ``records`` records."""
+        self.records, self.in_backward, self.is_half = records, False, False
+
+    def end(self) -> None:
+        """End the pass."""
+        self.records, self.only, self.probe_rows = 0, None, None
 
     @contextmanager
-    def left(self) -> Iterator[None]:
-        """While every record is seen at once, in the middle of a module that is run by records."""
-        inside, self.inside = self.inside, False
+    def outside_vmap(self) -> Iterator[None]:
+        """Mark the block as running for all records at once, outside the ``vmap``."""
+        in_vmap, self.in_vmap = self.in_vmap, False
         try:
             yield
         finally:
-            self.inside = inside
+            self.in_vmap = in_vmap
 
 
 @dataclass(eq=False, slots=True)
-class Target:
-    """One trainable tensor and the clipped sum of the microbatch; ``caught`` counts uses.
+class TrainedTensor:
+    """A trained tensor and the clipped sum of the microbatch; ``received`` counts its gradients.
 
-    Where its rows are sharded sums go through ``bucket``, and ``total`` has those that are here.
-    ``shape`` is the tensor's as its layer uses it. An ``idle`` rank adds zeros: it runs layers only
-    because the others need it to. So does one that does not ``add``: another has the same gradient.
+    Sums of a tensor with sharded rows go through ``bucket``, and ``total`` has the local rows.
+    ``shape`` is the shape that the layer uses. An ``idle`` rank, which runs layers only because the
+    other ranks need it to, adds zeros. So does a rank that does not ``contribute``, because another
+    rank has the same gradient.
     """
 
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...] = ()
     bucket: Bucket | None = None
-    adds: bool = True
-    caught: int = 0
+    contributes: bool = True
+    received: int = 0
     total: Tensor | None = None
     idle: bool = False
 
     def add(self, total: Tensor) -> None:
-        """Add a clipped sum, of the tensor's shape up to a view."""
+        """Add a clipped sum of the tensor's shape, up to a view."""
         total = total.reshape(self.shape or self.parameter.shape)
-        total = total.to(accumulated_in(self.parameter))
-        if self.idle or not self.adds:
+        total = total.to(accumulation_type(self.parameter))
+        if self.idle or not self.contributes:
             total = torch.zeros_like(total)
         if self.bucket is not None:
             self.bucket.put(total, self.parameter, self._take)
@@ -124,83 +127,84 @@ class Target:
         self.total = total if self.total is None else self.total.add_(total)
 
 
-Uses = list[tuple[list[Target], list[Factors]]]
-"""Targets, and the uses of each or one use of all of them."""
+Uses = list[tuple[list[TrainedTensor], list[Factors]]]
+"""Tensors with the uses of one of them, or with one use of all of them together."""
 
 
 @dataclass(eq=False, slots=True)
-class Block:
-    """What is clipped together to ``clip_norm``: all uses that its taps catch.
+class ClippingBlock:
+    """The uses of tensors that are clipped together to ``clip_norm``.
 
-    Where ``counted``, ``within`` grows by the records of a norm of at most ``clip_norm``; their
-    gradients are then kept until the backward pass is over, as those of several uses are. So are
-    those that are ``shared``, because other ranks know a part of their norms.
+    If ``counts_unclipped``, ``unclipped`` counts the records whose norm is at most ``clip_norm``.
+    Factors of a ``counts_unclipped`` block are stored until the backward pass ends, like those of
+    several uses. So are the factors of a ``is_shared`` block, because other ranks know a part of
+    its norms.
     """
 
     name: str
     clip_norm: float
-    counted: bool = False
-    shared: bool = False
-    within: int = 0
+    counts_unclipped: bool = False
+    is_shared: bool = False
+    unclipped: int = 0
     uses: int = 0
-    caught: int = 0
-    pending: list[tuple[Target, Factors]] = field(default_factory=list)
+    received: int = 0
+    pending: list[tuple[TrainedTensor, Factors]] = field(default_factory=list)
 
-    def receive(self, target: Target, factors: Factors) -> None:
-        """Clip and add at once if no other use follows; otherwise store the factors.
+    def receive(self, target: TrainedTensor, factors: Factors) -> None:
+        """Clip and add the factors at once, or store them if other uses follow.
 
         Raises ``MixedRecords`` for more gradients than uses.
         """
-        self.caught += 1
-        if self.caught > self.uses:
+        self.received += 1
+        if self.received > self.uses:
             raise MixedRecords(
-                f"block {self.name}: {self.caught} gradients for {self.uses} uses in the forward "
-                "pass; a layer ran where its use was not counted."
+                f"block {self.name}: {self.received} gradients for {self.uses} uses in the forward "
+                "pass; a layer ran where its use was not counts_unclipped."
             )
-        if self.uses > 1 or self.counted or self.shared:
+        if self.uses > 1 or self.counts_unclipped or self.is_shared:
             self.pending.append((target, factors))
         else:
             target.add(factors.clipped_sum(self.clip_norm))
 
     def norms(self) -> Tensor:
-        """Upper bounds on the norms of the stored factors that this rank adds, (n,)."""
+        """Return upper bounds on the norms of the stored factors of this rank, (n,)."""
         return self._norms_of(self._uses())
 
     def _norms_of(self, uses: Uses) -> Tensor:
-        norms = [norm_of_uses(of) for targets, of in uses if targets[0].adds]
+        norms = [norm_of_uses(of) for targets, of in uses if targets[0].contributes]
         return joint_norm(norms) if norms else torch.zeros_like(self.pending[0][1].norms())
 
     def _uses(self) -> Uses:
-        """The uses of every target; targets that are vectors of one shape have one between them.
+        """Return the uses of each tensor; vectors of one shape are stacked into one use.
 
-        Most tensors of a model are such, and small: each by itself would launch as many kernels.
+        Most tensors of a model are small vectors, and each use launches several kernels.
         """
-        uses: dict[Target, list[Factors]] = {}
+        uses: dict[TrainedTensor, list[Factors]] = {}
         for target, factors in self.pending:
             uses.setdefault(target, []).append(factors)
         result: Uses = []
-        vectors: dict[object, list[tuple[Target, Tensor]]] = {}
+        vectors: dict[object, list[tuple[TrainedTensor, Tensor]]] = {}
         for target, of in uses.items():
             match of:
-                case [DenseFactors(raw)] if raw.ndim == 2:
-                    key = raw.shape, raw.dtype, target.adds
-                    vectors.setdefault(key, []).append((target, raw))
+                case [DenseFactors() as dense] if dense.raw.ndim == 2:
+                    key = dense.raw.shape, dense.raw.dtype, target.contributes
+                    vectors.setdefault(key, []).append((target, dense.raw))
                 case _:
                     result.append(([target], of))
         for alike in vectors.values():
             stacked = torch.stack([raw for _, raw in alike], 1)
-            result.append(([target for target, _ in alike], [DenseFactors.of(stacked)]))
+            result.append(([target for target, _ in alike], [DenseFactors(stacked)]))
         return result
 
-    def finish(self, norms: Tensor | None = None) -> None:
-        """Clip the stored factors by their joint norm, (n,), and add them to the tensors' sums."""
+    def clip_pending(self, norms: Tensor | None = None) -> None:
+        """Clip the stored factors by their joint norm, (n,), and add them to the sums."""
         if not self.pending:
             return
         uses = self._uses()
         weights = clip_weights(self._norms_of(uses) if norms is None else norms, self.clip_norm)
         self.pending = []
-        if self.counted and not uses[0][0][0].idle:
-            self.within += int((weights == 1).sum())
+        if self.counts_unclipped and not uses[0][0][0].idle:
+            self.unclipped += int((weights == 1).sum())
         for targets, of in uses:
             while of:
                 total = of.pop().weighted_sum(weights)
@@ -208,48 +212,51 @@ class Block:
                     target.add(part)
 
     def clear(self) -> None:
-        """Forget the microbatch."""
-        self.uses = self.caught = 0
+        """Discard the microbatch."""
+        self.uses = self.received = 0
         self.pending.clear()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GradientHook:
-    """One parameter of one layer, and the block that clips this use of it."""
+    """The use of one parameter by one layer, and the block that clips it."""
 
-    target: Target
-    block: Block
-    lot: Lot
+    target: TrainedTensor
+    block: ClippingBlock
+    microbatch: Microbatch
     path: str = ""
 
     def count(self) -> None:
-        """Count one more use, unless activations are being recomputed."""
-        if not self.lot.backward:
+        """Count one more use, except while activations are recomputed."""
+        if not self.microbatch.in_backward:
             self.block.uses += 1
 
     def receive(self, factors: Factors, records: int) -> None:
-        """Take the factors of one use, which must have a row for every record.
+        """Receive the factors of one use, which must have a row for each record.
 
-        Raises ``MixedRecords`` where they have not, and ``UnsupportedModel`` where the losses
-        themselves take the gradient.
+        Raises ``MixedRecords`` for another number of rows, and ``UnsupportedModel`` if the losses
+        take the gradient themselves.
         """
-        if not self.lot.backward:
-            raise UnsupportedModel(TAKES_GRADIENTS)
-        if records != self.lot.records:
+        if not self.microbatch.in_backward:
+            raise UnsupportedModel(LOSS_TAKES_GRADIENT)
+        if records != self.microbatch.records:
             raise MixedRecords(
-                f"{self.target.name}: the layer sees {records} rows for {self.lot.records} "
+                f"{self.target.name}: the layer sees {records} rows for {self.microbatch.records} "
                 "records. Keep the records in the first dimension throughout (reshape time into "
                 "channels, never into the batch; pad records instead of packing several into a "
                 "row), or freeze the layer.",
                 path=self.path,
             )
-        if self.lot.rows is not None:
-            self.lot.rows.append((self, self._rows(factors)))
-        self.target.caught += 1
+        if self.microbatch.probe_rows is not None:
+            self.microbatch.probe_rows.append((self, self._rows(factors)))
+        self.target.received += 1
         self.block.receive(self.target, factors)
 
     def _rows(self, factors: Factors) -> Tensor:
-        one, only = torch.eye(self.lot.records, device=self.target.parameter.device), self.lot.only
+        one, only = (
+            torch.eye(self.microbatch.records, device=self.target.parameter.device),
+            self.microbatch.only,
+        )
         if only is not None and bool(factors.weighted_sum(1 - one[only]).any()):
             raise MixedRecords(
                 f"{self.target.name}: the loss of one record alone has a gradient in another's "
@@ -258,29 +265,29 @@ class GradientHook:
                 path=self.path,
             )
         sums = [factors.weighted_sum(weights) for weights in (one if only is None else one[[only]])]
-        return torch.stack([torch.stack([told_apart(item), item.norm()]) for item in sums])
+        return torch.stack(
+            [torch.stack([position_weighted_sum(item), item.norm()]) for item in sums]
+        )
 
 
-def told_apart(gradient: Tensor) -> Tensor:
-    """A sum of the entries that differs where they change places, shape ()."""
+def position_weighted_sum(gradient: Tensor) -> Tensor:
+    """Return a weighted sum of the entries, which changes if entries are permuted; shape ()."""
     entries = gradient.flatten()
     weights = torch.arange(len(entries), dtype=torch.float32, device=gradient.device).cos_()
     return entries @ weights.to(gradient.dtype)
 
 
 def norm_of_uses(uses: list[Factors]) -> Tensor:
-    """Upper bound on the norm of what several uses of one tensor add together, per record.
+    """Return an upper bound on the norm of the sum of several uses of a tensor, per record.
 
-    The roundings of each use, and of adding them, come on top of the norm of the exact sum:
-    where uses cancel they do not.
-
-    Shape (n,).
+    The rounding errors of each use, and of adding the uses, are added to the norm of the exact sum:
+    they do not cancel. Shape (n,).
     """
     if len(uses) == 1:
         return uses[0].norms() + uses[0].slack()
     stacked = torch.stack([use.norms() for use in uses])
     slack = torch.stack([use.slack() for use in uses]).sum(0)
-    inner = torch.stack([upper_inner(*pair) for pair in combinations(uses, 2)])
+    inner = torch.stack([inner_product_bound(*pair) for pair in combinations(uses, 2)])
     loss = 4 * (len(uses) ** 2 + 4) * torch.finfo(stacked.dtype).eps
     squares = stacked.square().sum(0) + 2 * inner.sum(0)
     squares = squares + loss * stacked.sum(0).square()
@@ -288,72 +295,72 @@ def norm_of_uses(uses: list[Factors]) -> Tensor:
     return torch.minimum(joint, stacked.sum(0) * (1 + loss)) + slack + loss * stacked.sum(0)
 
 
-def upper_inner(first: Factors, second: Factors) -> Tensor:
-    """Upper bound on ⟨G_i, H_i⟩ for every record, shape (n,).
+def inner_product_bound(first: Factors, second: Factors) -> Tensor:
+    """Return an upper bound on ⟨G_i, H_i⟩ for each record, shape (n,).
 
-    Of a dense and another kind the other's gradients are formed in full.
+    For a dense and another kind of factors, the gradients of the other kind are formed.
     """
     match first, second:
         case LinearFactors(), LinearFactors():
-            return _linear(first, second)
+            return _linear_inner(first, second)
         case EmbeddingFactors(), EmbeddingFactors():
-            return _embeddings(first, second)
+            return _embedding_inner(first, second)
         case EmbeddingFactors(), LinearFactors():
-            return _mixed(first, second)
+            return _mixed_inner(first, second)
         case LinearFactors(), EmbeddingFactors():
-            return _mixed(second, first)
+            return _mixed_inner(second, first)
         case DenseFactors(), DenseFactors():
-            return _dense(first, second)
+            return _dense_inner(first, second)
         case _:
-            return _formed(first, second)
+            return _formed_inner(first, second)
 
 
-def _linear(first: LinearFactors, second: LinearFactors) -> Tensor:
-    a, b = widened(first.inputs), widened(first.outputs)
-    c, d = widened(second.inputs), widened(second.outputs)
+def _linear_inner(first: LinearFactors, second: LinearFactors) -> Tensor:
+    a, b = upcast(first.inputs), upcast(first.outputs)
+    c, d = upcast(second.inputs), upcast(second.outputs)
     inner = (torch.bmm(a, c.mT) * torch.bmm(b, d.mT)).sum(-1).sum(-1)
     terms = a.shape[2] + b.shape[2] + a.shape[1] + c.shape[1] + 8
-    return inner + rounding(terms, a.dtype) * first.reach * second.reach
+    return inner + rounding_bound(terms, a.dtype) * first.max_norm * second.max_norm
 
 
-def _embeddings(first: EmbeddingFactors, second: EmbeddingFactors) -> Tensor:
-    b, d = widened(first.outputs), widened(second.outputs)
+def _embedding_inner(first: EmbeddingFactors, second: EmbeddingFactors) -> Tensor:
+    b, d = upcast(first.outputs), upcast(second.outputs)
     same = first.ids.unsqueeze(2) == second.ids.unsqueeze(1)
     inner = (torch.bmm(b, d.mT) * same).sum(-1).sum(-1)
     terms = b.shape[2] + b.shape[1] + d.shape[1] + 8
-    return inner + rounding(terms, b.dtype) * first.reach * second.reach
+    return inner + rounding_bound(terms, b.dtype) * first.max_norm * second.max_norm
 
 
-def _mixed(table: EmbeddingFactors, head: LinearFactors) -> Tensor:
-    e, a = widened(table.outputs), widened(head.inputs)
+def _mixed_inner(table: EmbeddingFactors, head: LinearFactors) -> Tensor:
+    e, a = upcast(table.outputs), upcast(head.inputs)
     steps = head.outputs.shape[1]
     ids = table.ids.unsqueeze(1).expand(-1, steps, -1)
-    picked = widened(torch.gather(head.outputs, 2, ids))
+    picked = upcast(torch.gather(head.outputs, 2, ids))
     inner = (torch.bmm(a, e.mT) * picked).sum(-1).sum(-1)
     terms = e.shape[2] + e.shape[1] + steps + 8
-    return inner + rounding(terms, e.dtype) * table.reach * head.reach
+    return inner + rounding_bound(terms, e.dtype) * table.max_norm * head.max_norm
 
 
-def _dense(first: DenseFactors, second: DenseFactors) -> Tensor:
+def _dense_inner(first: DenseFactors, second: DenseFactors) -> Tensor:
     b, d = first.gradients.flatten(1), second.gradients.flatten(1)
     sizes = norm_of_rows(b) * norm_of_rows(d)
-    return (b * d).sum(1) + rounding(b.shape[1] + 8, b.dtype) * sizes
+    return (b * d).sum(1) + rounding_bound(b.shape[1] + 8, b.dtype) * sizes
 
 
-def _formed(first: Factors, second: Factors) -> Tensor:
-    b, d = full(first).flatten(1), full(second).flatten(1)
-    ours, theirs = first.norms(), second.norms()
-    lost = first.slack() * theirs + second.slack() * (ours + second.slack())
-    return (b * d).sum(1) + rounding(b.shape[1] + 8, b.dtype) * ours * theirs + lost
+def _formed_inner(first: Factors, second: Factors) -> Tensor:
+    b, d = form_gradients(first).flatten(1), form_gradients(second).flatten(1)
+    norm, other_norm = first.norms(), second.norms()
+    error = first.slack() * other_norm + second.slack() * (norm + second.slack())
+    return (b * d).sum(1) + rounding_bound(b.shape[1] + 8, b.dtype) * norm * other_norm + error
 
 
-def full(factors: Factors) -> Tensor:
-    """The per-record gradients themselves, (n, *shape). Raises ``TypeError`` for other factors."""
+def form_gradients(factors: Factors) -> Tensor:
+    """Form the per-record gradients (n, *shape). Raises ``TypeError`` for other factors."""
     match factors:
         case LinearFactors():
-            return torch.bmm(widened(factors.outputs).mT, widened(factors.inputs))
+            return torch.bmm(upcast(factors.outputs).mT, upcast(factors.inputs))
         case EmbeddingFactors():
-            b = widened(factors.outputs)
+            b = upcast(factors.outputs)
             table = b.new_zeros(len(b), factors.rows, b.shape[2])
             return table.scatter_add_(1, factors.ids.unsqueeze(2).expand_as(b), b)
         case DenseFactors():

@@ -1,11 +1,11 @@
 """Kernels: layers whose per-record gradients are computed for all records at once.
 
-A kernel is ``run(layer, taps, records, *inputs)``: the forward pass of ``layer`` as autograd
-functions that hand factors (``affidavit.trainer.clipping.ghost_norm``) to ``taps``, by the name of
-the parameter. A subclass that does not change ``forward`` has its parent's. Every other layer
-is run one record at a time (``affidavit.trainer.clipping.per_record``).
+A kernel is ``run(layer, hooks, records, *inputs)``: the forward pass of ``layer`` in autograd
+functions that hand factors (``affidavit.trainer.clipping.ghost_norm``) to ``hooks``, by parameter
+name. A subclass that keeps its parent's ``forward`` uses its parent's kernel. Other layers run one
+record at a time (``affidavit.trainer.clipping.per_record``).
 
-``register_kernel`` adds one for a layer of your own, and holds it against ``vmap(grad)`` first.
+``register_kernel`` adds a kernel for your own layer after comparing it with ``vmap(grad)``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from affidavit.trainer.clipping.convolutions import CONVOLUTIONS
-from affidavit.trainer.clipping.hooks import Block, GradientHook, Lot, Target
+from affidavit.trainer.clipping.hooks import ClippingBlock, GradientHook, Microbatch, TrainedTensor
 from affidavit.trainer.clipping.layers import (
+    Hooks,
     ScaleUse,
-    Taps,
     run_embedding,
     run_group_norm,
     run_layer_norm,
@@ -45,23 +45,23 @@ KERNELS: dict[type[nn.Module], Kernel] = {
     **CONVOLUTIONS,
     **RECURRENT,
 }
-"""By the class of the layer."""
+"""Kernels by the class of the layer."""
 
-BY_NAME: dict[str, Kernel] = {
+KERNELS_BY_NAME: dict[str, Kernel] = {
     "transformers.pytorch_utils.Conv1D": partial(run_linear, flipped=True)
 }
-"""By the class's full name, where its package need not be installed."""
+"""Kernels by the full name of a class whose package may not be installed."""
 
-AGREEMENT = 1e-9
-"""How far a registered kernel may differ from ``vmap(grad)`` in float64, relative to it."""
+MAX_RELATIVE_ERROR = 1e-9
+"""Relative difference from ``vmap(grad)`` in float64 that a registered kernel may have."""
 
 
 class KernelRefused(ValueError):
-    """A kernel whose gradients differ from its layer's; the message says where."""
+    """A kernel's gradients differ from its layer's gradients; the message says where."""
 
 
-def kernel_of(layer: nn.Module) -> Kernel | None:
-    """The kernel of ``layer``, or None if it has to run one record at a time."""
+def find_kernel(layer: nn.Module) -> Kernel | None:
+    """Return the kernel of ``layer``, or None if the layer has to run one record at a time."""
     kind = type(layer)
     if kind.__bases__[0].__name__ == "FSDPModule":
         kind = kind.__bases__[1]  # the layer's own class, before fully_shard
@@ -70,8 +70,8 @@ def kernel_of(layer: nn.Module) -> Kernel | None:
     if kind in KERNELS:
         return KERNELS[kind]
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in BY_NAME:
-        return BY_NAME[name]
+    if name in KERNELS_BY_NAME:
+        return KERNELS_BY_NAME[name]
     if hasattr(layer, "parametrizations"):
         return None
     for base, kernel in KERNELS.items():
@@ -81,16 +81,19 @@ def kernel_of(layer: nn.Module) -> Kernel | None:
         ):
             return kernel
     if len(inspect.signature(kind.forward).parameters) != 2:
-        return None  # a second input, such as a gate, could change what the comparison saw
+        return None  # a second input, such as a gate, could invalidate the comparison below
     try:
         with torch.no_grad():
-            return _scale_of(layer) or _look_up_of(layer)
+            return _find_scale_kernel(layer) or _find_look_up_kernel(layer)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
 
 
-def _scale_of(layer: nn.Module) -> Kernel | None:
-    """A normalisation of any library whose result is z ⊙ w or z ⊙ (1 + w), tried and compared."""
+def _find_scale_kernel(layer: nn.Module) -> Kernel | None:
+    """Return a kernel for any library's normalisation with result z ⊙ w or z ⊙ (1 + w).
+
+    The layer is run and compared.
+    """
     own = dict(layer.named_parameters(recurse=False))
     if "Norm" not in type(layer).__name__ or own.keys() != {"weight"}:
         return None
@@ -108,8 +111,11 @@ def _scale_of(layer: nn.Module) -> Kernel | None:
     return None
 
 
-def _look_up_of(layer: nn.Module) -> Kernel | None:
-    """A look-up whose rows are multiplied with one number (Gemma, BART), tried and compared."""
+def _find_look_up_kernel(layer: nn.Module) -> Kernel | None:
+    """Return a kernel for a look-up with scaled rows (Gemma, BART).
+
+    The layer is run and compared.
+    """
     if not isinstance(layer, nn.Embedding) or layer.weight.device.type == "meta":
         return None
     ids = torch.arange(min(8, len(layer.weight)), device=layer.weight.device).unsqueeze(0)
@@ -121,11 +127,11 @@ def _look_up_of(layer: nn.Module) -> Kernel | None:
     return partial(_run_look_up, factor=factor) if alike else None
 
 
-def _run_look_up(layer: Any, taps: Taps, records: int, ids: Tensor, *, factor: float) -> Tensor:
-    return run_embedding(layer, taps, records, ids) * factor
+def _run_look_up(layer: Any, hooks: Hooks, records: int, ids: Tensor, *, factor: float) -> Tensor:
+    return run_embedding(layer, hooks, records, ids) * factor
 
 
-def _run_scaled(layer: Any, taps: Taps, records: int, x: Tensor, *, shift: float) -> Tensor:
+def _run_scaled(layer: Any, hooks: Hooks, records: int, x: Tensor, *, shift: float) -> Tensor:
     weight = layer.weight
     one = torch.full_like(weight.detach(), 1 - shift)
     layer._parameters["weight"] = one
@@ -134,17 +140,17 @@ def _run_scaled(layer: Any, taps: Taps, records: int, x: Tensor, *, shift: float
     finally:
         layer._parameters["weight"] = weight
     scale = weight + shift if shift else weight
-    return ScaleUse.apply(z, scale, None, -1, (taps["weight"], None), records).to(z.dtype)
+    return ScaleUse.apply(z, scale, None, -1, (hooks["weight"], None), records).to(z.dtype)
 
 
 def register_kernel(
     kind: type[nn.Module], kernel: Kernel, layer: nn.Module, *inputs: Tensor
 ) -> None:
-    """Use ``kernel`` for every layer of class ``kind``, once it agrees with ``vmap(grad)``.
+    """Use ``kernel`` for all layers of class ``kind``, if it agrees with ``vmap(grad)``.
 
-    ``layer`` is one of that class and ``inputs`` what it is called with, each with at least two
-    records in the first dimension. Both are taken in float64. The kernel's output, the gradient
-    of its inputs and each record's gradient of every parameter must agree.
+    ``layer`` is an example of the class, and ``inputs`` are its arguments, each with at least two
+    records in the first dimension. They are compared in float64: the kernel's output, the gradient
+    of its inputs and each record's gradient of each parameter must agree.
 
     Raises ``KernelRefused``.
     """
@@ -155,17 +161,17 @@ def register_kernel(
         )
     layer = copy.deepcopy(layer).double()
     values = [item.double() if item.is_floating_point() else item for item in inputs]
-    expected = _reference(layer, values)
+    expected = _reference_gradients(layer, values)
     for i in range(records):
-        got = _by_kernel(layer, kernel, values, only=i)
+        got = _kernel_gradients(layer, kernel, values, only=i)
         for name, full in expected.items():
             here = got.get(name)
             if here is None:
-                raise KernelRefused(f"{kind.__name__}: the kernel caught no gradient of {name}.")
+                raise KernelRefused(f"{kind.__name__}: the kernel received no gradient of {name}.")
             size = float(full[i].abs().max()) + 1e-30
             if (
                 here.shape != full[i].shape
-                or float((here - full[i]).abs().max()) > AGREEMENT * size
+                or float((here - full[i]).abs().max()) > MAX_RELATIVE_ERROR * size
             ):
                 raise KernelRefused(
                     f"{kind.__name__}: for record {i} the kernel's gradient of {name} differs from "
@@ -178,7 +184,7 @@ def _probe_loss(output: Tensor) -> Tensor:
     return output.flatten(1).sin().sum(1)
 
 
-def _reference(layer: nn.Module, values: list[Tensor]) -> dict[str, Tensor]:
+def _reference_gradients(layer: nn.Module, values: list[Tensor]) -> dict[str, Tensor]:
     own = {name: item.detach() for name, item in layer.named_parameters()}
 
     def of_one(parameters: dict[str, Tensor], *item: Tensor) -> Tensor:
@@ -188,23 +194,23 @@ def _reference(layer: nn.Module, values: list[Tensor]) -> dict[str, Tensor]:
     return vmap(grad(of_one), in_dims=(None, *(0 for _ in values)))(own, *values)
 
 
-def _by_kernel(
+def _kernel_gradients(
     layer: nn.Module, kernel: Kernel, values: list[Tensor], *, only: int
 ) -> dict[str, Tensor]:
-    """Σ_j w_j G_j of the kernel at w = 1 for record ``only`` and 0 for others."""
-    lot = Lot(records=len(values[0]), backward=True)
-    taps = {}
+    """Return the gradients that the kernel gives for record ``only``."""
+    microbatch = Microbatch(records=len(values[0]), in_backward=True)
+    hooks = {}
     for name, parameter in layer.named_parameters():
-        block = Block(name=name, clip_norm=1e9, uses=2)
-        taps[name] = GradientHook(
-            target=Target(name=name, parameter=parameter), block=block, lot=lot
+        block = ClippingBlock(name=name, clip_norm=1e9, uses=2)
+        hooks[name] = GradientHook(
+            target=TrainedTensor(name=name, parameter=parameter), block=block, microbatch=microbatch
         )
-    output = kernel(layer, taps, lot.records, *values)
+    output = kernel(layer, hooks, microbatch.records, *values)
     _probe_loss(output).sum().backward()
-    weights = torch.zeros(lot.records, dtype=torch.float64)
+    weights = torch.zeros(microbatch.records, dtype=torch.float64)
     weights[only] = 1
     return {
-        name: tap.block.pending[0][1].weighted_sum(weights).view_as(tap.target.parameter)
-        for name, tap in taps.items()
-        if len(tap.block.pending) == 1
+        name: hook.block.pending[0][1].weighted_sum(weights).view_as(hook.target.parameter)
+        for name, hook in hooks.items()
+        if len(hook.block.pending) == 1
     }

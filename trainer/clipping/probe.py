@@ -1,24 +1,22 @@
-"""A probe: run a model to see whether it keeps records apart.
+"""A probe that runs a model on made-up records to see whether it mixes records.
 
-A layer can be called with time, not records, in its first dimension; a loss can compare
-the records of a lot; a module can keep running sums of what it sees. Before training,
-``probe`` runs the model on a few made-up records and refuses it, by name, where
+A layer can be called with time instead of records in its first dimension, a loss can compare
+the records of a lot, and a module can keep running sums of its inputs. Before training,
+``probe`` runs the model on a few made-up records and rejects it, by name, if
 
-* the loss of a record changes when another record is replaced, with the same random draws, or
-  where there are fewer or many more (in evaluation mode, and in training mode where that draws
-  nothing; what evaluation mode draws is then the same for every record), or its gradient does;
-* the loss of one record has a gradient in another's row, whatever is run one record at a time,
-  a record's gradient changes with the losses of others, or is not the one that autograd takes
-  of that record by itself;
-* a second pass has other losses, or a buffer or parameter changes in a pass: something of the
-  data stays;
-* a trainable tensor is not used at all, or one that is not the model's is.
+* the loss of a record, or its gradient, changes when another record is replaced, or with fewer or
+  many more records. This is checked with the same random draws in evaluation mode, where each
+  record gets the same draws, and in training mode if it draws nothing there;
+* the loss of one record has a gradient in another's row with any choice of modules that run one
+  record at a time, a record's gradient changes with the losses of others, or it differs from
+  autograd's gradient of that record alone;
+* a second pass has other losses, or a pass changes a buffer or parameter: the model stores data;
+* a trainable tensor is not used, or the losses train a tensor that is not the model's.
 
-It can only falsify: a model may mix records in a way that these inputs do not show. Give
-it records that differ. Gradients, the training mode, buffers and the random state are left
-as they were.
+A probe can only falsify: a model may mix records in a way that these inputs do not show. Use
+records that differ. Gradients, the training mode, buffers and the random state are restored.
 
->>> from affidavit.trainer.clipping.private import BlockSpec
+>>> from affidavit.trainer.clipping.requirements import BlockSpec
 >>> model = nn.Linear(3, 1, bias=False)
 >>> private = PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=("weight",))])
 >>> x = torch.arange(9.0).view(3, 3)
@@ -27,7 +25,7 @@ as they were.
 >>> probe(private, lambda rows: (model(x[rows]) - model(x[rows]).mean(0)).square().sum(1))
 Traceback (most recent call last):
     ...
-affidavit.trainer.clipping.hooks.MixedRecords: the loss of a record changes by ...
+affidavit.trainer.errors.MixedRecords: the loss of a record changes by ...
 """
 
 from __future__ import annotations
@@ -43,53 +41,61 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.per_record import first_line
-from affidavit.trainer.clipping.private import PrivateModel, evaluating
-from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.clipping.private import PrivateModel, evaluation_mode
 from affidavit.trainer.distributed.shards import is_sharded
-from affidavit.trainer.numerics import NARROW
+from affidavit.trainer.errors import MixedRecords, UnsupportedModel
+from affidavit.trainer.numerics import HALF_TYPES
 
-FEWER, MORE = 2, 3
-"""How many records the probe runs."""
+MIN_PROBE_RECORDS, PROBE_RECORDS = 2, 3
+"""Numbers of records that the probe runs."""
 
-ROWS, REPLACED = torch.arange(MORE), torch.tensor([0, 1, 0])
-"""The records that it runs, and the same with another in place of the last."""
+RECORDS, REPLACED_RECORDS = torch.arange(PROBE_RECORDS), torch.tensor([0, 1, 0])
+"""The records of the probe, and the same with the last one replaced by the first."""
 
-SEEDS = 8
-"""Draws for which records are tried: what mixes them may do so now and then only."""
+PROBE_SEEDS = 8
+"""Number of random draws to try, because records may be mixed only in some of them."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-NARROW_TOLERANCE = 0.05
-"""How far a loss may move, relative to itself, by another order of summation alone."""
+HALF_TOLERANCE = 0.05
+"""Relative change of a loss that another order of summation may cause."""
 
 Losses = Callable[[Tensor], Tensor]
-"""The losses, shape (n,), of the made-up records with these numbers, (n,), below ``MORE``."""
+"""Returns the losses, shape (n,), of the made-up records with the numbers (n,) below
+``PROBE_RECORDS``.
+"""
 
 
 def probe(
-    private: PrivateModel, losses: Losses, *, alone: Losses | None = None, most: int = MORE
+    private: PrivateModel,
+    losses: Losses,
+    *,
+    isolated: Losses | None = None,
+    max_records: int = PROBE_RECORDS,
 ) -> dict[str, int]:
-    """How often each trainable tensor is used in a pass, by name.
+    """Return how often each trainable tensor is used in a pass, by name.
 
-    ``alone`` is ``losses`` with a batch made of these records only, whatever it is padded to, and
-    ``most`` the size of the largest microbatch. Raises ``MixedRecords`` and ``UnsupportedModel``.
+    ``isolated`` returns the losses of a batch that is made of these records only, with its own
+    padding. ``max_records`` is the size of the largest microbatch. Raises ``MixedRecords`` and
+    ``UnsupportedModel``.
     """
-    drawn, alone = _drawn(losses, nullcontext), alone or losses
-    crowd = ROWS.repeat(-(-most // MORE))[: max(most, MORE)]
-    crowds = [(crowd + first) % MORE for first in range(MORE)]  # a record by itself ties with none
-    with _left_as_it_was(private.model):
+    seeded, isolated = _fix_draws(losses, nullcontext), isolated or losses
+    crowd = RECORDS.repeat(-(-max_records // PROBE_RECORDS))[: max(max_records, PROBE_RECORDS)]
+    crowds = [
+        (crowd + first) % PROBE_RECORDS for first in range(PROBE_RECORDS)
+    ]  # each record is single in one
+    with _restore_state(private.model):
         fresh, before = random_state(), _state(private.model)
-        narrow = private.observe(partial(losses, ROWS), records=MORE)
-        narrow |= any(item.dtype in NARROW for item in private.model.parameters())
+        is_half = private.observe(partial(losses, RECORDS), records=PROBE_RECORDS)
+        is_half |= any(item.dtype in HALF_TYPES for item in private.model.parameters())
         private.require_unwritten(
             name
             for name, item in _state(private.model).items()
-            if name not in before or not _same(item, before[name])
+            if name not in before or not _is_same(item, before[name])
         )
         sharded = any(is_sharded(item) for item in private.model.parameters())
         with torch.enable_grad():
-            first, second = drawn(ROWS), drawn(ROWS)
+            first, second = seeded(RECORDS), seeded(RECORDS)
         if not first.requires_grad:
             raise UnsupportedModel(
                 "the losses have no gradient: they are detached, integers, or computed without "
@@ -99,65 +105,74 @@ def probe(
             raise UnsupportedModel("the loss of a record is nan or infinite. Return finite losses.")
         draws = random_state() != fresh
         if not sharded:  # fully_shard has two parameters for one tensor
-            _require_own_tensors(private.model, _leaves(first), _leaves(second))
+            _require_own_tensors(private.model, _graph_leaves(first), _graph_leaves(second))
         with torch.no_grad():
             first = first.detach()
-            _require_near(first, second, narrow, STATEFUL)
-            for seed in range(SEEDS if draws else 1):
-                one, other = (_drawn(losses, nullcontext, seed)(at) for at in (ROWS, REPLACED))
-                _require_near(one[:FEWER], other[:FEWER], narrow, MIXED)
+            _require_equal_losses(first, second, is_half, STATE)
+            for seed in range(PROBE_SEEDS if draws else 1):
+                one, other = (
+                    _fix_draws(losses, nullcontext, seed)(at) for at in (RECORDS, REPLACED_RECORDS)
+                )
+                _require_equal_losses(
+                    one[:MIN_PROBE_RECORDS], other[:MIN_PROBE_RECORDS], is_half, MIXING
+                )
             if not draws:
-                _require_near(first[:FEWER], losses(ROWS[:FEWER]), narrow, MIXED)
+                _require_equal_losses(
+                    first[:MIN_PROBE_RECORDS], losses(RECORDS[:MIN_PROBE_RECORDS]), is_half, MIXING
+                )
                 for crowd in crowds:
-                    _require_near(first[crowd], losses(crowd), narrow, CROWDED)
-            with evaluating(private.model):
-                whole = drawn(ROWS)
+                    _require_equal_losses(first[crowd], losses(crowd), is_half, CROWDING)
+            with evaluation_mode(private.model):
+                evaluated = seeded(RECORDS)
                 if random_state() != fresh:
-                    losses, alone = _drawn(losses, _DrawsByRow), _drawn(alone, _DrawsByRow)
-                    whole = losses(ROWS)
-                for row in ROWS:
-                    _require_near(whole[row], alone(row[None]), narrow, MIXED)
+                    losses, isolated = (
+                        _fix_draws(losses, _DrawsPerRecord),
+                        _fix_draws(isolated, _DrawsPerRecord),
+                    )
+                    evaluated = losses(RECORDS)
+                for row in RECORDS:
+                    _require_equal_losses(evaluated[row], isolated(row[None]), is_half, MIXING)
                 for crowd in crowds:
-                    _require_near(whole[crowd], losses(crowd), narrow, CROWDED)
-        tolerance = NARROW_TOLERANCE if narrow else TOLERANCE[torch.float32]
-        _find_owners(private, drawn, tolerance, true=None if sharded else losses)
-        gradients = private.gradients(partial(drawn, ROWS), records=MORE)
-        others = private.gradients(partial(drawn, REPLACED), records=MORE)
-        _require_unmoved(gradients, others, ROWS[:FEWER], tolerance)
-        with evaluating(private.model):
-            gradients = private.gradients(partial(losses, ROWS), records=MORE)
-            for row in ROWS:
-                others = private.gradients(partial(alone, row[None]), records=1)
-                _require_unmoved(gradients, others, row[None], tolerance)
-        result = private.uses(partial(drawn, ROWS), records=MORE)
-        with evaluating(private.model), torch.no_grad():
-            _require_near(
-                private.losses(partial(losses, ROWS), records=MORE),
-                whole,
-                narrow,
+                    _require_equal_losses(evaluated[crowd], losses(crowd), is_half, CROWDING)
+        tolerance = HALF_TOLERANCE if is_half else TOLERANCE[torch.float32]
+        _find_per_record_modules(private, seeded, tolerance, reference=None if sharded else losses)
+        gradients = private.gradients(partial(seeded, RECORDS), records=PROBE_RECORDS)
+        others = private.gradients(partial(seeded, REPLACED_RECORDS), records=PROBE_RECORDS)
+        _require_equal_gradients(gradients, others, RECORDS[:MIN_PROBE_RECORDS], tolerance)
+        with evaluation_mode(private.model):
+            gradients = private.gradients(partial(losses, RECORDS), records=PROBE_RECORDS)
+            for row in RECORDS:
+                others = private.gradients(partial(isolated, row[None]), records=1)
+                _require_equal_gradients(gradients, others, row[None], tolerance)
+        result = private.uses(partial(seeded, RECORDS), records=PROBE_RECORDS)
+        with evaluation_mode(private.model), torch.no_grad():
+            _require_equal_losses(
+                private.losses(partial(losses, RECORDS), records=PROBE_RECORDS),
+                evaluated,
+                is_half,
                 "when its layers are run one record at a time: a module compares records, or "
                 "takes an input of another shape for records",
             )
     return result
 
 
-MIXED = (
+MIXING = (
     "when another record is replaced or left out of the lot: the model, the loss or its padding "
     "mixes records (statistics or comparisons over the batch, packed sequences)"
 )
-CROWDED = (
+CROWDING = (
     "in a microbatch of full size: records displace each other (experts with a capacity for all of "
     "them)"
 )
-STATEFUL = "in a second pass with the same random draws: the model keeps state of its inputs"
+STATE = "in a second pass with the same random draws: the model keeps state of its inputs"
 
 
 def _require_own_tensors(
     model: nn.Module, first: dict[int, Tensor], second: dict[int, Tensor]
 ) -> None:
-    """Raise ``UnsupportedModel`` where losses train what ``model`` does not have.
+    """Raise ``UnsupportedModel`` if losses train tensors that ``model`` does not have.
 
-    Such a tensor is a leaf of both passes. A leaf of one is an activation.
+    Such a tensor is a leaf of both passes. A leaf of one pass is an activation.
     """
     for key in first.keys() & second.keys() - {id(item) for item in model.parameters()}:
         raise UnsupportedModel(
@@ -166,8 +181,8 @@ def _require_own_tensors(
         )
 
 
-def _leaves(losses: Tensor) -> dict[int, Tensor]:
-    """The tensors that a backward pass would leave a gradient in."""
+def _graph_leaves(losses: Tensor) -> dict[int, Tensor]:
+    """Return the tensors in which a backward pass leaves a gradient."""
     result: dict[int, Tensor] = {}
     seen: set[Any] = set()
     left: list[Any] = [losses.grad_fn]
@@ -182,36 +197,38 @@ def _leaves(losses: Tensor) -> dict[int, Tensor]:
     return result
 
 
-BETWEEN = "a layer"
-"""Any path that is the model's only by being in it."""
+UNKNOWN_LAYER = "a layer"
+"""A path inside the model, for an error between two layers."""
 
 
-def _find_owners(
-    private: PrivateModel, losses: Losses, tolerance: float, *, true: Losses | None
+def _find_per_record_modules(
+    private: PrivateModel, losses: Losses, tolerance: float, *, reference: Losses | None
 ) -> None:
-    """Each record's gradients in its own row, with as few modules run one by one as will do.
+    """Find the fewest modules to run one record at a time for each record to have its own row.
 
-    They are compared with autograd's of ``true``. Raises ``MixedRecords`` and
-    ``UnsupportedModel`` where none will do.
+    Gradients are compared with autograd's of ``reference``. Raises ``MixedRecords`` and
+    ``UnsupportedModel`` if no choice of modules works.
     """
     while True:
         try:
-            for records in (FEWER, MORE):
-                private.observe(partial(losses, ROWS[:records]), records=records)
-            for records in (FEWER, MORE):
-                private.require_own(
-                    partial(losses, ROWS[:records]), records=records, tolerance=tolerance
+            for records in (MIN_PROBE_RECORDS, PROBE_RECORDS):
+                private.observe(partial(losses, RECORDS[:records]), records=records)
+            for records in (MIN_PROBE_RECORDS, PROBE_RECORDS):
+                private.require_independent_gradients(
+                    partial(losses, RECORDS[:records]), records=records, tolerance=tolerance
                 )
-            if true is not None:
-                with evaluating(private.model):
-                    private.require_true(true, ROWS, tolerance=tolerance)
+            if reference is not None:
+                with evaluation_mode(private.model):
+                    private.require_autograd_gradients(reference, RECORDS, tolerance=tolerance)
         except (MixedRecords, UnsupportedModel) as error:
-            if not private.widen(error):
+            if not private.run_outer_per_record(error):
                 raise
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # between layers, which gave something of another shape
-            if not private.widen(MixedRecords(str(error), path=BETWEEN, whole=True)):
+        except Exception as error:  # raised between layers, by a tensor of another shape
+            if not private.run_outer_per_record(
+                MixedRecords(str(error), path=UNKNOWN_LAYER, kernels_failed=True)
+            ):
                 raise MixedRecords(
                     f"the model runs by itself, but not for each record: {first_line(error)} Give "
                     "every module the records in the first dimension, and freeze the others."
@@ -220,41 +237,43 @@ def _find_owners(
             return
 
 
-def _require_near(one: Tensor, other: Tensor, narrow: bool, why: str) -> None:
+def _require_equal_losses(one: Tensor, other: Tensor, is_half: bool, why: str) -> None:
     moved = (one - other).abs().double() / (1e-30 + one.abs().double())
-    tolerance = NARROW_TOLERANCE if narrow else TOLERANCE.get(one.dtype, NARROW_TOLERANCE)
+    tolerance = HALF_TOLERANCE if is_half else TOLERANCE.get(one.dtype, HALF_TOLERANCE)
     if not bool((moved <= tolerance).all()):
         raise MixedRecords(
             f"the loss of a record changes by {float(moved.max()):.1e} of itself {why}. Compute "
-            "each record's loss from that record alone."
+            "each record's loss from that record isolated."
         )
 
 
-def _require_unmoved(
+def _require_equal_gradients(
     before: dict[str, Tensor], after: dict[str, Tensor], rows: Tensor, tolerance: float
 ) -> None:
-    """Raise ``MixedRecords`` where the gradients of ``rows``, (m,), are not the first of ``after``.
+    """Raise ``MixedRecords`` if the gradients of ``rows``, (m,), differ from the first ones of
+    ``after``.
 
-    A loss may hide what its gradient shows: behind a last layer of zeros, say. Both have (2, n).
+    A loss may hide a difference that its gradient shows, for example behind a last layer of zeros.
+    Both have shape (2, n).
     """
     for name, item in before.items():
-        sums, most = item[:, rows]
-        if not bool(((sums - after[name][0, : len(rows)]).abs() <= tolerance * most).all()):
+        sums, sizes = item[:, rows]
+        if not bool(((sums - after[name][0, : len(rows)]).abs() <= tolerance * sizes).all()):
             raise MixedRecords(
-                f"{name}: the gradient of a record changes {MIXED}. Compute each record's loss "
-                "from that record alone."
+                f"{name}: the gradient of a record changes {MIXING}. Compute each record's loss "
+                "from that record isolated."
             )
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether both are equal, or one is not known."""
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether both are equal, or one is unknown."""
     if one is None or other is None:
         return True
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _state(model: nn.Module) -> dict[str, Tensor | None]:
-    """Buffers, and the sum of each parameter; None for one that is sharded now."""
+    """Return the buffers, and the sum of each parameter; None for a tensor that is sharded now."""
     state: dict[str, Tensor | None] = {name: item.clone() for name, item in model.named_buffers()}
     for name, item in model.named_parameters():
         if item.is_floating_point() and item.dtype.itemsize > 1:
@@ -275,15 +294,17 @@ def _seed_torch(seed: int) -> None:
 
 
 def random_state() -> Any:
-    """What the next draws of Python, NumPy and PyTorch follow from; to be compared."""
+    """Return the state of the generators of Python, NumPy and PyTorch, for comparisons."""
     numpys: Any = np.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     torchs = [item.numpy().tobytes() for item in (torch.get_rng_state(), *devices)]
     return random.getstate(), numpys[1].tobytes(), numpys[2], torchs
 
 
-def _drawn(losses: Losses, way: Callable[[], AbstractContextManager[Any]], seed: int = 0) -> Losses:
-    """``losses`` with the same random draws each time, in ``way``."""
+def _fix_draws(
+    losses: Losses, way: Callable[[], AbstractContextManager[Any]], seed: int = 0
+) -> Losses:
+    """Return ``losses`` with the same random draws in each call, run inside ``way``."""
 
     @wraps(losses)
     def run(rows: Tensor) -> Tensor:
@@ -294,8 +315,8 @@ def _drawn(losses: Losses, way: Callable[[], AbstractContextManager[Any]], seed:
     return run
 
 
-class _DrawsByRow(TorchDispatchMode):
-    """What is drawn depends on how often it was before, and in each row on that row alone."""
+class _DrawsPerRecord(TorchDispatchMode):
+    """Makes draws depend only on the number of earlier draws and, in each row, on that row."""
 
     supports_higher_order_operators = True
 
@@ -306,17 +327,17 @@ class _DrawsByRow(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Anything else as it is."""
-        named = dict(kwargs or {})
+        """Call any other operation unchanged."""
+        kwargs = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
-            return func(*args, **named)
+            return func(*args, **kwargs)
         self._calls += 1
         _seed_torch(self._calls)
-        named |= zip((item.name for item in func._schema.arguments), args, strict=False)
-        tensors = [item for item in named.values() if isinstance(item, Tensor)]
-        rows: Any = named["size"] if "size" in named else tensors[0].shape if tensors else ()
+        kwargs |= zip((item.name for item in func._schema.arguments), args, strict=False)
+        tensors = [item for item in kwargs.values() if isinstance(item, Tensor)]
+        rows: Any = kwargs["size"] if "size" in kwargs else tensors[0].shape if tensors else ()
         if len(func._schema.returns) != 1 or not len(rows):
-            return func(**named)
+            return func(**kwargs)
 
         def row(place: int) -> Any:
             _seed_torch(self._calls)
@@ -324,17 +345,17 @@ class _DrawsByRow(TorchDispatchMode):
                 name: item[place : place + 1]
                 if isinstance(item, Tensor) and item.shape[:1] == rows[:1]
                 else item
-                for name, item in named.items()
+                for name, item in kwargs.items()
             }
-            return func(**own | ({"size": [1, *rows[1:]]} if "size" in named else {}))
+            return func(**own | ({"size": [1, *rows[1:]]} if "size" in kwargs else {}))
 
         drawn = [row(place) for place in range(rows[0])]
         return tensors[0] if func._schema.is_mutable else torch.cat(drawn)
 
 
 @contextmanager
-def same_draws(seed: int) -> Iterator[None]:
-    """What Python, NumPy and PyTorch draw from ``seed``; later draws are as without it."""
+def fixed_draws(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy and PyTorch with ``seed`` for the block, and restore them afterwards."""
     draws = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
@@ -346,9 +367,9 @@ def same_draws(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+def _restore_state(model: nn.Module) -> Iterator[None]:
     state = {name: item.clone() for name, item in model.named_buffers()}
-    with same_draws(0):
+    with fixed_draws(0):
         try:
             yield
         finally:

@@ -1,13 +1,13 @@
-"""Recurrent layers: one product over all steps for the inputs, one factor for all steps of a state.
+"""Recurrent layers: one product of all inputs, and one factor for all steps of a state.
 
-The states of a record depend on each other, so the steps are taken one after the other by
-autograd, with the recurrent weights held fixed. Zeros are added to what each step makes of its
-state; their gradient (n, T, ·) is the other factor of the recurrent weights' gradient
+The states of a record depend on each other, so autograd takes the steps one after the other, with
+fixed recurrent weights. Zeros are added to the result of each step; their gradient (n, T, ·) is the
+other factor of the recurrent weights' gradient
 
     G_i = Σ_t δ_{i,t}ᵀ h_{i,t-1},
 
 which has the form of a linear layer's. An LSTM of T steps costs T small products forward and
-backward, as it does in PyTorch without cuDNN.
+backward, like in PyTorch without cuDNN.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from affidavit.trainer.clipping.ghost_norm import LinearFactors
-from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.layers import (
     Gradients,
+    Hooks,
     LinearUse,
-    MaybeTap,
-    Taps,
-    catch,
-    in_autocast_type,
+    OptionalHook,
     outside_autocast,
+    receive_sum,
+    to_autocast_type,
 )
+from affidavit.trainer.errors import MixedRecords
 
 State = tuple[Tensor, ...]
 
 
-class CaughtZeros(Function):
-    """Zeros (n, T, out) whose gradient is caught, with the inputs (n, T, in) that are filled in."""
+class HookedZeros(Function):
+    """Zeros (n, T, out) whose gradient goes to hooks; the inputs (n, T, in) are filled in later."""
 
     @staticmethod
     def forward(
@@ -45,22 +45,22 @@ class CaughtZeros(Function):
         bias: Tensor | None,
         shape: tuple[int, int, int],
         inputs: list[Tensor],
-        taps: tuple[MaybeTap, MaybeTap],
+        hooks: tuple[OptionalHook, OptionalHook],
     ) -> Tensor:
-        """``weight`` and ``bias`` are what the gradient is of."""
-        ctx.inputs, ctx.taps = inputs, taps
+        """Return zeros; the gradient belongs to ``weight`` and ``bias``."""
+        ctx.inputs, ctx.hooks = inputs, hooks
         del bias
         return weight.new_zeros(shape)
 
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, delta: Tensor) -> Gradients:
-        """Factors of the weight and per-record gradients of the bias."""
-        of_weight, of_bias = ctx.taps
-        if of_weight is not None:
+        """Hand over factors of the weight and per-record gradients of the bias."""
+        weight_hook, bias_hook = ctx.hooks
+        if weight_hook is not None:
             item = torch.stack([step.detach() for step in ctx.inputs], 1)
-            of_weight.receive(LinearFactors.of(item, delta), len(delta))
-        catch(of_bias, delta, 1)
+            weight_hook.receive(LinearFactors(item, delta), len(delta))
+        receive_sum(bias_hook, delta, 1)
         return None, None, None, None, None
 
 
@@ -85,9 +85,9 @@ CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 
 def run_recurrent(
-    layer: nn.RNNBase, taps: Taps, records: int, x: Any, hx: Any = None
+    layer: nn.RNNBase, hooks: Hooks, records: int, x: Any, hx: Any = None
 ) -> tuple[Tensor, Any]:
-    """An LSTM, GRU or RNN on x (n, T, in), or (T, n, in) where it is not ``batch_first``.
+    """Run an LSTM, GRU or RNN on x (n, T, in), or (T, n, in) if it is not ``batch_first``.
 
     Raises ``MixedRecords`` for packed sequences and for other shapes.
     """
@@ -109,7 +109,7 @@ def run_recurrent(
         outputs = []
         for way, suffix in enumerate(both):
             start = tuple(item[depth * len(both) + way] for item in first)
-            output, end = _pass(layer, taps, f"_l{depth}{suffix}", x, start)
+            output, end = _run_direction(layer, hooks, f"_l{depth}{suffix}", x, start)
             outputs.append(output)
             ends.append(end)
         x = torch.cat(outputs, -1)
@@ -119,23 +119,23 @@ def run_recurrent(
     return (x if layer.batch_first else x.transpose(0, 1)), last if len(last) > 1 else last[0]
 
 
-def _pass(
-    layer: nn.RNNBase, taps: Taps, suffix: str, x: Tensor, start: State
+def _run_direction(
+    layer: nn.RNNBase, hooks: Hooks, suffix: str, x: Tensor, start: State
 ) -> tuple[Tensor, State]:
-    def of(name: str) -> tuple[Any, MaybeTap]:
-        return getattr(layer, name + suffix, None), taps.get(name + suffix)
+    def of(name: str) -> tuple[Any, OptionalHook]:
+        return getattr(layer, name + suffix, None), hooks.get(name + suffix)
 
-    (w, w_tap), (b, b_tap) = of("weight_ih"), of("bias_ih")
-    (u, u_tap), (c, c_tap) = of("weight_hh"), of("bias_hh")
-    (p, p_tap) = of("weight_hr")
-    inputs = LinearUse.apply(x, w, b, (w_tap, b_tap), len(x))
+    (w, w_hook), (b, b_hook) = of("weight_ih"), of("bias_ih")
+    (u, u_hook), (c, c_hook) = of("weight_hh"), of("bias_hh")
+    (p, p_hook) = of("weight_hr")
+    inputs = LinearUse.apply(x, w, b, (w_hook, b_hook), len(x))
     steps = x.shape[1]
     states: list[Tensor] = []
     cells: list[Tensor] = []
-    extra = CaughtZeros.apply(u, c, (len(x), steps, len(u)), states, (u_tap, c_tap))
+    extra = HookedZeros.apply(u, c, (len(x), steps, len(u)), states, (u_hook, c_hook))
     projected = None
     if p is not None:
-        projected = CaughtZeros.apply(p, None, (len(x), steps, len(p)), cells, (p_tap, None))
+        projected = HookedZeros.apply(p, None, (len(x), steps, len(p)), cells, (p_hook, None))
         p = p.detach()
     u, c = u.detach(), None if c is None else c.detach()
     if not start:
@@ -146,11 +146,11 @@ def _pass(
     order = range(steps - 1, -1, -1) if suffix.endswith("_reverse") else range(steps)
     held, inner, out = ([x] * steps for _ in range(3))  # each is replaced below
     for t in order:
-        held[t] = in_autocast_type(state[0])
+        held[t] = to_autocast_type(state[0])
         h = functional.linear(held[t], u, c) + extra[:, t]
         state = CELLS[layer.mode](inputs[:, t], h, state)
         if projected is not None:
-            inner[t] = in_autocast_type(state[0])
+            inner[t] = to_autocast_type(state[0])
             state = (functional.linear(inner[t], p) + projected[:, t], *state[1:])
         out[t] = state[0]
     states.extend(held)

@@ -1,9 +1,8 @@
-"""Requirements on a model and its blocks, checked before anything runs; refusals name the tensor.
+"""Requirements on a model and its blocks, checked before the model runs.
 
-A trainable tensor that no block clips would be trained without noise, and a layer that
-mixes records has no per-record gradients; both are found here, before the first step.
-What only shows when the model runs is found by ``affidavit.trainer.clipping.probe`` and,
-at every step, by the taps.
+A trainable tensor in no block would be trained without noise, and a layer that mixes records has no
+per-record gradients. ``affidavit.trainer.clipping.probe`` and the gradient hooks find what shows
+only when the model runs.
 """
 
 from __future__ import annotations
@@ -15,29 +14,16 @@ from dataclasses import dataclass, field
 from torch import jit, nn
 from torch.nn.parameter import is_lazy
 
+from affidavit.trainer.errors import UnsupportedModel
 from affidavit.trainer.numerics import MAX_CLIP_NORM, MIN_CLIP_NORM
-
-MIXING = (nn.modules.batchnorm._BatchNorm,)
-"""Layers whose output for one record depends on the others."""
-
-
-class UnsupportedModel(ValueError):
-    """The model cannot be trained privately as it is; the message says what to change.
-
-    ``outside`` names the tensors that were used outside the layer that holds them.
-    """
-
-    def __init__(self, message: str, *, outside: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.outside = outside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockSpec:
-    """The parameters ``names`` clipped together to l2 norm ``clip_norm``.
+    """The parameters ``names``, clipped together to l2 norm ``clip_norm``.
 
-    ``uses`` is the second rule for a tied tensor: layers that use it, each with a clip norm of
-    its own; a record then moves the tensor by at most their sum, which ``clip_norm`` is.
+    ``uses`` is for a tied tensor: the layers that use it, each with its own clip norm. A record
+    then moves the tensor by at most their sum, which is at most ``clip_norm``.
     """
 
     name: str
@@ -47,7 +33,7 @@ class BlockSpec:
 
 
 def require_partition(trainable: Mapping[str, nn.Parameter], blocks: Sequence[BlockSpec]) -> None:
-    """Every trainable tensor in exactly one block; raises ``UnsupportedModel``."""
+    """Raise ``UnsupportedModel`` unless each trainable tensor is in exactly one block."""
     named = [name for block in blocks for name in block.names]
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
@@ -109,12 +95,12 @@ def _require_clip_norm(block: BlockSpec) -> None:
 
 
 def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> None:
-    """A layer that keeps records apart; ``trained`` are its own trainable tensors.
+    """Raise ``UnsupportedModel`` for a layer that mixes records or cannot be hooked.
 
-    Raises ``UnsupportedModel`` for any other.
+    ``trained`` are the layer's own trainable tensors.
     """
     where = f"{path or 'the model'} ({type(layer).__name__})"
-    if isinstance(layer, MIXING):
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         raise UnsupportedModel(
             f"{where} mixes records: its output for one record depends on others in the lot. "
             "Use group or layer normalisation."

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.distributed.peers import Peers, add_up, add_up_alike, while_all_live
+from affidavit.trainer.errors import UnsupportedModel
 
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Its name since PyTorch 2.13, or before."""
@@ -162,7 +162,7 @@ class TensorParallel:
     cut: Mapping[str, tuple[int, ...]]
     alone: bool
 
-    def adds(self, name: str) -> bool:
+    def contributes(self, name: str) -> bool:
         """Whether this rank's gradient of ``name`` is a part of what is released."""
         return self.rank == 0 or name in self.cut
 

@@ -22,7 +22,7 @@ from torch import nn
 from affidavit.certificate import FLAT, Execution, StepRequirement, block_name
 from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
-from affidavit.trainer.clipping.private import BlockSpec
+from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.distributed.shards import Box
 from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.noise.source import TensorNoise

@@ -46,19 +46,19 @@ WITHIN_PRE_CLIP = 1 - 2.0**-13
 class Lot:
     """This rank's records of a step, a microbatch at a time, and what it needs of keys.
 
-    Ranks that gather layers together take as many microbatches as each other: ``most`` records are
-    the most that one of them has, and its last microbatches may be empty here.
+    Ranks that gather layers together take as many microbatches as each other: ``max_records``
+    records are the most that one of them has, and its last microbatches may be empty here.
     """
 
     records: Tensor
     microbatch: int
     dropout_key: bytes
-    most: int = 0
+    max_records: int = 0
 
     @property
     def microbatches(self) -> int:
         """The number of microbatches, including empty ones."""
-        return -(-max(self.most, len(self.records)) // self.microbatch)
+        return -(-max(self.max_records, len(self.records)) // self.microbatch)
 
     def __iter__(self) -> Iterator[Tensor]:
         """Records of one microbatch after the other; the dropout of each has a seed of its own."""
@@ -115,7 +115,7 @@ class PerExampleGradient:
     def _accumulated(
         self, lot: Lot, seen: Callable[[Tensor], None], losses: Callable[[Batch], Tensor]
     ) -> Sums:
-        self.private.forget_sums()
+        self.private.clear_sums()
         for place, records in enumerate(lot):
             batch, idle = self.batch(records), not len(records)
             lot.seed(place)

@@ -36,15 +36,15 @@ from affidavit.trainer.adapters import (
     on_device,
     picked_records,
 )
-from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
-from affidavit.trainer.clipping.probe import MORE, probe
+from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.probe import PROBE_RECORDS, probe
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards, here, is_sharded, local, placed, whole
-from affidavit.trainer.errors import Diverged, NotCertified, RunFailure
+from affidavit.trainer.errors import Diverged, NotCertified, RunFailure, UnsupportedModel
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
-from affidavit.trainer.numerics import NARROW, all_finite, checksum
+from affidavit.trainer.numerics import HALF_TYPES, all_finite, checksum
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
@@ -107,7 +107,7 @@ class TrainingState:
             self.module, self.layout.specs(self._required(0)), tensor_parallel=parallel
         )
         if self._adaptation is not None:
-            self.private.count_within()
+            self.private.count_unclipped()
         if settings.compile:
             self.module.compile()
         self._masters = {} if optimizer is not None else _masters(self._trained)
@@ -134,7 +134,7 @@ class TrainingState:
             {
                 name: local(item).numel()
                 for name, item in self._trained.items()
-                if parallel is None or parallel.adds(name)
+                if parallel is None or parallel.contributes(name)
             },
             ranks=1 if self.shards is None else peers.size,
         )
@@ -204,7 +204,7 @@ class TrainingState:
 
         ``collated`` makes a batch of some of them, by their numbers (n,), that knows no others.
         """
-        made_up = on_device(model.made_up(MORE), self._peers.device)
+        made_up = on_device(model.made_up(PROBE_RECORDS), self._peers.device)
 
         def losses(batch: Batch) -> Tensor:
             with torch.autocast(
@@ -217,8 +217,10 @@ class TrainingState:
         probe(
             self.private,
             lambda rows: losses(picked_records(made_up, rows)),
-            alone=None if collated is None else lambda rows: losses(collated(rows)),
-            most=min(self._settings.microbatch, self._config.plan.dataset.size or MORE),
+            isolated=None if collated is None else lambda rows: losses(collated(rows)),
+            max_records=min(
+                self._settings.microbatch, self._config.plan.dataset.size or PROBE_RECORDS
+            ),
         )
         self._probed = _modules(self.module)
 
@@ -315,9 +317,9 @@ class TrainingState:
             records=lot[rank::size],
             microbatch=self._settings.microbatch,
             dropout_key=ratchet.key_for(f"dropout of rank {rank}"),
-            most=0 if self.shards is None else -(-len(lot) // size),
+            max_records=0 if self.shards is None else -(-len(lot) // size),
         )
-        self.private.take_within()
+        self.private.take_unclipped_counts()
         self._records = len(mine.records)
         return mine, len(lot)
 
@@ -365,7 +367,7 @@ class TrainingState:
         self, adaptation: ClipAdaptation, ratchet: Ratchet, *, exact: bool
     ) -> dict[str, float]:
         """By block, how many records were within the clip norm, each as ±1/2, with noise."""
-        within = self.private.take_within()
+        within = self.private.take_unclipped_counts()
         sums = torch.tensor(
             [within[block] - self._records / 2 for block in adaptation.factors],
             device=self._peers.device,
@@ -591,9 +593,9 @@ def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     to it, and would be lost. Of a sharded one the rows that are here.
     """
     return {
-        name: nn.Parameter(local(item).float() if item.dtype in NARROW else local(item))
+        name: nn.Parameter(local(item).float() if item.dtype in HALF_TYPES else local(item))
         for name, item in trained.items()
-        if item.dtype in NARROW or is_sharded(item)
+        if item.dtype in HALF_TYPES or is_sharded(item)
     }
 
 

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from affidavit.trainer.clipping.kernels import KernelRefused, register_kernel
 from affidavit.trainer.clipping.layers import ScaleUse
-from affidavit.trainer.clipping.private import BlockSpec, MixedRecords, PrivateModel
+from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import probe
+from affidavit.trainer.clipping.requirements import BlockSpec
+from affidavit.trainer.errors import MixedRecords
 
 RECORDS = 5
 
@@ -425,24 +427,24 @@ class Scale(nn.Module):
         return x * self.weight
 
 
-def run_scale(layer: Any, taps: Any, records: int, x: Tensor) -> Tensor:
+def run_scale(layer: Any, hooks: Any, records: int, x: Tensor) -> Tensor:
     """Its kernel."""
-    return ScaleUse.apply(x, layer.weight, None, -1, (taps["weight"], None), records)
+    return ScaleUse.apply(x, layer.weight, None, -1, (hooks["weight"], None), records)
 
 
-def run_wrong(layer: Any, taps: Any, records: int, x: Tensor) -> Tensor:
+def run_wrong(layer: Any, hooks: Any, records: int, x: Tensor) -> Tensor:
     """Of every record the gradient of the next."""
-    return run_scale(layer, taps, records, x + 0 * x.sum()) + 0.1 * x.detach().roll(1, 0)
+    return run_scale(layer, hooks, records, x + 0 * x.sum()) + 0.1 * x.detach().roll(1, 0)
 
 
-def run_shifted(layer: Any, taps: Any, records: int, x: Tensor) -> Tensor:
+def run_shifted(layer: Any, hooks: Any, records: int, x: Tensor) -> Tensor:
     """Rows in another order inside, where the gradient is caught."""
-    return run_scale(layer, taps, records, x.roll(1, 0)).roll(-1, 0)
+    return run_scale(layer, hooks, records, x.roll(1, 0)).roll(-1, 0)
 
 
-def run_silent(layer: Any, taps: Any, records: int, x: Tensor) -> Tensor:
+def run_silent(layer: Any, hooks: Any, records: int, x: Tensor) -> Tensor:
     """Catches nothing."""
-    del taps, records
+    del hooks, records
     return x * layer.weight.detach() + 0 * x.requires_grad_()
 
 
@@ -457,7 +459,7 @@ def test_a_registered_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernels, "KERNELS", dict(kernels.KERNELS))
     register_kernel(Scale, run_scale, Scale(), torch.randn(3, 2, 4))
-    assert kernels.kernel_of(Scale()) is run_scale
+    assert kernels.find_kernel(Scale()) is run_scale
 
 
 class Bundled(nn.Module):

@@ -20,7 +20,8 @@ from affidavit.trainer.clipping.ghost_norm import (
     LinearFactors,
 )
 from affidavit.trainer.clipping.hooks import norm_of_uses
-from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.numerics import (
     all_finite,
     clip_weights,
@@ -80,7 +81,7 @@ def test_a_matrix_adds_no_more_than_its_clip_norm(
     dtype: torch.dtype, kernel: str, clip_norm: float, steps: int, wide: int, high: int
 ) -> None:
     for a, b in pairs(dtype, steps, wide, high):
-        of = LinearFactors.of(a, b)
+        of = LinearFactors(a, b)
         if kernel == "reuse":
             added = of.reused_sum(clip_norm)
         else:
@@ -96,7 +97,7 @@ def test_tables_and_small_tensors_add_no_more_than_their_clip_norm(
 ) -> None:
     for _, b in pairs(dtype, 24, 2, 7):
         ids = torch.randint(0, 3, (1, 24))
-        for of in (EmbeddingFactors.of(ids, b, 3), DenseFactors.of(b)):
+        for of in (EmbeddingFactors.build(ids, b, 3), DenseFactors(b)):
             assert length(of.clipped_sum(clip_norm)) <= clip_norm
 
 
@@ -109,11 +110,11 @@ def test_uses_that_cancel_add_no_more_than_their_clip_norm(
     for a, b in pairs(dtype, 20, 6, 7)[::6]:
         ids = torch.randint(0, 7, (1, 20))
         for again in (-b, -b * (1 + 1e-3), b):
-            matrices: list[Factors] = [LinearFactors.of(a, b), LinearFactors.of(a, again)]
-            tables: list[Factors] = [EmbeddingFactors.of(ids, x, 7) for x in (b, again)]
+            matrices: list[Factors] = [LinearFactors(a, b), LinearFactors(a, again)]
+            tables: list[Factors] = [EmbeddingFactors.build(ids, x, 7) for x in (b, again)]
             # ∂ℓ/∂table of a look-up and of a head that reads out the same rows
             one_hot = nn.functional.one_hot(ids, 7).to(dtype)
-            both: list[Factors] = [tables[0], LinearFactors.of(again, one_hot)]
+            both: list[Factors] = [tables[0], LinearFactors(again, one_hot)]
             for uses in (matrices, tables, both):
                 weights = clip_weights(norm_of_uses(uses), clip_norm)
                 parts = [use.weighted_sum(weights) for use in uses]
@@ -176,7 +177,7 @@ def test_a_lost_record_adds_nothing_and_takes_nothing_from_others(
     x = torch.randn(5, 4)
     private.accumulate(lambda: model(x[1:]).square().sum(1), records=4)
     expected = private.sums()
-    private.forget_sums()
+    private.clear_sums()
     x[0, 2] = bad
     private.accumulate(lambda: model(x).square().sum(1), records=5)
     for name, got in private.sums().items():
@@ -208,10 +209,10 @@ def test_weights_never_let_a_norm_through() -> None:
 def test_a_lost_record_takes_no_other_with_it(kernel: str, bad: float) -> None:
     """Its rows are in the same batch of products, and in the same chunk."""
     a, b = torch.randn(4, 8, 5), torch.randn(4, 8, 6)
-    whole = LinearFactors.of(a[[0, 1, 3]], b[[0, 1, 3]])
+    whole = LinearFactors(a[[0, 1, 3]], b[[0, 1, 3]])
     a[2, 3, 1] = bad
     b[2] *= bad
-    of = LinearFactors.of(a, b)
+    of = LinearFactors(a, b)
     if kernel == "gram":
         assert torch.isinf(of.gram_norms()[2])
         weights = clip_weights(of.gram_norms(), 0.1)
@@ -244,6 +245,6 @@ def test_rounded_operands_are_refused(precision: str) -> None:
 
 
 def test_sums_without_an_error_bound_are_refused() -> None:
-    assert numerics.rounding(1000, torch.float32) == pytest.approx(1000 * 2.0**-24, rel=1e-4)
+    assert numerics.rounding_bound(1000, torch.float32) == pytest.approx(1000 * 2.0**-24, rel=1e-4)
     with pytest.raises(ValueError, match="no useful error bound"):
-        numerics.rounding(2**23, torch.float32)
+        numerics.rounding_bound(2**23, torch.float32)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.convolutions import Geometry, PatchFactors, kernel_gradients
 from affidavit.trainer.clipping.ghost_norm import Factors
-from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.numerics import clip_weights
 
 RECORDS = 6
@@ -174,7 +175,7 @@ def test_every_kernel_has_the_norm_and_the_sum(
     norms = item.flatten(1).norm(dim=1)
     weights = (1.5 / norms).clamp(max=1)
     expected = torch.einsum("n,noi->oi", weights, item)
-    of = factors.LinearFactors.of(a, b)
+    of = factors.LinearFactors(a, b)
 
     if kernel == "reuse":
         got = of.reused_sum(1.5)

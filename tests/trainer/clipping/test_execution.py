@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import probe
+from affidavit.trainer.clipping.requirements import BlockSpec
 
 
 class Deep(nn.Module):
@@ -53,7 +54,7 @@ def made(dtype: torch.dtype) -> tuple[Deep, PrivateModel, Tensor]:
 
 def sums(private: PrivateModel, run: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Tensor]:
     """Clipped sums by name, of ``x`` alone."""
-    private.forget_sums()
+    private.clear_sums()
     private.accumulate(lambda: run(x).float().square().flatten(1).sum(1), records=len(x))
     return private.sums()
 
@@ -138,7 +139,7 @@ def test_autocast_is_near_and_sums_stay_in_float32(around: str) -> None:
     else:
         with torch.autocast("cpu", torch.bfloat16):
             got = sums(other, again, x)
-    assert other._lot.narrow
+    assert other._microbatch.is_half
     for name, value in expected.items():
         assert got[name].dtype == torch.float32
         assert float((got[name] - value).norm()) <= 0.03 * float(value.norm()), name

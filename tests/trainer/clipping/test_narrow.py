@@ -35,9 +35,9 @@ def cut(values: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _narrow_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factors, "NARROW", frozenset({"cpu"}))
-    monkeypatch.setattr(factors, "batched", truncating)
-    monkeypatch.setattr(factors, "multiplied", truncating)
+    monkeypatch.setattr(factors, "BFLOAT16_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(factors, "batched_matmul", truncating)
+    monkeypatch.setattr(factors, "matmul", truncating)
 
 
 def given(kind: str) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ KINDS = ("plain", "cancelling", "nearly cancelling", "huge", "tiny", "uneven")
 def contributions(way: Callable[[LinearFactors], Tensor], kind: str) -> Tensor:
     """The norm of what each record adds, taken in float64."""
     a, b = given(kind)
-    item = [way(LinearFactors.of(a[i : i + 1], b[i : i + 1])) for i in range(len(a))]
+    item = [way(LinearFactors(a[i : i + 1], b[i : i + 1])) for i in range(len(a))]
     return torch.stack(item).double().flatten(1).norm(dim=1)
 
 
@@ -92,7 +92,7 @@ def test_reused_products_are_clipped_by_their_own_norm(kind: str) -> None:
 def test_norms_are_upper_bounds_of_the_exact_ones(kind: str) -> None:
     a, b = given(kind)
     exact = torch.bmm(b.double().mT, a.double()).flatten(1).norm(dim=1)
-    result = LinearFactors.of(a, b)
+    result = LinearFactors(a, b)
     for norms in (result.gram_norms(), result.direct_norms()):
         lost = ~torch.isfinite(norms)  # such a record gets the weight 0
         assert bool(((norms.double() >= exact) | lost).all())
@@ -118,4 +118,4 @@ def test_records_that_are_plain_lose_little() -> None:
 
 def test_a_processor_widens() -> None:
     """Where bfloat16 is not narrow nothing is scaled in eight bits."""
-    assert not LinearFactors.of(*(item.float() for item in given("plain"))).narrow
+    assert not LinearFactors(*(item.float() for item in given("plain"))).is_bfloat16

@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.private import (
-    BlockSpec,
-    MixedRecords,
-    PrivateModel,
-    UnsupportedModel,
-    evaluating,
-)
+from affidavit.trainer.clipping.private import PrivateModel, evaluation_mode
 from affidavit.trainer.clipping.probe import probe
+from affidavit.trainer.clipping.requirements import BlockSpec
+from affidavit.trainer.errors import MixedRecords, UnsupportedModel
 
 FEATURES = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
 Model = Callable[[nn.Module, Tensor], Tensor]
@@ -130,9 +126,9 @@ def test_records_that_displace_each_other_in_a_full_microbatch_are_found() -> No
 
     model = Body(in_turn)
     held = private(model)
-    probe(held, losses(model), most=8)
+    probe(held, losses(model), max_records=8)
     with pytest.raises(MixedRecords, match="displace each other"):
-        probe(held, losses(model), most=9)
+        probe(held, losses(model), max_records=9)
 
 
 @pytest.mark.parametrize("least", range(3))
@@ -144,13 +140,13 @@ def test_records_that_are_ranked_in_a_full_microbatch_are_found(least: int) -> N
     model = Body()
     model.drop.p = 0.0
     with pytest.raises(MixedRecords, match="displace each other"):
-        probe(private(model), without_half, most=5)
+        probe(private(model), without_half, max_records=5)
 
 
 def test_dropout_that_shows_in_a_full_microbatch_alone_is_not_taken_for_mixing() -> None:
     model = Body()
     model.drop.p = 0.001
-    assert probe(private(model), losses(model), most=2048)
+    assert probe(private(model), losses(model), max_records=2048)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
@@ -164,7 +160,7 @@ def test_what_is_drawn_is_not_taken_for_mixing(scale: float) -> None:
 
     model = Body(noisy)
     if scale == 1:
-        assert probe(private(model), losses(model), most=9)
+        assert probe(private(model), losses(model), max_records=9)
     else:
         with pytest.raises(MixedRecords, match="left out"):
             probe(private(model), losses(model))
@@ -184,6 +180,6 @@ def test_narrow_types_are_not_taken_for_mixing() -> None:
 def test_recurrent_layers_are_evaluated_without_cudnn(layer: nn.Module, enabled: bool) -> None:
     """It has no backward pass for them in evaluation mode, and the probe takes one."""
     before = torch.backends.cudnn.enabled
-    with evaluating(nn.Sequential(layer)):
+    with evaluation_mode(nn.Sequential(layer)):
         assert torch.backends.cudnn.enabled == (enabled and before)
     assert torch.backends.cudnn.enabled == before

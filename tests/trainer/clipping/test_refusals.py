@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from affidavit.trainer.clipping.private import (
-    BlockSpec,
-    MixedRecords,
-    PrivateModel,
-    UnsupportedModel,
-)
+from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import probe
+from affidavit.trainer.clipping.requirements import BlockSpec
+from affidavit.trainer.errors import MixedRecords, UnsupportedModel
 
 
 def private(model: nn.Module, **changes: float) -> PrivateModel:
@@ -195,7 +192,7 @@ def test_what_shows_in_a_step_is_refused_and_adds_nothing(name: str) -> None:
 
 def test_a_tensor_that_is_not_used_is_refused() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 1), "idle": nn.Linear(3, 1)})
-    with pytest.raises(UnsupportedModel, match=r"caught for idle\.weight, idle\.bias"):
+    with pytest.raises(UnsupportedModel, match=r"received for idle\.weight, idle\.bias"):
         probe(private(model), lambda rows: model["used"](torch.ones(3, 3)[rows])[:, 0])
 
 

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from affidavit.certificate import verify
 from affidavit.certificate.runs.conformance import check_conformance
 from affidavit.trainer import LoopError, PrivateRun, private
-from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
-from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.errors import MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import (

@@ -15,8 +15,7 @@ from affidavit.certificate import SigningKey, VerificationOptions, certify, deve
 from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation
 from affidavit.plan import digest
 from affidavit.trainer.adapters import Group
-from affidavit.trainer.clipping.private import UnsupportedModel
-from affidavit.trainer.errors import NotCertified
+from affidavit.trainer.errors import NotCertified, UnsupportedModel
 from affidavit.trainer.optimizers.registry import OPTIMIZERS
 from affidavit.trainer.run_config import OBLIGATIONS, bind
 from tests.trainer.loop.made import KEY, RECORDS, Made, Ran, Small, bundle_of, plan_with

@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from affidavit.certificate import check_conformance, verify
-from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.distributed.shards import rows_of
-from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.errors import RunFailure, UnsupportedModel
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.run_folder import checkpoint as checkpoints

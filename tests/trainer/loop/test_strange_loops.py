@@ -20,11 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from affidavit.trainer import LoopError, PrivateRun, private
-from affidavit.trainer.clipping.private import (
-    MixedRecords,
-    UnsupportedModel,
-)
-from affidavit.trainer.errors import NotCertified, RunFailure
+from affidavit.trainer.errors import MixedRecords, NotCertified, RunFailure, UnsupportedModel
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import KEY, RECORDS, Made, entropy_of
 from tests.trainer.loop.test_private_loop import bundle, losses

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from affidavit.trainer.clipping.private import UnsupportedModel
+from affidavit.trainer.errors import UnsupportedModel
 from tests.trainer.loop.sharded import (
     STYLES,
     certified,

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from affidavit.trainer.adapters import ModelAdapter, picked_records
-from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import probe
+from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.data.numbers import Labelled
 from affidavit.trainer.data.text import TextRecords, generated
 from affidavit.trainer.models.language import LanguageModel, gpt2
