@@ -74,11 +74,11 @@ def taint_at(
     ]
     statements.sort(key=lambda node: (node.lineno, node.col_offset))
     at: dict[ast.AST, Tainted] = {}
-    told = seen
+    initial = seen
     for node in _execution_order(statements) * 2:
         at[node] = at[node] | seen if node in at else seen
         leads = script.parents.get(place) is node and place not in seen
-        gained = told if leads else _propagated(node, seen, reads) - script.functions.keys()
+        gained = initial if leads else _propagated(node, seen, reads) - script.functions.keys()
         gained -= script.imported
         if isinstance(node, ast.Assign) and not any(
             isinstance(outer, ast.If | ast.Try | ast.Match)
@@ -157,8 +157,10 @@ def content_parts(node: ast.AST) -> Iterator[ast.AST]:
     parts = [node]
     while parts:
         part = parts.pop()
-        told = part.func if isinstance(part, ast.Call) else part
-        if last_name(told) not in SIZE_ATTRIBUTES or (isinstance(told, ast.Name) and part is told):
+        named = part.func if isinstance(part, ast.Call) else part
+        if last_name(named) not in SIZE_ATTRIBUTES or (
+            isinstance(named, ast.Name) and part is named
+        ):
             yield part
             parts += ast.iter_child_nodes(part)
 
@@ -186,7 +188,7 @@ def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> f
 
     Names are followed back to the data that they are part of.
     """
-    script, told, packaged = values.script, set[ast.AST](), set[str]()
+    script, record_places, packaged = values.script, set[ast.AST](), set[str]()
     todo = list(starts)
     while todo:
         node = todo.pop()
@@ -194,9 +196,9 @@ def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> f
         match node:
             case ast.Name() | ast.Attribute() if places := binding_places(script, node):
                 own = [place for place in places if not values.is_set_by_private_call(place)]
-                if told.issuperset(places) or not _hold_same_records(script, node, own):
+                if record_places.issuperset(places) or not _hold_same_records(script, node, own):
                     continue
-                told.update(places)
+                record_places.update(places)
                 for place in own:
                     if isinstance(place, ast.arg) and isinstance(node, ast.Name):
                         todo += values.known_arguments(node, place)
@@ -218,7 +220,7 @@ def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> f
             for item in script.nodes
             if isinstance(item, ast.Assign)
             and (
-                not told.isdisjoint(
+                not record_places.isdisjoint(
                     binding_places(script, held := _underlying_data(script, item.value))
                 )
                 or _packaged_dataset(script, held) in packaged - {""}
@@ -227,9 +229,9 @@ def find_record_places(values: Evaluator, starts: Iterable[ast.AST | None]) -> f
             for part in ast.walk(target)
             if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store)
         }
-        if told >= others:
-            return frozenset(told)
-        told |= others
+        if record_places >= others:
+            return frozenset(record_places)
+        record_places |= others
 
 
 def _packaged_dataset(script: Script, node: ast.AST | None) -> str:
@@ -238,8 +240,8 @@ def _packaged_dataset(script: Script, node: ast.AST | None) -> str:
         node.func, ("torchvision", "torchtext")
     ):
         return ""
-    told = keywords_of(node)
-    same = {key: ast.dump(told[key]) for key in sorted(told) if "transform" not in key}
+    keywords = keywords_of(node)
+    same = {key: ast.dump(keywords[key]) for key in sorted(keywords) if "transform" not in key}
     return ast.dump(node.func) + str(same | {"": [ast.dump(item) for item in node.args]})
 
 
@@ -344,9 +346,11 @@ def _propagated(node: ast.AST, seen: Tainted, reads: Callable[[ast.AST, Tainted]
             return tainted_targets(target, value, seen, reads)
         case ast.Expr(value=ast.Call(func=function, args=arguments) as call):
             named = keywords_of(call) if last_name(function) not in STEP_METHODS else {}
-            told = [*arguments, *named.values()] if last_name(function) != "backward" else []
+            inputs = [*arguments, *named.values()] if last_name(function) != "backward" else []
             owner = function.value if isinstance(function, ast.Attribute) else function
-            return {_holder_name(owner) or ""} if any(reads(item, seen) for item in told) else set()
+            return (
+                {_holder_name(owner) or ""} if any(reads(item, seen) for item in inputs) else set()
+            )
     return set()
 
 

@@ -63,8 +63,8 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
             if Path(name).stem in line.lower():
                 for key, value in _options(line, name):
                     settings[key].append((value, where))
-                for key, told in variables.items():
-                    settings[key].append(told)
+                for key, setting in variables.items():
+                    settings[key].append(setting)
     return settings
 
 
@@ -148,8 +148,8 @@ def _words(table: dict[Any, Any], name: str) -> Iterator[Any]:
     for item in commands:
         yield from item if isinstance(item, list) else str(item or "").split()
     parameters = table.get("parameters")
-    for key, told in parameters.items() if isinstance(parameters, dict) else ():
-        yield f"--{key}={told.get('value') if isinstance(told, dict) else told}"
+    for key, parameter in parameters.items() if isinstance(parameters, dict) else ():
+        yield f"--{key}={parameter.get('value') if isinstance(parameter, dict) else parameter}"
 
 
 def differs_from_yaml(value: Any, text: str) -> bool:

@@ -353,8 +353,8 @@ def collate_functions(values: Evaluator) -> Iterator[tuple[ast.FunctionDef, Tain
 def lot_functions(values: Evaluator) -> Iterator[ast.expr]:
     """Yield the ``collate_fn`` of each loader, and the ``loss`` of each compiled Keras model."""
     for call in values.script.calls_to("DataLoader", "compile"):
-        told = keywords_of(call)
-        yield from (told[key] for key in ("collate_fn", "loss") if key in told)
+        keywords = keywords_of(call)
+        yield from (keywords[key] for key in ("collate_fn", "loss") if key in keywords)
 
 
 def loss_methods(values: Evaluator) -> Iterator[tuple[ast.FunctionDef, Tainted]]:
@@ -431,12 +431,12 @@ def _find_dependent_end(
                 continue
             if not any(map(_sets_hyperparameter, ast.walk(function))):
                 continue
-            told: Tainted = {
+            tainted: Tainted = {
                 key for key, item in script.passed_arguments(function, part) if depends(item)
             }
             if (
-                told
-                and (end := _find_dependent_end(values, function.body[0], told, depth + 1))
+                tainted
+                and (end := _find_dependent_end(values, function.body[0], tainted, depth + 1))
                 is not None
             ):
                 return end

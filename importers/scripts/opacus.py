@@ -303,8 +303,8 @@ class OpacusPlanReader(ScriptPlanReader):
 
     def _runs_on_several_devices(self) -> bool:
         """Whether Lightning's trainer may use several devices."""
-        told = (keywords_of(call) for call in self.script.calls_to("Trainer"))
-        counts = (item[key] for item in told for key in ("devices", "num_nodes", "gpus")
+        trainers = (keywords_of(call) for call in self.script.calls_to("Trainer"))
+        counts = (item[key] for item in trainers for key in ("devices", "num_nodes", "gpus")
                   if key in item)  # fmt: skip
         known = map(self.values.known_value, counts)
         single = (0, 1, "1", "auto")

@@ -348,8 +348,12 @@ class ScriptPlanReader(Quantities):
         for call in self.library.beside:
             for node in self._matching_calls(call) if call.trains else ():
                 if self._may_run_beside(node):
-                    told = arguments_of(self.values.with_unpacked_keywords(node), call, self.kind)
-                    epochs = self.values.known_value(told.get(call.quantities.get("epochs", "")))
+                    arguments = arguments_of(
+                        self.values.with_unpacked_keywords(node), call, self.kind
+                    )
+                    epochs = self.values.known_value(
+                        arguments.get(call.quantities.get("epochs", ""))
+                    )
                     yield node, epochs if is_number(epochs) else None
 
     def find_faults(self, lot: Any) -> None:
@@ -456,10 +460,10 @@ class ScriptPlanReader(Quantities):
                     if isinstance(metric, str) and not VALIDATION_METRIC.match(metric):
                         return True
         for call in self.script.calls_to("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
-            told, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
-            best = self.values.known_value(told.get("save_best_only"))
+            keywords, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
+            best = self.values.known_value(keywords.get("save_best_only"))
             first = None if saves or not call.args else call.args[0]
-            metric = self.values.known_value(told.get("monitor", first))
+            metric = self.values.known_value(keywords.get("monitor", first))
             if metric is None and (first is None if not saves else best):
                 metric = "val_loss"
             other = isinstance(metric, str) and VALIDATION_METRIC.match(metric) is not None

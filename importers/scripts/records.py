@@ -276,13 +276,13 @@ def find_record_splitting(values: Evaluator, data: list[ast.AST]) -> ast.AST | N
                     return node
     for node in data:
         match node:
-            case ast.Call(func=function, keywords=told):
+            case ast.Call(func=function, keywords=keywords):
                 if last_name(function) in NAMES["cutting"] or any(
-                    item.arg == "return_overflowing_tokens" for item in told
+                    item.arg == "return_overflowing_tokens" for item in keywords
                 ):
                     return node
                 if last_name(function) == "map" and node.args and any(
-                    item.arg == "batched" and values.known_value(item.value) for item in told
+                    item.arg == "batched" and values.known_value(item.value) for item in keywords
                 ):  # fmt: skip
                     mapped = script.function_of(node.args[0])
                     calls = [n for n in ast.walk(mapped or node) if isinstance(n, ast.Call)]
@@ -350,10 +350,12 @@ def find_used_statistics(
     fits = [call for call in computed if (last_name(call.func) or "").startswith("fit")]
     fitted = {last_name(getattr(call.func, "value", call)) for call in fits} - {None}
     for call in values.script.calls_to("fit", "add_loss", "adapt", "update_bn", *NAMES["keeping"]):
-        name, told = last_name(call.func), keywords_of(call)
-        args = [*call.args, *told.values()]
+        name, keywords = last_name(call.func), keywords_of(call)
+        args = [*call.args, *keywords.values()]
         if name == "fit":
-            weights = [told[key] for key in ("class_weight", "sample_weight") if key in told]
+            weights = [
+                keywords[key] for key in ("class_weight", "sample_weight") if key in keywords
+            ]
             yield from (("joined_records", call) for item in weights if holds(item))
         elif name == "add_loss":
             yield from (("joined_records", call) for item in args if reads_records(values, item))
@@ -499,9 +501,11 @@ def loss_reductions(values: Evaluator) -> Iterator[str]:
 def _loss_reduction(values: Evaluator, call: ast.Call) -> str | None:
     """Return the ``reduction`` of a loss function or of its constructor, if it is known."""
     made = values.script.value_of(call.func) if isinstance(call.func, ast.Name) else None
-    told = (keywords_of(item).get("reduction") for item in (call, made)
+    stated = (keywords_of(item).get("reduction") for item in (call, made)
             if isinstance(item, ast.Call))  # fmt: skip
-    known = next((value for item in told if (value := values.known_value(item)) is not None), None)
+    known = next(
+        (value for item in stated if (value := values.known_value(item)) is not None), None
+    )
     return known if isinstance(known, str) else None
 
 
@@ -535,13 +539,13 @@ def find_record_interactions(values: Evaluator) -> dict[str, ast.AST]:
             if isinstance(statement, ast.Return):
                 loss = _returned_loss(statement.value)
             lot.run(statement if loss is None else ast.Return(loss), at[statement])
-            told = (
+            conditions = (
                 ()
                 if isinstance(loss, ast.Constant)
                 else enclosing_conditions(values, statement, region)
             )
             beside, lot.checks_totals = lot.checks_totals, False
-            for test in told:
+            for test in conditions:
                 if lot.layout_of(test) is not None:
                     faults.setdefault("joined", test)
             lot.checks_totals = beside
@@ -719,16 +723,16 @@ def find_written_weight(values: Evaluator) -> ast.AST | None:
         while isinstance(owner, ast.Attribute | ast.Subscript):
             owner = owner.value
             owners.append((last_name(owner) or "").lower())
-        told: list[tuple[ast.AST, ast.AST]] = [(item, statement) for item in args]
+        inputs: list[tuple[ast.AST, ast.AST]] = [(item, statement) for item in args]
         for loop in values.script.ancestors(node):
             if isinstance(loop, ast.For) and last_name(owner) in names_assigned_in(loop.target):
                 over = [last_name(part) for part in ast.walk(loop.iter)]
                 owners += ["model" for name in over if name in NAMES["weights"]]
-                told.append((loop.iter, loop))
+                inputs.append((loop.iter, loop))
         if any(name.endswith(MODELS[:3]) for name in owners) and any(
             reads_records(values, item)
             or any(reads_tainted_content(item, at[place]) for at in lots if place in at)
-            for item, place in told
+            for item, place in inputs
         ):
             return node
     return None

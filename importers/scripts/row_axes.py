@@ -308,27 +308,28 @@ class RowTracker:
         name = (last_name(function) or "").rstrip("_")
         if name in SIZE_ATTRIBUTES or name in NAMES["tests"]:
             return None
-        told, args, space = keywords_of(node), list(node.args), self._namespace(function)
+        keywords, args, space = keywords_of(node), list(node.args), self._namespace(function)
         method = isinstance(node.func, ast.Attribute) and space is None
         base = getattr(node.func, "value", None) if method else None
-        base = (args[0] if args else told.get("input")) if space else base
+        base = (args[0] if args else keywords.get("input")) if space else base
         rest = args if method else args[1:]
         owner = self.layout_of(base)
         parts = [
-            self.layout_of(arg) for arg in (*rest, *told.values(), *(args[:1] if not base else ()))
+            self.layout_of(arg)
+            for arg in (*rest, *keywords.values(), *(args[:1] if not base else ()))
         ]
         if name in WRAPPERS | {"list", "tuple", "zip", "iter", "next", "dict"} and not method:
-            return self._first_layout([*args, *told.values()])
+            return self._first_layout([*args, *keywords.values()])
         if space == "functional":
             place = 1 if name in AXIS_SECOND else 0
             axis = rest[place] if name in NAMES["axes"] and len(rest) > place else None
             return self._functional(
-                node, name, owner, parts, told.get("dim", told.get("axis", axis))
+                node, name, owner, parts, keywords.get("dim", keywords.get("axis", axis))
             )
         if space is None and (not method or owner is None or name in self.script.functions):
             return self._unknown_call(node, name, [owner, *parts])
         return self._array_operation(
-            node, name.removeprefix("reduce_"), base, owner, parts, rest, told
+            node, name.removeprefix("reduce_"), base, owner, parts, rest, keywords
         )
 
     def _namespace(self, function: ast.expr) -> str | None:
@@ -448,7 +449,7 @@ class RowTracker:
 
     def _array_operation(
         self, node: ast.Call, name: str, base: ast.expr | None, owner: RowLayout | None,
-        parts: list[RowLayout | None], args: list[ast.expr], told: dict[str, ast.expr],
+        parts: list[RowLayout | None], args: list[ast.expr], keywords: dict[str, ast.expr],
     ) -> RowLayout | None:  # fmt: skip
         """Return the layout of an array operation, by the axis that it works along."""
         own = [part for part in (owner, *parts) if part is not None]
@@ -460,7 +461,7 @@ class RowTracker:
             if owner is not None and owner.form == SUM:
                 self._add_fault("joined", node)
             return self._combine(node, own)
-        axis = told.get("dim", told.get("axis", told.get("dims")))
+        axis = keywords.get("dim", keywords.get("axis", keywords.get("dims")))
         place = 1 if name in AXIS_SECOND else 0
         if axis is None and len(args) > place and name not in LINEAR - {"squeeze", "flatten"}:
             axis = None if self.layouts.get(args[place]) else args[place]
@@ -483,7 +484,7 @@ class RowTracker:
             return RowLayout(SUM) if name in SUMS | EXTREMES and alone else owner
         if axis is not None and not self._is_along(axis, owner):
             known = self.values.known_value(axis)
-            fewer = isinstance(known, int) and 0 <= known < owner.axis and "keepdim" not in told
+            fewer = isinstance(known, int) and 0 <= known < owner.axis and "keepdim" not in keywords
             return owner._replace(axis=owner.axis - fewer, form=ROWS)
         if name in SUMS | EXTREMES:
             return RowLayout(SUM)
@@ -646,9 +647,9 @@ def multiplies_rows(values: Evaluator, call: ast.Call) -> bool:
 
 def is_along_rows(values: Evaluator, call: ast.Call) -> bool:
     """Whether a call joins or repeats along the first axis, by its ``axis`` or ``dim``."""
-    told = keywords_of(call)
+    keywords = keywords_of(call)
     joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
-    axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
+    axis = keywords.get("axis", keywords.get("dim", call.args[1] if joins else None))
     return axis is None or values.known_value(axis) == 0
 
 

@@ -225,8 +225,8 @@ def _hydra_config(values: Evaluator, node: ast.Call, folder: str, name: str) -> 
         elif group != "_self_":
             raise Unreadable(node, f"the configuration {group} is not read")
     main = values.main_script or values.script
-    for key, told in main.launches.items():
-        for text, where in told if key not in document else ():
+    for key, settings in main.launches.items():
+        for text, where in settings if key not in document else ():
             groups = [f"{folder}/{key}/{choice}.yaml" for choice in text.split(",")]
             own = any(((main.folder or Path()) / group).is_file() for group in groups)
             if own or (key in NAMES["config_options"] and text != name):
