@@ -72,7 +72,7 @@ def read_local_import(values: Evaluator, call: ast.Call) -> Any:
     module = inner.script
     bound = module.bindings.get((module.tree, name), [])
     if any(isinstance(item, ast.Starred) for item in call.args):
-        raise Unreadable(call, "its arguments are not all named")
+        raise Unreadable(call, "it has arguments without a name")
     passed = ast.Call(  # with values, as its arguments belong to another file
         ast.Name(name, ast.Load()),
         [ast.Constant(values.try_evaluate(item)) for item in call.args],

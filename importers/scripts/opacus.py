@@ -546,7 +546,7 @@ def read_noise_calibration(values: Evaluator, call: ast.Call) -> Record | None:
     if "get_noise_multiplier" not in names or not values.script.comes_from(function, ("opacus",)):
         return None
     if call.args or any(item.arg is None for item in call.keywords):
-        raise Unreadable(call, "its arguments are not all named")
+        raise Unreadable(call, "it has arguments without a name")
     return Record(
         "calibration", {name: values.try_evaluate(node) for name, node in keywords_of(call).items()}
     )

@@ -58,7 +58,7 @@ def read_argparse(values: Evaluator, call: ast.Call) -> Any:
     ):  # fmt: skip
         return None
     if call.args or call.keywords:
-        raise Unreadable(call, "its arguments are not those of the command line")
+        raise Unreadable(call, "it parses other arguments than the command line")
     partial = call.func.attr == "parse_known_args"
     if (built := _parser_builder(values, call)) is not None:
         values, call = built
@@ -68,7 +68,7 @@ def read_argparse(values: Evaluator, call: ast.Call) -> Any:
     for item, _ in script.method_calls("add_argument"):
         name = option_destination(item)
         if name is None:
-            raise Unreadable(item, "an option's name is not written out")
+            raise Unreadable(item, "an option's name is not a literal")
         declared[name] = (
             Unreadable(item, f"the option {name} is declared twice")
             if name in declared
@@ -162,9 +162,9 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     if isinstance(receiver, ast.Name):
         if script.value_of(receiver) is not parsers[0]:
-            raise Unreadable(call, f"{receiver.id} is not only the parser")
+            raise Unreadable(call, f"{receiver.id} is not always the parser")
     elif receiver is not parsers[0]:
-        raise Unreadable(call, "what it parses with is not a name")
+        raise Unreadable(call, "its parser is not bound to a name")
     target = script.parents[parsers[0]]
     names = {last_name(item) for item in getattr(target, "targets", ())} | {
         last_name(item)
@@ -223,7 +223,7 @@ def read_absl_flags(values: Evaluator, call: ast.Call) -> Any:
             continue
         name = item.args[0].value if isinstance(item.args[0], ast.Constant) else None
         if not isinstance(name, str) or name in fields:
-            raise Unreadable(item, "a flag's name is not written out, or is declared twice")
+            raise Unreadable(item, "a flag's name is not a literal, or is declared twice")
         fields[name] = values.try_evaluate(item.args[1])
     return Record("options", fields)
 
@@ -298,7 +298,7 @@ def read_instance(values: Evaluator, call: ast.Call) -> Any:
         return _constructor_attributes(values, call, node, init)
     fields, order = _class_fields(values, node), _field_order(values.script, node)
     if any(isinstance(item, ast.Starred) for item in call.args) or len(call.args) > len(order):
-        raise Unreadable(call, "its arguments are not all named")
+        raise Unreadable(call, "it has arguments without a name")
     placed = dict(zip(order, map(values.try_evaluate, call.args), strict=False))
     return Record("class", fields | placed | _keyword_values(values, call))
 
@@ -312,7 +312,7 @@ def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
             continue
         record = values.evaluate(item.value)
         if not isinstance(record, Record) or record.kind not in ("dict", "file"):
-            raise Unreadable(call, "its arguments are not all named")
+            raise Unreadable(call, "it has arguments without a name")
         named |= record.fields
     return named
 
@@ -438,7 +438,7 @@ def read_environment(values: Evaluator, call: ast.Call) -> Any:
     if text not in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
         return None
     if len(call.args) != 2 or not isinstance(call.args[0], ast.Constant):
-        raise Unreadable(call, "the environment decides, and no default is written")
+        raise Unreadable(call, "its value comes from the environment, without a literal default")
     if (setter := next((n for n in values.script.nodes if _sets_environment(n)), None)) is not None:
         line = getattr(setter, "lineno", "?")
         raise Unreadable(call, f"line {line} may set the environment")
@@ -484,7 +484,7 @@ def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
             if isinstance(size := values.evaluate(rows), int):
                 return size
     if made is None:
-        raise Unreadable(node, f"the length of {source_text(node)} is not settled")
+        raise Unreadable(node, f"the length of {source_text(node)} is unknown")
     if not isinstance(made, ast.Call) or not values.script.comes_from(made.func, VISION_PACKAGES):
         raise Unreadable(call, "this length cannot be determined")
     train = keywords_of(made).get("train")

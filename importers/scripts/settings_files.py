@@ -66,15 +66,15 @@ def read_gin_binding(values: Evaluator, function: ast.FunctionDef | ast.ClassDef
         for call in values.calls_of(function)
     )
     if passes_it:
-        raise Unreadable(function, f"a call of {function.name} gives it arguments of its own")
+        raise Unreadable(function, f"a call of {function.name} passes it arguments")
     if len(parsers) != 1 or last_name(parsers[0].func) not in GIN_PARSERS[:2]:
-        raise Unreadable(function, "not one gin file is parsed by its name")
+        raise Unreadable(function, "the script does not parse exactly one gin file by name")
     bindings: dict[str, str] = {}
     macros: dict[str, str] = {}
     for line in _gin_lines_parsed(values, parsers[0]):
         if (match := GIN.match(line)) and match[2] == function.name:
             if match[1] and "/" in match[1]:
-                raise Unreadable(parsers[0], f"a file binds {name} in a scope alone")
+                raise Unreadable(parsers[0], f"a file binds {name} in a scope only")
             bindings[match[3]] = match[4]
         elif match := MACRO.match(line):
             macros[match[1]] = match[2]
@@ -113,7 +113,7 @@ def _gin_lines(values: Evaluator, node: ast.AST, file: str, depth: int = 0) -> I
                 raise Unreadable(node, f"{file} includes too many files")
             yield from _gin_lines(values, node, match[2], depth + 1)
         elif line.startswith("include"):
-            raise Unreadable(node, f"{file} includes what is not read")
+            raise Unreadable(node, f"{file} has an include that is not supported")
         elif line.startswith("import"):
             _require_no_bindings(values, node, line.split()[-1])
         else:
@@ -129,7 +129,7 @@ def _require_no_bindings(values: Evaluator, node: ast.AST, module: str) -> None:
         except Unreadable:
             continue
     if not texts or any(name in text for text in texts for name in (*GIN_PARSERS, "gin.constant")):
-        raise Unreadable(node, f"the module {module}, which gin imports, may bind more")
+        raise Unreadable(node, f"the module {module}, which gin imports, may bind other values")
 
 
 def read_flower_config(values: Evaluator, call: ast.Call) -> Any:
@@ -177,7 +177,7 @@ def read_hydra_compose(values: Evaluator, call: ast.Call) -> Any:
         return None
     starts = values.script.calls_to("initialize")
     if len(starts) != 1 or len(call.args) > 1:
-        raise Unreadable(call, "not one initialize() says where its configurations are")
+        raise Unreadable(call, "the script does not call initialize() exactly once")
     start, arguments = (
         {key: values.evaluate(value) for key, value in keywords_of(node).items()}
         for node in (starts[0], call)
@@ -191,7 +191,7 @@ def read_hydra_compose(values: Evaluator, call: ast.Call) -> Any:
         except ValueError:
             settled = False
         if not settled:
-            raise Unreadable(call, f"the override {override} is not read")
+            raise Unreadable(call, f"the override {override} is not supported")
     return config
 
 
@@ -220,10 +220,10 @@ def _hydra_config(values: Evaluator, node: ast.Call, folder: str, name: str) -> 
                 inner = read_settings(values, node, other)
                 moved = "@package" in read_nearby_text(values, node, other)
                 if moved or "defaults" in inner or key in document:
-                    raise Unreadable(node, f"{other} and {file} may set the same")
+                    raise Unreadable(node, f"{other} and {file} may set the same key")
                 document[key] = inner
         elif group != "_self_":
-            raise Unreadable(node, f"the configuration {group} is not read")
+            raise Unreadable(node, f"the configuration group {group} is not supported")
     main = values.main_script or values.script
     for key, settings in main.launches.items():
         for text, where in settings if key not in document else ():
@@ -260,7 +260,7 @@ def _structured_config(values: Evaluator, name: str) -> Any:
     if not any(values.known_value(item.get("name")) == name for item in named):
         return None
     if len(named) != 1 or named[0].keys() != {"name", "node"} or unpacks(stores[0]):
-        raise Unreadable(stores[0], "several structured configs may make up one")
+        raise Unreadable(stores[0], "several structured configs may be combined")
     node = named[0]["node"]
     return values.evaluate(node if isinstance(node, ast.Call) else ast.Call(node, [], []))
 

@@ -64,7 +64,7 @@ def _counted_steps(values: Evaluator) -> list[ast.Call]:
             if node.attr == "fit" and _is_preprocessor(values.script, node.value):
                 continue
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
-                raise Unreadable(node, "training may step elsewhere")
+                raise Unreadable(node, "training may also step elsewhere")
             steps.append(call)
     if values.script.dynamic_getattr is not None:
         raise Unreadable(values.script.dynamic_getattr, "it may name any method")
@@ -308,7 +308,7 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
             made = _bound_value(values, iterable)
             if isinstance(made, ast.Call) or _is_constant_sequence(made, values, iterable):
                 return _iterations(values, made)
-    raise Unreadable(iterable, f"what {source_text(iterable)} goes over is not settled")
+    raise Unreadable(iterable, f"the number of iterations over {source_text(iterable)} is unknown")
 
 
 def _require_own_name(values: Evaluator, function: ast.expr) -> None:
@@ -352,7 +352,7 @@ def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) 
     """Return the length of a ``range``; raises ``Unreadable``."""
     numbers = [values.evaluate(argument) for argument in arguments]
     if not numbers or not all(isinstance(number, int) for number in numbers):
-        raise Unreadable(call, "the ends of the range are not whole numbers")
+        raise Unreadable(call, "the arguments of range() are not integers")
     try:
         return float(len(range(*numbers)))
     except (ValueError, OverflowError) as error:

@@ -174,7 +174,7 @@ class Evaluator:
             case ast.Attribute():
                 return self._attribute(node, node.value, node.attr)
             case ast.Subscript(value=value) if last_name(value) in ("environ", "argv"):
-                raise Unreadable(node, "the command line or the environment decides")
+                raise Unreadable(node, "its value comes from the command line or the environment")
             case ast.Subscript(value=value, slice=ast.Constant(value=key)):
                 record = self.evaluate(value)
                 self._require_unchanged(node, value, str(key), record)
@@ -191,7 +191,7 @@ class Evaluator:
 
     def _arithmetic(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
         if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT):
-            raise Unreadable(node, "its operation is not read")
+            raise Unreadable(node, "its operation is not supported")
         result = self._apply(node, OPERATORS[type(op)], [left, right])
         if isinstance(result, complex):
             raise Unreadable(node, "it is not a number")
@@ -200,7 +200,7 @@ class Evaluator:
     def _comparison(self, node: ast.expr, op: ast.cmpop, left: Any, right: Any) -> bool:
         plain = all(isinstance(item, int | float | str | None) for item in (left, right))
         if type(op) not in COMPARISONS or not plain:
-            raise Unreadable(node, "its comparison is not read")
+            raise Unreadable(node, "its comparison is not supported")
         return bool(self._apply(node, COMPARISONS[type(op)], [left, right]))
 
     def _boolean_operation(self, parts: list[ast.expr], *, decides: bool) -> Any:
@@ -218,7 +218,7 @@ class Evaluator:
         fields: dict[str, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if not isinstance(key, ast.Constant):
-                raise Unreadable(node, "its keys are not all written out")
+                raise Unreadable(node, "its keys are not all literals")
             fields[str(key.value)] = self.try_evaluate(value)
         return Record("dict", fields)
 
@@ -235,7 +235,7 @@ class Evaluator:
             return self.evaluate(body if decided else other)
         first, second = self.evaluate(body), self.evaluate(other)
         if isinstance(first, Record) or type(first) is not type(second) or first != second:
-            raise Unreadable(test, "it depends on a condition that is not settled")
+            raise Unreadable(test, "it depends on a condition whose value is unknown")
         return first
 
     # ---- names --------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Evaluator:
         binding = bindings[0]
         stores = self.script.stored_attributes.get(node.id, ())
         if scope is self.script.tree and any(last_name(item.value) != "self" for item in stores):
-            raise Unreadable(node, f"an attribute {node.id} is set too, maybe this module's")
+            raise Unreadable(node, f"an attribute {node.id} is set too, which may be this module's")
         if binding.value is not None and not self.always_runs(node, scope, binding.node):
             raise Unreadable(node, f"{node.id} is bound under a condition")
         return scope, binding
@@ -478,7 +478,7 @@ class Evaluator:
             if call not in self.script.parents and call.func in self.script.parents:
                 self.use_default(arg.arg, self.try_evaluate(default))  # of what Fire or absl runs
             return default
-        raise Unreadable(node, f"{node.id} is a parameter that a call does not give")
+        raise Unreadable(node, f"{node.id} is a parameter that a call does not pass")
 
     def argument_holders(
         self, key: str, known: frozenset[tuple[Script, str]] = frozenset()
@@ -531,7 +531,7 @@ class Evaluator:
             )
         record = self.evaluate(value)
         if not isinstance(record, Record):
-            raise Unreadable(node, "it is an attribute of something that is not read")
+            raise Unreadable(node, "it is an attribute of an unknown object")
         self._require_unchanged(node, value, name, record)
         return self._item(node, record, name)
 
@@ -569,7 +569,7 @@ class Evaluator:
 
     def _item(self, node: ast.expr, record: Any, key: Any) -> Any:
         if not isinstance(record, Record) or key not in record.fields:
-            raise Unreadable(node, "it is not among the fields that are read")
+            raise Unreadable(node, "it is not a known field")
         value = record.fields[key]
         if record.kind in ("options", "run_config"):
             value = self.use_default(str(key), value)
@@ -608,7 +608,7 @@ class Evaluator:
         """Return the value that a plain function of this file returns."""
         made, function = self.returned_expression(node), self.script.function_of(node.func)
         if made is node or function is None:
-            raise Unreadable(node, "it is what a call returns")
+            raise Unreadable(node, "it is the result of a call that cannot be evaluated")
         return self.evaluate_in_call(function, node, made)
 
     def evaluate_in_call(self, function: ast.AST, call: ast.Call, node: ast.expr) -> Any:
