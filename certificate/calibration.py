@@ -63,7 +63,7 @@ def _attacks(closed: Lowered) -> tuple[CountingAttack, ...]:
     """What releases of each phase show that an attacker counts."""
     if closed.extra.selection is not None:
         return ()
-    epochs = (phase.attacked for phase in closed.phases)
+    epochs = (phase.attack for phase in closed.phases)
     return tuple(CountingAttack(*epoch) for epoch in epochs if epoch is not None)
 
 

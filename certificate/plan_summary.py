@@ -23,7 +23,7 @@ from affidavit.mechanisms import (
     noise_multiplier,
     scaled_noise,
 )
-from affidavit.plan import ONE_LOT_PER_EPOCH, Phase, Plan, lots_per_epoch
+from affidavit.plan import MAX_MATRIX_STEPS, ONE_LOT_PER_EPOCH, Phase, Plan, lots_per_epoch
 
 if TYPE_CHECKING:
     from affidavit.mechanisms import CorrelatedRun, LoweredPhase
@@ -208,12 +208,11 @@ def _construction_of(strategy: Strategy) -> dict[str, Any]:
 
 def _noise_of(strategy: Strategy) -> dict[str, Any]:
     """Return the certified noise if the plan only says how to compute it."""
-    from affidavit.mechanisms.strategies import MAX_DENSE
 
     coefficients = strategy.streaming.coefficients
     if 0 < len(coefficients) <= MAX_COEFFICIENTS:
         return {"coefficients": list(coefficients)}
-    if strategy.streaming.form == "rows" and strategy.steps <= MAX_DENSE:
+    if strategy.streaming.form == "rows" and strategy.steps <= MAX_MATRIX_STEPS:
         doubles = strategy.noise_matrix().astype("<f8").tobytes(order="C")
         return {"noise_sha256": hashlib.sha256(doubles).hexdigest()}
     return {}

@@ -30,7 +30,8 @@ from affidavit.gate.console import (
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.gate.render import plain_table
-from affidavit.mechanisms.strategies import Strategy, TooLarge, content_digest
+from affidavit.mechanisms import content_digest
+from affidavit.mechanisms.strategies import Strategy, TooLarge
 from affidavit.plan import RefusedPlan
 
 FORMATS = (".json", ".npy", ".npz")

@@ -2,6 +2,7 @@ from . import correlation as correlation
 from . import newton_schulz as newton_schulz
 from . import utility as utility
 from .additional_releases import AdditionalEvents as AdditionalEvents
+from .additional_releases import draw_repetitions as draw_repetitions
 from .additional_releases import lower_additional_releases as lower_additional_releases
 from .catalogue import CLIPPED_SUM as CLIPPED_SUM
 from .catalogue import CORRELATED_SUM as CORRELATED_SUM
@@ -26,11 +27,11 @@ from .newton_schulz import DEFAULT_DEGREE as DEFAULT_DEGREE
 from .newton_schulz import DEFAULT_STEPS as DEFAULT_STEPS
 from .newton_schulz import Start as Start
 from .newton_schulz import coefficients as coefficients
-from .noise_file_loading import load_noise_files as load_noise_files
-from .noise_file_loading import read_plan as read_plan
+from .noise_files import content_digest as content_digest
+from .noise_files import load_noise_files as load_noise_files
+from .noise_files import read_plan as read_plan
 from .obligations import obligations_of as obligations_of
 from .protocol import Mechanism as Mechanism
-from .repetitions import draw_repetitions as draw_repetitions
 from .resolve import scaled_noise as scaled_noise
 from .resolve import with_lot_size as with_lot_size
 from .resolve import with_noise as with_noise

@@ -1,8 +1,8 @@
 """Correlation: a phase whose noise is correlated across steps, as one event.
 
-With C = N⁻¹ of the noise that is injected, the phase is one Gaussian mechanism of
-multiplier σ_joint / (d · sens(C)), d the distance that one unit moves the sum (2 under
-replace_one, m records a user), or, where a theorem allows more:
+With C = N⁻¹ for the injected noise N, the phase is one Gaussian mechanism with multiplier
+σ_joint / (d · sens(C)), where d is how far one privacy unit moves the sum (2 under replace_one, m
+for a user of m records). Theorems allow more in these cases:
 
 ====================================  ==================================================
 strategy and sampler                  certified as
@@ -12,13 +12,13 @@ b̂-banded C, ``cyclic_poisson``        ⌈T/b⌉ Poisson-subsampled Gaussians, 
 with b ≥ b̂ groups                     multiplier σ_joint over the largest column norm
 any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a group, or Gaussian with
                                       sens for (⌈T/b⌉, b), whichever costs less
-any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖, under
-``b_min_sep``                         ``b_min_sep`` drawn with the most that a step's draw can have
-any C, any of the last three          or a mixture over how a record happened to be drawn, beside
-                                      what it moves in a few lots that are cut
-b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer steps, disclosed,
-with b ≥ b̂                            of multiplier σ_joint over what these steps' columns share
-b̂-banded C, the same              or the moments of the loss, where few columns share rows
+any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖; under
+``b_min_sep``                         ``b_min_sep``, with the largest probability of a step
+any C, any of the last three          or a mixture over the participations of a record, plus its
+                                      effect on a few truncated lots
+b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer, disclosed steps, of
+with b ≥ b̂                            multiplier σ_joint over what the columns of these steps share
+b̂-banded C, the same                  or the moments of the loss, if few columns share rows
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
 any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
@@ -41,18 +41,22 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc
 
-from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of
-from affidavit.mechanisms.cut_lots import Cut, Uncut, cut_lots, displacement, seen_alone, uncut
-from affidavit.mechanisms.samplers import Sampled, distance_of, subsampled_pair
+from affidavit.mechanisms.noise_files import UnregisteredNoise
+from affidavit.mechanisms.samplers import (
+    Route,
+    RunSampler,
+    Sampled,
+    distance_of,
+    sample_run,
+    subsampled_pair,
+)
 from affidavit.mechanisms.strategies.disclosed_steps import (
     DisclosedSteps,
     disclosed_steps,
     products_of_columns,
 )
-from affidavit.mechanisms.strategies.noise_file_registry import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import Participation, participation_of
 from affidavit.mechanisms.strategies.participation_mixture import (
@@ -79,6 +83,14 @@ from affidavit.mechanisms.strategies.white_noise import (
     shown_along_a_direction,
 )
 from affidavit.mechanisms.strategies.workload import Workload
+from affidavit.mechanisms.truncated_lots import (
+    Truncated,
+    Untruncated,
+    among_zero_records,
+    displacement,
+    truncated_lot_counts,
+    without_truncation,
+)
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
@@ -93,7 +105,6 @@ from affidavit.plan import (
     Plan,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
-    Reason,
     RefusedPlan,
     Repeated,
     SampledColumns,
@@ -101,15 +112,30 @@ from affidavit.plan import (
     schedule,
 )
 
+STRETCHES_PER_BLOCK = 1, 2, 4, 8
+"""Numbers of stretches per block for which steps are disclosed."""
+MAX_SEPARATION = 80
+"""Steps between participations up to which the moments of a run are computed."""
+MAX_OVERLAPS = 6
+"""The same for steps that share rows, where a record may be in all of them."""
+NEGLIGIBLE_PROBABILITY = 1e-12
+"""A probability of more participations that is below every δ of a plan."""
+MAX_NORMS = 16
+"""Different column norms of one group that a lower bound distinguishes."""
+_UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
+"""Round a noise multiplier, a product and a quotient, for a lower and for an upper bound."""
+_MAX_MOVE = 16.0
+"""The largest move over the noise that is counted in one of several phases."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorrelatedRun:
-    """A phase at its length: strategy, participation, sensitivity, and what it is certified as.
+    """A phase of a given length: its strategy, participation, sensitivity and certified route.
 
-    ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency and of cut
-    lots, also in clip norms; under ``cyclic_poisson`` with amplification it is the largest column
-    norm. ``turn`` is b in steps. ``unsampled`` is sens(C) without amplification where it may cost
-    less.
+    ``sensitivity`` is sens(C) in clip norms; ``distance``, also in clip norms, is the factor for
+    the adjacency and for truncated lots. Under ``cyclic_poisson`` with amplification the
+    sensitivity is the largest column norm. ``turn`` is b in steps. ``unsampled`` is sens(C) without
+    amplification, if that may cost less.
     """
 
     strategy: Strategy
@@ -123,7 +149,7 @@ class CorrelatedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correlation:
-    """Phase ``index`` of ``plan``, whose noise is not independent."""
+    """Phase ``index`` of ``plan``, whose noise is correlated."""
 
     plan: Plan
     index: int
@@ -133,68 +159,85 @@ class Correlation:
         return self.plan.phases[self.index]
 
     @property
-    def sampled(self) -> Sampled:
-        """What is known of the phase before its steps are; raises ``RefusedPlan``."""
-        phase, draw = self._phase, self._draw
-        if phase.clip_schedule is not None and _adapts_its_clip_norm(self.plan):
-            raise RefusedPlan(self._two_schedules())
-        if self.plan.asks_for_steps:
-            self._require_any_length()
-        rate = schedule.sampling_probability(self.plan, phase)
-        waiting = {"groups": phase.sampling.groups, "separation": phase.sampling.separation}
-        for times, lots in waiting.items():
-            if lots is not None and rate * lots > 1:
-                raise RefusedPlan(self._lot_above_group(times))
-        return draw.claimed
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether the phase is the whole run: one release alone needs no lattice."""
-        return len(self.plan.phases) == 1 and not self.plan.extra
+    def _sampler(self) -> RunSampler:
+        return sample_run(self.plan, self.index)
 
     @property
     def _pair(self) -> SubsampledPair:
         return subsampled_pair(self.plan)
 
     @property
-    def _draw(self) -> Draw:
-        return draw_of(self.plan, self.index)
+    def _is_whole_run(self) -> bool:
+        """Whether the phase is the whole run: a single release needs no common lattice."""
+        return len(self.plan.phases) == 1 and not self.plan.extra
+
+    @property
+    def sampled(self) -> Sampled:
+        """The certified sampler, for any number of steps; raises ``RefusedPlan``."""
+        phase, sampler = self._phase, self._sampler
+        adapts_clip_norm = any(
+            release.kind == "adaptive_clipping_quantile" for release in self.plan.extra
+        )
+        if phase.clip_schedule is not None and adapts_clip_norm:
+            raise self._refused(
+                code="unsupported",
+                field="clip_schedule",
+                message="the clip norm both follows a schedule and adapts to a quantile; the "
+                "count of the quantile does not follow the schedule.",
+                remedy="Keep one of the two.",
+            )
+        if self.plan.asks_for_steps:
+            self._require_any_length()
+        rate = schedule.sampling_probability(self.plan, phase)
+        waiting = {"groups": phase.sampling.groups, "separation": phase.sampling.separation}
+        for name, lots in waiting.items():
+            if lots is not None and rate * lots > 1:
+                raise RefusedPlan.with_reason(
+                    code="lot_above_group",
+                    pointer=self.plan.pointer(self.index, "sampling", "lot_size"),
+                    message="the expected lot is larger than the set it is sampled from, the group "
+                    f"or the records that have waited long enough: lot_size times {name} is "
+                    "above the size of the data set.",
+                    remedy="Use a smaller lot, fewer groups or a smaller separation.",
+                )
+        return sampler.claimed
 
     def event(self, joint: float, steps: int) -> Event:
-        """The whole phase at σ_joint; raises ``RefusedPlan``."""
-        at, draw = self.at(steps), self._draw
+        """Return the event of the whole phase at σ_joint; raises ``RefusedPlan``."""
+        at, sampler = self.at(steps), self._sampler
         if at.route == "balls_in_bins":
-            return BallsInBinsGaussian(gram=self._gram(steps), noise_multiplier=joint)
+            return BallsInBinsGaussian(gram=self._gram(at), noise_multiplier=joint)
         whole = None
         unsampled = at.sensitivity if at.route == "gaussian" else at.unsampled
         if unsampled is not None:
             whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
-            if at.route == "gaussian" and not draw.fresh:
+            if at.route == "gaussian" and not sampler.fresh:
                 return whole
-        assert draw.step is not None
-        step = draw.step.event(joint / at.sensitivity.value * _DOWN)
-        sampled = Repeated(event=step, count=draw.step.times(steps))
+        assert sampler.step is not None
+        step = sampler.step.event(joint / at.sensitivity.value * _DOWN)
+        sampled = Repeated(event=step, count=sampler.step.times(steps))
         if at.route == "cyclic_poisson":
             return sampled
         bounds: list[Event | None] = [whole] if at.route == "gaussian" else [sampled]
-        bounds += [*self._hidden(step, at, joint), whole, self._columns(step, at, joint)]
+        bounds += [*self._mixture_bounds(step, at, joint), whole]
+        bounds.append(self._sampled_columns(step, at, joint))
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
 
-    def _hidden(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
-        """Bounds that disclose less about a record's lots, which are drawn as in ``step``."""
-        lots, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
-        if isinstance(step, Cut):
-            lots = cut_lots(step, at.strategy.steps)
-            step = uncut(step)
-        if not isinstance(step, Uncut):
+    def _mixture_bounds(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+        """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
+        counts, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
+        if isinstance(step, Truncated):
+            counts = truncated_lot_counts(step, at.strategy.steps)
+            step = without_truncation(step)
+        if not isinstance(step, Untruncated):
             return
         with suppress(TooLarge):
-            if self._pair == "replace_one" and not self._is_alone:
+            if self._pair == "replace_one" and not self._is_whole_run:
                 raise TooLarge("a lattice for so many moves of a replaced record")
-            mixture = self._mixture(step, at)
-            for number, more in lots.items():
-                moved = displaced_mixture(mixture, number * half * _longest(at.strategy))
+            mixture = self._participation_mixture(step, at)
+            for number, more in counts.items():
+                moved = displaced_mixture(mixture, number * half * _max_column_norm(at.strategy))
                 if moved is not None:
                     yield GaussianMixture(
                         weights=moved.weights,
@@ -202,40 +245,41 @@ class Correlation:
                         conceded=moved.conceded + more,
                         pair=self._pair,
                     )
-        if self._is_apart(at.strategy):
+        separation = self._phase.sampling.separation
+        if separation is not None and self._has_disjoint_columns(at.strategy):
             with suppress(TooLarge):
-                yield from self._with_disclosed_steps(step.sampling_probability, at, joint)
+                for stretches in STRETCHES_PER_BLOCK:
+                    disclosed = disclosed_steps(
+                        at.strategy,
+                        separation=separation,
+                        probability=step.sampling_probability,
+                        stretches=stretches,
+                    )
+                    if disclosed is not None:
+                        yield _disclosed_releases(disclosed, joint, self._pair)
 
-    def _mixture(self, step: Uncut, at: CorrelatedRun) -> ParticipationMixture:
-        """How far a record may move the run that is drawn as in ``step``; raises ``TooLarge``."""
-        probability, apart = step.sampling_probability, self._phase.sampling.separation
-        if apart is not None and self._is_apart(at.strategy):
-            return separated_mixture(_longest(at.strategy), at.strategy.steps, probability, apart)
+    def _participation_mixture(self, step: Untruncated, at: CorrelatedRun) -> ParticipationMixture:
+        """Return how far a record, sampled as in ``step``, moves the run; raises ``TooLarge``."""
+        probability, separation = step.sampling_probability, self._phase.sampling.separation
+        if separation is not None and self._has_disjoint_columns(at.strategy):
+            return separated_mixture(
+                _max_column_norm(at.strategy), at.strategy.steps, probability, separation
+            )
         records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
         return participation_mixture(
             at.strategy, turn=at.turn, probability=probability, records=records
         )
 
-    def _with_disclosed_steps(
-        self, probability: float, at: CorrelatedRun, joint: float
-    ) -> Iterator[Event]:
-        """Bounds that disclose in which steps a record may be; raises ``TooLarge``."""
-        apart = self._phase.sampling.separation
-        assert apart is not None
-        for stretches in STRETCHES_PER_BLOCK:
-            disclosed = disclosed_steps(
-                at.strategy, separation=apart, probability=probability, stretches=stretches
-            )
-            if disclosed is not None:
-                yield _disclosed_releases(disclosed, joint, self._pair)
-
-    def _columns(self, step: Leaf, at: CorrelatedRun, joint: float) -> SampledColumns | None:
-        """The run itself, of whose loss moments are known; None where it has too many states."""
+    def _sampled_columns(
+        self, step: Leaf, at: CorrelatedRun, joint: float
+    ) -> SampledColumns | None:
+        """Return the run as columns, whose moments are computed; None for too many states."""
         if not isinstance(step, PoissonSubsampledGaussian) or step.pair == "replace_one":
             return None
-        apart, lags = self._phase.sampling.separation or 1, (at.strategy.bands - 1) // at.turn
-        # One record that waits has as many states as it waits; others have two for each lag.
-        if max(apart, lags) > MAX_APART or (lags >= apart and lags > MAX_LAGS):
+        separation = self._phase.sampling.separation or 1
+        overlaps = (at.strategy.bands - 1) // at.turn
+        # A record that waits has one state per step it waits, others have two per overlap.
+        if max(separation, overlaps) > MAX_SEPARATION or separation <= overlaps > MAX_OVERLAPS:
             return None
         try:
             products = products_of_columns(at.strategy)
@@ -244,49 +288,53 @@ class Correlation:
         return SampledColumns(
             products=products[:: at.turn],
             sampling_probability=step.sampling_probability,
-            separation=apart,
+            separation=separation,
             steps=-(-at.strategy.steps // at.turn),
             noise_multiplier=joint * _DOWN,
         )
 
     def attained(self, joint: float, steps: int) -> Event:
-        """What the phase releases of one record that takes part as it likes, at σ_joint.
+        """Return a release that one record can cause at σ_joint, whose loss ``event`` bounds.
 
-        ``event`` bounds it from above. In a fixed order the record repeats its gradient, with
-        signs, in the worst of its patterns. In random lots it takes part in one step; in those of
-        its group, where their columns are orthogonal; in those of its turns whose columns are
-        nearly so; or in all of which one direction of the outputs shows something.
+        In a fixed order the record repeats its gradient, with signs, in the worst of its patterns.
+        In random lots it takes part in one step; in the steps of its group, if their columns are
+        orthogonal; in the turns whose columns are nearly so; or in all of them, as seen along one
+        direction of the outputs.
         """
-        at, draw, apart = self.at(steps), self._draw, self._phase.sampling.separation
+        at, sampler, phase = self.at(steps), self._sampler, self._phase
+        separation = phase.sampling.separation
         if at.route == "balls_in_bins":
-            gram = self._gram(steps, seen=True)
+            gram = self._gram(at, seen=True)
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
-        if draw.probability is None and not draw.fresh:
-            return Gaussian(noise_multiplier=joint / (at.distance * self._reached(at, steps)) * _UP)
-        norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
-        seen: GaussianMixture | None = None
-        chance = None if draw.probability is None else math.nextafter(float(draw.probability), 0.0)
-        if self._phase.sampling.groups is not None and at.strategy.bands <= at.turn:
+        if sampler.probability is None and not sampler.fresh:
+            sensitivity = self._attained_sensitivity(at, steps)
+            return Gaussian(noise_multiplier=joint / (at.distance * sensitivity) * _UP)
+        norms: tuple[tuple[float, int], ...] = ((_attained_column_norm(at.strategy), 1),)
+        along_direction: GaussianMixture | None = None
+        probability = None
+        if sampler.probability is not None:
+            probability = math.nextafter(float(sampler.probability), 0.0)
+        if phase.sampling.groups is not None and at.strategy.bands <= at.turn:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif at.route == "white_noise" or (
-            apart is not None and self.plan.dataset.records_per_unit == 1
+            separation is not None and self.plan.dataset.records_per_unit == 1
         ):
-            if apart is None:
+            if separation is None:
                 norms = _norms_one_by_one(at.strategy, at.turn)
-            elif (spacing := max(apart, at.strategy.bands)) < steps:
-                # It waits for none of these steps, if it was in none of the b - 1 before.
-                most = float(schedule.highest_probability(self.plan, self._phase))
-                drawn = most * (1 - most) ** (apart - 1) * (1 - 1e-12)
-                if chance is not None and drawn * (steps // spacing) > chance:
-                    norms, chance = _norms_of_a_group(at.strategy, spacing), drawn
-            seen = self._along_one_direction(joint, at)
+            elif (spacing := max(separation, at.strategy.bands)) < steps:
+                # The record waits for none of these steps if it was in none of the b - 1 before.
+                largest = float(schedule.highest_probability(self.plan, phase))
+                drawn = largest * (1 - largest) ** (separation - 1) * (1 - 1e-12)
+                if probability is not None and drawn * (steps // spacing) > probability:
+                    norms, probability = _norms_of_a_group(at.strategy, spacing), drawn
+            along_direction = self._mixture_along_direction(joint, at)
 
         def leaf(multiplier: float) -> Leaf:
-            if chance is None:
-                assert draw.step is not None
-                return seen_alone(draw.step.event(multiplier))
+            if probability is None:
+                assert sampler.step is not None
+                return among_zero_records(sampler.step.event(multiplier))
             return PoissonSubsampledGaussian(
-                sampling_probability=chance,
+                sampling_probability=probability,
                 noise_multiplier=multiplier,
                 pair=self._pair,
             )
@@ -296,44 +344,43 @@ class Correlation:
                 Repeated(event=leaf(joint / norm * _UP), count=count) for norm, count in norms
             )
         )
-        if seen is None:
+        if along_direction is None:
             return one_by_one
-        at_once = Composed(events=(seen,))
+        at_once = Composed(events=(along_direction,))
         norm, count = norms[0]
         rate = getattr(leaf(joint), "sampling_probability", 1.0)
         of_steps = count * math.log1p(rate**2 * math.expm1(min(100.0, (norm / joint) ** 2)))
-        if of_steps > _log_divergence(seen):
+        if of_steps > _log_divergence(along_direction):
             return EitherBound(events=(one_by_one, at_once))
         return EitherBound(events=(at_once, one_by_one))
 
-    def _reached(self, at: CorrelatedRun, steps: int) -> float:
-        """What a pattern of the sampler reaches; the plan's participation may allow others."""
-        drawn = at.participation
+    def _attained_sensitivity(self, at: CorrelatedRun, steps: int) -> float:
+        """Return what a pattern of the sampler attains; the plan may allow other patterns."""
+        participation = at.participation
         if self._phase.sampling.separation is None:
-            drawn = Participation.fixed_epoch(
+            participation = Participation.fixed_epoch(
                 participations=-(-steps // at.turn), separation=at.turn
             )
         try:
-            return _sensitivity(at.strategy, drawn).attained
+            return _sensitivity(at.strategy, participation).attained
         except Unaffordable:
-            return _column_norm(at.strategy)
+            return _attained_column_norm(at.strategy)
 
-    def _along_one_direction(self, joint: float, at: CorrelatedRun) -> GaussianMixture | None:
-        """The run as one release, along a direction in which its columns are long."""
-        draw = self._draw
-        farthest = math.inf if self._is_alone else joint * _MAX_SHOWN
-        if (apart := self._phase.sampling.separation) is not None:
-            shown = _shown_along_a_direction(at.strategy, at.turn)
-            most = schedule.highest_probability(self.plan, self._phase)
-            mixture = shown_separated(shown, most, apart, farthest)
+    def _mixture_along_direction(self, joint: float, at: CorrelatedRun) -> GaussianMixture | None:
+        """Return the run as one release, along a direction in which its columns are long."""
+        step = self._sampler.step
+        farthest = math.inf if self._is_whole_run else joint * _MAX_MOVE
+        if (separation := self._phase.sampling.separation) is not None:
+            largest = schedule.highest_probability(self.plan, self._phase)
+            shown = shown_along_a_direction(at.strategy, at.turn)
+            mixture = shown_separated(shown, largest, separation, farthest)
         else:
-            step = None if draw.step is None else seen_alone(draw.step.event(joint))
-            if not isinstance(step, Uncut):
+            leaf = None if step is None else among_zero_records(step.event(joint))
+            if not isinstance(leaf, Untruncated):
                 return None
-            mixture = _shown_mixture(
-                at.strategy,
-                at.turn,
-                probability=step.sampling_probability,
+            mixture = shown_mixture(
+                shown_along_a_direction(at.strategy, at.turn),
+                probability=leaf.sampling_probability,
                 records=self.plan.dataset.records_per_unit,
                 farthest=farthest,
             )
@@ -346,16 +393,20 @@ class Correlation:
         )
 
     def at(self, steps: int) -> CorrelatedRun:
-        """The phase with ``steps``; raises ``RefusedPlan`` where nothing may be claimed."""
-        turns = participation_of(self.plan, self.index, steps)
-        draw = self._draw
+        """Return the phase with ``steps``; raises ``RefusedPlan`` if nothing may be claimed."""
+        participation = participation_of(self.plan, self.index, steps)
+        sampler, phase = self._sampler, self._phase
         try:
-            self._require_one_a_step(steps)
-            # A strategy for lots that are drawn afresh is optimised for one participation.
-            strategy = self._strategy(steps, Participation.single() if draw.fresh else turns)
-            route = draw.allows(strategy)
-            counted = Participation.single() if route == "cyclic_poisson" else turns
-            white = _white_noise(strategy, draw) if route == "gaussian" else None
+            self._require_values_per_step(steps)
+            # A strategy for fresh lots is optimised for one participation.
+            optimised_for = Participation.single() if sampler.fresh else participation
+            period = sampler.turn if sampler.strategies_restart else None
+            strategy = _built(
+                phase.noise, steps, optimised_for, self.workload, period, phase.clip_schedule
+            )
+            route = sampler.route(strategy)
+            counted = Participation.single() if route == "cyclic_poisson" else participation
+            white = _white_noise(strategy, sampler) if route == "gaussian" else None
             try:
                 sensitivity = _sensitivity(strategy, counted)
             except Unaffordable:
@@ -364,26 +415,27 @@ class Correlation:
                 sensitivity = white
             unsampled = None
             if white is not None:
-                apart = self._is_apart(strategy)
-                costs = "less" if apart else _costs(draw, white, sensitivity, steps)
+                costs = "less"
+                if not self._has_disjoint_columns(strategy):
+                    costs = _compare_costs(sampler, white, sensitivity, steps)
                 if costs != "more":
                     unsampled = sensitivity if costs == "either" else None
                     route, sensitivity = "white_noise", white
-        except (ValueError, NotRemembered) as error:
-            raise RefusedPlan(self._refusal(error)) from None
+        except (ValueError, UnregisteredNoise) as error:
+            raise self._refused_strategy(error) from None
         return CorrelatedRun(
             strategy=strategy,
-            participation=turns,
+            participation=participation,
             sensitivity=sensitivity,
             route=route,
-            distance=_distance(draw) or distance_of(self.plan),
-            turn=draw.turn,
+            distance=_truncated_distance(sampler) or distance_of(self.plan),
+            turn=sampler.turn,
             unsampled=unsampled,
         )
 
     @property
     def workload(self) -> Workload:
-        """The plan's workload, with the learning rates of this phase's steps."""
+        """The workload of the plan, with the learning rates of the steps of this phase."""
         provided = self.plan.workload
         if provided is None:
             return Workload()
@@ -393,31 +445,25 @@ class Correlation:
             rates = rates[sum(steps or 0 for steps in earlier[: self.index]) :]
         return Workload(momentum=provided.momentum or 0.0, learning_rates=rates)
 
-    def _strategy(self, steps: int, turns: Participation) -> Strategy:
-        phase, draw = self._phase, self._draw
-        period = draw.turn if draw.in_turn else None
-        return _built(phase.noise, steps, turns, self.workload, period, phase.clip_schedule)
+    def _has_disjoint_columns(self, strategy: Strategy) -> bool:
+        """Whether ``b_min_sep`` keeps the columns of one record from sharing rows.
 
-    def _is_apart(self, strategy: Strategy) -> bool:
-        """Whether b_min_sep keeps columns of one record from sharing rows.
-
-        Its law of participations then bounds the run without amplification, too.
+        The distribution of its participations then also bounds the run without amplification.
         """
-        apart = self._phase.sampling.separation
-        return apart is not None and strategy.bands <= apart
+        separation = self._phase.sampling.separation
+        return separation is not None and strategy.bands <= separation
 
-    def _gram(self, steps: int, *, seen: bool = False) -> Gram:
-        at = self.at(steps)
+    def _gram(self, at: CorrelatedRun, *, seen: bool = False) -> Gram:
         rows = gram(at.strategy, at.turn, seen=seen)
         return Gram(rows=tuple(tuple(map(float, row)) for row in rows))
 
-    def _require_one_a_step(self, steps: int) -> None:
-        """A learning rate and a clip norm for every step, where the plan lists any."""
-        schedule_, rates = self._phase.clip_schedule, self.workload.learning_rates
-        last = self.index == len(self.plan.phases) - 1
-        if schedule_ is not None and len(schedule_) != steps:
+    def _require_values_per_step(self, steps: int) -> None:
+        """Require one learning rate and one clip norm per step, where the plan lists any."""
+        clip_norms, rates = self._phase.clip_schedule, self.workload.learning_rates
+        is_last = self.index == len(self.plan.phases) - 1
+        if clip_norms is not None and len(clip_norms) != steps:
             pointer, what = self.plan.pointer(self.index, "clip_schedule"), "clip factors"
-        elif rates is not None and (len(rates) < steps or (last and len(rates) > steps)):
+        elif rates is not None and (len(rates) < steps or (is_last and len(rates) > steps)):
             pointer, what = "/workload/learning_rates", "learning rates"
         else:
             return
@@ -429,7 +475,7 @@ class Correlation:
         )
 
     def _require_any_length(self) -> None:
-        """Steps can be asked for where noise and participation do not depend on them."""
+        """Require noise and participation that do not depend on the steps, to solve for them."""
         phase = self._phase
         if self.workload.learning_rates is not None:
             field, what = "steps", "the workload has a learning rate for each"
@@ -441,67 +487,59 @@ class Correlation:
             field, what = "noise", f"a strategy of kind {phase.noise.kind} is made for its steps"
         else:
             return
-        raise RefusedPlan.with_reason(
+        raise self._refused(
             code="steps_not_open",
-            pointer=self.plan.pointer(self.index, field),
+            field=field,
             message=f"the plan asks for the most steps, but {what}.",
             remedy="Give the steps.",
         )
 
-    def _two_schedules(self) -> Reason:
-        return Reason(
-            code="unsupported",
-            pointer=self.plan.pointer(self.index, "clip_schedule"),
-            message="the clip norm follows a schedule and is adapted to a quantile as well; the "
-            "count of the quantile does not follow the schedule.",
-            remedy="Keep one of the two.",
-        )
-
-    def _lot_above_group(self, times: str) -> Reason:
-        return Reason(
-            code="lot_above_group",
-            pointer=self.plan.pointer(self.index, "sampling", "lot_size"),
-            message="a lot is expected to be larger than what it is sampled from, the group or the "
-            f"records that have waited long enough: lot_size times {times} is above the size of "
-            "the data set.",
-            remedy="Use a smaller lot, fewer groups or a smaller separation.",
-        )
-
-    def _refusal(self, error: Exception) -> Reason:
+    def _refused_strategy(self, error: Exception) -> RefusedPlan:
+        """Return the refusal for an error of building the strategy or of its sensitivity."""
         kind = self._phase.noise.kind
-        code, remedy = "invalid_noise", "Correct the noise."
         message = f"the {kind} noise cannot be used: {error}."
-        if isinstance(error, TooLarge | Unaffordable):
-            code, remedy = "too_expensive", "Run fewer steps, or use a structured strategy."
-            if isinstance(error, TooManyBuffers):
-                remedy = "Ask for fewer buffers, or give the decays and scales."
-            message = f"this plan exceeds the computation limit: {error}."
-        elif isinstance(error, IllConditioned):
-            code, remedy = "ill_conditioned", "Give noise whose inverse is bounded."
-        elif isinstance(error, NotOffered):
-            code, remedy = "unsupported", "Use another kind of noise."
-        elif isinstance(error, WrongSteps):
-            code, remedy = "steps_mismatch", "Give as many rows as steps."
-        elif isinstance(error, NotRemembered):
-            code = "file_not_given"
-            message = "the noise is in a file, which cannot be opened here."
-            remedy = (
-                "At the command line give the plan beside the file (verify: --plan), or give rows."
-            )
-        return Reason(
-            code=code,
-            pointer=self.plan.pointer(self.index, "noise"),
-            message=message,
-            remedy=remedy,
-        )
+        match error:
+            case TooLarge() | Unaffordable():
+                has_too_many_buffers = isinstance(error, TooManyBuffers)
+                return self._refused(
+                    code="too_expensive",
+                    message=f"this plan exceeds the computation limit: {error}.",
+                    remedy="Run fewer steps, or use a structured strategy."
+                    if not has_too_many_buffers
+                    else "Ask for fewer buffers, or give the decays and scales.",
+                )
+            case IllConditioned():
+                remedy = "Give noise whose inverse is bounded."
+                return self._refused(code="ill_conditioned", message=message, remedy=remedy)
+            case NotOffered():
+                remedy = "Use another kind of noise."
+                return self._refused(code="unsupported", message=message, remedy=remedy)
+            case WrongSteps():
+                remedy = "Give as many rows as steps."
+                return self._refused(code="steps_mismatch", message=message, remedy=remedy)
+            case UnregisteredNoise():
+                return self._refused(
+                    code="file_not_given",
+                    message="the noise is in a file, which cannot be opened here.",
+                    remedy="At the command line give the plan beside the file (verify: --plan), "
+                    "or give rows.",
+                )
+            case _:
+                remedy = "Correct the noise."
+                return self._refused(code="invalid_noise", message=message, remedy=remedy)
+
+    def _refused(
+        self, *, code: str, message: str, remedy: str, field: str = "noise"
+    ) -> RefusedPlan:
+        pointer = self.plan.pointer(self.index, field)
+        return RefusedPlan.with_reason(code=code, pointer=pointer, message=message, remedy=remedy)
 
 
 def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: SubsampledPair) -> Event:
-    """The releases of ``disclosed`` at σ_joint; the first of them concedes what they concede."""
+    """Return the releases of ``disclosed`` at σ_joint; the first one concedes its probability."""
     (norm, _), *_ = disclosed.norms
-    missed = 1 - disclosed.probability
     first = GaussianMixture(
-        weights=(missed, disclosed.probability),
+        weights=(1 - disclosed.probability, disclosed.probability),
         noise_multiplier=joint / norm * _DOWN,
         conceded=disclosed.conceded,
         pair=pair,
@@ -521,155 +559,115 @@ def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: Subsample
 
 
 def _log_divergence(mixture: GaussianMixture) -> float:
-    """log(1 + χ²) of a mixture from its first part, about."""
+    """Return about log(1 + χ²) of a mixture from its first component."""
     moves = np.arange(len(mixture.weights)) / mixture.noise_multiplier
     weights = np.array(mixture.weights)
     products = np.expm1(np.minimum(np.multiply.outer(moves, moves), 100))
     return math.log1p(float(weights @ products @ weights))
 
 
-def _adapts_its_clip_norm(plan: Plan) -> bool:
-    return any(extra.kind == "adaptive_clipping_quantile" for extra in plan.extra)
+def _white_noise(strategy: Strategy, sampler: RunSampler) -> Sensitivity | None:
+    """Return ‖C_S‖ if sampling amplifies rounds with white noise, else None.
 
-
-def _white_noise(strategy: Strategy, draw: Draw) -> Sensitivity | None:
-    """‖C_S‖ where rounds with white noise are amplified by their sampling; None elsewhere."""
-    if draw.step is None:
+    C_S has the steps of a group. One step attains the largest column norm.
+    """
+    if sampler.step is None:
         return None
     try:
-        return _stretch(strategy, draw.turn)
+        stretch = most_stretch(strategy, sampler.turn)
     except TooLarge:
         return None
+    return Sensitivity(value=stretch, attained=_attained_column_norm(strategy))
 
 
-def _distance(draw: Draw) -> int | None:
-    """How far a unit moves the sum of a lot that may be cut, in clip norms; None of other lots."""
-    step = None if draw.step is None else draw.step.event(1.0)
-    return displacement(step) if isinstance(step, Cut) else None
+def _truncated_distance(sampler: RunSampler) -> int | None:
+    """Return how far a unit moves the sum of a truncated lot, in clip norms; None without one."""
+    step = None if sampler.step is None else sampler.step.event(1.0)
+    return displacement(step) if isinstance(step, Truncated) else None
 
 
-def _costs(
-    draw: Draw, white: Sensitivity, whole: Sensitivity, steps: int
+def _compare_costs(
+    sampler: RunSampler, white: Sensitivity, whole: Sensitivity, steps: int
 ) -> Literal["less", "more", "either"]:
-    """How sampled rounds of white noise compare with the run without amplification.
+    """Return whether sampled rounds of white noise cost less than the run without amplification.
 
-    They cost less where more rounds than cost as much are drawn with no chance above
-    ``RARELY``, and more where no more of them are. Of cut lots that is not known.
+    They cost less if more rounds than break even are drawn with at most
+    ``NEGLIGIBLE_PROBABILITY``, and more if no more of them are drawn. For truncated lots the second
+    is not known.
     """
-    assert draw.step is not None
-    cut = _distance(draw) is not None
-    rounds, probability = -(-steps // draw.turn), min(1.0, draw.step.probability or 1.0)
+    assert sampler.step is not None
+    truncated = _truncated_distance(sampler) is not None
+    rounds, probability = -(-steps // sampler.turn), min(1.0, sampler.step.probability or 1.0)
     drawn = math.floor((whole.value / white.value) ** 2)
-    if white is whole or drawn >= rounds or bdtrc(drawn, rounds, probability) < RARELY:
+    if white is whole or drawn >= rounds:
         return "less"
-    return "more" if not cut and bdtr(drawn, rounds, probability) < RARELY else "either"
+    if bdtrc(drawn, rounds, probability) < NEGLIGIBLE_PROBABILITY:
+        return "less"
+    is_rare = bdtr(drawn, rounds, probability) < NEGLIGIBLE_PROBABILITY
+    return "more" if is_rare and not truncated else "either"
 
 
 @lru_cache(maxsize=8)
 def _built(
     noise: Noise,
     steps: int,
-    turns: Participation,
+    participation: Participation,
     workload: Workload,
     period: int | None,
     clip_schedule: tuple[float, ...] | None,
 ) -> Strategy:
-    setting = Setting(steps=steps, participation=turns, workload=workload, period=period)
+    setting = Setting(steps=steps, participation=participation, workload=workload, period=period)
     strategy = build(noise, setting)
     return strategy if clip_schedule is None else Scheduled.of(strategy, clip_schedule)
 
 
-STRETCHES_PER_BLOCK = 1, 2, 4, 8
-"""Steps of one block in which a record may be, of those that are disclosed."""
-MAX_APART = 80
-"""Steps from one participation to the next up to which moments of a run are computed."""
-MAX_LAGS = 6
-"""The same of steps that share rows where a record may be in all of them."""
-RARELY = 1e-12
-"""A chance of more participations that no δ of a plan notices."""
-_UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
-"""Round a noise multiplier, a product and a quotient, for a bound from below and from above."""
-_MAX_SHOWN = 16.0
-"""Of what several phases show the largest move, over the noise, for accountants to reach it."""
-MAX_NORMS = 16
-"""Different column norms of one group that a lower bound tells apart."""
+@lru_cache(maxsize=8)
+def _sensitivity(strategy: Strategy, participation: Participation) -> Sensitivity:
+    """Return sens of a strategy object; ``_built`` returns one object for one description."""
+    result = strategy.sensitivity(participation)
+    if not (math.isfinite(result.value) and result.value > 0):
+        raise IllConditioned("its sensitivity is not a finite positive number")
+    return result
 
 
-def _longest(strategy: Strategy) -> float:
-    """An upper bound of the largest column norm."""
+def _max_column_norm(strategy: Strategy) -> float:
+    """Return an upper bound of the largest column norm."""
     return _sensitivity(strategy, Participation.single()).value
 
 
-def _column_norm(strategy: Strategy) -> float:
-    """A lower bound of the largest column norm."""
+def _attained_column_norm(strategy: Strategy) -> float:
+    """Return a lower bound of the largest column norm."""
     return _sensitivity(strategy, Participation.single()).attained
 
 
 @lru_cache(maxsize=8)
 def _norms_of_a_group(strategy: Strategy, turn: int) -> tuple[tuple[float, int], ...]:
-    """Column norms b apart, each with how many have at least it, for the group that has most."""
+    """Return column norms b apart, with the number of columns that have at least each.
+
+    They are those of the group with the largest sum of squares.
+    """
     try:
         norms = column_norms(strategy)
     except TooLarge:
-        return ((_column_norm(strategy), 1),)
+        return ((_attained_column_norm(strategy), 1),)
     group = max(range(min(turn, len(norms))), key=lambda first: sum(norms[first::turn] ** 2))
     ordered = np.sort(norms[group::turn])[::-1]
     ordered = ordered[ordered > 0]
     distinct = np.unique(ordered)[::-1]
     if len(distinct) > MAX_NORMS:
         # Norms fall towards the end of a run, and fastest there.
-        left = np.unique(np.geomspace(1, len(ordered), MAX_NORMS).astype(int))
-        distinct = ordered[len(ordered) - left][::-1]
+        remaining = np.unique(np.geomspace(1, len(ordered), MAX_NORMS).astype(int))
+        distinct = ordered[len(ordered) - remaining][::-1]
     at_least = np.searchsorted(-ordered, -distinct, side="right")
     return tuple(zip(map(float, distinct), map(int, np.diff(at_least, prepend=0)), strict=True))
 
 
 def _norms_one_by_one(strategy: Strategy, turn: int) -> tuple[tuple[float, int], ...]:
-    """Norms of releases that steps b = ``turn`` apart show no less than, with how many have each.
+    """Return norms and counts of releases that steps b = ``turn`` apart show at least.
 
-    Of C ≥ 0 these are its columns: where they meet, they show more (Kahane's inequality).
+    For C ≥ 0 these are its columns: where they overlap, they show more (Kahane's inequality).
     """
     with suppress(TooLarge):
         if strategy.is_nonnegative and column_norms(strategy).size:
             return _norms_of_a_group(strategy, turn)
-    return (_least_stretch(strategy, turn),)
-
-
-@lru_cache(maxsize=8)
-def _sensitivity(strategy: Strategy, turns: Participation) -> Sensitivity:
-    """sens of a strategy object; ``_built`` returns one object for one description."""
-    result = strategy.sensitivity(turns)
-    if not (math.isfinite(result.value) and result.value > 0):
-        raise IllConditioned("its sensitivity is not a finite positive number")
-    return result
-
-
-@lru_cache(maxsize=8)
-def _stretch(strategy: Strategy, turn: int) -> Sensitivity:
-    """‖C_S‖ of the steps of a group, and what one step attains of it."""
-    return Sensitivity(value=most_stretch(strategy, turn), attained=_column_norm(strategy))
-
-
-@lru_cache(maxsize=8)
-def _least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
-    return least_stretch(strategy, turn)
-
-
-@lru_cache(maxsize=8)
-def _shown_mixture(
-    strategy: Strategy, turn: int, *, probability: float, records: int, farthest: float
-) -> ParticipationMixture | None:
-    return shown_mixture(
-        _shown_along_a_direction(strategy, turn),
-        probability=probability,
-        records=records,
-        farthest=farthest,
-    )
-
-
-@lru_cache(maxsize=8)
-def _shown_along_a_direction(strategy: Strategy, turn: int) -> NDArray[np.float64]:
-    try:
-        return shown_along_a_direction(strategy, turn)
-    except TooLarge:
-        return np.zeros(1)
+    return (least_stretch(strategy, turn),)

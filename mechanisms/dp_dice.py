@@ -28,8 +28,8 @@ from collections.abc import Callable
 
 from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, WholeRun
 from affidavit.mechanisms.samplers import distance_of, sample
-from affidavit.mechanisms.strategies.participation import lots_in_turn
 from affidavit.plan import (
+    FIXED_ORDER,
     Event,
     Gaussian,
     Phase,
@@ -151,7 +151,7 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
             tries = steps // 2
             chance = -math.expm1(tries * math.log1p(-probability)) / UP
         else:
-            tries = min(steps, lots_in_turn(plan, phase))
+            tries = min(steps, schedule.lots_in_turn(plan, phase))
             chance = tries * probability / UP
         shift = error * math.sqrt(steps - tries)
         if chance * shift <= probability * math.sqrt(steps):
@@ -168,7 +168,7 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
 
 
 def _participations(plan: Plan, phase: Phase, steps: int) -> int:
-    if phase.sampling.scheme in schedule.FIXED_ORDER:
+    if phase.sampling.scheme in FIXED_ORDER:
         return min(steps, schedule.participations(plan, phase, steps))
     return steps
 

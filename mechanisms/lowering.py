@@ -21,7 +21,7 @@ from affidavit.mechanisms.additional_releases import AdditionalEvents, lower_add
 from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks, joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
-from affidavit.mechanisms.samplers import SAMPLERS, Sampled, distance_of, is_amplified, sample
+from affidavit.mechanisms.samplers import SCHEMES, Sampled, distance_of, is_amplified, sample
 from affidavit.plan import (
     ChainOfNeighbours,
     Composed,
@@ -89,11 +89,11 @@ class LoweredPhase:
         return self.event(joint, steps)
 
     @property
-    def attacked(self) -> tuple[ShuffledEpoch, int] | None:
-        """Another thing that shows a record of a phase with nothing open, and how often."""
-        if self.sampled.attacked is None or self.joint is None or self.steps is None:
+    def attack(self) -> tuple[ShuffledEpoch, int] | None:
+        """The epoch of an attack on a phase with nothing open, and the number of such epochs."""
+        if self.sampled.attack is None or self.joint is None or self.steps is None:
             return None
-        return None if self.whole is not None else self.sampled.attacked(self.joint, self.steps)
+        return None if self.whole is not None else self.sampled.attack(self.joint, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +242,7 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     steps, joint = schedule.steps(plan, phase), joint_noise_multiplier(phase)
     whole = optimiser.whole_run(plan, index)
     field = next((name for name in _OF_STREAMS if getattr(phase, name) is not None), None)
-    in_turn = field is not None or phase.sampling.scheme not in SAMPLERS
+    in_turn = field is not None or SCHEMES[phase.sampling.scheme].independent is None
     if phase.noise.kind == "independent" and not (in_turn and whole is None):
         if field is not None:
             raise RefusedPlan(_unused(plan, index, field))

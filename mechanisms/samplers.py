@@ -1,44 +1,39 @@
-"""Samplers: what a scheme and an adjacency together allow to be claimed.
+"""Samplers: what may be claimed for each sampling scheme under each adjacency.
 
-Each scheme is one function from a phase to what one *participation or step* costs and
-how often it happens; a pair without a theorem is refused with the reason. Distances are
-in clip norms: replacing a record moves the sum by up to 2C, adding, removing or zeroing
-one by up to C.
+A scheme is one entry of ``SCHEMES``: one function for independent noise, which returns the cost
+of one release and the number of releases, and one for correlated noise, which returns how a
+record is drawn over the whole run. A pair that no theorem covers is refused. Distances are in
+clip norms: replacing a record moves the sum by up to 2C; adding, removing or zeroing one, by up
+to C.
 
-================  ================  ==================================================
-scheme            adjacency         certified as
-================  ================  ==================================================
-poisson           add_remove,       subsampled Gaussian at q, once a step
-                  zero_out
-poisson           replace_one       the replace-one pair at q, once a step
-poisson           add_remove,       for a user of several records: the mixture over how many
-                  zero_out          of them are drawn, once a step
-full_batch        any               Gaussian, once a step
-shuffled, cyclic  zero_out,         Gaussian, once a participation (k = epochs);
-                  replace_one       no amplification is claimed
-fixed_size        replace_one       sampled without replacement, once a step
-truncated_        any               truncated Poisson at q and the largest lot, once a
-poisson                             step; of users too
-balls_in_bins     add_remove,       random allocation of 1 of b bins at σ_joint / √E over
-                  zero_out          E epochs, once (a partial last epoch after the first
-                                    counts in full); with bins_drawn: each_epoch 1 of b at
-                                    σ_joint, E times, and what is released of the last
-balls_in_bins     replace_one       Gaussian, once an epoch, or as a replaced record or a chain of
-                                    neighbours (lowering)
-================  ================  ==================================================
+==================  =====================  ====================================================
+scheme              adjacency              certified as, with independent noise
+==================  =====================  ====================================================
+poisson             add_remove, zero_out   subsampled Gaussian at q, per step; for users with
+                                           several records, a mixture over how many are drawn
+poisson             replace_one            the replace-one pair at q, per step
+full_batch          any                    Gaussian, per step
+shuffled, cyclic    zero_out, replace_one  Gaussian, per participation (k = epochs), without
+                                           amplification
+fixed_size          replace_one            sampling without replacement, per step
+truncated_poisson   any                    truncated Poisson at q and the largest lot, per step
+balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ_joint / √E for E
+                                           epochs (a partial last epoch counts in full); with
+                                           ``bins_drawn: each_epoch``, E allocations at σ_joint
+                                           and the releases of the last, partial epoch
+balls_in_bins       replace_one            Gaussian, per epoch, or a replaced record, or a chain
+                                           of neighbours (``lowering``)
+==================  =====================  ====================================================
 
-That shuffling claims nothing more: given the permutation, a record takes part in k known
-steps, so that the run is one Gaussian mechanism with μ = √k / σ_joint; δ(ε) is convex in
-the pair, hence mixing over permutations cannot raise it. The same holds given the bins. What
-such a run costs at least is that of attacks (docs/theorems/shuffled-lots.md).
-
-Bins may be kept for all epochs or drawn afresh for each: the first is the allocation above,
-the second costs no more (docs/theorems/random-allocation.md).
+Shuffling is not amplified: given the permutation, a record takes part in k known steps, so the
+run is one Gaussian mechanism with μ = √k / σ_joint. δ(ε) is jointly convex, so mixing over
+permutations cannot raise it. The same holds given the bins. Lower bounds for such runs come from
+attacks (docs/theorems/shuffled-lots.md). Drawing bins for each epoch costs no more than keeping
+them (docs/theorems/random-allocation.md).
 
 References: docs/theorems/poisson-add-remove.md, poisson-replace-one.md, truncated-poisson.md and
-without-replacement.md for what is sampled; arXiv:2210.00597 and arXiv:2403.17673 on shuffled
-batches and their accounting; dp_accounting's ``PoissonSampledDpEvent`` and
-``SampledWithoutReplacementDpEvent``.
+without-replacement.md; arXiv:2210.00597 and arXiv:2403.17673 (shuffled batches); dp_accounting's
+``PoissonSampledDpEvent`` and ``SampledWithoutReplacementDpEvent``.
 """
 
 from __future__ import annotations
@@ -46,16 +41,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from affidavit.plan import (
+    MAX_BINS,
     MAX_RECORDS,
     Composed,
     Event,
     Gaussian,
     Leaf,
-    Phase,
     Plan,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
@@ -71,26 +67,26 @@ from affidavit.plan import (
     schedule,
 )
 
-POISSON = (
-    "each record enters each lot independently with probability q, and the sum is divided by the "
-    "fixed expected lot size, never by the realised one"
-)
+if TYPE_CHECKING:
+    from affidavit.mechanisms.strategies.strategy import Strategy
 
+Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
+"""How a run of correlated noise is certified (``correlation``)."""
 StepEvent = Callable[[float], Leaf]
-"""From σ_joint (noise std over clip norm, all blocks) to one release's event."""
+"""From σ_joint (noise standard deviation over clip norm, all blocks) to the event of a release."""
 RunEvent = Callable[[float, int], Event]
 """From σ_joint and the steps to the event of the whole phase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """One phase's sampler, certified: what one release costs and how many there are.
+    """The certified sampler of a phase: the cost of one release, and the number of releases.
 
-    ``times`` maps steps to releases that touch one record, each with ``probability`` where it
-    is sampled. ``distance`` is how far one record moves the sum, in clip norms, where the event
-    is a plain Gaussian. ``run`` is the whole phase where that is not ``event`` so many ``times``,
-    and ``attained`` what one record can do to it where the lots that it is in are drawn and
-    the event does not use that. ``attacked`` is what else costs at least something: so many epochs.
+    ``times`` maps steps to the number of releases that touch one record, each with ``probability``
+    if it is sampled. ``distance`` is how far one record moves the sum, in clip norms, if the event
+    is a plain Gaussian. ``run`` is the whole phase, if that is not ``event`` repeated ``times``.
+    ``attained`` is the effect of one record, if the event does not use how its lots are drawn.
+    ``attack`` returns an epoch that bounds the loss from below, and the number of such epochs.
     """
 
     event: StepEvent
@@ -100,51 +96,88 @@ class Sampled:
     assumption: str
     run: RunEvent | None = None
     attained: RunEvent | None = None
-    attacked: Callable[[float, int], tuple[ShuffledEpoch, int]] | None = None
+    attack: Callable[[float, int], tuple[ShuffledEpoch, int]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSampler:
+    """How a record is drawn over a phase of correlated noise, for any length and strategy.
+
+    ``turn`` is b, the number of steps after which the turn of a record may come again, and
+    ``claimed`` the sampler in the certificate. ``step`` is the sampler of a step in which the
+    record may take part, if it amplifies; ``fresh`` is true if these are all steps.
+    ``probability`` is that of the record in such a step, or None if it is certain or given by
+    ``step``. ``strategies_restart`` is true if strategies may restart at each turn. ``route``
+    returns the route of a strategy that is neither one Gaussian nor certified by ``step``.
+    """
+
+    turn: int
+    claimed: Sampled
+    step: Sampled | None = None
+    fresh: bool = False
+    probability: Fraction | None = None
+    strategies_restart: bool = False
+    route: Callable[[Strategy], Route] = lambda _: "gaussian"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """The samplers of a scheme, with independent and with correlated noise."""
+
+    independent: Callable[[Plan, int], Sampled] | None = None
+    correlated: Callable[[Plan, int], RunSampler]
 
 
 def sample(plan: Plan, index: int) -> Sampled:
-    """How phase ``index`` of ``plan`` is sampled; raises ``RefusedPlan``."""
+    """Return the sampler of phase ``index`` with independent noise; raises ``RefusedPlan``."""
     scheme = plan.phases[index].sampling.scheme
-    if scheme in SAMPLERS:
-        return SAMPLERS[scheme](plan, index, plan.phases[index])
+    if (sampler := SCHEMES[scheme].independent) is not None:
+        return sampler(plan, index)
+    supported = [name for name, scheme in SCHEMES.items() if scheme.independent is not None]
     raise _refused(
         plan,
         index,
         "unsupported",
         f"the sampling scheme {scheme} is not supported yet.",
-        f"Supported: {', '.join(SAMPLERS)}.",
+        f"Supported: {', '.join(supported)}.",
     )
 
 
-def distance_of(plan: Plan) -> float:
-    """How far one unit moves the sum, in clip norms, when nothing is sampled.
+def sample_run(plan: Plan, index: int) -> RunSampler:
+    """Return the sampler of phase ``index`` with correlated noise; raises ``RefusedPlan``."""
+    result = SCHEMES[plan.phases[index].sampling.scheme].correlated(plan, index)
+    probability = result.probability
+    is_certain = probability is not None and probability >= 1
+    return replace(result, probability=None) if is_certain else result
 
-    A user's records move it by at most the sum of what each moves (triangle inequality).
+
+def distance_of(plan: Plan) -> float:
+    """Return how far one privacy unit moves the sum without sampling, in clip norms.
+
+    The records of a user move it by at most the sum of their distances (triangle inequality).
     """
     return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
 
 def subsampled_pair(plan: Plan) -> SubsampledPair:
-    """The dominating pair of a Poisson sample."""
+    """Return the dominating pair of a Poisson sample."""
     return "replace_one" if plan.adjacency == "replace_one" else "add_remove"
 
 
 def is_amplified(plan: Plan) -> bool:
     """Whether neighbours differ in one record that one of them lacks.
 
-    Balls in bins and cyclic Poisson sampling are proved to amplify nothing else.
+    Balls in bins and cyclic Poisson sampling are proved to amplify only in this case.
     """
     return distance_of(plan) == 1
 
 
-def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
-    exact = schedule.sampling_probability(plan, phase)
-    probability = schedule.double_up(exact)
+def _poisson(plan: Plan, index: int) -> Sampled:
+    probability = schedule.double_up(schedule.sampling_probability(plan, plan.phases[index]))
     if probability >= 1:
-        return _full_batch(plan)
+        return _full_batch(plan, index)
     return Sampled(
-        event=_each_record(
+        event=_draw_each_record(
             plan,
             index,
             plan.dataset.records_per_unit,
@@ -154,16 +187,17 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
         ),
         probability=probability,
         distance=distance_of(plan),
-        assumption=POISSON,
+        assumption="each record enters each lot independently with probability q, and the sum is "
+        "divided by the fixed expected lot size, never by the realised one",
     )
 
 
-def _each_record(
+def _draw_each_record(
     plan: Plan, index: int, records: int, kinds: tuple[Any, Any], **fields: Any
 ) -> StepEvent:
-    """A step in which each of a user's ``records`` is drawn by itself; raises ``RefusedPlan``.
+    """Return the event of a step that draws the records of a user one by one.
 
-    ``kinds`` are the events of one record and of several, with these ``fields``.
+    ``kinds`` are the event classes for one record and for several. Raises ``RefusedPlan``.
     """
     if records > MAX_RECORDS:
         raise _refused(
@@ -180,7 +214,7 @@ def _each_record(
     return lambda joint: kind(noise_multiplier=joint, **fields)
 
 
-def _full_batch(plan: Plan) -> Sampled:
+def _full_batch(plan: Plan, _index: int) -> Sampled:
     distance = distance_of(plan)
     return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
@@ -190,11 +224,11 @@ def _full_batch(plan: Plan) -> Sampled:
     )
 
 
-def _fixed_order(plan: Plan, index: int, phase: Phase) -> Sampled:
+def _fixed_order(plan: Plan, index: int) -> Sampled:
     if plan.adjacency == "add_remove":
-        raise removal_moves_records(plan, index)
-    distance = distance_of(plan)
-    known = Sampled(
+        raise _removal_moves_records(plan, index)
+    distance, phase = distance_of(plan), plan.phases[index]
+    return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: schedule.participations(plan, phase, steps),
         probability=None,
@@ -202,22 +236,19 @@ def _fixed_order(plan: Plan, index: int, phase: Phase) -> Sampled:
         assumption="each record is in exactly one lot of each epoch; no amplification by "
         "shuffling is claimed",
     )
-    return _shuffled(known, plan, phase) if phase.sampling.scheme == "shuffled" else known
 
 
-def _shuffled(known: Sampled, plan: Plan, phase: Phase) -> Sampled:
-    """``known`` in a random order each epoch, of which no amplification is claimed.
+def _shuffled(plan: Plan, index: int) -> Sampled:
+    """A fixed order that is drawn for each epoch, without amplification.
 
-    A record is in a random lot of each epoch, if in any. Under replace_one all others have the
-    opposite gradient, and so has its replacement. Source: docs/theorems/shuffled-lots.md.
+    For lower bounds, a record is in a random lot of each epoch. Under replace_one all others have
+    the opposite gradient, and so has its replacement. Source: docs/theorems/shuffled-lots.md.
     """
-    size, lot = plan.dataset.size, phase.sampling.lot_size
-    if size is None or lot is None:
-        raise ValueError("a valid plan with shuffled lots has a data set size and a lot size")
+    in_order, (size, lot) = _fixed_order(plan, index), _sizes(plan, index)
     lots = schedule.lots_per_epoch(size, lot)
     places = -(-size // lot)
     if places == 1:
-        return known
+        return in_order
     distance, without = (2.0, 0.0) if plan.adjacency == "replace_one" else (1.0, 1.0)
 
     def attained(joint: float, steps: int) -> Event:
@@ -233,7 +264,7 @@ def _shuffled(known: Sampled, plan: Plan, phase: Phase) -> Sampled:
         parts = [Repeated(event=epoch(lots), count=epochs)] if epochs else []
         return Composed(events=(*parts, epoch(rest)) if rest else tuple(parts))
 
-    def attacked(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
+    def attack(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
         released = min(steps, lots)
         epoch = ShuffledEpoch(
             lots=released,
@@ -243,23 +274,10 @@ def _shuffled(known: Sampled, plan: Plan, phase: Phase) -> Sampled:
         )
         return epoch, steps // released
 
-    return replace(known, attained=attained, attacked=attacked)
+    return replace(in_order, attained=attained, attack=attack)
 
 
-def removal_moves_records(plan: Plan, index: int) -> RefusedPlan:
-    """Why a fixed order is not certified under add_remove."""
-    return _refused(
-        plan,
-        index,
-        "removal_moves_records",
-        f"under add_remove a removed record moves the other records of a "
-        f"{plan.phases[index].sampling.scheme} run to other lots, so that its effect is not "
-        "bounded by its own clip norm.",
-        "Write adjacency: zero_out or replace_one, or sample by poisson.",
-    )
-
-
-def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
+def _fixed_size(plan: Plan, index: int) -> Sampled:
     if plan.adjacency != "replace_one":
         raise _refused(
             plan,
@@ -269,14 +287,12 @@ def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
             "removing a record changes every other record's chance of being drawn.",
             "Write adjacency: replace_one, or sample by poisson.",
         )
-    size, lot = plan.dataset.size, phase.sampling.lot_size
-    if size is None or lot is None:
-        raise ValueError("a valid plan with fixed_size has a data set size and a lot size")
+    size, lot = _sizes(plan, index)
     if lot == size:
-        return _full_batch(plan)
+        return _full_batch(plan, index)
     records = min(plan.dataset.records_per_unit, size)
     return Sampled(
-        event=_each_record(
+        event=_draw_each_record(
             plan,
             index,
             records,
@@ -291,16 +307,17 @@ def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
     )
 
 
-def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
+def _truncated_poisson(plan: Plan, index: int) -> Sampled:
+    phase = plan.phases[index]
     size, largest = plan.dataset.size, phase.sampling.max_lot_size
-    if size is None or largest is None:
-        raise ValueError("a valid plan with truncated_poisson has a data set and a largest lot")
+    assert size is not None
+    assert largest is not None
     adds, records = plan.adjacency == "add_remove", plan.dataset.records_per_unit
     if not adds:
         records = min(records, size)
     if largest > size + (records - 1 if adds else 0):
-        # No lot of any neighbouring data set is ever cut.
-        return _poisson(plan, index, phase)
+        # No lot of any neighbouring data set is ever truncated.
+        return _poisson(plan, index)
     probability = schedule.double_up(schedule.sampling_probability(plan, phase))
     if probability >= 1:
         raise _refused(
@@ -312,7 +329,7 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
         )
     most = "one more" if records == 1 else f"{records} more"
     return Sampled(
-        event=_each_record(
+        event=_draw_each_record(
             plan,
             index,
             records,
@@ -331,15 +348,13 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     )
 
 
-def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
-    size, lot = plan.dataset.size, phase.sampling.lot_size
-    if size is None or lot is None:
-        raise ValueError("a valid plan with balls_in_bins has a data set size and a lot size")
-    bins, distance = schedule.lots_per_epoch(size, lot), distance_of(plan)
+def _balls_in_bins(plan: Plan, index: int) -> Sampled:
+    phase, distance = plan.phases[index], distance_of(plan)
+    bins = schedule.lots_in_turn(plan, phase)
     amplified = bins > 1 and is_amplified(plan)
     drawn = "afresh for each epoch"
     if phase.sampling.bins_drawn != "each_epoch":
-        # Phases are composed as if their draws were independent, so that they have to be.
+        # Phases are composed as if their draws were independent, so they must be.
         several = len(plan.phases) > 1
         within = "phase, and anew for each phase," if several else "run"
         drawn = f"for the whole {within} or {drawn}"
@@ -358,7 +373,7 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
             return Composed(events=(passes, first)) if rest else passes
         return RandomAllocationGaussian(
             bins=bins,
-            # Two roundings, of the root and of the quotient; both are rounded away.
+            # Rounds down past the roundings of the root and of the quotient.
             noise_multiplier=joint / math.sqrt(epochs(steps)) * (1 - 4 * 2.0**-53),
             attained_at=joint / math.sqrt(whole) * (1 + 4 * 2.0**-53) if rest else None,
         )
@@ -377,6 +392,154 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
     )
 
 
+def _fresh_run(plan: Plan, index: int) -> RunSampler:
+    sampled = sample(plan, index)
+    if sampled.probability == 1:
+        return _full_batch_run(plan, index)
+    return RunSampler(turn=1, claimed=sampled, step=sampled, fresh=True)
+
+
+def _full_batch_run(plan: Plan, _index: int) -> RunSampler:
+    return RunSampler(turn=1, claimed=_unsampled(plan, 1, "every record is in every lot"))
+
+
+def _cyclic_run(plan: Plan, index: int) -> RunSampler:
+    if plan.adjacency == "add_remove":
+        raise _removal_moves_records(plan, index)
+    turn = schedule.lots_in_turn(plan, plan.phases[index])
+    assumption = (
+        "each record is in exactly one lot of each epoch, at the same place in every epoch; what "
+        "does not fill a last lot is left out; no amplification by shuffling is claimed"
+    )
+    claimed = _unsampled(plan, turn, assumption)
+    return RunSampler(turn=turn, claimed=claimed, strategies_restart=True)
+
+
+def _shuffled_run(plan: Plan, index: int) -> RunSampler:
+    in_order = _cyclic_run(plan, index)
+    assumption = (
+        "each record is in exactly one lot of each epoch; no amplification by shuffling is claimed"
+    )
+    return replace(
+        in_order,
+        claimed=replace(in_order.claimed, assumption=assumption),
+        probability=schedule.sampling_probability(plan, plan.phases[index]),
+    )
+
+
+def _balls_in_bins_run(plan: Plan, index: int) -> RunSampler:
+    turn = schedule.lots_in_turn(plan, plan.phases[index])
+    assumption = (
+        "each record is thrown into one uniformly random lot of the epoch, independently of all "
+        "other records, and is in that lot in every epoch of its phase; another phase throws the "
+        "records anew"
+    )
+
+    def route(strategy: Strategy) -> Route:
+        bins = is_amplified(plan) and strategy.is_nonnegative and turn <= MAX_BINS
+        return "balls_in_bins" if bins else "gaussian"
+
+    return RunSampler(
+        turn=turn,
+        claimed=_unsampled(plan, turn, assumption),
+        probability=Fraction(1, turn),
+        strategies_restart=True,
+        route=route,
+    )
+
+
+def _cyclic_poisson_run(plan: Plan, index: int) -> RunSampler:
+    phase = plan.phases[index]
+    turn = schedule.lots_in_turn(plan, phase)
+    probability = schedule.sampling_probability(plan, phase) * turn
+    assumption = (
+        "each record belongs to one group for the whole run, chosen independently of all other "
+        "records (by a hash or a draw of its own; under zero_out an equal split will do); step t "
+        "takes each record of group t mod b independently with probability p, and the sum is "
+        "divided by the fixed expected lot size"
+    )
+    claimed = replace(_unsampled(plan, turn, assumption), probability=float(probability))
+    amplified = is_amplified(plan)
+    return RunSampler(
+        turn=turn,
+        claimed=claimed,
+        step=replace(claimed, event=_poisson_step(probability)) if amplified else None,
+        probability=probability,
+        strategies_restart=True,
+        route=lambda strategy: (
+            "cyclic_poisson" if amplified and strategy.bands <= turn else "gaussian"
+        ),
+    )
+
+
+def _b_min_sep_run(plan: Plan, index: int) -> RunSampler:
+    """The draw of a step depends on earlier ones; ``step`` has its largest probability."""
+    phase = plan.phases[index]
+    largest, separation = schedule.highest_probability(plan, phase), phase.sampling.separation
+    assert separation is not None
+    assumption = (
+        "a record that took part in none of the last b - 1 steps takes part in a step with "
+        "probability p, independently of all other records, and is not drawn otherwise; before "
+        "the first step records have waited as after many steps (a warm start; the upper end holds "
+        "for any start); the sum is divided by the fixed expected lot size"
+    )
+    claimed, step = _unsampled(plan, separation, assumption), None
+    if plan.dataset.records_per_unit == 1 and largest < 1:
+        claimed = step = Sampled(
+            event=_poisson_step(largest, subsampled_pair(plan)),
+            probability=schedule.double_up(largest),
+            distance=distance_of(plan),
+            assumption=assumption,
+        )
+    return RunSampler(
+        turn=1,
+        claimed=claimed,
+        step=step,
+        fresh=step is not None,
+        probability=schedule.sampling_probability(plan, phase),
+    )
+
+
+def _unsampled(plan: Plan, separation: int, assumption: str) -> Sampled:
+    distance = distance_of(plan)
+    return Sampled(
+        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        times=lambda steps: -(-steps // separation),
+        probability=None,
+        distance=distance,
+        assumption=assumption,
+    )
+
+
+def _poisson_step(probability: Fraction, pair: SubsampledPair = "add_remove") -> StepEvent:
+    if probability >= 1:
+        return lambda joint: Gaussian(noise_multiplier=joint)
+    rounded = schedule.double_up(probability)
+    return lambda joint: PoissonSubsampledGaussian(
+        sampling_probability=rounded, noise_multiplier=joint, pair=pair
+    )
+
+
+def _sizes(plan: Plan, index: int) -> tuple[int, int]:
+    """Return the data set size and the lot size, which a valid plan of the scheme has."""
+    size, lot = plan.dataset.size, plan.phases[index].sampling.lot_size
+    assert size is not None
+    assert lot is not None
+    return size, lot
+
+
+def _removal_moves_records(plan: Plan, index: int) -> RefusedPlan:
+    return _refused(
+        plan,
+        index,
+        "removal_moves_records",
+        f"under add_remove a removed record moves the other records of a "
+        f"{plan.phases[index].sampling.scheme} run to other lots, so that its effect is not "
+        "bounded by its own clip norm.",
+        "Write adjacency: zero_out or replace_one, or sample by poisson.",
+    )
+
+
 def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> RefusedPlan:
     return RefusedPlan.with_reason(
         code=code,
@@ -386,13 +549,16 @@ def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> Re
     )
 
 
-SAMPLERS: dict[str, Callable[[Plan, int, Phase], Sampled]] = {
-    "poisson": _poisson,
-    "truncated_poisson": _truncated_poisson,
-    "full_batch": lambda plan, _index, _phase: _full_batch(plan),
-    "shuffled": _fixed_order,
-    "cyclic": _fixed_order,
-    "fixed_size": _fixed_size,
-    "balls_in_bins": lambda plan, _index, phase: _balls_in_bins(plan, phase),
+SCHEMES: dict[str, Scheme] = {
+    "poisson": Scheme(independent=_poisson, correlated=_fresh_run),
+    "truncated_poisson": Scheme(independent=_truncated_poisson, correlated=_fresh_run),
+    "fixed_size": Scheme(independent=_fixed_size, correlated=_fresh_run),
+    "full_batch": Scheme(independent=_full_batch, correlated=_full_batch_run),
+    "cyclic": Scheme(independent=_fixed_order, correlated=_cyclic_run),
+    "shuffled": Scheme(independent=_shuffled, correlated=_shuffled_run),
+    "balls_in_bins": Scheme(independent=_balls_in_bins, correlated=_balls_in_bins_run),
+    "cyclic_poisson": Scheme(correlated=_cyclic_poisson_run),
+    "b_min_sep": Scheme(correlated=_b_min_sep_run),
 }
-"""By scheme, for independent noise; ``correlated_draws`` has those for correlated noise."""
+"""The samplers of each scheme. Without an entry for independent noise, a run of it counts as
+correlated by the identity."""

@@ -9,16 +9,23 @@ Three kinds of refusal are told apart, because their remedies differ:
     └── RefusedPlan      a plan, but no theorem or no accountant covers it, or it is
                          known to be unsound (a signed refusal, exit code 1)
 
-A ``code`` never changes its meaning once published. ``Kind`` turns pydantic's errors about a
-document into reasons: the field, what is wrong and how to correct it.
+A ``code`` never changes its meaning once published. ``explain`` looks it up in ``codes.json``,
+which ``make docs`` generates from the source. ``Kind`` turns pydantic's errors about a document
+into reasons: the field, what is wrong and how to correct it.
+
+>>> explain("yaml_alias")[0].remedy
+'Write the value out where it is used.'
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
 from itertools import islice
 from typing import Any, Self
 
@@ -81,6 +88,30 @@ class MalformedPlan(PlanError):
 
 class RefusedPlan(PlanError):
     """A well-formed plan that nothing may be claimed about, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeMeaning:
+    """The meaning of a code in one room; ``…`` stands for what a message fills in."""
+
+    room: str
+    message: str
+    remedy: str
+
+
+@cache
+def code_meanings() -> dict[str, tuple[CodeMeaning, ...]]:
+    """Return every code with its meaning in each room that uses it."""
+    text = files("affidavit.plan").joinpath("codes.json").read_text(encoding="utf-8")
+    return {
+        code: tuple(CodeMeaning(**entry) for entry in entries)
+        for code, entries in json.loads(text).items()
+    }
+
+
+def explain(code: str) -> tuple[CodeMeaning, ...]:
+    """Return the meanings of ``code``; empty for an unknown code."""
+    return code_meanings().get(code, ())
 
 
 def pointer_to(*tokens: str | int) -> str:

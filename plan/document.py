@@ -1,11 +1,10 @@
 """The plan document, schema version 1.
 
-A plan says everything that can change the privacy guarantee of a training run. Its
-classes are frozen and valid at construction: structure and ranges are checked field by
-field here; ``Plan`` (``affidavit.plan.parse``) is a ``PlanDocument`` whose fields agree, as
-``affidavit.plan.validators`` checks. Unknown fields are refused, booleans are not numbers, and
-strings are not numbers; an integer may be written ``1``, ``1.0`` or ``1e0``, because these are
-one number.
+A plan states everything that can change the privacy guarantee of a training run. Its classes
+are frozen and valid at construction. Structure and ranges are validated here, field by field.
+``Plan`` (``affidavit.plan.parse``) also requires that the fields agree, as validated by
+``affidavit.plan.validators``. Unknown fields are refused, and neither booleans nor strings count
+as numbers. An integer may be written ``1``, ``1.0`` or ``1e0``.
 
 Units: ε in nats, δ a probability, clip norms in l2, ``noise_std`` absolute and on the sum.
 """
@@ -50,14 +49,28 @@ Scheme = Literal[
 ]
 
 
-FRESH_LOTS = frozenset({"poisson", "fixed_size"})
-"""Schemes of which the largest lot size that fits can be asked: fresh lots, drawn alike."""
+FRESH_LOTS = frozenset({"poisson", "truncated_poisson", "fixed_size"})
+"""Schemes that draw every lot afresh, so that a record may take part in any steps."""
+FIXED_ORDER = frozenset({"shuffled", "cyclic"})
+"""Schemes in which every record takes part once per epoch, at its place in an order."""
+ONE_LOT_PER_EPOCH = FIXED_ORDER | {"balls_in_bins"}
+"""Schemes in which every record is in exactly one lot of each epoch."""
+SOLVABLE_LOT_SIZE = frozenset({"poisson", "fixed_size"})
+"""Schemes for which ``lot_size: null`` asks for the largest lot that meets the target."""
+BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})
+"""Schemes that may be given by a sampling probability instead of a lot size."""
+REQUIRED_FIELDS = {
+    "truncated_poisson": "max_lot_size",
+    "cyclic_poisson": "groups",
+    "b_min_sep": "separation",
+}
+"""The field of ``sampling`` that a scheme requires and no other scheme takes."""
 
 
 class Dataset(StrictModel):
-    """The data set by name and size, in records; ``unit`` is what one record protects.
+    """The data set: its name, its size in records, and the privacy unit.
 
-    ``contributions_per_user`` is the most records of one user, where the unit is a user.
+    ``contributions_per_user`` is the largest number of records of one user, for user-level privacy.
     """
 
     name: Name | None = None
@@ -67,15 +80,16 @@ class Dataset(StrictModel):
 
     @property
     def records_per_unit(self) -> int:
-        """The most records that one unit of privacy has."""
+        """The largest number of records of one privacy unit."""
         return self.contributions_per_user or 1
 
 
 class Sampling(StrictModel):
-    """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme.
+    """How the lot of each step is drawn.
 
-    Both lot sizes are in records. ``probability`` is that of one record at one step, and
-    ``groups`` are the groups of ``cyclic_poisson``, and ``separation`` is the b of ``b_min_sep``.
+    Lot sizes are in records; the scheme decides whether ``lot_size`` is expected or fixed.
+    ``probability`` is the probability that one record enters one lot. ``groups`` is the number of
+    groups of ``cyclic_poisson``, and ``separation`` is b of ``b_min_sep``, in steps.
     """
 
     scheme: Scheme
@@ -87,7 +101,7 @@ class Sampling(StrictModel):
     bins_drawn: Literal["once", "each_epoch"] | None = None
 
     def is_null(self, field: Literal["lot_size", "probability"]) -> bool:
-        """Whether ``field`` is written as null, which asks for it, and the other is not given."""
+        """Whether ``field`` is null, which solves for it, and the other one is not given."""
         provided = self.lot_size is not None or self.probability is not None
         return not provided and field in self.model_fields_set
 
@@ -96,8 +110,8 @@ class Release(StrictModel):
     """``count`` blocks of one step, each clipped to ``clip_norm`` and noised.
 
     ``noise_multiplier`` is the noise standard deviation over the clip norm, on the sum;
-    ``noise_std`` is that standard deviation itself. ``dimension`` is the number of
-    entries of one block and ``weight`` its share, for the allocations that ask for them.
+    ``noise_std`` is the standard deviation itself. ``dimension`` is the number of entries of one
+    block (for ``allocation: optimal``) and ``weight`` its relative noise (for ``proportional``).
     """
 
     name: Name
@@ -110,15 +124,15 @@ class Release(StrictModel):
 
     @property
     def has_noise(self) -> bool:
-        """Whether the plan gives this release's noise."""
+        """Whether the plan gives the noise of this release."""
         return self.noise_multiplier is not None or self.noise_std is not None
 
 
 class AuditCanaries(StrictModel):
-    """``count`` made-up records among those of the data set, for an audit of the run.
+    """``count`` artificial records of the data set, for an audit of the run.
 
-    A fair coin decides of each whether it takes part. ``guesses`` of them, an even number, are
-    guessed about when the run is over; a third unless it is given.
+    A fair coin decides whether each one takes part. After the run, the audit guesses the coins of
+    ``guesses`` canaries, an even number; the default is a third of them.
     """
 
     count: Annotated[Integer, Field(ge=2, le=1_000_000)]
@@ -126,19 +140,19 @@ class AuditCanaries(StrictModel):
 
 
 class Target(StrictModel):
-    """What the run must reach: ε in nats at probability δ; either may be asked for."""
+    """The privacy target: ε in nats at probability δ. Either one may be solved for."""
 
     epsilon: Positive | None = None
     delta: Probability | None = None
 
 
 class LargeDelta(StrictModel):
-    """Why this plan may claim a δ of 1/N or more."""
+    """The reason why this plan may claim a δ of 1/N or more."""
 
     reason: Annotated[Text, Field(min_length=1)]
 
 
-def _reason_in_words(value: Any) -> Any:
+def _wrap_reason(value: Any) -> Any:
     return {"reason": value} if isinstance(value, str) else value
 
 
@@ -148,10 +162,10 @@ ClipSchedule = Annotated[
 
 
 class Phase(StrictModel):
-    """A stretch of training with one sampler, one set of releases and one kind of noise.
+    """A part of the training with one sampler, one set of releases and one kind of noise.
 
-    ``clip_schedule`` has a factor a step on every clip norm; the noise stays that of the
-    clip norm itself.
+    ``clip_schedule`` has one factor per step, which multiplies every clip norm. The noise does not
+    follow it.
     """
 
     sampling: Sampling
@@ -167,27 +181,27 @@ class Phase(StrictModel):
 
     @property
     def asks_for_noise(self) -> bool:
-        """Whether a release leaves its noise to be solved for."""
+        """Whether the noise of a release is to be solved for."""
         return any(not release.has_noise for release in self.releases)
 
     @property
     def has_exact_noise(self) -> bool:
-        """Whether noisy sums are rounded to a grid, exactly (``Independent.arithmetic``)."""
+        """Whether noisy sums are rounded to a grid exactly (``Independent.arithmetic``)."""
         return isinstance(self.noise, Independent) and self.noise.arithmetic is not None
 
     @property
     def asks_for_steps(self) -> bool:
-        """Whether the length is left to be solved for."""
+        """Whether the number of steps is to be solved for."""
         return self.steps is None and self.epochs is None
 
     @property
     def asks_for_lot_size(self) -> bool:
-        """Whether the phase says ``lot_size: null`` and no probability."""
-        return self.sampling.scheme in FRESH_LOTS and self.sampling.is_null("lot_size")
+        """Whether the phase gives ``lot_size: null`` and no probability."""
+        return self.sampling.scheme in SOLVABLE_LOT_SIZE and self.sampling.is_null("lot_size")
 
     @property
     def asks_for_probability(self) -> bool:
-        """Whether the phase says ``probability: null`` and no lot size."""
+        """Whether the phase gives ``probability: null`` and no lot size."""
         return self.sampling.scheme == "poisson" and self.sampling.is_null("probability")
 
 
@@ -195,7 +209,7 @@ PHASE_FIELDS = frozenset(Phase.model_fields)
 
 
 def with_phases(document: dict[str, Any]) -> dict[str, Any]:
-    """A plan's ``document`` in the form with phases; one that has them is returned as it is."""
+    """Return the plan ``document`` in the form with ``phases``."""
     if "phases" in document:
         return document
     phase = {key: value for key, value in document.items() if key in PHASE_FIELDS}
@@ -206,8 +220,8 @@ def with_phases(document: dict[str, Any]) -> dict[str, Any]:
 class PlanDocument(StrictModel):
     """The fields of a plan, each valid by itself.
 
-    A quantity that is left out is a mistake; one that is written as null is a question, the
-    most of it that fits the target. Noise is asked for by leaving it out.
+    A missing quantity is an error. A quantity that is null is solved for: the largest one that
+    meets the target. Noise is solved for where it is left out.
     """
 
     version: Integer
@@ -225,23 +239,24 @@ class PlanDocument(StrictModel):
     extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000), max_items(1000)] = ()
     trajectory: Literal["all_iterates"] = "all_iterates"
     target: Target
-    allow_large_delta: Annotated[LargeDelta, BeforeValidator(_reason_in_words)] | None = None
+    allow_large_delta: Annotated[LargeDelta, BeforeValidator(_wrap_reason)] | None = None
     claim: GivenClaim | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _one_phase_at_the_top(cls, document: Any) -> Any:
+    def _move_into_phases(cls, document: Any) -> Any:
         return with_phases(document) if isinstance(document, dict) else document
 
     def pointer(self, phase: int, *tokens: str | int) -> str:
-        """JSON pointer to a field of a phase, which stands at the top when it is alone."""
+        """Return the JSON pointer to a field of a phase; a single phase stands at the top level."""
         prefix = ("phases", phase) if len(self.phases) > 1 else ()
         return pointer_to(*prefix, *tokens)
 
     def with_noise_multipliers(self, multiplier: Callable[[int, Release], float | None]) -> Self:
-        """This, each release with what ``multiplier`` says of its phase's number and itself.
+        """Return the plan with new noise multipliers.
 
-        One of which it says None stays as it is.
+        ``multiplier`` receives the index of the phase and the release, and returns None to leave
+        the release unchanged.
         """
         phases = []
         for index, phase in enumerate(self.phases):
@@ -256,27 +271,27 @@ class PlanDocument(StrictModel):
 
     @property
     def asks_for_noise(self) -> bool:
-        """Whether any release leaves its noise to be solved for."""
+        """Whether the noise of any release is to be solved for."""
         return any(phase.asks_for_noise for phase in self.phases)
 
     @property
     def asks_for_steps(self) -> bool:
-        """Whether the plan says ``steps: null``: the most steps that fit the target."""
+        """Whether the plan gives ``steps: null``: the most steps that meet the target."""
         return any(phase.asks_for_steps for phase in self.phases)
 
     @property
     def asks_for_lot_size(self) -> bool:
-        """Whether the plan says ``lot_size: null``: the largest lot that fits the target."""
+        """Whether the plan gives ``lot_size: null``: the largest lot that meets the target."""
         return any(phase.asks_for_lot_size for phase in self.phases)
 
     @property
     def asks_for_probability(self) -> bool:
-        """Whether the plan says ``probability: null``: the largest q that fits the target."""
+        """Whether the plan gives ``probability: null``: the largest q that meets the target."""
         return any(phase.asks_for_probability for phase in self.phases)
 
     @property
     def is_open(self) -> bool:
-        """Whether the plan leaves something to be solved for."""
+        """Whether any quantity of the plan is to be solved for."""
         return (
             self.asks_for_noise
             or self.asks_for_steps

@@ -26,10 +26,12 @@ from affidavit.plan.types import Integer, Positive, Probability, Real, StrictMod
 Coefficients = Annotated[
     tuple[Real, ...], Field(min_length=1, max_length=100_000, fail_fast=True), max_items(100_000)
 ]
+MAX_MATRIX_STEPS = 4096
+"""Steps up to which T x T matrices are formed, 128 MiB each."""
 Rows = Annotated[
-    tuple[Annotated[tuple[Real, ...], Field(fail_fast=True), max_items(4096)], ...],
+    tuple[Annotated[tuple[Real, ...], Field(fail_fast=True), max_items(MAX_MATRIX_STEPS)], ...],
     Field(min_length=1, fail_fast=True),
-    max_items(4096),
+    max_items(MAX_MATRIX_STEPS),
 ]
 Bands = Annotated[Integer, Field(ge=1)]
 Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]

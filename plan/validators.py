@@ -15,13 +15,10 @@ from functools import partial
 from affidavit.plan.additional_releases import ClippingQuantile, LaplaceMetric, Metric, Selection
 from affidavit.plan.claim import Claim
 from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field, pointer_to
-from affidavit.plan.document import Phase, PlanDocument
+from affidavit.plan.document import BY_PROBABILITY, REQUIRED_FIELDS, Phase, PlanDocument
 from affidavit.plan.optimizer import OPTIMIZER_FIELDS, optimizer_fields
 from affidavit.plan.schedule import steps
 from affidavit.plan.types import MAX_INTEGER
-
-BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})
-"""Schemes that a sampling probability describes fully."""
 
 
 def contradictions(plan: PlanDocument) -> tuple[Reason, ...]:
@@ -202,11 +199,8 @@ def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
                 "noise that is correlated across epochs is accounted for bins that are kept.",
                 "Write bins_drawn: once, or use independent noise.",
             )
-    for name, scheme, value in (
-        ("max_lot_size", "truncated_poisson", sampling.max_lot_size),
-        ("groups", "cyclic_poisson", sampling.groups),
-        ("separation", "b_min_sep", sampling.separation),
-    ):
+    for scheme, name in REQUIRED_FIELDS.items():
+        value = getattr(sampling, name)
         pointer = plan.pointer(index, "sampling", name)
         if sampling.scheme == scheme and value is None:
             yield missing_field(pointer, f"{scheme} needs {name}.", f"Give {name}.")

@@ -35,8 +35,8 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.mechanisms import Correlation
-from affidavit.mechanisms.strategies import MAX_DENSE, Strategy, coefficients_digest
-from affidavit.plan import Plan, PlanError, digest
+from affidavit.mechanisms.strategies import Strategy, coefficients_digest
+from affidavit.plan import MAX_MATRIX_STEPS, Plan, PlanError, digest
 from affidavit.trainer.errors import NotCertified
 
 OBLIGATIONS = STEP_OBLIGATIONS | {
@@ -215,7 +215,7 @@ def _same(entry: dict[str, Any], strategy: Strategy) -> bool:
         return False
     if "coefficients" in entry:
         return list(entry["coefficients"]) == list(strategy.streaming.coefficients)
-    if "noise_sha256" in entry and strategy.steps <= MAX_DENSE:
+    if "noise_sha256" in entry and strategy.steps <= MAX_MATRIX_STEPS:
         doubles = strategy.noise_matrix().astype("<f8").tobytes(order="C")
         return bool(entry["noise_sha256"] == hashlib.sha256(doubles).hexdigest())
     return True

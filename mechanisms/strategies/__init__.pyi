@@ -1,15 +1,12 @@
 from .dense import Dense as Dense
-from .noise_file_registry import content_digest as content_digest
 from .optimal.toeplitz import best_lambda as best_lambda
 from .participation import Participation as Participation
-from .participation import lots_in_turn as lots_in_turn
 from .registry import Setting as Setting
 from .registry import StrategyForm as StrategyForm
 from .registry import build as build
 from .scheduled import Scheduled as Scheduled
 from .sensitivity import Sensitivity as Sensitivity
 from .store import coefficients_digest as coefficients_digest
-from .strategy import MAX_DENSE as MAX_DENSE
 from .strategy import Strategy as Strategy
 from .strategy import Streaming as Streaming
 from .strategy import TooLarge as TooLarge

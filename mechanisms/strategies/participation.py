@@ -47,7 +47,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from affidavit.plan import Phase, Plan, Reason, RefusedPlan, schedule
+from affidavit.plan import FRESH_LOTS, Phase, Plan, Reason, RefusedPlan, schedule
 
 Schema = Literal["single", "fixed_epoch", "min_separation"]
 
@@ -86,24 +86,6 @@ class Participation:
         return min(self.participations, -(-steps // self.separation))
 
 
-FRESH_LOTS = frozenset({"poisson", "truncated_poisson", "fixed_size"})
-"""Schemes with fresh random lots: a record may take part in any steps."""
-
-
-def lots_in_turn(plan: Plan, phase: Phase) -> int:
-    """b: the steps after which a record's turn may come again."""
-    match phase.sampling.scheme:
-        case "cyclic" | "shuffled" | "balls_in_bins":
-            assert plan.dataset.size is not None
-            assert phase.sampling.lot_size is not None
-            return schedule.lots_per_epoch(plan.dataset.size, phase.sampling.lot_size)
-        case "cyclic_poisson":
-            assert phase.sampling.groups is not None
-            return phase.sampling.groups
-        case "full_batch" | "poisson" | "truncated_poisson" | "fixed_size" | "b_min_sep":
-            return 1
-
-
 def participation_of(plan: Plan, index: int, steps: int) -> Participation:
     """The participation certified for ``steps`` of phase ``index``; raises ``RefusedPlan``."""
     phase = plan.phases[index]
@@ -132,7 +114,7 @@ def _by_sampler(plan: Plan, index: int, steps: int) -> Participation:
         raise RefusedPlan(_no_turns(plan, index))
     if (apart := phase.sampling.separation) is not None:
         return Participation.min_separation(participations=-(-steps // apart), separation=apart)
-    turn = lots_in_turn(plan, phase)
+    turn = schedule.lots_in_turn(plan, phase)
     epochs = -(-steps // turn)
     if phase.sampling.scheme == "shuffled":
         return Participation.min_separation(participations=epochs, separation=1)

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from scipy.linalg import toeplitz
 
+from affidavit.mechanisms.noise_files import registered_noise
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.noise_file_registry import noise_of
 from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal.dense import (
     MAX_OPTIMISED,
@@ -45,7 +45,6 @@ from affidavit.mechanisms.strategies.optimal.toeplitz import (
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.store import Arrays, default_store
 from affidavit.mechanisms.strategies.strategy import (
-    MAX_DENSE,
     MAX_VECTOR,
     Strategy,
     TooLarge,
@@ -59,7 +58,7 @@ from affidavit.mechanisms.strategies.toeplitz import (
 )
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
-from affidavit.plan import Noise, NoiseForm
+from affidavit.plan import MAX_MATRIX_STEPS, Noise, NoiseForm
 
 MAX_BUFFERS = 16
 """Buffers that are optimised, in some ten seconds; more gain nothing that can be seen."""
@@ -96,7 +95,7 @@ def build(noise: Noise, setting: Setting) -> Strategy:
 
     Raises ``TooLarge`` and ``Unaffordable`` (more steps than this kind can be computed for),
     ``NotOffered`` (an objective that this kind is not optimised for),
-    ``WrongSteps``, ``NotRemembered`` (a file that nobody handed over) and ``ValueError``
+    ``WrongSteps``, ``UnregisteredNoise`` (a file that nobody handed over) and ``ValueError``
     (a matrix that is not lower triangular with a diagonal).
     """
     if not noise.any_length and setting.steps > MAX_VECTOR:
@@ -188,12 +187,12 @@ def _dense(noise: Any, at: Setting) -> Strategy:
 
 
 def _matrix(noise: Any, at: Setting) -> Strategy:
-    matrix = np.array(noise.rows) if noise.file is None else noise_of(noise.sha256)
+    matrix = np.array(noise.rows) if noise.file is None else registered_noise(noise.sha256)
     if matrix.ndim == 1:
         return Toeplitz.from_noise(matrix, at.steps, kind="matrix")
     if len(matrix) != at.steps:
         raise WrongSteps(f"the matrix has {len(matrix)} rows and the run {at.steps} steps")
-    if len(matrix) > MAX_DENSE:
+    if len(matrix) > MAX_MATRIX_STEPS:
         raise TooLarge(f"a matrix of {len(matrix)} rows")
     dense = Dense.from_noise(matrix)
     column = matrix[:, 0]

@@ -2,7 +2,7 @@
 
 Where step t is clipped to ζ_t times the clip norm and the noise stays that of the clip norm,
 a record moves the run by C·diag(ζ)·x with ‖x_i‖ ≤ 1: X becomes D_ζ X D_ζ, and the noise, its
-errors and its generation are those of C. Up to ``MAX_DENSE`` steps the columns are
+errors and its generation are those of C. Up to ``MAX_MATRIX_STEPS`` steps the columns are
 scaled; a bound for any number of steps is the largest ζ times sens(C).
 
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, of_inverse, of_matrix
-from affidavit.mechanisms.strategies.strategy import MAX_DENSE, Errors, Strategy, Streaming
+from affidavit.mechanisms.strategies.strategy import Errors, Strategy, Streaming
 from affidavit.mechanisms.strategies.workload import Workload
+from affidavit.plan import MAX_MATRIX_STEPS
 
 Array = NDArray[np.float64]
 
@@ -54,7 +55,7 @@ class Scheduled(Strategy):
         bound = self.unscaled.sensitivity(participation).stretched(
             least * (1 - 2.0**-52), largest * (1 + 2.0**-52)
         )
-        if bound.exact or self.steps > MAX_DENSE:
+        if bound.exact or self.steps > MAX_MATRIX_STEPS:
             return bound
         scaled = of_inverse(of_matrix(self.strategy_matrix(), participation), self.residual)
         seen = of_inverse(of_matrix(self.seen_matrix(), participation), self.residual)

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.noise_file_registry import MAX_FILE
+from affidavit.mechanisms.noise_files import MAX_FILE_BYTES
 from affidavit.plan import canonical_json, read_limited
 
 Array = NDArray[np.float64]
@@ -76,7 +76,7 @@ class Store:
         described, archived = self.directory / f"{key}.json", self.directory / f"{key}.npz"
         description = {"request": json.loads(canonical_json(request))}
         try:
-            stored = _unpacked(read_limited(archived, MAX_FILE))
+            stored = _unpacked(read_limited(archived, MAX_FILE_BYTES))
             description["digest"] = coefficients_digest(stored)
             beside = json.loads(read_limited(described, MAX_SIDECAR))
             if all(beside.get(name) == value for name, value in description.items()):
@@ -88,7 +88,7 @@ class Store:
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # its options have other names
         content = stream.getvalue()
-        if len(content) <= min(self.most_bytes, MAX_FILE):
+        if len(content) <= min(self.most_bytes, MAX_FILE_BYTES):
             with suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._make_room(len(content))

@@ -8,7 +8,7 @@ is one subclass in a file of its own; all of them answer the same questions:
 * ``sensitivity``: how far one record moves the run, an upper bound, and whether it is exact;
 * ``errors``: how large the noise of the workload's output is, step by step, at unit noise;
 * ``streaming``: what a trainer keeps in memory to generate the noise, and how;
-* ``noise_matrix`` (N), ``strategy_matrix`` (C), both refused above ``MAX_DENSE`` steps.
+* ``noise_matrix`` (N), ``strategy_matrix`` (C), both refused above ``MAX_MATRIX_STEPS`` steps.
 
 Errors are for z of standard deviation 1 and before any scaling by the sensitivity; at
 Gaussian-DP parameter μ and clip norm C the error of the run's sum is error · sens · C / μ.
@@ -45,11 +45,10 @@ from affidavit.mechanisms.strategies.numerics import gamma
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity
 from affidavit.mechanisms.strategies.workload import Workload
+from affidavit.plan import MAX_MATRIX_STEPS
 
 Array = NDArray[np.float64]
 
-MAX_DENSE = 4096
-"""Steps up to which T x T matrices are formed, 128 MiB each."""
 MAX_RESIDUAL = 1e-6
 """ρ above which the inverse of a noise matrix is refused."""
 MAX_VECTOR = 5_000_000
@@ -248,7 +247,7 @@ class Strategy(ABC):
         return result
 
     def _require_dense(self) -> None:
-        if self.steps > MAX_DENSE:
+        if self.steps > MAX_MATRIX_STEPS:
             raise TooLarge(f"a matrix of {self.steps} x {self.steps}")
 
 

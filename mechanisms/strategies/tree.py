@@ -1,26 +1,42 @@
-"""Tree aggregation: noisy sums of dyadic stretches of steps, added up to prefix sums.
+"""Tree aggregation: noisy sums of dyadic ranges of steps, added up to prefix sums.
 
-Node (l, i) holds steps i·2^l ... (i+1)·2^l - 1 and is released once they are complete, with
-noise of its own; the sum of the first n steps is that of ⌊popcount n⌋ nodes. C has a row a
-node and a column a step (it is not square), X_ij counts the nodes that hold both i and j,
-and no entry is negative. One participation: sens² = ⌊log₂ T⌋ + 1, the nodes above step 0.
+Node (l, i) holds steps i·2^l ... (i+1)·2^l - 1 and is released when they are complete, with
+noise of its own; the sum of the first n steps adds up popcount(n) nodes. C has one row per node
+and one column per step (it is not square), X_ij counts the nodes that hold both i and j, and no
+entry is negative. One participation: sens² = ⌊log₂ T⌋ + 1, the nodes above step 0.
 
 sens² is a whole number: Σ over nodes of (participations inside)², for the worst pattern. Prefix
-sums are made of left children alone; ``attained`` is the sum over these, all that is seen.
-``fixed_epoch`` is evaluated at every offset. For ``min_separation`` the worst pattern is found by
-joining nodes from the leaves up (``Reach``). Where that is too much work, each level is bounded by
-itself: at most k participations, at most ⌈2^l / b⌉ in one node, ⌊T / 2^l⌋ nodes, and a sum of
-squares is largest when the nodes are filled one after the other.
+sums are made of left children alone; ``attained`` is the sum over these, which is all that an
+observer sees. ``fixed_epoch`` is evaluated at every offset. For ``min_separation`` the worst
+pattern is found by joining nodes from the leaves up. If that exceeds the work limit, each level is
+bounded by itself: at most k participations, at most ⌈2^l / b⌉ in one node, ⌊T / 2^l⌋ nodes, and a
+sum of squares is largest if the nodes are filled one after the other.
 
-With ``period`` a new tree is begun every so many steps (restart), and earlier trees count in
-full.
+With ``period`` a new tree begins every ``period`` steps (restart); earlier trees count in full.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> round(Tree.of(steps=8).sensitivity(Participation.single()).value, 12)
 2.0
 
+**Worst pattern under a minimum separation.** *Few positions matter.* Move a participation one step
+to the left. Its overlap with earlier ones does not shrink, and within a tree earlier steps are in
+no fewer nodes, so the sum falls only where the step begins a tree, or begins a node that also holds
+a later participation and is therefore larger than b. So some worst pattern has each participation
+b steps after the previous one, or at a multiple of M in its tree, where M is the least power of two
+above b: at (aM + jb) modulo the period. *Joining.* F(m, s, e) is the largest sum of the nodes
+inside a range of steps with m participations, none before s and none after e. For two neighbours
+
+    F(m, s, e) = max over m₁ + m₂ = m and over e₁ of F₁(m₁, s, e₁) + F₂(m₂, e₁ + b, e),
+
+plus m² if one node holds both. Neighbours can only cut off the first b and the last b steps.
+
+>>> worst_pattern(steps=24, period=24, participations=8, separation=3)
+88
+
 References: Dwork, Naor, Pitassi and Rothblum, STOC 2010; Chan, Shi and Song,
 arXiv:1003.5439; Kairouz et al., arXiv:2103.00039, section 4 and appendix D (restarts).
+TensorFlow Privacy's ``tree_aggregation_accountant`` computes the number for one tree by a
+recursion over all steps.
 """
 
 from __future__ import annotations
@@ -41,25 +57,30 @@ from affidavit.mechanisms.strategies.strategy import (
     Streaming,
     TooLarge,
 )
-from affidavit.mechanisms.strategies.tree_sensitivity import worst_pattern
 from affidavit.mechanisms.strategies.workload import Workload
 
 Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+IMPOSSIBLE = -(1 << 40)
+"""F of a combination that cannot occur."""
+MAX_POSITIONS = 20_000
+"""Steps of a tree that are considered for participations."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tree(Strategy):
-    """Trees of ``period`` steps one after the other; ``period = steps`` is one tree."""
+    """Consecutive trees of ``period`` steps each; ``period = steps`` is one tree."""
 
     period: int
 
     @classmethod
     def of(cls, steps: int, *, period: int | None = None) -> Tree:
-        """One tree over all steps, or a new one every ``period`` steps."""
+        """Return one tree over all steps, or a new one every ``period`` steps."""
         return cls(kind="tree", steps=steps, period=min(period or steps, steps))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(C), from the nodes; raises ``Unaffordable``."""
+        """Return sens(C), from the nodes; raises ``Unaffordable``."""
         most, separation = participation.most(self.steps), participation.separation
         if most == 1:
             return Sensitivity.of_square(float(self.period.bit_length()), 1)
@@ -79,7 +100,7 @@ class Tree(Strategy):
 
     @property
     def streaming(self) -> Streaming:
-        """The current node of every level."""
+        """One buffer for the current node of every level."""
         return Streaming(
             form="tree",
             buffers=self.period.bit_length(),
@@ -90,21 +111,21 @@ class Tree(Strategy):
 
     @property
     def is_nonnegative(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
     def bands(self) -> int:
-        """T: the root holds all steps."""
+        """T, because the root holds all steps; 1 for trees of one step."""
         return self.steps if self.period > 1 else 1
 
     @property
     def draws(self) -> int:
-        """At most two nodes a step."""
+        """At most two nodes per step."""
         return 2 * self.steps
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of N; shape (T, last - first), one column a node."""
+        """Return columns first..last-1 of N, one per node; shape (T, last - first)."""
         nodes = list(self._nodes())[first:last]
         result = np.zeros((self.steps, len(nodes)))
         for place, (begin, end, released, dropped) in enumerate(nodes):
@@ -116,7 +137,7 @@ class Tree(Strategy):
         return result
 
     def strategy_matrix(self) -> Array:
-        """C, shape (nodes, T): row n is 1 on the steps that node n holds."""
+        """Return C, shape (nodes, T): row n is 1 on the steps of node n."""
         self._require_dense()
         nodes = list(self._nodes())
         result = np.zeros((len(nodes), self.steps))
@@ -125,12 +146,12 @@ class Tree(Strategy):
         return result
 
     def seen_matrix(self) -> Array:
-        """The rows of C of the nodes that prefix sums are made of, shape (T, T)."""
+        """Return the rows of C for the nodes in prefix sums, shape (T, T)."""
         seen = [released < dropped for _, _, released, dropped in self._nodes()]
         return np.asarray(self.strategy_matrix()[seen])
 
     def errors(self, workload: Workload) -> Errors:
-        """popcount of the step for prefix sums; otherwise as for any matrix.
+        """Return the errors: popcount of the step for prefix sums, else those of the matrix.
 
         Raises ``TooLarge`` beyond ``MAX_ERROR`` / 4 steps of another workload.
         """
@@ -144,7 +165,7 @@ class Tree(Strategy):
         return Errors(per_step=np.sqrt(np.einsum("ij,ij->i", output, output)))
 
     def _nodes(self) -> Iterator[tuple[int, int, int, int]]:
-        """First step, end, and the steps from and until which the node is in the sum."""
+        """Yield the first step and the end of each node, and when it enters and leaves the sum."""
         for start in range(0, self.steps, self.period):
             length = min(self.period, self.steps - start)
             for level in range(length.bit_length()):
@@ -162,7 +183,7 @@ class Tree(Strategy):
                     )
 
     def _in_order(self, most: int, separation: int) -> tuple[int, int]:
-        """The largest Σ counts² of steps o, o + b, ..., of all nodes and of those seen."""
+        """Return the largest Σ counts² of steps o, o + b, ..., of all nodes and of those seen."""
         levels = self.period.bit_length()
         if self.steps * most * levels > MAX_WORK:
             raise Unaffordable(f"{most} participations in a tree of {self.steps} steps")
@@ -191,7 +212,7 @@ class Tree(Strategy):
         return (tree * self.period << 1) + index, index, (index + 1) << level <= length
 
     def _by_level(self, most: int, separation: int) -> int:
-        """Σ over levels of the most that Σ counts² can be in the nodes of one level."""
+        """Return Σ over levels of the largest Σ counts² in the nodes of one level."""
         whole, rest = divmod(self.steps, self.period)
         total = 0
         for level in range(self.period.bit_length()):
@@ -209,3 +230,132 @@ def _popcount(numbers: NDArray[np.int_]) -> NDArray[np.int_]:
         result += numbers & 1
         numbers = numbers >> 1
     return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RangeSums:
+    """F of one range of ``length`` steps.
+
+    ``values`` has shape (participations + 1, len(firsts), len(lasts)): F(m, s, e) for s up to
+    ``firsts[i]`` and above ``firsts[i-1]``, and e from ``lasts[j]`` and below ``lasts[j+1]``.
+    """
+
+    length: int
+    firsts: Numbers
+    lasts: Numbers
+    values: Numbers
+
+    @classmethod
+    def of_one(cls, length: int, positions: Numbers) -> RangeSums:
+        """Return a complete node that has room for one participation, at one of ``positions``."""
+        values = np.zeros(
+            (2 if len(positions) else 1, len(positions), len(positions)), dtype=np.int64
+        )
+        if len(positions):
+            values[1] = np.where(positions[:, None] <= positions, length.bit_length(), IMPOSSIBLE)
+        return cls(length=length, firsts=positions, lasts=positions, values=values)
+
+    @property
+    def most(self) -> int:
+        """The largest number of participations."""
+        return len(self.values) - 1
+
+    def at(self, firsts: Numbers, lasts: Numbers) -> Numbers:
+        """Return F(m, s, e), shape (participations + 1, len(firsts), len(lasts))."""
+        if not self.most:
+            return np.zeros((1, len(firsts), len(lasts)), dtype=np.int64)
+        rows = np.searchsorted(self.firsts, firsts, side="left")
+        columns = np.searchsorted(self.lasts, lasts, side="right") - 1
+        possible = (rows < len(self.firsts))[:, None] & (columns >= 0)
+        inside = self.values[:, np.minimum(rows, len(self.firsts) - 1)[:, None], columns]
+        result = np.where(possible, inside, IMPOSSIBLE)
+        result[0] = 0
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """The joins of one search, whose total work is limited."""
+
+    participations: int
+    separation: int
+    work: list[int]
+
+    def join(self, left: RangeSums, right: RangeSums, *, node: bool) -> RangeSums:
+        """Return ``left`` followed by ``right``; ``node`` is true if one node holds both."""
+        length = left.length + right.length
+        most = min(self.participations, left.most + right.most, -(-length // self.separation))
+        firsts = np.concatenate([left.firsts, left.length + right.firsts])
+        firsts = firsts[: 1 + np.searchsorted(firsts, self.separation - 1)]
+        lasts = np.concatenate([left.lasts, left.length + right.lasts])
+        lasts = lasts[max(0, np.searchsorted(lasts, length - self.separation, "right") - 1) :]
+        size = len(firsts) * len(lasts) * len(left.lasts)
+        # Each numpy call costs about as much as a thousand additions.
+        self.work[0] += (left.most + 1) * (right.most + 1) * (size + 1_000) + 10_000
+        if self.work[0] > MAX_WORK:
+            raise Unaffordable(f"{self.participations} participations in a tree")
+        values = np.full((most + 1, len(firsts), len(lasts)), IMPOSSIBLE, dtype=np.int64)
+        after = np.maximum(firsts - left.length, 0), lasts - left.length
+        for alone in (left.at(firsts, lasts), right.at(*after)):
+            count = min(len(alone), most + 1)
+            np.maximum(values[:count], alone[:count], out=values[:count])
+        before = left.at(firsts, left.lasts)
+        turn = np.maximum(left.lasts + self.separation - left.length, 0)
+        later = right.at(turn, after[1])
+        for first in range(1, min(left.most, most) + 1):
+            for second in range(1, min(right.most, most - first) + 1):
+                both = before[first][:, :, None] + later[second]
+                total = values[first + second]
+                np.maximum(total, both.max(axis=1), out=total)
+        if node:
+            values += (np.arange(most + 1) ** 2)[:, None, None]
+        return RangeSums(length=length, firsts=firsts, lasts=lasts, values=values)
+
+    def node(self, start: int, length: int, positions: Numbers) -> RangeSums:
+        """Return the complete node over ``length`` steps, a power of two, from ``start``."""
+        low, high = np.searchsorted(positions, [start, start + length])
+        if length <= self.separation or low == high:
+            return RangeSums.of_one(length, positions[low:high] - start)
+        half = length // 2
+        return self.join(
+            self.node(start, half, positions), self.node(start + half, half, positions), node=True
+        )
+
+    def tree(self, steps: int, positions: Numbers) -> RangeSums:
+        """Return a tree stopped after ``steps``: its complete nodes, the largest first."""
+        result, start = None, 0
+        for level in reversed(range(steps.bit_length())):
+            if steps >> level & 1:
+                part = self.node(start, 1 << level, positions)
+                result = part if result is None else self.join(result, part, node=False)
+                start += 1 << level
+        assert result is not None
+        return result
+
+
+def worst_pattern(*, steps: int, period: int, participations: int, separation: int) -> int:
+    """Return the largest Σ over nodes of counts², for trees of ``period`` steps over ``steps``.
+
+    Raises ``Unaffordable``.
+    """
+    search = _Search(participations=participations, separation=separation, work=[0])
+    starts = np.arange(0, period, 1 << separation.bit_length())
+    turns = separation * np.arange(participations)
+    if len(starts) * participations > MAX_WORK // 10:
+        raise Unaffordable(f"{participations} participations in a tree of {period} steps")
+    positions = np.unique(np.add.outer(starts, turns) % period)
+    if len(positions) > MAX_POSITIONS:
+        raise Unaffordable(f"{participations} participations in a tree of {period} steps")
+    whole, rest = divmod(steps, period)
+    power, result = search.tree(period, positions), None
+    while whole:
+        if whole & 1:
+            result = power if result is None else search.join(result, power, node=False)
+        whole >>= 1
+        if whole:
+            power = search.join(power, power, node=False)
+    assert result is not None
+    if rest:
+        last = search.tree(rest, positions[positions < rest])
+        result = search.join(result, last, node=False)
+    return int(np.max(result.values))

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,12 @@ from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import comb
 from affidavit.mechanisms.strategies.strategy import (
     EVALUATION,
-    MAX_DENSE,
     MAX_VECTOR,
     Strategy,
     TooLarge,
 )
 from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.plan import MAX_MATRIX_STEPS
 
 Array = NDArray[np.float64]
 
@@ -58,12 +58,13 @@ KEPT = 0.98
 """Share of the largest squared column norm that a column counted from below has at least."""
 
 
+@lru_cache(maxsize=8)
 def most_stretch(strategy: Strategy, turn: int) -> float:
     """‖C_S‖ for the steps S of any group g, g + b, g + 2b, ..., b = ``turn``; rounded up.
 
     Raises ``TooLarge`` where C has no structure and is not formed.
     """
-    if isinstance(strategy, Scheduled) and strategy.steps > MAX_DENSE:
+    if isinstance(strategy, Scheduled) and strategy.steps > MAX_MATRIX_STEPS:
         largest = float(np.max(strategy.factors))
         return most_stretch(strategy.unscaled, turn) * largest * (1 + 4 * UNIT)
     if isinstance(strategy, Tree):
@@ -86,6 +87,7 @@ def most_stretch(strategy: Strategy, turn: int) -> float:
     return root_up(squared * (1 + slack), 4) * (1 + 4 * UNIT) / (1 - residual)
 
 
+@lru_cache(maxsize=8)
 def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     """A bound s and a number n: ‖C_S v‖ ≥ s ‖v‖ for n steps S of one group; s is rounded down.
 
@@ -112,6 +114,7 @@ def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     return single
 
 
+@lru_cache(maxsize=8)
 def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
     """At most |⟨v, c_t⟩| for one unit vector v and the steps t = 0, b, 2b, ..., b = ``turn``.
 
@@ -120,7 +123,10 @@ def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
     """
     steps, count = strategy.steps, -(-strategy.steps // turn)
     column = strategy.strategy_coefficients if steps <= MAX_VECTOR else None
-    times, back, longest = _products(strategy, column, turn)
+    try:
+        times, back, longest = _products(strategy, column, turn)
+    except TooLarge:
+        return np.zeros(1)
     signs = np.ones(count)
     signs[1::2] = -1.0
     sums = [times(np.ones(count)), times(signs)]

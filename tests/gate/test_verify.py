@@ -15,8 +15,7 @@ from affidavit.accountants import Bracket
 from affidavit.certificate import STEPS
 from affidavit.gate import verify as verify_module
 from affidavit.gate.render import contents as in_words
-from affidavit.mechanisms import correlation
-from affidavit.mechanisms.strategies import noise_file_registry
+from affidavit.mechanisms import correlation, noise_files
 
 Make = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]
@@ -187,7 +186,7 @@ def test_recomputing_without_the_file_that_the_plan_names_says_what_is_missing(
     about = {"adjacency": "zero_out", "sampling": {"scheme": "full_batch"}, "noise": named}
     plan.write_text(json.dumps(document(**about, steps=7)))
     assert answer("certify", str(plan), "--out", str(out), "--json")[0] == 0
-    monkeypatch.setattr(noise_file_registry, "_contents", {})
+    monkeypatch.setattr(noise_files, "_registered", {})
     correlation._built.cache_clear()
     told = run("verify", str(out), "--recompute")
     assert told.exit_code == 3

@@ -24,6 +24,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     alternatives,
+    explain,
 )
 from tests.mechanisms.strategies.brute import bound
 
@@ -58,6 +59,7 @@ def refusal(plan: Plan) -> Reason:
         lower(plan)
     (reason,) = caught.value.reasons
     assert reason.remedy
+    assert explain(reason.code)
     return reason
 
 

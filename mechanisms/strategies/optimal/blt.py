@@ -43,10 +43,10 @@ from affidavit.mechanisms.strategies.optimal.loss import (
     ToeplitzLoss,
     cross,
     ladder,
+    minimize_loss,
     outer,
     pairs,
 )
-from affidavit.mechanisms.strategies.optimal.search import least
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
 
@@ -91,7 +91,7 @@ def optimal_blt(
 
     bounds = _bounds(steps, buffers)
     results = [
-        least(derived, start, bounds=bounds, precision=1e-12, iterations=200)
+        minimize_loss(derived, start, bounds=bounds, precision=1e-12, iterations=200)
         for start in _starts(steps, buffers)
     ]
     best = min(results, key=lambda result: result.value)

@@ -63,8 +63,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular, toeplitz
 
 from affidavit.mechanisms.strategies.optimal.dual import Dual, smallest_error, squared_error
-from affidavit.mechanisms.strategies.optimal.loss import NotOffered
-from affidavit.mechanisms.strategies.optimal.search import least
+from affidavit.mechanisms.strategies.optimal.loss import NotOffered, minimize_loss
 from affidavit.mechanisms.strategies.optimal.toeplitz import optimal_toeplitz
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Unaffordable, of_matrix
@@ -247,7 +246,7 @@ def optimal_banded(
     point = np.ones(steps * width)
     for power in (1,) if objective == "rms" else POWERS:
         search = functools.partial(loss, power=power)
-        point = least(search, point, precision=1e-8, iterations=SEARCH).point
+        point = minimize_loss(search, point, precision=1e-8, iterations=SEARCH).point
     return strategy(point)[0]
 
 

@@ -59,7 +59,7 @@ from scipy.linalg import eigh, solve_triangular, toeplitz
 
 from affidavit.mechanisms.strategies.dense import factor_of_gram
 from affidavit.mechanisms.strategies.numerics import gamma
-from affidavit.mechanisms.strategies.optimal.search import least
+from affidavit.mechanisms.strategies.optimal.loss import minimize_loss
 from affidavit.mechanisms.strategies.optimal.toeplitz import optimal_toeplitz
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
@@ -140,7 +140,9 @@ class Dual:
         start = np.zeros(size + self.searched * len(self.matrix))
         bounds = [(-FARTHEST, FARTHEST)] * self.patterns
         bounds += [(-np.inf, np.inf)] * (len(start) - self.patterns)
-        return least(self._loss, start, bounds=bounds, finished=finished, iterations=500).point
+        return minimize_loss(
+            self._loss, start, bounds=bounds, finished=finished, iterations=500
+        ).point
 
     def factors(self, point: Array) -> Array:
         """L of shape (b, k, k); row (o, m) belongs to step o + m·b."""

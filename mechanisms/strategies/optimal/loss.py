@@ -6,7 +6,7 @@ scaled. The error is that of the workload:
 
 * Toeplitz workloads: e = a * n with a the first column of A, and rms² = Σ_t (1 - t/T) e_t²;
 * learning rates: rms² = nᵀ Q n with Q_st = (1/T) Σ_j (AᵀA)_{j+s, j+t}, formed once, in
-  O(T²), up to ``MAX_DENSE`` steps.
+  O(T²), up to ``MAX_MATRIX_STEPS`` steps.
 
 The sensitivity is ‖Σ_{j<k} S^{jb} ĉ‖ with ĉ = |c|, and for ``min_separation`` with more
 bands than the separation its reverse running maximum: what ``sensitivity`` proves, without
@@ -41,23 +41,31 @@ rounding.
 >>> cross(np.array([0.0]), 3).products.tolist()
 [[14.0]]
 
+**Searches** (``minimize_loss``) use scipy's L-BFGS-B with an exact gradient. The same input gives
+the same bits on one machine and one numerical library. Nothing rests on a search: the
+sensitivity of its result is certified by itself.
+
 References: Squire and Trapp, SIAM Review 40 (1998) 110 (complex-step derivatives);
-Dvijotham et al., arXiv:2404.16706, Lemmas 5.3 and 5.4 (the closed forms).
+Dvijotham et al., arXiv:2404.16706, Lemmas 5.3 and 5.4 (the closed forms); Byrd, Lu, Nocedal and
+Zhu, SIAM J. Sci. Comput. 16 (1995) 1190 (L-BFGS-B).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from affidavit.mechanisms.strategies.numerics import fftconvolve, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.strategy import MAX_DENSE, TooLarge
+from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.toeplitz import newton_reciprocal, reciprocal
 from affidavit.mechanisms.strategies.workload import Workload
+from affidavit.plan import MAX_MATRIX_STEPS
 
 Array = NDArray[np.float64]
 Objective = Literal["rms", "max"]
@@ -218,7 +226,7 @@ def _stacked(values: Array, most: int, separation: int) -> Array:
 
 def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
     """Q of shape (bands, bands): sums of AᵀA down its diagonals, from each place to the end."""
-    if steps > MAX_DENSE:
+    if steps > MAX_MATRIX_STEPS:
         raise TooLarge(f"optimising for learning rates over {steps} steps")
     gram = workload.gram(steps)
     result = np.zeros((bands, bands))
@@ -290,3 +298,54 @@ def outer(left: Numbers, right: Numbers) -> Numbers:
 def pairs(rates: Numbers) -> Numbers:
     """s_i + s_j over the last axis, shape (..., n, n)."""
     return np.asarray(rates[..., :, None] + rates[..., None, :])
+
+
+LossAndGradient = Callable[[Array], tuple[float, Array]]
+
+
+class Minimum(NamedTuple):
+    """The last point of a search and its loss."""
+
+    point: Array
+    value: float
+
+
+def minimize_loss(
+    loss: LossAndGradient,
+    start: Array,
+    *,
+    bounds: Sequence[tuple[float, float | None]] | None = None,
+    precision: float = 1e-14,
+    iterations: int = 1000,
+    finished: Callable[[Array, float], bool] | None = None,
+) -> Minimum:
+    """Return a local minimum by L-BFGS-B.
+
+    The search stops when the relative change of the loss is below ``precision``, or when
+    ``finished``, called after every step with the point and its loss, returns true. ``start`` and
+    the result have shape (n,), and ``bounds`` are n pairs.
+    """
+    objective: Any = loss
+    options: Any = {
+        "maxiter": iterations,
+        "maxfun": 2 * iterations,
+        "maxcor": 20,
+        "ftol": precision,
+        "gtol": 1e-8,
+    }
+
+    def stop_if_finished(intermediate_result: Any) -> None:
+        if finished is not None and finished(intermediate_result.x, intermediate_result.fun):
+            raise StopIteration
+
+    method: Any = "L-BFGS-B"
+    result = minimize(
+        objective,
+        start,
+        jac=True,
+        method=method,
+        bounds=bounds,
+        options=options,
+        callback=stop_if_finished,
+    )
+    return Minimum(point=np.asarray(result.x, dtype=np.float64), value=float(result.fun))

@@ -55,8 +55,12 @@ from scipy.optimize import minimize_scalar
 
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.numerics import lfilter
-from affidavit.mechanisms.strategies.optimal.loss import ToeplitzLoss, at_unit_rate
-from affidavit.mechanisms.strategies.optimal.search import LossAndGradient, least
+from affidavit.mechanisms.strategies.optimal.loss import (
+    LossAndGradient,
+    ToeplitzLoss,
+    at_unit_rate,
+    minimize_loss,
+)
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.toeplitz import banded_inverse_root, banded_root
 from affidavit.mechanisms.strategies.workload import Workload
@@ -140,7 +144,7 @@ def _along(
         return value, gradient[1:] * tail
 
     bounds = None if floor is None else [(floor, None)] * len(tail)
-    minimum = least(relative, start[1:] / tail, bounds=bounds, iterations=iterations)
+    minimum = minimize_loss(relative, start[1:] / tail, bounds=bounds, iterations=iterations)
     return np.concatenate([[1.0], tail * minimum.point])
 
 
@@ -156,7 +160,7 @@ def _decreasing(loss: LossAndGradient, start: Array, iterations: int) -> Array:
 
     first = (start - np.append(start[1:], 0.0)) / scale
     bounds = [(0.0, None)] * len(start)
-    minimum = least(falls, first, bounds=bounds, iterations=iterations)
+    minimum = minimize_loss(falls, first, bounds=bounds, iterations=iterations)
     column = np.cumsum((scale * np.maximum(minimum.point, 0.0))[::-1])[::-1]
     return np.asarray(column / column[0])
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from affidavit.mechanisms.noise_files import register_noise, registered_noise
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.noise_file_registry import noise_of, remember
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.store import (
     Store,
@@ -173,7 +173,7 @@ class TestDigest:
 class TestFiles:
     def test_a_plan_can_name_what_is_packed(self) -> None:
         content = packed({"noise": np.array([1.0, -0.5])})
-        np.testing.assert_array_equal(noise_of(remember(content)), [1.0, -0.5])
+        np.testing.assert_array_equal(registered_noise(register_noise(content)), [1.0, -0.5])
 
 
 class TestCoefficients:

@@ -1,0 +1,99 @@
+"""Correlated noise with truncated Poisson lots, bounded as if no lot were truncated.
+
+Let L be the largest lot and M the number of other records that are drawn. A record takes the
+place of another one only where it is drawn and M >= L (for a user with m records, M > L - m).
+Reveal the steps where this holds: there are J of them, J binomial, and no other lot is truncated.
+In each of the J steps a record moves the sum by at most two clip norms, its own and that of the
+record it displaces, or by one if it is in the lot under both hypotheses.
+
+Reference: docs/theorems/correlated-noise.md, Theorem 17; docs/theorems/truncated-poisson.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import betainc
+
+from affidavit.plan import (
+    Leaf,
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
+)
+
+Truncated = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
+Untruncated = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
+
+CONCEDED_PROBABILITIES = 1e-9, 1e-18, 1e-32
+"""Probabilities of more truncated lots that are added to δ; a smaller one counts more lots."""
+_MAX_LOTS = 100
+_TAIL_ERROR = 1e-9
+"""Relative error allowed for binomial probabilities."""
+
+
+def without_truncation(leaf: Truncated) -> Untruncated:
+    """Return ``leaf`` with lots of any size, under add_remove or zero_out."""
+    q, sigma = leaf.sampling_probability, leaf.noise_multiplier
+    if isinstance(leaf, TruncatedPoissonGaussian):
+        return PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    return PoissonSampledGroupGaussian(
+        records=leaf.records, sampling_probability=q, noise_multiplier=sigma
+    )
+
+
+def among_zero_records(leaf: Leaf) -> Leaf:
+    """Return ``leaf`` for a data set in which all other records contribute zero.
+
+    Truncation is then invisible: the record is in the lot or not. Other samples, and those of
+    users with several records, are returned unchanged.
+    """
+    if not isinstance(leaf, TruncatedPoissonGaussian):
+        return leaf
+    size, largest, q = leaf.dataset_size, leaf.max_lot_size, leaf.sampling_probability
+    whole = q * (1 - _binomial_tail(largest, size - 1, q))
+    cut = largest / size * _binomial_tail(largest + 1, size, q)
+    return PoissonSubsampledGaussian(
+        sampling_probability=min(q, whole + cut) * (1 - _TAIL_ERROR),
+        noise_multiplier=leaf.noise_multiplier,
+        pair="replace_one" if leaf.neighbours == "replace_one" else "add_remove",
+    )
+
+
+def truncated_lot_counts(leaf: Truncated, steps: int) -> dict[int, float]:
+    """Return numbers of truncated lots with the record, each with the probability of more."""
+    probability = _truncation_probability(leaf)
+    result = {}
+    for conceded in CONCEDED_PROBABILITIES:
+        for number in range(_MAX_LOTS):
+            more = _binomial_tail(number + 1, steps, probability) * (1 + _TAIL_ERROR)
+            if more <= conceded:
+                result[number] = more
+                break
+    return result
+
+
+def displacement(leaf: Truncated) -> int:
+    """Return how far a privacy unit moves the sum of a truncated lot, at most, in clip norms.
+
+    Under add_remove its records may take the places of others.
+    """
+    return getattr(leaf, "records", 1) * (1 if leaf.neighbours == "zero_out" else 2)
+
+
+def _truncation_probability(leaf: Truncated) -> float:
+    """Return the probability that the unit is drawn and the lot may be truncated, rounded up."""
+    records, q = getattr(leaf, "records", 1), leaf.sampling_probability
+    others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else records)
+    crowded = _binomial_tail(leaf.max_lot_size - records + 1, others, q)
+    # A probability below the smallest double is not zero.
+    crowded = max(crowded, 1e-300 if others > leaf.max_lot_size - records else 0.0)
+    return min(1.0, -crowded * math.expm1(records * math.log1p(-q)) * (1 + _TAIL_ERROR))
+
+
+def _binomial_tail(least: int, size: int, q: float) -> float:
+    """Return P(at least ``least`` of ``size`` draws)."""
+    if not 0 < least <= size:
+        return 0.0 if least > 0 else 1.0
+    return float(betainc(least, size - least + 1, q))
