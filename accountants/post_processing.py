@@ -106,14 +106,14 @@ class PostProcessedCurve:
         if not selections:
             return 0.0
         # Nothing else here needs it.
-        from affidavit.accountants.selection import Attacked
+        from affidavit.accountants.selection import SelectionAttacks
 
         best = 0.0
         for selection in selections:
             louder = map(_composed, _louder(list(_known(selection, 1))))
             for run in chain((selection.event,), louder):
                 try:
-                    curve = Attacked.of(replace(selection, event=run))
+                    curve = SelectionAttacks.of(replace(selection, event=run))
                     best = max(best, ask(curve).lower)
                 except AccountantError:
                     continue

@@ -1,9 +1,9 @@
 """Two-sided accounting of the best of a random number of runs, from the curves of one run.
 
-Throughout, ε, losses and places are in nats; P and Q are the laws of what one run releases.
+Throughout, ε and losses are in nats; P and Q are the laws of what one run releases.
 """
 
 from affidavit.accountants.selection.accountant import SelectionAccountant, SelectionCurve
-from affidavit.accountants.selection.lower_bound import Attacked
+from affidavit.accountants.selection.attacks import SelectionAttacks
 
-__all__ = ["Attacked", "SelectionAccountant", "SelectionCurve"]
+__all__ = ["SelectionAccountant", "SelectionAttacks", "SelectionCurve"]

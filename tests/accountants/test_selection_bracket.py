@@ -22,7 +22,7 @@ from affidavit.accountants import (
     Unsupported,
 )
 from affidavit.accountants.registry import accountant
-from affidavit.accountants.selection import Attacked, SelectionAccountant, SelectionCurve
+from affidavit.accountants.selection import SelectionAccountant, SelectionAttacks, SelectionCurve
 from affidavit.accountants.selection.repetitions import Repetitions
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -64,12 +64,14 @@ def lower(event: Event, delta: float = 1e-6) -> float:
     return PostProcessedCurve(event=event).epsilon(delta).lower
 
 
-def of_curve(curve: PrivacyCurve, mean: float, shape: float) -> tuple[Attacked, SelectionCurve]:
+def of_curve(
+    curve: PrivacyCurve, mean: float, shape: float
+) -> tuple[SelectionAttacks, SelectionCurve]:
     """Both ends of a selection among runs of which both orders have this ``curve``."""
     law = Repetitions(mean=mean, shape=shape)
     order = ((curve, curve),)
     above = SelectionCurve(run=order, whole=order, repetitions=law, other=None)
-    return Attacked(first=curve, second=curve, repetitions=law), above
+    return SelectionAttacks(first=curve, second=curve, repetitions=law), above
 
 
 # ---- the law of K ------------------------------------------------------------------
@@ -98,7 +100,7 @@ def test_the_best_of_k_is_in_a_set_as_often_as_its_law_says(mean: float, shape: 
     assert float(chance @ count) == pytest.approx(mean, rel=1e-6)
     for above, mass in ((0.0, 1.0), (0.0, 0.01), (0.3, 1e-3), (0.05, 0.9)):
         expected = float(chance @ ((1 - above) ** count - np.maximum(1 - above - mass, 0) ** count))
-        assert float(law.within(above, mass)) == pytest.approx(expected, rel=1e-7)
+        assert float(law.win_probability(above, mass)) == pytest.approx(expected, rel=1e-7)
         slope = float(chance @ (count * (1 - above) ** np.maximum(count - 1, 0)))
         assert float(law.density(above)) == pytest.approx(slope, rel=1e-7)
 
@@ -106,9 +108,9 @@ def test_the_best_of_k_is_in_a_set_as_often_as_its_law_says(mean: float, shape: 
 def test_small_sets_lose_no_digits() -> None:
     for shape in (0.0, 1.0, 1e6, math.inf):
         law = Repetitions(mean=1e5, shape=shape)
-        assert float(law.within(0.0, 1e-30)) == pytest.approx(1e5 * 1e-30, rel=1e-9)
+        assert float(law.win_probability(0.0, 1e-30)) == pytest.approx(1e5 * 1e-30, rel=1e-9)
     once = Repetitions(mean=1.0, shape=1.0)
-    assert float(once.within(0.25, 0.5)) == pytest.approx(0.5, rel=1e-12)
+    assert float(once.win_probability(0.25, 0.5)) == pytest.approx(0.5, rel=1e-12)
 
 
 # ---- one Gaussian run, in high precision -------------------------------------------
@@ -141,7 +143,8 @@ def best_attack(mu: float, mean: float, shape: float, delta: float) -> float:
             np.linspace(at[1] - around, at[1] + around, 401),
         )
         true, false = (
-            law.within(norm.cdf(low - centre), norm.sf(high - centre)) for centre in (mu, 0.0)
+            law.win_probability(norm.cdf(low - centre), norm.sf(high - centre))
+            for centre in (mu, 0.0)
         )
         with np.errstate(all="ignore"):
             gained = np.where((true > delta) & (low <= high), np.log((true - delta) / false), 0.0)
@@ -193,7 +196,7 @@ def selected_delta(
     order = np.argsort(-score, kind="stable")
 
     def best(one: np.ndarray) -> np.ndarray:
-        return law.within(np.concatenate(([0.0], np.cumsum(one[order])[:-1])), one[order])
+        return law.win_probability(np.concatenate(([0.0], np.cumsum(one[order])[:-1])), one[order])
 
     first, second = best(p), best(q)
     gamma = math.exp(epsilon)
@@ -264,7 +267,7 @@ def test_an_attack_on_a_run_of_balls_in_bins_gains_what_it_gains_on_its_outcomes
         first = [np.concatenate(([0.0], mass[places]))[:, None] for mass in below]
         after = [1 - mass[places] for mass in below]
         apart = first[1] + after[1] <= 1
-        gains = [law.within(one, other) for one, other in zip(first, after, strict=True)]
+        gains = [law.win_probability(one, other) for one, other in zip(first, after, strict=True)]
         best = max(best, float(np.where(apart, gains[0] - math.exp(epsilon) * gains[1], 0).max()))
     event = selection(RandomAllocationGaussian(bins=2, noise_multiplier=1.0), 3.0)
     assert 0.97 * best <= PostProcessedCurve(event=event).delta(epsilon).lower <= 1.03 * best
@@ -279,7 +282,7 @@ def test_selected_runs_are_above_a_threshold_as_often_as_is_claimed() -> None:
     hits = sum(bool(run.min() > 0 and run.max() > 2.0) for run in runs)
     low = float(beta.ppf(1e-6, hits, repeats - hits + 1))
     high = float(beta.ppf(1 - 1e-6, hits + 1, repeats - hits))
-    claimed = Repetitions(mean=10.0, shape=1.0).within(norm.cdf(-1.0), norm.sf(1.0))
+    claimed = Repetitions(mean=10.0, shape=1.0).win_probability(norm.cdf(-1.0), norm.sf(1.0))
     assert low < float(claimed) < high
 
 
@@ -338,8 +341,8 @@ def test_pure_runs_cost_their_epsilon_as_often_as_is_known(shape: float, times: 
     # Three outcomes: one puts first what P has less of, and looks for what it has more of.
     law, loss = Repetitions(mean=1e5, shape=shape), math.exp(0.5)
     before, after = 1e-2, 1e-6
-    true = float(law.within(before, after))
-    false = float(law.within(before * loss, after / loss))
+    true = float(law.win_probability(before, after))
+    false = float(law.win_probability(before * loss, after / loss))
     assert times * 0.5 * 0.98 < math.log(true / false) <= bound
 
 
