@@ -1,12 +1,16 @@
-"""One direction of a random allocation: how δ(ε) is bracketed, and where the effort goes.
+"""Bounds of δ(ε) in one direction of a random allocation.
 
-A bracket at ε is the lattice's part (``power``) plus what it leaves out (``jumps``). What
-is chosen here (the cut, the tilt, the step, the window) makes it narrow, and never makes
-it true.
+A bound at ε is the lattice's part (``lattice``) plus what it leaves out (``tail_truncation``). The
+cut, tilt, step and window chosen here decide how narrow the bracket is. It holds for any choice.
 
-The step follows from the error law: mean-preserving chords spread a term by at most
-h²/6 (for a law wide against h) and tangents draw it together by h²/12, so that b terms at
-tilt θ move log δ by b θ² h² / 8 in all.
+The step follows from the error law: mean-preserving chords widen a term's variance by at most h²/6
+(for a law wide against h) and tangents narrow it by h²/12, so b terms at tilt θ move log δ by
+b θ² h² / 8 in all.
+
+``PartialDirection`` is a pass that ends before all of its bins are released. The record is in one
+of the released bins with probability q, else in none: the pair is q P + (1-q) Q against Q, with P
+against Q that of a whole pass over the released bins. Mixing with Q acts exactly on hockey-stick
+curves (Theorem 5), so both bounds carry over, rounded outward.
 
 Reference: ``docs/theorems/random-allocation.md``.
 """
@@ -16,48 +20,49 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 from scipy.special import ndtr
 
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.accountants.random_allocation.power import (
-    PayoffCeiling,
-    PowerOfMeasure,
+from affidavit.accountants.random_allocation.lattice import (
+    ConvolutionPower,
     Side,
     Term,
     Window,
-)
-from affidavit.accountants.random_allocation.tail_truncation import (
-    Beyond,
-    LargeTerms,
-    LeastOfOthers,
-    SmallTerms,
-    choose_cut,
+    chernoff_payoffs,
     lower_masses,
     upper_masses,
+)
+from affidavit.accountants.random_allocation.tail_truncation import (
+    LargeTerms,
+    SmallTerms,
+    choose_cut,
+    min_small_term,
 )
 
 MAX_POINTS = 1 << 23
 """Longest lattice or transform; 64 MiB an array of doubles."""
-_LADDER = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0, 16.0)
-"""Further tilts tried for the window, in units of one over the tilted deviation."""
-_HAIR = 1e-9
-"""How far, in steps, an outer node is kept from the barycentre that it must not pass."""
-_CEILING_NODES = 4096
-_BEYOND = 1.1
-"""The lattice of the side ``add`` ends this far beyond Θ."""
-_REACH = 10.0
-"""Normal deviations of one term on the lattice where nothing else ends it."""
+_WINDOW_TILTS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0, 16.0)
+"""Further tilts tried for the window, over the tilted deviation."""
+_BARYCENTRE_MARGIN = 1e-9
+"""Distance, in steps, of an outer node from the barycentre that it must not pass."""
+_CHERNOFF_NODES = 4096
+_THRESHOLD_FACTOR = 1.1
+"""The lattice of the side ``add`` ends at this multiple of Θ."""
+_MAX_Z = 10.0
+"""Normal deviations of one term on the lattice unless something else ends it."""
+_PARTIAL_ROUNDING = 2e-15
+"""Relative error of what ``PartialDirection`` computes and of its share, several times over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saddle:
-    """The tilt at which the lattice's payoff is made, with the sum's first moments there.
+    """The tilt at which the lattice's payoff is made, with the moments of the sum there.
 
-    ``inside`` is about the lattice's part of δ, and ``delta`` about all of it.
+    ``inside`` approximates the lattice's part of δ, and ``delta`` all of it.
     """
 
     tilt: float
@@ -69,7 +74,7 @@ class Saddle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """Upper and lower bounds of δ(ε), narrow near the ε they were made for.
+    """Upper and lower bounds of δ(ε), narrow near the ε for which they were computed.
 
     ``uppers`` and ``lowers`` take ε in nats and return δ, of shape (n,) both.
     """
@@ -79,12 +84,16 @@ class Curves:
     step: float
 
     def upper(self, epsilon: float) -> float:
-        """An upper bound of δ at ``epsilon`` (nats)."""
+        """Return an upper bound of δ at ``epsilon`` (nats)."""
         return float(self.uppers(np.array([epsilon]))[0])
 
     def lower(self, epsilon: float) -> float:
-        """A lower bound of δ at ``epsilon`` (nats)."""
+        """Return a lower bound of δ at ``epsilon`` (nats)."""
         return float(self.lowers(np.array([epsilon]))[0])
+
+
+Outside = LargeTerms | SmallTerms
+"""The part of δ outside of the lattice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,53 +105,46 @@ class Direction:
     side: Side
 
     def thresholds(self, epsilons: Array) -> Array:
-        """Θ at ``epsilons`` (nats), of their shape."""
+        """Return Θ at ``epsilons`` (nats), of their shape."""
         sign = 1.0 if self.side == "remove" else -1.0
         return sign * self.bins * _ratios(sign * epsilons)
 
     def scales(self, epsilons: Array) -> Array:
-        """δ over the mean of (ΣV - Θ)_+, at ``epsilons`` (nats), of their shape."""
+        """Return δ over the mean of (ΣV - Θ)_+ at ``epsilons`` (nats), of their shape."""
         return (1.0 if self.side == "remove" else _ratios(epsilons)) / np.full(
             epsilons.size, float(self.bins)
         )
 
     def threshold(self, epsilon: float) -> float:
-        """Θ at ``epsilon`` (nats)."""
+        """Return Θ at ``epsilon`` (nats)."""
         return float(self.thresholds(np.array([epsilon]))[0])
 
     def scale(self, epsilon: float) -> float:
-        """δ over the mean of (ΣV - Θ)_+, at ``epsilon`` (nats)."""
+        """Return δ over the mean of (ΣV - Θ)_+ at ``epsilon`` (nats)."""
         return float(self.scales(np.array([epsilon]))[0])
 
-    @cached_property
-    def _others(self) -> LeastOfOthers:
-        return LeastOfOthers(bins=self.bins, rate=self.rate)
-
-    @cached_property
-    def _small(self) -> SmallTerms:
-        return SmallTerms(bins=self.bins, rate=self.rate)
-
-    def _parts(self, cut: float) -> tuple[Term, Beyond]:
+    def _split(self, cut: float) -> tuple[Term, Outside]:
+        """Return the term on a lattice that ends at ``cut``, and the part of δ outside of it."""
         if self.side == "add":
-            return Term(rate=self.rate, side="add", top=-self._small.least), self._small
-        return Term(rate=self.rate, side="remove", top=cut), LargeTerms(
-            others=self._others, cut=cut
-        )
+            term = Term(rate=self.rate, side="add", top=-min_small_term(self.rate))
+            return term, SmallTerms(bins=self.bins)
+        term = Term(rate=self.rate, side="remove", top=cut)
+        return term, LargeTerms(bins=self.bins, rate=self.rate, cut=cut)
 
-    # ---- where the answer is, without bounds --------------------------------------
+    # ---- approximations, on which no bound rests ------------------------------------
 
     def cut(self, epsilon: float, allowed: float) -> float:
-        """The X at which the lattice may end if ``allowed`` of δ may be given away."""
+        """Return the X at which the lattice may end if ``allowed`` of δ may be lost."""
         if self.side == "add":
             return math.inf
-        return choose_cut(self._others, _ratio(epsilon), allowed)
+        return choose_cut(self.bins, self.rate, _ratio(epsilon), allowed)
 
     def saddle(self, epsilon: float, cut: float) -> Saddle:
-        """The saddle at ``epsilon`` (nats) with δ by the leading term of its expansion."""
+        """Return the saddle at ``epsilon`` (nats), with the leading term of δ there."""
         threshold = self.threshold(epsilon)
-        term, beyond = self._parts(cut)
+        term, outside = self._split(cut)
         values, weights = term.atoms
-        tilt = tilt_of(self.bins, term.atoms, threshold, abs(threshold))
+        tilt = find_tilt(self.bins, term.atoms, threshold, abs(threshold))
         log_moment, _, variance = moments(values, weights, tilt)
         spread = self.bins * variance + 2 / tilt**2
         exponent = self.bins * log_moment - tilt * threshold - 2 * math.log(tilt)
@@ -153,27 +155,27 @@ class Direction:
             variance=self.bins * variance,
             log_moment=self.bins * log_moment,
             inside=inside,
-            delta=inside + float(beyond.lower(np.array([_ratio(epsilon)]))[0]),
+            delta=inside + float(outside.lower(np.array([_ratio(epsilon)]))[0]),
         )
 
-    def about(self, epsilon: float) -> float:
-        """About the δ at ``epsilon`` (nats); not a bound."""
+    def approximate_delta(self, epsilon: float) -> float:
+        """Return about the δ at ``epsilon`` (nats); **not a bound**."""
         coarse = self.saddle(epsilon, self.cut(epsilon, 1e-12)).delta
         if self.side == "add":
             return coarse
         return self.saddle(epsilon, self.cut(epsilon, 0.01 * min(coarse, 1.0))).delta
 
     @property
-    def largest_epsilon(self) -> float:
-        """No ε (nats) is searched beyond this; the Gaussian mechanism alone does not reach it."""
-        return self.rate**2 / 2 + _REACH * self.rate
+    def max_epsilon(self) -> float:
+        """The largest ε (nats) searched; a single Gaussian mechanism does not reach it."""
+        return self.rate**2 / 2 + _MAX_Z * self.rate
 
-    def guess(self, delta: float) -> float:
-        """About the ε (nats) at which δ(ε) is ``delta``; not a bound."""
-        return where_it_falls_to(
+    def approximate_epsilon(self, delta: float) -> float:
+        """Return about the ε (nats) at which δ(ε) is ``delta``; **not a bound**."""
+        return approximate_crossing(
             delta,
             lambda epsilon: self.saddle(epsilon, self.cut(epsilon, 0.1 * delta)).delta,
-            self.largest_epsilon,
+            self.max_epsilon,
         )
 
     # ---- bounds -------------------------------------------------------------------
@@ -186,20 +188,20 @@ class Direction:
         step: float | None = None,
         upto: float = 0.0,
     ) -> Curves:
-        """Bounds of δ about ``tolerance`` apart in log δ near ``epsilon`` (nats).
+        """Return bounds of δ about ``tolerance`` apart in log δ near ``epsilon`` (nats).
 
-        ``delta`` is about what δ is there. The lattice holds what the payoff is made of up to
-        ``upto`` (nats), where that is larger. Raises ``OutOfReach`` where it would be too long.
+        ``delta`` approximates δ there. The lattice also covers the payoff up to ``upto`` (nats).
+        Raises ``OutOfReach`` if the lattice would be too long.
         """
         allowed = 0.01 * tolerance * delta
         cut = self.cut(max(epsilon, upto), allowed)
         saddle = self.saddle(epsilon, cut)
-        term, beyond = self._parts(cut)
+        term, outside = self._split(cut)
         if saddle.inside <= 10 * allowed:
-            ceiling = self._ceiling(term, epsilon)
-            most = float(ceiling.upper(np.array([self.threshold(epsilon)]))[0])
-            if self.scale(epsilon) * most <= 10 * allowed:
-                return self._join(ceiling.upper, np.zeros_like, beyond, term.top)
+            payoffs = self._chernoff_payoffs(term, epsilon)
+            payoff = float(payoffs(np.array([self.threshold(epsilon)]))[0])
+            if self.scale(epsilon) * payoff <= 10 * allowed:
+                return self._join(payoffs, np.zeros_like, outside, term.top)
         if step is None:
             step = math.sqrt(4 * tolerance / self.bins) / saddle.tilt
             step = min(step, 0.5 * math.sqrt(saddle.variance + 1e-300))
@@ -211,22 +213,22 @@ class Direction:
                 "Add noise, or ask for fewer bins.",
             )
         above, below, open_left = self._nodes(term, bottom, step)
-        # On the side "add" a term below Θ leaves nothing to pay.
-        ends = self.side == "add" and above[0] <= _BEYOND * self.threshold(epsilon)
-        upper = PowerOfMeasure(
+        # On the side "add" a term below Θ has no payoff.
+        ends = self.side == "add" and above[0] <= _THRESHOLD_FACTOR * self.threshold(epsilon)
+        upper = ConvolutionPower(
             above, upper_masses(term, above, raise_below=not ends), self.bins, window
         )
 
         @cache
-        def lower() -> PowerOfMeasure:
+        def lower() -> ConvolutionPower:
             masses = lower_masses(term, below, open_left=open_left)
-            return PowerOfMeasure(below, masses, self.bins, window)
+            return ConvolutionPower(below, masses, self.bins, window)
 
         least = float(above[0]) if ends else -math.inf
         return self._join(
             lambda thresholds: np.where(thresholds >= least, upper.upper(thresholds), np.inf),
             lambda thresholds: lower().lower(thresholds),
-            beyond,
+            outside,
             step,
         )
 
@@ -234,60 +236,61 @@ class Direction:
         self,
         upper: Callable[[Array], Array],
         lower: Callable[[Array], Array],
-        beyond: Beyond,
+        outside: Outside,
         step: float,
     ) -> Curves:
-        """δ from bounds of the lattice's payoff and of what lies beyond it; 1 and 0 from NaN."""
+        """Return δ from bounds of the lattice's payoff and of the rest; NaN becomes 1 or 0."""
 
         def upper_deltas(epsilons: Array) -> Array:
             inside = self.scales(epsilons) * upper(self.thresholds(epsilons))
-            result = (inside + beyond.upper(_ratios(epsilons))) * (1 + 1e-13)
+            result = (inside + outside.upper(_ratios(epsilons))) * (1 + 1e-13)
             return np.where(result < 1, result, 1.0)
 
         def lower_deltas(epsilons: Array) -> Array:
             inside = self.scales(epsilons) * lower(self.thresholds(epsilons))
-            result = (inside + beyond.lower(_ratios(epsilons))) * (1 - 1e-13)
+            result = (inside + outside.lower(_ratios(epsilons))) * (1 - 1e-13)
             return np.where(result > 0, result, 0.0)
 
         return Curves(uppers=upper_deltas, lowers=lower_deltas, step=step)
 
-    def _ceiling(self, term: Term, epsilon: float) -> PayoffCeiling:
-        bottom = term.place(-_REACH)
-        nodes = _ending_at(term.top, bottom, (term.top - bottom) / _CEILING_NODES)
+    def _chernoff_payoffs(self, term: Term, epsilon: float) -> Callable[[Array], Array]:
+        bottom = term.value_at(-_MAX_Z)
+        nodes = _ending_at(term.top, bottom, (term.top - bottom) / _CHERNOFF_NODES)
         masses, whole = upper_masses(term, nodes), abs(self.threshold(epsilon))
-        return PayoffCeiling(nodes, masses, self.bins, np.geomspace(1.0, 1e5, 200) / whole)
+        return chernoff_payoffs(nodes, masses, self.bins, np.geomspace(1.0, 1e5, 200) / whole)
 
     def _bottom(self, term: Term, saddle: Saddle, epsilon: float, tolerance: float) -> float:
-        """Below this a V makes little difference (to ``tolerance`` in log δ) or none."""
+        """Return the V below which terms change log δ by less than ``tolerance``."""
         if self.side == "remove":
-            return term.place(-_REACH)
+            return term.value_at(-_MAX_Z)
         z = np.linspace(2.0, 12.0, 41)
         moved = self.bins * (ndtr(-z) + saddle.tilt * ndtr(self.rate - z))
         few = np.flatnonzero(moved <= 0.02 * tolerance)
-        largest = term.place(float(z[few[0]]) if few.size else float(z[-1]))
-        return max(_BEYOND * self.threshold(epsilon), -largest)
+        largest = term.value_at(float(z[few[0]]) if few.size else float(z[-1]))
+        return max(_THRESHOLD_FACTOR * self.threshold(epsilon), -largest)
 
     def _window(
         self, term: Term, saddle: Saddle, epsilon: float, negligible: float, step: float
     ) -> Window:
-        """Sums outside of which there is too little to matter, by Chernoff's bound."""
+        """Return the sums that matter, by Chernoff's bound."""
         share = max(negligible, 1e-290) / self.scale(epsilon)
-        return window_of(self.bins, term.atoms, saddle, self.threshold(epsilon), share, step)
+        return compute_window(self.bins, term.atoms, saddle, self.threshold(epsilon), share, step)
 
     def _nodes(self, term: Term, bottom: float, step: float) -> tuple[Array, Array, bool]:
-        """Nodes of the upper and of the lower measure, and whether its first cell is open."""
+        """Return the nodes of the upper and lower measures, and whether the first cell is open."""
         if self.side == "add":
             least = -term.top
-            first = least if least > 2 * step else self._barycentre(step) + _HAIR * step
+            barycentre = self._barycentre(step) + _BARYCENTRE_MARGIN * step
+            first = least if least > 2 * step else barycentre
             below = -(first + step * _count_up(max(2, math.ceil((-bottom - first) / step))))
             return _ending_at(term.top, bottom, step), below[::-1], False
         coarse = bottom <= 2 * step
-        first = self._barycentre(step) - _HAIR * step if coarse else bottom
+        first = self._barycentre(step) - _BARYCENTRE_MARGIN * step if coarse else bottom
         below = first + step * _count_up(max(2, math.floor((term.top - first) / step)))
         return _ending_at(term.top, 0.0 if coarse else bottom - step, step), below, coarse
 
     def _barycentre(self, step: float) -> float:
-        """The mean of X in a first cell that ends half a step beyond it."""
+        """Return the mean of X in a first cell that ends half a step beyond it."""
         result = 0.0
         for _ in range(30):
             z = math.log(result + step / 2) / self.rate + self.rate / 2
@@ -298,10 +301,91 @@ class Direction:
         return result
 
 
-def tilt_of(bins: int, atoms: tuple[Array, Array], threshold: float, size: float) -> float:
-    """The tilt at which the mean of (ΣV - Θ)_+ is made, for Θ = ``threshold``.
+@dataclass(frozen=True, kw_only=True)
+class PartialDirection:
+    """``inner`` if the record is in one of its bins with probability ``share`` only."""
 
-    It is looked for around one over ``size``. ``atoms`` are V and its log weights, of shape (n,).
+    inner: Direction
+    share: float
+
+    @property
+    def bins(self) -> int:
+        """The number of released bins."""
+        return self.inner.bins
+
+    @property
+    def rate(self) -> float:
+        """1/σ."""
+        return self.inner.rate
+
+    def approximate_epsilon(self, delta: float) -> float:
+        """Return about the ε (nats) at which δ(ε) is ``delta``; **not a bound**."""
+        return approximate_crossing(delta, self.approximate_delta, self.max_epsilon)
+
+    def approximate_delta(self, epsilon: float) -> float:
+        """Return about the δ at ``epsilon`` (nats); **not a bound**."""
+        scale, inside = self._inside(epsilon, self.share, 0.0)
+        if inside > self.inner.max_epsilon:
+            return 0.0
+        return scale * self.inner.approximate_delta(inside)
+
+    @property
+    def max_epsilon(self) -> float:
+        """The largest ε (nats) searched."""
+        most = self.inner.max_epsilon
+        if self.inner.side == "remove":
+            return math.log1p(self.share * math.expm1(most))
+        return -math.log1p(self.share * math.expm1(-most))
+
+    def curves(
+        self,
+        epsilon: float,
+        delta: float,
+        width: float,
+        step: float | None = None,
+        upto: float = 0.0,
+    ) -> Curves:
+        """Return bounds for ``epsilon`` (nats) and ``delta``, as ``Direction.curves`` does."""
+        scale, inside = self._inside(epsilon, self.share, 0.0)
+        _, end = self._inside(upto, self.share, 0.0)
+        most = self.inner.max_epsilon
+        likely = min(0.5, delta / (scale or 1.0))
+        inner = self.inner.curves(min(inside, most), likely, width, step, min(end, most))
+        return Curves(
+            uppers=self._outside(inner.uppers, _PARTIAL_ROUNDING),
+            lowers=self._outside(inner.lowers, -_PARTIAL_ROUNDING),
+            step=inner.step,
+        )
+
+    def _outside(
+        self, bound: Callable[[Array], Array], outwards: float
+    ) -> Callable[[Array], Array]:
+        share = min(1.0, self.share * (1 + outwards))
+
+        def deltas(epsilons: Array) -> Array:
+            pairs = [self._inside(epsilon, share, outwards) for epsilon in epsilons.tolist()]
+            scales, inside = np.array(pairs).reshape(-1, 2).T
+            none = scales <= 0
+            return np.where(none, 0.0, scales * bound(np.where(none, 0.0, inside)) * (1 + outwards))
+
+        return deltas
+
+    def _inside(self, epsilon: float, share: float, outwards: float) -> tuple[float, float]:
+        """Return the factor on the inner δ, and the inner ε (nats); δ is rounded ``outwards``."""
+        if self.inner.side == "remove":
+            inside = math.log1p(math.expm1(min(epsilon, 650.0)) / share)
+            return share, inside * (1 - outwards)
+        scale = share - (1 - share) * math.expm1(min(epsilon, 650.0)) + share * outwards
+        if scale <= 0:
+            return 0.0, math.inf
+        inside = epsilon + math.log(share / scale)
+        return scale, max(0.0, inside - outwards * (1 + abs(inside)))
+
+
+def find_tilt(bins: int, atoms: tuple[Array, Array], threshold: float, size: float) -> float:
+    """Return the tilt at which the mean of (ΣV - Θ)_+ is made, for Θ = ``threshold``.
+
+    The search is around one over ``size``. ``atoms`` are V and its log weights, shape (n,) each.
     """
     low, high = -20.0, 25.0
     while high - low > 1e-3:
@@ -312,7 +396,7 @@ def tilt_of(bins: int, atoms: tuple[Array, Array], threshold: float, size: float
     return math.exp((low + high) / 2) / size
 
 
-def window_of(
+def compute_window(
     bins: int,
     atoms: tuple[Array, Array],
     saddle: Saddle,
@@ -320,16 +404,16 @@ def window_of(
     negligible: float,
     step: float,
 ) -> Window:
-    """Sums outside of which there is too little of (ΣV - Θ)_+ to matter, by Chernoff's bound.
+    """Return the window of sums outside of which (ΣV - Θ)_+ is about ``negligible``.
 
-    ``negligible`` is about how much is too little; ``atoms`` are as in ``tilt_of``, of shape (n,).
+    The window follows from Chernoff's bound. ``atoms`` are as in ``find_tilt``, shape (n,).
     """
     spread = math.sqrt(saddle.variance + 1e-300)
     scale = saddle.log_moment - saddle.tilt * threshold
     # max g = 1/(e θ)
     tail = min(math.log(1e-3 * negligible) - scale + math.log(saddle.tilt) + 1, -1.0)
     lows, highs = [], []
-    for share in _LADDER:
+    for share in _WINDOW_TILTS:
         tilt = share / spread
         under = bins * moments(*atoms, saddle.tilt - tilt)[0]
         over = bins * moments(*atoms, saddle.tilt + tilt)[0]
@@ -345,8 +429,8 @@ def window_of(
     )
 
 
-def where_it_falls_to(delta: float, curve: Callable[[float], float], most: float) -> float:
-    """About the ε (nats) up to ``most`` at which the falling ``curve`` is ``delta``; no bound."""
+def approximate_crossing(delta: float, curve: Callable[[float], float], most: float) -> float:
+    """Return about the ε (nats) <= ``most`` at which the decreasing ``curve`` is ``delta``."""
     low, high = 0.0, most
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
@@ -359,7 +443,7 @@ def _count_up(size: int) -> Array:
 
 
 def _ending_at(top: float, bottom: float, step: float) -> Array:
-    """Nodes a ``step`` apart, the last at ``top`` and the first at or below ``bottom``."""
+    """Return nodes a ``step`` apart, the last at ``top`` and the first at or below ``bottom``."""
     size = max(3, math.ceil((top - bottom) / step) + 1)
     nodes = top - step * np.arange(size - 1, -1, -1, dtype=np.float64)
     nodes[-1] = top
@@ -367,7 +451,7 @@ def _ending_at(top: float, bottom: float, step: float) -> Array:
 
 
 def _ratios(epsilons: Array) -> Array:
-    """e^ε, kept within a double's range with room for the bins."""
+    """Return e^ε, limited so that it times the number of bins does not overflow."""
     return np.exp(np.minimum(epsilons, 650.0))
 
 
@@ -376,14 +460,14 @@ def _ratio(epsilon: float) -> float:
 
 
 def moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:
-    """log E exp(tilt V), and mean and variance of the tilted law; ``values`` have shape (n,)."""
+    """Return log E exp(tilt V) and the mean and variance of the tilted law; shape (n,) values."""
     tilted, mean, peak, total = _tilted(values, log_weights, tilt)
     centred = values - mean
     return peak + math.log(total), mean, float(tilted @ (centred * centred)) / total
 
 
 def _tilted(values: Array, log_weights: Array, tilt: float) -> tuple[Array, float, float, float]:
-    """The tilted law's weights, of the shape of ``values``; its mean; what they are scaled by."""
+    """Return the tilted weights, shape (n,), their mean, the log of their scale and their sum."""
     exponents = tilt * values + log_weights
     peak = float(exponents.max())
     tilted = np.exp(exponents - peak)

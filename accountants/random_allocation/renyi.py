@@ -1,10 +1,9 @@
 """Rényi accounting of random allocations: an upper bound that composes.
 
-Where a run is more than one allocation (bins drawn afresh in further phases, a metric
-beside them) the lattice does not reach, and moments do: Rényi divergences add up under
-adaptive composition, for each direction of the adjacency by itself. It is also a second
-opinion on a single allocation, because it shares no step with the lattice. Gaussian releases
-beside it, unsampled or Poisson-sampled, add their own.
+Rényi divergences add up under adaptive composition, separately for each direction of the adjacency.
+This bounds runs of several allocations and of releases beside them, and is a second opinion on a
+single allocation, because it shares no step with the lattice. Gaussian releases beside it,
+unsampled or Poisson-sampled, add their own divergences.
 
 With S the mean of b independent lognormals X = exp(z/σ - 1/(2σ²)):
 
@@ -46,23 +45,22 @@ from affidavit.plan import (
     RandomAllocationGaussian,
 )
 
-NOISE_MULTIPLIERS = (0.1, 1000.0)
-"""σ over the root of the epochs for which bins are kept, where allocations are bounded."""
+MIN_NOISE, MAX_NOISE = 0.1, 1000.0
+"""Range of σ over the root of the number of epochs with the same bins."""
 MAX_BINS = 1_000_000
 
 
 def check_range(leaf: RandomAllocationGaussian) -> None:
-    """Raise ``OutOfReach`` for parameters at which allocations are not bounded."""
-    low, high = NOISE_MULTIPLIERS
-    if not low <= leaf.noise_multiplier <= high:
+    """Raise ``OutOfReach`` for parameters out of range."""
+    if not MIN_NOISE <= leaf.noise_multiplier <= MAX_NOISE:
         raise OutOfReach(
             f"noise multiplier {leaf.noise_multiplier:.4g} (over the root of the epochs) is "
-            f"outside [{low:g}, {high:g}], where allocations are bounded.",
+            f"outside [{MIN_NOISE:g}, {MAX_NOISE:g}], the range of the allocation accountant.",
             "Choose a noise multiplier nearer to what training uses.",
         )
     if leaf.bins > MAX_BINS:
         raise OutOfReach(
-            f"{leaf.bins} bins are more than the {MAX_BINS} that are accounted.",
+            f"{leaf.bins} bins exceed the limit of {MAX_BINS}.",
             "Use larger lots.",
         )
 
@@ -71,20 +69,20 @@ MAX_ORDER = 200
 ORDERS = np.arange(2, MAX_ORDER + 1)
 """Orders of the Rényi divergences, shape (m,)."""
 _LOG_T, STRIDE, WIDE_STRIDE = (-10.0, 12.0), 4e-3, 0.03
-"""The grid of log t; the chords' error is of second order in its stride."""
+"""The grid of log t. The chords' error is of second order in its stride."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenyiAllocationCurve:
-    """Upper bounds only, from both directions' divergences (nats) at ``ORDERS``, (m,) each."""
+    """Upper bounds from the divergences (nats) of both directions at ``ORDERS``, (m,) each."""
 
     divergences: tuple[Array, ...]
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[0, least ε over the orders]`` at ``delta``.
+        """Return ``[0, least ε over the orders]`` (nats) at ``delta``.
 
-        In nats; raises ``ValueError`` unless 0 < δ < 1. The conversion is that of Canonne, Kamath
-        and Steinke, arXiv:2004.00010.
+        The conversion is that of Canonne, Kamath and Steinke, arXiv:2004.00010. Raises
+        ``ValueError`` unless 0 < δ < 1.
         """
         require_delta(delta)
         gain = np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
@@ -92,9 +90,9 @@ class RenyiAllocationCurve:
         return Bracket(lower=0.0, upper=_up(max((0.0, *result))))
 
     def delta(self, epsilon: float) -> Bracket:
-        """``[0, least δ over the orders]`` at ``epsilon``.
+        """Return ``[0, least δ over the orders]`` at ``epsilon`` (nats).
 
-        ε in nats; raises ``ValueError`` unless it is finite and at least 0.
+        Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
         gain = (ORDERS - 1) * np.log1p(-1 / ORDERS) - np.log(ORDERS)
@@ -109,9 +107,9 @@ class RenyiAllocationCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenyiAllocationAccountant:
-    """Rényi bounds of random allocations and Gaussian releases beside them, composed.
+    """Rényi bounds of random allocations composed with Gaussian releases beside them.
 
-    The grids have this ``stride``; with ``WIDE_STRIDE`` a bound takes milliseconds.
+    ``stride`` is that of the grids. With ``WIDE_STRIDE`` a bound takes milliseconds.
     """
 
     stride: float = STRIDE
@@ -119,7 +117,7 @@ class RenyiAllocationAccountant:
     version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> RenyiAllocationCurve:
-        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:
             return RenyiAllocationCurve(divergences=())
@@ -129,8 +127,8 @@ class RenyiAllocationAccountant:
             )
         if len(parts) > MAX_KINDS:
             raise OutOfReach(
-                f"the run has {len(parts)} kinds of release; {MAX_KINDS} are accounted beside "
-                "random allocations.",
+                f"the run has {len(parts)} kinds of release; the limit beside random allocations "
+                f"is {MAX_KINDS}.",
                 "Join steps with equal sampling and noise into one phase.",
             )
         divergences = np.zeros((2, ORDERS.size))
@@ -144,7 +142,7 @@ class RenyiAllocationAccountant:
 
 
 def _divergences(leaf: Leaf, stride: float) -> tuple[Array, Array]:
-    """Rényi divergences of both directions at ``ORDERS``, rounded up."""
+    """Return the Rényi divergences of both directions at ``ORDERS``, rounded up."""
     match leaf:
         case Gaussian(noise_multiplier=sigma):
             alone = ORDERS / (2 * sigma * sigma) * (1 + 1e-14)
@@ -159,7 +157,7 @@ def _divergences(leaf: Leaf, stride: float) -> tuple[Array, Array]:
             return _remove(bins, 1 / sigma), _add(bins, 1 / sigma, stride)
         case _:
             raise Unsupported(
-                "this accountant knows random allocations, and beside them Gaussian releases, "
+                "this accountant takes random allocations and, beside them, Gaussian releases, "
                 "unsampled or Poisson-sampled under add_remove.",
                 "Use another accountant.",
             )
@@ -167,7 +165,7 @@ def _divergences(leaf: Leaf, stride: float) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=64)
 def _sampled(probability: float, rate: float) -> Array:
-    """Poisson sampling: E (1 - q + q X)^a, which bounds both directions at integer orders."""
+    """Return bounds by E (1 - q + q X)^a, which hold in both directions at integer orders."""
     k = np.arange(MAX_ORDER + 1)
     order = ORDERS[:, None]
     terms = gammaln(order + 1) - gammaln(k + 1) - gammaln(np.maximum(order - k, 0) + 1)
@@ -183,16 +181,16 @@ def _remove(bins: int, rate: float) -> Array:
     k = np.arange(MAX_ORDER + 1)
     power = power_of_series(rate**2 * k * (k - 1) / 2 - gammaln(k + 1), bins)
     moments = (power + gammaln(k + 1) - k * math.log(bins))[2:]
-    # Each coefficient is a sum of positive terms; its exponents are what is rounded.
+    # Each coefficient is a sum of positive terms; its exponents are rounded.
     size = rate**2 * ORDERS**2 / 2 + 2 * gammaln(ORDERS + 1) + ORDERS * math.log(bins + 1)
     slack = UNIT_ROUNDOFF * 64 * (1 + math.log2(bins + 1)) * (1 + size)
-    # No mixture of bins costs more than a bin that is known.
+    # No mixture of bins costs more than a known bin.
     alone = ORDERS * rate**2 / 2
     return np.asarray(np.minimum((np.maximum(moments, 0.0) + slack) / (ORDERS - 1), alone))
 
 
 def power_of_series(base: Array, exponent: int) -> Array:
-    """The logarithms of the coefficients of a power of a series from its own, (k,) each."""
+    """Return the log coefficients, shape (k,), of a power of a series with those of ``base``."""
     power = np.full(base.size, -np.inf)
     power[0] = 0.0
     while exponent:
@@ -205,7 +203,7 @@ def power_of_series(base: Array, exponent: int) -> Array:
 
 
 def _product(first: Array, second: Array) -> Array:
-    """The logarithms of the coefficients of a product of two truncated series."""
+    """Return the log coefficients of a product of two truncated series."""
     size = first.size
     index = np.arange(size)[:, None] - np.arange(size)[None, :]
     terms = np.where(index >= 0, first[None, :] + second[np.maximum(index, 0)], -np.inf)
@@ -218,7 +216,7 @@ def _add(bins: int, rate: float, stride: float) -> Array:
     pieces = [log_laplace(item / bins, rate) for item in np.array_split(t, 20)]
     log_g = np.minimum.accumulate(np.minimum(bins * np.concatenate(pieces), 0.0))
     n = (ORDERS - 1).astype(np.float64)
-    # On every cell of the geometric grid the chord's ends weigh the same: by t^{n-1}.
+    # On every cell of the geometric grid the ends of the chord have the same weights, by t^{n-1}.
     whole = np.expm1(n * stride)
     share = (n / (n + 1) * np.expm1((n + 1) * stride) / whole - 1) / math.expm1(stride)
     share = np.clip(share - 1e-9, 0.0, 1.0)[:, None]
@@ -234,7 +232,7 @@ def _add(bins: int, rate: float, stride: float) -> Array:
 
 
 def _log_tail(bins: int, rate: float, n: Array, end: float) -> Array:
-    """log of a bound of the integral of t^{n-1} G(t) beyond ``end``."""
+    """Return the log of a bound of the integral of t^{n-1} G(t) beyond ``end``."""
     m = (2 * n + 2) / bins
     power = bins * (m * np.log(m * bins / math.e) + rate**2 * m * (m + 1) / 2)
     return np.asarray(power + (n - m * bins) * math.log(end) - np.log(m * bins - n))

@@ -1,12 +1,12 @@
-"""A replaced record on balls in bins: upper ends of one allocation.
+"""Upper bounds of one allocation whose record is replaced.
 
 P = (1/b) Σ_i N(e_i, σ² I) against Q = (1/b) Σ_i N(-e_i, σ² I), its own reverse. Over N(0, σ² I),
 with μ = 1/σ and z_i standard normal, the densities are means of e^{±μ z_i - μ²/2}, so that
 
     δ(ε) = E (ΣV)_+ / b,    V = e^{-μ²/2} (e^{μz} - e^ε e^{-μz}),
 
-over independent copies of V, which the convolution of an allocation bounds. Where some V is above a
-cut, all of P counts. The lower ends are those of a record that is there or not.
+over independent copies of V, which the convolution of an allocation bounds. If some V is above a
+cut, all of P counts. Lower bounds are those of a record that is present or absent.
 
 >>> curve = ReplacedCurve(bins=100, rate=1.0)
 >>> round(curve.epsilon(1e-6).upper, 2)
@@ -27,40 +27,44 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
-from affidavit.accountants.random_allocation.directions import Saddle, moments, tilt_of, window_of
-from affidavit.accountants.random_allocation.power import Calls, PowerOfMeasure
-from affidavit.accountants.random_allocation.tail_truncation import upper_masses
+from affidavit.accountants.random_allocation.directions import (
+    Saddle,
+    compute_window,
+    find_tilt,
+    moments,
+)
+from affidavit.accountants.random_allocation.lattice import Calls, ConvolutionPower, upper_masses
 
 TOLERANCE = 1e-3
-"""Of δ, about what each of the errors may be."""
+"""About the share of δ of each error."""
 MAX_POINTS = 1 << 18
-"""Of the lattice of one bin; with fewer than it needs the bound is larger."""
-RATES = 0.01, 5.0
+"""Points of the lattice of one bin. If it needs more, the bound is larger."""
+MIN_RATE, MAX_RATE = 0.01, 5.0
 """The range of 1/σ."""
 _MAX_EPSILON = 100.0
 """Nats."""
-_FINE, _MIN_MEDIAN = 0.2, 0.02
-"""The longest step over the size of most terms, which counts as at least so much of e^ε."""
-_ABOVE = 0.02
-"""Of δ, what lies above the cut: the lattice reaches further for less."""
+_MAX_STEP_SHARE, _MIN_MEDIAN = 0.2, 0.02
+"""The longest step over the size of most terms, and the least size of these over e^ε."""
+_TAIL_SHARE = 0.02
+"""Share of δ above the cut. A smaller share needs a longer lattice."""
 MIN_DELTA = 1e-15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """V of one bin, restricted to V <= ``top``; ``ratio`` is e^ε and ``rate`` 1/σ."""
+    """The V of one bin, restricted to V <= ``top``; ``ratio`` is e^ε and ``rate`` 1/σ."""
 
     rate: float
     ratio: float
     top: float
 
-    def place(self, z: float) -> float:
-        """V at the normal deviation ``z``."""
+    def value_at(self, z: float) -> float:
+        """Return V at the normal deviation ``z``."""
         shrunk = -self.rate * self.rate / 2
         return math.exp(shrunk + self.rate * z) - self.ratio * math.exp(shrunk - self.rate * z)
 
     def z(self, points: Array) -> Array:
-        """The normal deviation at which V is one of ``points``, of their shape."""
+        """Return the normal deviations at which V is ``points``, of their shape."""
         shrink = math.exp(-self.rate * self.rate / 2)
         root = np.sqrt(points * points + 4 * self.ratio * shrink * shrink)
         near = 2 * self.ratio * shrink / (root - np.minimum(points, 0.0))
@@ -68,7 +72,7 @@ class Difference:
         return np.asarray(np.log(x) / self.rate)
 
     def calls(self, points: Array) -> Calls:
-        """T and C at ``points``, as ``Term.calls``; a wrong z changes C in the second order."""
+        """Return T and C at ``points`` like ``Term.calls``; an error of z is second order in C."""
         z, end = self.z(points), float(self.z(np.array([self.top]))[0])
         (mass, over, under), ends = (
             [ndtr(shift - at) for shift in (0.0, self.rate, -self.rate)] for at in (z, end)
@@ -93,23 +97,23 @@ class Difference:
 
     @property
     def atoms(self) -> tuple[Array, Array]:
-        """V and its log weights, for steering, as ``Term.atoms``; both have shape (n,)."""
+        """V and its log weights like ``Term.atoms``, shape (n,) each; no bound rests on them."""
         end = float(self.z(np.array([self.top]))[0])
         z = np.arange(-9.0, end, min(0.05, 0.25 / self.rate))
         z = np.sort(np.concatenate((z, end - np.geomspace(1e-5, 0.5, 80) / self.rate)))
         weights = -z * z / 2 + np.log(np.gradient(z) / math.sqrt(2 * math.pi))
-        return np.array([self.place(float(at)) for at in z]), weights
+        return np.array([self.value_at(float(at)) for at in z]), weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplacedCurve:
-    """Upper ends of one allocation to ``bins`` whose record is replaced; ``rate`` is 1/σ."""
+    """Upper bounds of one allocation to ``bins`` whose record is replaced; ``rate`` is 1/σ."""
 
     bins: int
     rate: float
 
     def __post_init__(self) -> None:
-        if not (RATES[0] <= self.rate <= RATES[1] and self.bins > 1):
+        if not (MIN_RATE <= self.rate <= MAX_RATE and self.bins > 1):
             raise OutOfReach(
                 f"noise multiplier {1 / self.rate:.4g} (over the root of the epochs) is out of the "
                 "range in which replaced records on bins are bounded.",
@@ -117,10 +121,10 @@ class ReplacedCurve:
             )
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` beyond the δ that are bounded."""
+        """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` for a δ below 1e-15."""
         require_delta(delta)
         if delta < MIN_DELTA:
-            raise OutOfReach(f"delta {delta:g} is below {MIN_DELTA:g}.", "Ask for a larger δ.")
+            raise OutOfReach(f"delta {delta:g} is below {MIN_DELTA:g}.", "Choose a larger δ.")
         start = self.rate * (self.rate / 2 + 2)
         _, upper = crossing(
             lambda epsilon: self._upper(epsilon, delta), delta, start, self.rate / 2, 1e-4 * start
@@ -130,38 +134,38 @@ class ReplacedCurve:
         return Bracket(lower=0.0, upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """``[0, δ]`` at ``epsilon`` (nats)."""
+        """Return ``[0, δ]`` at ``epsilon`` (nats)."""
         require_epsilon(epsilon)
-        about, upper = 2.0, 1.0
-        while upper < 0.7 * about and about > MIN_DELTA:
-            about = max(upper, MIN_DELTA)
-            upper = min(upper, self._upper(epsilon, about))
+        guess, upper = 2.0, 1.0
+        while upper < 0.7 * guess and guess > MIN_DELTA:
+            guess = max(upper, MIN_DELTA)
+            upper = min(upper, self._upper(epsilon, guess))
         return Bracket(lower=0.0, upper=upper)
 
-    def _upper(self, epsilon: float, about: float) -> float:
-        """An upper bound of δ at ``epsilon`` (nats), good to ``TOLERANCE`` of ``about``."""
+    def _upper(self, epsilon: float, guess: float) -> float:
+        """Return an upper bound of δ at ``epsilon`` (nats), within ``TOLERANCE`` of ``guess``."""
         if epsilon > _MAX_EPSILON:
             return 1.0
         bins, rate = self.bins, self.rate
         ratio = math.exp(epsilon) * (1 - 2.0**-50)
         cuts = np.linspace(0.0, rate + 12.0, 2000)
         chances = ndtr(rate - cuts) + (bins - 1) * ndtr(-cuts)
-        far = int(np.count_nonzero(chances > _ABOVE * about))
+        far = int(np.count_nonzero(chances > _TAIL_SHARE * guess))
         cut = float(cuts[min(far, cuts.size - 1)])
         term = Difference(rate=rate, ratio=ratio, top=0.0)
-        # No V below the cut is above the top, however both are rounded.
-        slack = 1e-13 * (abs(term.place(cut)) + 2 * ratio)
-        term = Difference(rate=rate, ratio=ratio, top=term.place(cut) + slack)
-        # The record is in the bin of a V above the cut, or another one is above it.
+        # Despite rounding, no V below the cut is above the top.
+        slack = 1e-13 * (abs(term.value_at(cut)) + 2 * ratio)
+        term = Difference(rate=rate, ratio=ratio, top=term.value_at(cut) + slack)
+        # The record is in the bin of a V above the cut, or another V is above it.
         above = -math.expm1(
             (bins - 1) * math.log1p(-float(ndtr(-cut))) + math.log1p(-float(ndtr(rate - cut)))
         )
         above *= 1 + 1e-9
         if term.top <= 0:
             return min(1.0, above)
-        bottom = max(term.place(float(ndtri(TOLERANCE / bins))), -term.top)
+        bottom = max(term.value_at(float(ndtri(TOLERANCE / bins))), -term.top)
         size = bins * ratio
-        tilt = tilt_of(bins, term.atoms, 0.0, size)
+        tilt = find_tilt(bins, term.atoms, 0.0, size)
         log_moment, _, variance = moments(*term.atoms, tilt)
         saddle = Saddle(
             tilt=tilt, variance=bins * variance, log_moment=bins * log_moment, inside=0.0, delta=0.0
@@ -169,15 +173,15 @@ class ReplacedCurve:
         step = min(
             math.sqrt(4 * TOLERANCE / bins) / tilt,
             math.sqrt(bins * variance) / 2,
-            _FINE * ratio * min(rate, max(_MIN_MEDIAN, math.exp(-rate * rate / 2))),
+            _MAX_STEP_SHARE * ratio * min(rate, max(_MIN_MEDIAN, math.exp(-rate * rate / 2))),
         )
-        window = window_of(bins, term.atoms, saddle, 0.0, TOLERANCE * about * bins, step)
+        window = compute_window(bins, term.atoms, saddle, 0.0, TOLERANCE * guess * bins, step)
         most = max(term.top - bottom, (window.high - window.low) / 4)
         step = max(step, most / MAX_POINTS)
         points = math.ceil((term.top - bottom) / step)
         nodes = term.top - step * np.arange(max(points, 2), -1.0, -1.0)
         nodes[-1] = term.top
-        lattice = PowerOfMeasure(nodes, upper_masses(term, nodes), bins, window)
+        lattice = ConvolutionPower(nodes, upper_masses(term, nodes), bins, window)
         payoff = float(lattice.upper(np.zeros(1))[0])
         result = (payoff / bins + above) * (1 + 1e-12)
         return result if result < 1 else 1.0

@@ -4,7 +4,7 @@ Let each of K runs exceed a score with probability b, and fall into a set just b
 probability a. The best run falls into the set with probability φ(1 - b) - φ(1 - b - a),
 φ(s) = E s^K. With k = (1 - γ)/γ the negative binomial of shape η, truncated to K ≥ 1, has
 φ(1 - x) = ((1 + k x)^-η - (1 + k)^-η) / (1 - (1 + k)^-η) and mean m = η k / (1 - (1 + k)^-η).
-Its limit for η = 0 is logarithmic. Poisson has φ(1 - x) = e^{-m x}. These forms have no cancellation.
+Its limit for η = 0 is logarithmic. Poisson has φ(1 - x) = e^{-m x}. None of these forms cancels.
 
 >>> geometric = Repetitions(mean=10.0, shape=1.0)
 >>> round(geometric.odds, 9), round(float(geometric.density(0.0)), 9)

@@ -131,7 +131,7 @@ def test_a_last_pass_of_one_released_bin_is_a_poisson_sample() -> None:
 def test_measures_of_a_pass_enclose_its_curve(mu: float) -> None:
     """One bin, whose curve is closed."""
     remove, add = (Direction(bins=1, rate=mu, side=side) for side in ("remove", "add"))
-    above, below = Pass(this=remove, other=add).bounded(1e-9).measures(None)
+    above, below = Pass(this=remove, other=add).measures(1e-9)
     for epsilon in np.linspace(-2, 4, 301) * mu:
         exact = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(
             -mu / 2 - epsilon / mu
