@@ -1,14 +1,13 @@
 """``affidavit batch``: certify one JSON plan per line, and print one result per line.
 
 A pool of processes works a bounded number of lines ahead of the output, so that a sweep of any
-length streams. A result is printed as soon as it and all earlier ones are known, even while the
-next line has not arrived. A line that is malformed, whose accounting dies, or that triggers an
-internal error yields a result of its own and does not stop the batch.
+length streams. A result is printed as soon as it and all earlier ones are known, even if the next
+line has not arrived. A line that is malformed, crashes its process or triggers an internal error
+has a result of its own and does not stop the batch.
 
-Over the nodes of a Ray cluster, whose Python has Affidavit (``affidavit[ray]``), lines go out in
-chunks, a bounded number ahead of the output, to workers that Ray keeps between chunks, so that an
-accountant is warm on each node. Ray repeats the chunks of a node that dies. Results come back in
-the order of the lines."""
+On a Ray cluster whose nodes have ``affidavit[ray]``, chunks of lines go to workers that Ray keeps
+between chunks, so that the accountants stay warm. Ray repeats the chunks of a node that dies.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Timeout
 from contextlib import contextmanager, nullcontext
 from io import FileIO
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import typer
 from pebble import ProcessExpired, ProcessPool
@@ -40,13 +39,13 @@ from affidavit.gate.plan_io import poll_lines
 from affidavit.mechanisms import load_noise_files
 from affidavit.plan import MalformedPlan, Reason, parse_plan
 
-TIMEOUT = 120.0
-"""Seconds for one line."""
-AHEAD = 8
-"""Lines in flight per process."""
-
-HERE = Path()
+TIMEOUT_SECONDS = 120.0
+"""Limit for one line."""
+LINES_PER_PROCESS = 8
+"""Lines in flight."""
+CURRENT_FOLDER = Path()
 Result = tuple[dict[str, Any], Exit]
+Item = TypeVar("Item")
 
 
 def batch(
@@ -68,26 +67,26 @@ def batch(
 ) -> None:
     """Certify one plan per line, in order; a bad line does not stop the batch."""
     exits: set[Exit] = set()
-    directory = HERE if plans == "-" else Path(plans).parent.resolve()
+    directory = CURRENT_FOLDER if plans == "-" else Path(plans).parent.resolve()
     options: dict[str, Any] = {"second_opinion": second_opinion, "directory": directory}
-    with _open(plans) as lines, _progress() as progress:
+    with _open(plans) as stream, _progress() as progress:
         total = _count_lines(plans) if Path(plans).is_file() else None  # a pipe is read once
         task = progress.add_task("plans", total=total)
-        written, done = (None, []) if output is None else _resume(output)
-        exits.update(done)
-        progress.advance(task, len(done))
-        remaining = _after(_read_to_the_end(plans, poll_lines(lines)), len(done))
+        file, earlier_exits = (None, []) if output is None else _resume(output)
+        exits.update(earlier_exits)
+        progress.advance(task, len(earlier_exits))
+        lines = _remaining_lines(plans, stream, len(earlier_exits))
         if ray is None:
-            results = certify_lines(remaining, jobs=jobs, engine=engine, **options)
+            results = certify_lines(lines, jobs=jobs, engine=engine, **options)
         else:
-            results = certify_on(ray, remaining, engine=engine, **options)
-        with nullcontext() if written is None else written:
+            results = certify_on_ray(ray, lines, engine=engine, **options)
+        with nullcontext() if file is None else file:
             try:
                 for result, code in results:
-                    if written is None:
+                    if file is None:
                         print_json(result)
                     else:
-                        _append(written, result)
+                        _append(file, result)
                     exits.add(code)
                     progress.advance(task)
             except MalformedPlan as error:
@@ -97,33 +96,37 @@ def batch(
     raise typer.Exit(worst(exits))
 
 
-def _append(stream: FileIO, result: dict[str, Any]) -> None:
-    """Write a result as a whole line."""
+def _append(file: FileIO, result: dict[str, Any]) -> None:
     try:
-        write_all(stream.fileno(), json.dumps(result, ensure_ascii=False).encode() + b"\n")
+        write_all(file.fileno(), json.dumps(result, ensure_ascii=False).encode() + b"\n")
     except OSError as error:
-        stop_unwritable(str(stream.name), error)
+        stop_unwritable(str(file.name), error)
 
 
 def _resume(output: Path) -> tuple[FileIO, list[Exit]]:
-    """``output``, to append to, and the exit codes of its whole lines; what follows is cut off."""
+    """Open ``output`` for appending, and return the exit codes of its complete lines.
+
+    An incomplete last line is removed.
+    """
     codes = []
     try:
         if output.is_file():
             with output.open("r+b") as stream:
-                codes = _whole(stream)
+                codes = _complete_lines(stream)
         return output.open("ab", buffering=0), codes
     except OSError as error:
         stop_unwritable(output, error)
 
 
-def _whole(stream: BinaryIO) -> list[Exit]:
+def _complete_lines(stream: BinaryIO) -> list[Exit]:
     codes, length = [], 0
     for line in stream:
         if not line.endswith(b"\n"):
             break
         try:
-            codes.append(_exit_of(json.loads(line)))
+            result = json.loads(line)
+            malformed = result["verdict"] == "refused" and result["plan_digest"] is None
+            codes.append(Exit.USAGE if malformed else OF_VERDICT[result["verdict"]])
         except (ValueError, KeyError, TypeError, RecursionError):
             place = f"{stream.name}, line {len(codes) + 1}"
             stop(f"{place}: not a result of affidavit batch; name another file.")
@@ -132,24 +135,20 @@ def _whole(stream: BinaryIO) -> list[Exit]:
     return codes
 
 
-def _exit_of(result: dict[str, Any]) -> Exit:
-    malformed = result["verdict"] == "refused" and result["plan_digest"] is None
-    return Exit.USAGE if malformed else OF_VERDICT[result["verdict"]]
-
-
-def _after(lines: Iterable[bytes | None], count: int) -> Iterator[bytes | None]:
-    """``lines`` without the first ``count``."""
-    for line in lines:
-        if line is not None and count > 0:
-            count -= 1
-        else:
-            yield line
+def _remaining_lines(name: str, stream: BinaryIO, skipped: int) -> Iterator[bytes | None]:
+    """Yield the lines of ``stream`` after the first ``skipped``, and None while none arrives."""
+    with _reading(name):
+        for line in poll_lines(stream):
+            if line is not None and skipped > 0:
+                skipped -= 1
+            else:
+                yield line
 
 
 def certify_line(
-    line: bytes, engine: str | None, second_opinion: bool, directory: Path = HERE
+    line: bytes, engine: str | None, second_opinion: bool, directory: Path = CURRENT_FOLDER
 ) -> Result:
-    """The result document and exit code of one line; never raises."""
+    """Certify one line; return its result document and exit code. Never raises."""
     try:
         plan = parse_plan(line, "json")
         load_noise_files(plan, directory)
@@ -169,49 +168,64 @@ def certify_lines(
     jobs: int,
     engine: str | None,
     second_opinion: bool,
-    directory: Path = HERE,
+    directory: Path = CURRENT_FOLDER,
 ) -> Iterator[Result]:
-    """The results of ``lines``, in order; None among the lines only marks that time has passed.
+    """Yield the results of ``lines`` in order; a None among the lines lets ready results pass.
 
     Files that a plan names are relative to ``directory``.
     """
+    options = (engine, second_opinion, directory)
     if jobs == 1:
-        for line in lines:
-            if line is not None:
-                yield certify_line(line, engine, second_opinion, directory)
+        yield from (certify_line(line, *options) for line in lines if line is not None)
         return
     forks = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     context.set_forkserver_preload(["affidavit.gate.batch"])
     if forks:
-        with _without_stderr():  # or each process tells where Ctrl-C came while it started
+        with _without_stderr():  # or each process prints a traceback if Ctrl-C ends its start
             forkserver.ensure_running()
-    pending: deque[Future[Result]] = deque()
     with ProcessPool(max_workers=jobs, context=context) as pool:
-        try:
-            for line in lines:
-                if line is not None:
-                    arguments = (line, engine, second_opinion, directory)
-                    pending.append(pool.schedule(certify_line, args=arguments, timeout=TIMEOUT))
-                while pending and (pending[0].done() or len(pending) >= AHEAD * jobs):
-                    yield _result_of(pending.popleft())
-            while pending:
-                yield _result_of(pending.popleft())
-        finally:
-            for future in pending:
-                future.cancel()
+        futures = _in_order(
+            lines,
+            lambda line: pool.schedule(
+                certify_line, args=(line, *options), timeout=TIMEOUT_SECONDS
+            ),
+            LINES_PER_PROCESS * jobs,
+        )
+        yield from map(_result_of, futures)
+
+
+def _in_order(
+    items: Iterable[Item | None], submit: Callable[[Item], Future[Any]], max_pending: int
+) -> Iterator[Future[Any]]:
+    """Submit items up to ``max_pending`` ahead, and yield their futures in order.
+
+    A None among the items yields the futures that are done.
+    """
+    pending: deque[Future[Any]] = deque()
+    try:
+        for item in items:
+            if item is not None:
+                pending.append(submit(item))
+            while pending and (pending[0].done() or len(pending) >= max_pending):
+                yield pending.popleft()
+        while pending:
+            yield pending.popleft()
+    finally:
+        for future in pending:
+            future.cancel()
 
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Let processes that begin meanwhile have no standard error."""
-    own, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Start processes without a standard error in this block."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(own, 2)
-        os.close(own)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(null)
 
 
@@ -220,7 +234,7 @@ def _result_of(future: Future[Result]) -> Result:
     try:
         return future.result()
     except Timeout:
-        message = f"accounting did not finish within {TIMEOUT:g} s."
+        message = f"accounting did not finish within {TIMEOUT_SECONDS:g} s."
     except ProcessExpired:
         message = "the accounting process crashed."
     return _undecided("accounting_failed", message, remedy)
@@ -241,14 +255,9 @@ def _count_lines(name: str) -> int:
         return sum(1 for _ in lines)
 
 
-def _read_to_the_end(name: str, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
-    with _reading(name):
-        yield from lines
-
-
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Stop, and say why, where ``name`` cannot be read, or not to its end."""
+    """Report that ``name`` cannot be read and exit."""
     try:
         yield
     except OSError as error:
@@ -256,7 +265,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 def _progress() -> Progress:
-    """A progress bar on standard error, if that is a terminal."""
+    """Return a progress bar, shown only if standard error is a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -268,12 +277,12 @@ def _progress() -> Progress:
     )
 
 
-CHUNK = 32
-CHUNKS_AHEAD = 4
-"""Chunks in flight per processor."""
+CHUNK_LINES = 32
+CHUNKS_PER_PROCESSOR = 4
+"""Chunks in flight."""
 
 
-def certify_on(
+def certify_on_ray(
     address: str,
     lines: Iterable[bytes | None],
     *,
@@ -281,7 +290,7 @@ def certify_on(
     second_opinion: bool,
     directory: Path,
 ) -> Iterator[Result]:
-    """The results of ``lines``, in order; None among the lines sends what has come so far."""
+    """Yield the results of ``lines`` in order; a None among the lines sends the chunk so far."""
     try:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError:
@@ -290,33 +299,38 @@ def certify_on(
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
         stop(f"cannot connect to a Ray cluster at {address}: {error}")
-    certify_remote = ray.remote(num_cpus=1, max_retries=-1)(certify_chunk)
-    pending: deque[Any] = deque()
-    chunk: list[bytes] = []
-    ahead = CHUNKS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-    def send() -> None:
-        if chunk:
-            pending.append(certify_remote.remote([*chunk], engine, second_opinion, directory))
-            chunk.clear()
-
+    certify_remotely = ray.remote(num_cpus=1, max_retries=-1)(certify_chunk)
+    processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
     try:
-        for line in lines:
-            if line is not None:
-                chunk.append(line)
-            if line is None or len(chunk) == CHUNK:
-                send()
-            while pending and (len(pending) > ahead or ray.wait([pending[0]], timeout=0)[0]):
-                yield from ray.get(pending.popleft())
-        send()
-        while pending:
-            yield from ray.get(pending.popleft())
+        for future in _in_order(
+            _chunks(lines),
+            lambda chunk: certify_remotely.remote(
+                chunk, engine, second_opinion, directory
+            ).future(),
+            CHUNKS_PER_PROCESSOR * processors,
+        ):
+            yield from future.result()
     finally:
         ray.shutdown()
+
+
+def _chunks(lines: Iterable[bytes | None]) -> Iterator[list[bytes] | None]:
+    """Group lines, at most ``CHUNK_LINES`` each; a None ends a chunk and is passed on."""
+    chunk: list[bytes] = []
+    for line in lines:
+        if line is not None:
+            chunk.append(line)
+        if chunk and (line is None or len(chunk) == CHUNK_LINES):
+            yield chunk
+            chunk = []
+        if line is None:
+            yield None
+    if chunk:
+        yield chunk
 
 
 def certify_chunk(
     lines: list[bytes], engine: str | None, second_opinion: bool, directory: Path
 ) -> list[Result]:
-    """The results of a chunk, in a worker of the cluster."""
+    """Certify a chunk in a worker of the cluster."""
     return [certify_line(line, engine, second_opinion, directory) for line in lines]

@@ -22,14 +22,14 @@ from affidavit.plan import (
 )
 
 POLL_SECONDS = 0.05
-"""Seconds to wait for a line before the reader gets a turn."""
+"""Time to wait for a line before ``poll_lines`` yields None."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Of a file that is read whole; a device may have no end."""
+"""Size limit of a file, because a device may have no end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanFile:
-    """A plan with its source text, so that findings can point into it."""
+    """A plan and its text, in which findings have positions."""
 
     name: str
     raw: bytes
@@ -37,12 +37,12 @@ class PlanFile:
     plan: Plan
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-        """``reasons`` with line and column in this file."""
+        """Return ``reasons`` with their line and column in this file."""
         return locate_in_text(reasons, self.raw, self.syntax)
 
 
 def read_bytes(name: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file or of standard input (``-``).
+    """Read a file or standard input (``-``).
 
     Raises ``MalformedPlan`` if it cannot be read, or has more than ``MAX_BYTES``.
     """
@@ -66,14 +66,14 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
 
 
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Each line of ``stream`` as it arrives, and None for each interval without one.
+    """Yield each line of ``stream`` as it arrives, and None after ``POLL_SECONDS`` without one.
 
-    Raises ``MalformedPlan`` for a line of more than ``MAX_BYTES``; a device may have no end.
+    Raises ``MalformedPlan`` for a line of more than ``MAX_BYTES``.
     """
     try:
         descriptor = stream.fileno()
         select.select([descriptor], [], [], 0)
-    except OSError:  # a stream in memory never blocks, and Windows waits for sockets alone
+    except OSError:  # a stream in memory, or Windows, which can only wait for sockets
         yield from stream
         return
     partial = bytearray()
@@ -95,7 +95,7 @@ def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
 
 
 def read_plan(name: str) -> PlanFile:
-    """Read the plan in ``name`` and the files it names; raises ``MalformedPlan`` with positions."""
+    """Read a plan and the files that it names; raises ``MalformedPlan`` with positions."""
     raw = read_bytes(name)
     syntax = syntax_of(name.lower(), raw)
     try:
@@ -112,7 +112,7 @@ def read_plan(name: str) -> PlanFile:
 
 
 def _refuse_bundle(name: str, raw: bytes) -> None:
-    """Report a certificate given instead of a plan; field errors would only confuse."""
+    """Raise ``MalformedPlan`` if a plan file is a certificate; field errors would only confuse."""
     if b'"bundleType"' in raw and b'"payload"' in raw:
         raise MalformedPlan.with_reason(
             code="no_plan",
