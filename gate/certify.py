@@ -26,14 +26,14 @@ from affidavit.certificate.policy import (
 )
 from affidavit.gate.console import (
     fail,
+    load_plan,
     out,
     print_json,
-    read,
     require_writable,
     say,
+    show_status,
     stop,
     usage_errors,
-    working,
     write,
 )
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
@@ -79,28 +79,28 @@ def certify(
     """
     require_writable(bundle)
     rules = BUILT_IN if policy is None else read_policy(policy)
-    file = read(plan, as_json=as_json)
+    file = load_plan(plan, as_json=as_json)
     key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)
-    twice = second_opinion or key is not None or rules.second_opinion == "required"
-    with working("certifying"):
-        result = assess(file.plan, engine=engine, second_opinion=twice)
+    second_opinion |= key is not None or rules.second_opinion == "required"
+    with show_status("certifying"):
+        result = assess(file.plan, engine=engine, second_opinion=second_opinion)
         if records is not None or relation is not None:
             result = with_group(result, records or 1, relation or result.adjacency)
     if prove:
-        with working("searching for a proof"):
+        with show_status("searching for a proof"):
             result = with_proof(result)
     if lacks_requirements(result, rules):
-        with working("proving what the policy requires"):
+        with show_status("proving what the policy requires"):
             result = with_requirements(result, rules)
     if prove and (problem := result.proof_problem) is not None:
         fail(f"{problem.code}: {problem.message} {problem.remedy}", Exit.UNDECIDED)
-    assessment, under = judge(file.plan, result, rules)
-    certificate = None if key is None else issue_here(assessment, key, under)
+    assessment, judgement = judge(file.plan, result, rules)
+    certificate = None if key is None else issue_here(assessment, key, judgement)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
         print_json(
-            assessment.as_result() | ({} if policy is None else under.as_dict())
+            assessment.as_result() | ({} if policy is None else judgement.as_dict())
             if certificate is None
             else certificate.as_result(assessment)
         )

@@ -1,11 +1,9 @@
-"""``affidavit check``: fail if a plan may not run as it stands."""
+"""``affidavit check``: fail if a plan is under-noised, refused or malformed."""
 
 from __future__ import annotations
 
-import hashlib
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.certificate import printable
-from affidavit.gate.checking.cache import Cache, folder
+from affidavit.gate.checking.cache import Evaluator, cache_folder
 from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
 from affidavit.gate.checking.formats import WRITERS, with_changes
@@ -25,7 +23,6 @@ from affidavit.gate.console import (
     print_document,
     require_writable,
     stop,
-    working,
     write,
 )
 from affidavit.gate.exit_codes import Exit, worst
@@ -37,8 +34,8 @@ from affidavit.plan import MalformedPlan
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy
 
-SCRIPTS = (".py", ".ipynb")
-LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
+SCRIPT_SUFFIXES = (".py", ".ipynb")
+LEVEL_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
 
 
@@ -61,16 +58,15 @@ def check(
     ] = False,
     diff: Annotated[
         str | None,
-        typer.Option("--diff", help="Show which change since this commit or file moved ε."),
+        typer.Option("--diff", help="Show which changes since this commit or file moved ε."),
     ] = None,
     comment: Annotated[
         str | None,
         typer.Option(
             "--comment",
             help="Post the verdicts as a comment of the pull or merge request of this pipeline, "
-            "on github or gitlab, with fixes as suggested changes; with --diff, also what moved ε. "
-            "The token is read from "
-            "GITHUB_TOKEN or GITLAB_TOKEN.",
+            "on github or gitlab, with fixes as suggested changes; with --diff, also "
+            "the changes that moved ε. The token is read from GITHUB_TOKEN or GITLAB_TOKEN.",
         ),
     ] = None,
     second_opinion: SecondOpinionOption = False,
@@ -79,7 +75,7 @@ def check(
         str | None,
         typer.Option(
             "--server",
-            help="Also ask this service about policy, waivers, approvals and revocation. The "
+            help="Also check policy, waivers, approvals and revocation with this service. The "
             "token is read from AFFIDAVIT_TOKEN.",
         ),
     ] = None,
@@ -89,12 +85,12 @@ def check(
 ) -> None:
     """Fail if a plan is under-noised, refused or malformed."""
     reports = _parse_reports(format_, report or [])
-    cache = Cache(folder()) if cached and not fix else None
     results: list[CheckResult] = []
     changes: list[str] = []
     if comment not in (None, "github", "gitlab"):
         stop(f"unknown --comment {comment}; choose github or gitlab.")
-    evaluator = Evaluator(second_opinion, None if policy is None else _read_policy(policy), cache)
+    rules = None if policy is None else _read_policy(policy)
+    evaluator = Evaluator(second_opinion, rules, cache_folder() if cached and not fix else None)
     service = None
     if server is not None:
         # Imported here because offline checks need no network.
@@ -102,26 +98,24 @@ def check(
         from affidavit.gate.service_commands import require_url
 
         require_url(server)
-        service = ServiceCheck(server, folder())
+        service = ServiceCheck(server, cache_folder())
     searched: list[str] = []
-    for first, source in _results(plans or [], evaluator, searched):
-        fixed = _apply_fixes(source, first, evaluator) if fix and source is not None else None
-        result = fixed or first
+    for original, source in _results(plans or [], evaluator, searched):
+        fixed = _apply_fixes(source, original, evaluator) if fix and source is not None else None
+        result = fixed or original
         if service is not None and source is not None:
             result = service.apply(source, result)
         results.append(result)
         if format_ == "text":
             _print(result)
         if diff is not None and source is not None:
-            lines = _difference(source, diff)
-            for line in lines:
-                err.print(escape(line))
-            changes += lines
-    if cache is not None and cache.corrupt:
-        results.append(_corrupt(cache))
+            changes += (lines := _changes_since(source, diff))
+            err.print(escape("\n".join(lines)))
+    if evaluator.corrupt:
+        results.append(_corrupt_cache(evaluator.corrupt))
         _print(results[-1])
     if searched and format_ == "text":
-        err.print(escape(_looked_into(searched, results)))
+        err.print(escape(_search_summary(searched, results)))
     if not results:
         err.print("no plans found, nothing was checked. Name a plan, or write one: affidavit init.")
     if format_ != "text":
@@ -133,47 +127,16 @@ def check(
     raise typer.Exit(worst(result.exit for result in results))
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluator:
-    """Evaluates plans with the options of the command."""
-
-    second_opinion: bool
-    policy: Policy | None
-    cache: Cache | None
-
-    def evaluate(self, source: Source) -> CheckResult:
-        """Evaluate a plan."""
-        # Imported here because a cached result needs no accountant.
-        from affidavit.gate.checking.evaluate import evaluate
-
-        with working(f"checking {printable(source.name)}"):
-            return evaluate(source, second_opinion=self.second_opinion, policy=self.policy)
-
-    def cached(self, source: Source) -> CheckResult:
-        """The cached result of a plan, or a new one."""
-        if self.cache is None or source.imported is not None or source.names_a_file:
-            return self.evaluate(source)
-        text = hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest()
-        question = {
-            "file": source.file,
-            "pointer": source.pointer,
-            "text": text,
-            "second_opinion": self.second_opinion,
-            "policy": None if self.policy is None else self.policy.digest(),
-        }
-        return self.cache.get(question, lambda: self.evaluate(source))
-
-
 def _results(
     names: Sequence[str], evaluator: Evaluator, searched: list[str]
 ) -> Iterator[tuple[CheckResult, Source | None]]:
-    """The results of all plans, in the order of the names.
+    """Yield the results of all plans, in the order of the names.
 
-    ``searched`` gets the scripts and notebooks of folders and patterns.
+    Appends the scripts and notebooks of folders and patterns to ``searched``.
     """
     try:
         for candidate in candidates(names):
-            if not candidate.explicit and candidate.file.lower().endswith(SCRIPTS):
+            if not candidate.explicit and candidate.file.lower().endswith(SCRIPT_SUFFIXES):
                 searched.append(candidate.file)
             try:
                 sources = list(sources_of(candidate.file, explicit=candidate.explicit))
@@ -181,13 +144,13 @@ def _results(
                 yield unreadable(candidate.file, error.reasons), None
                 continue
             for source in sources:
-                yield evaluator.cached(source), source
+                yield evaluator.evaluate_cached(source), source
     except MalformedPlan as error:
         yield unreadable("affidavit check", error.reasons), None
 
 
-def _looked_into(searched: Sequence[str], results: Sequence[CheckResult]) -> str:
-    """Which scripts and notebooks of folders make a private call."""
+def _search_summary(searched: Sequence[str], results: Sequence[CheckResult]) -> str:
+    """Return which scripts and notebooks of folders make a private call."""
     private = [name for name in searched if any(result.file == name for result in results)]
     notebooks = sum(name.lower().endswith(".ipynb") for name in searched)
     files = f"scripts searched: {len(searched) - notebooks:,}, notebooks: {notebooks:,}"
@@ -205,8 +168,8 @@ def _read_policy(path: Path) -> Policy:
 
 
 def _apply_fixes(source: Source, result: CheckResult, evaluator: Evaluator) -> CheckResult | None:
-    """Apply the first fix of each finding, and evaluate again; None if there are no fixes."""
-    # Resolve a symbolic link so that it stays one; a pipe cannot be edited.
+    """Apply the first fix of each finding and evaluate again; return None without fixes."""
+    # A symbolic link is resolved so that its target is edited. A pipe cannot be edited.
     file = Path(source.file).resolve()
     if not _fixes(result) or source.file == "-" or not file.is_file():
         return None
@@ -239,7 +202,7 @@ def _print(result: CheckResult) -> None:
         field = f" {finding.pointer}" if finding.pointer else ""
         waived = " (waived)" if finding.waiver is not None else ""
         line = printable(f"{finding.file}{place}: {finding.rule}{field}{waived}: {finding.text}")
-        style = "dim" if finding.waiver is not None else LEVELS[finding.level]
+        style = "dim" if finding.waiver is not None else LEVEL_STYLES[finding.level]
         err.print(f"[{style}]{escape(line)}[/]")
         print_excerpt(err, finding.file, finding.line, finding.column, finding.rule)
     if result.exit is Exit.CERTIFIED:
@@ -248,7 +211,7 @@ def _print(result: CheckResult) -> None:
 
 
 def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> None:
-    """Post the verdicts; a comment that cannot be posted ends the command."""
+    """Post the verdicts; report a comment that cannot be posted and exit."""
     # Imported here because most checks need no network.
     from affidavit.gate.checking.comment import NotPosted, post, suggestions
 
@@ -259,24 +222,25 @@ def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> 
         fail(f"--comment: {error}.", worst([*(result.exit for result in results), Exit.UNDECIDED]))
 
 
-def _difference(source: Source, base: str) -> list[str]:
+def _changes_since(source: Source, base: str) -> list[str]:
     # Imported here because most checks compare nothing.
-    from affidavit.gate.checking.difference import NoBase, difference
+    from affidavit.gate.checking.difference import UnreadableBase, describe_changes
 
     try:
-        return difference(source, base)
-    except NoBase as error:
+        return describe_changes(source, base)
+    except UnreadableBase as error:
         stop(f"--diff: {error}.")
 
 
-def _corrupt(cache: Cache) -> CheckResult:
+def _corrupt_cache(entries: Sequence[Path]) -> CheckResult:
     finding = GateFinding(
-        file=str(cache.corrupt[0]),
+        file=str(entries[0]),
         rule="corrupt_cache",
         level="error",
-        message=f"{len(cache.corrupt)} corrupt cache entries, like {cache.corrupt[0].name}; they "
-        "were removed and their plans checked again.",
-        remedy="Run the check again; if this happens again, find out what writes to the cache.",
+        message=f"{len(entries)} corrupt cache entries, like {entries[0].name}, were removed and "
+        "their plans checked again.",
+        remedy="Run the check again; if this happens again, find the program that writes to the "
+        "cache.",
     )
     return CheckResult(file=finding.file, name="cache", exit=Exit.UNDECIDED, findings=(finding,))
 

@@ -32,8 +32,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Mechanisms": {
         "mechanisms": ("describe", "Describe what an optimiser releases, and its obligations."),
-        "strategy": ("strategy", "Compare correlated noise with independent noise."),
-        "advise": ("strategy", "Find mechanisms that meet the same ε and δ with less error."),
+        "strategy": ("compare", "Compare correlated noise with independent noise."),
+        "advise": ("compare", "Find mechanisms that meet the same ε and δ with less error."),
     },
     "Certificates": {
         "verify": ("verify", "Verify a certificate offline, step by step."),

@@ -1,23 +1,51 @@
-"""``affidavit compare``: compare two plans, and show which change moved ε."""
+"""``affidavit compare``, ``strategy`` and ``advise``: compare plans and noise mechanisms."""
 
 from __future__ import annotations
 
+import io
+import json
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.certificate import Assessment, PlanComparison, certify, compare_plans
-from affidavit.gate.console import err, out, print_json, read, say
+from affidavit.accountants import decimal_up
+from affidavit.certificate import (
+    Advice,
+    Assessment,
+    MechanismCost,
+    PlanComparison,
+    StrategyComparison,
+    certify,
+    compare_plans,
+)
+from affidavit.certificate import advise as find_advice
+from affidavit.certificate import compare as compare_strategies
+from affidavit.gate.console import (
+    err,
+    exit_with_reasons,
+    load_plan,
+    out,
+    print_json,
+    print_reasons,
+    require_writable,
+    say,
+    stop,
+    write,
+)
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.gate.render import plain_table
-from affidavit.plan import Plan
+from affidavit.mechanisms import content_digest
+from affidavit.mechanisms.strategies import Strategy, TooLarge
+from affidavit.plan import Plan, RefusedPlan
 
-SHOWN = 32
-"""Maximum characters of a value in the table; the JSON document has all."""
-MOVED = {
+MAX_VALUE_LENGTH = 32
+"""Characters of a value in the table; the JSON document has the whole value."""
+MOVE_LABELS = {
     "raised": "raised",
     "lowered": "lowered",
     "unmoved": "not moved",
@@ -32,10 +60,10 @@ def compare(
 ) -> None:
     """Compare two plans field by field, each change alone, and rank their guarantees.
 
-    Exits 0 if both are certified and ranked, 1 if one is not certified, and 3 if their
-    guarantees are not comparable.
+    Exits with 0 if both are certified and ranked, with 1 if one is not certified, and with 3 if
+    their guarantees are not comparable.
     """
-    plans = read(first, as_json=as_json), read(second, as_json=as_json)
+    plans = load_plan(first, as_json=as_json), load_plan(second, as_json=as_json)
     with err.status("certifying both plans ...") as status:
 
         def assess(plan: Plan) -> Assessment:
@@ -47,17 +75,17 @@ def compare(
     if as_json:
         print_json(comparison.as_document())
     else:
-        _print(comparison)
-    raise typer.Exit(exit_of(comparison))
+        _print_comparison(comparison)
+    raise typer.Exit(_exit_code(comparison))
 
 
-def exit_of(comparison: PlanComparison) -> Exit:
-    """The worse verdict; undecided if two proved guarantees are not comparable."""
+def _exit_code(comparison: PlanComparison) -> Exit:
+    """Return that of the worse verdict; undecided if two guarantees are not comparable."""
     exits = [OF_VERDICT[plan.verdict] for plan in (comparison.first, comparison.second)]
     return worst([*exits, Exit.UNDECIDED if comparison.obstacles else Exit.CERTIFIED])
 
 
-def _print(comparison: PlanComparison) -> None:
+def _print_comparison(comparison: PlanComparison) -> None:
     say(f"first:  {comparison.first.headline}")
     say(f"second: {comparison.second.headline}")
     out.print(f"[bold]{escape(comparison.sentence)}[/]")
@@ -66,7 +94,7 @@ def _print(comparison: PlanComparison) -> None:
     if not comparison.alone:
         say("The plans are identical.")
         return
-    out.print(_table(comparison))
+    out.print(_change_table(comparison))
     for quantity, strongest in (
         ("ε", comparison.strongest),
         ("noise", comparison.strongest_on_noise),
@@ -85,7 +113,7 @@ def _print(comparison: PlanComparison) -> None:
             say(f"{change.change.pointer} alone: {reason}")
 
 
-def _table(comparison: PlanComparison) -> Table:
+def _change_table(comparison: PlanComparison) -> Table:
     title = "first plan with one field changed at a time"
     table = plain_table(title, ("field", "first", "second"), ("ε ≤", "σ joint", "ε is", "σ is"))
     field, *values = table.columns[:3]
@@ -93,10 +121,211 @@ def _table(comparison: PlanComparison) -> Table:
     for value in values:
         value.overflow = "fold"
     for effect in comparison.alone:
-        moved = (MOVED.get(way or "") for way in (effect.moved, effect.noise_moved))
+        moved = (MOVE_LABELS.get(way or "") for way in (effect.moved, effect.noise_moved))
         table.add_row(
             escape(effect.change.pointer),
-            *(escape(value or "-") for value in effect.change.texts(SHOWN)),
+            *(escape(value or "-") for value in effect.change.texts(MAX_VALUE_LENGTH)),
             *(number or "" for number in (effect.alone, effect.noise, *moved)),
         )
     return table
+
+
+# ---- noise mechanisms
+
+EXPORT_SUFFIXES = (".json", ".npy", ".npz")
+
+
+def strategy(
+    plan: PlanArgument,
+    as_json: JsonOption = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Write a chart of the error per step to this SVG file."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Export the injected noise as .json, .npy or .npz."),
+    ] = None,
+) -> None:
+    """Compare a plan's noise with independent noise: sensitivity, error and buffers."""
+    if export is not None and export.suffix not in EXPORT_SUFFIXES:
+        stop(f"--export {export} must end in {', '.join(EXPORT_SUFFIXES)}.")
+    require_writable(svg, export)
+    file = load_plan(plan, as_json=as_json)
+    try:
+        with err.status("certifying ...") as status:
+            result = compare_strategies(file.plan, lambda label: status.update(f"{label} ..."))
+    except RefusedPlan as refusal:
+        exit_with_reasons(plan, file.locate(refusal.reasons), Exit.BLOCKED, as_json=as_json)
+    if isinstance(result, Assessment):
+        if as_json:
+            print_json(result.as_result())
+        else:
+            print_reasons(plan, file.locate(result.reasons))
+        raise typer.Exit(Exit.BLOCKED)
+    written = _write_files(result, svg, export)
+    if as_json:
+        print_json({**result.as_document(), "written": written})
+    else:
+        _print_strategy(result)
+        for name, digest in written.items():
+            say(f"{name} sha256 {digest}")
+    raise typer.Exit(OF_VERDICT[result.assessment.verdict])
+
+
+def _write_files(
+    result: StrategyComparison, svg: Path | None, export: Path | None
+) -> dict[str, str]:
+    """Write the requested files, and return their digests by path."""
+    contents: dict[Path, bytes] = {}
+    if svg is not None:
+        contents[svg] = result.picture().encode()
+    if export is not None:
+        try:
+            contents[export] = _export_noise(result.strategy, export.suffix)
+        except TooLarge as error:
+            stop(f"--export: {error} is too large to write.")
+    for path, content in contents.items():
+        write(path, content)
+    return {str(path): content_digest(content) for path, content in contents.items()}
+
+
+def _export_noise(strategy: Strategy, suffix: str) -> bytes:
+    """Return N as a strategy file for plans; if N is Toeplitz, its first column.
+
+    Raises ``TooLarge``. A matrix that is not square is reported, because no plan can name it.
+    """
+    column = strategy.noise_coefficients
+    noise = strategy.noise_matrix() if column is None else np.trim_zeros(column, "b")
+    if noise.ndim == 2 and noise.shape[0] != noise.shape[1]:
+        stop(f"--export: a {strategy.kind} has noise per node, not per step; name it by kind.")
+    if suffix == ".json":
+        document = (
+            {"kind": "toeplitz_inverse", "coefficients": noise.tolist()}
+            if noise.ndim == 1
+            else {"kind": "matrix", "rows": noise.tolist()}
+        )
+        return json.dumps(document).encode()
+    stream = io.BytesIO()
+    if suffix == ".npy":
+        np.save(stream, noise)
+    else:
+        np.savez(stream, noise=noise)
+    return stream.getvalue()
+
+
+def _print_strategy(result: StrategyComparison) -> None:
+    out.print(f"[bold]{escape(result.assessment.headline)}[/]")
+    for entry in result.assessment.strategies:
+        bound = "exactly" if entry["exact"] else "at most"
+        participation = entry["participation"]
+        out.print(
+            f"{entry['kind']} noise over {result.strategy.steps} steps: sensitivity {bound} "
+            f"{decimal_up(entry['sensitivity'], 6)} for "
+            f"{participation['participations']} participations "
+            f"({participation['schema']}, {participation['separation']} apart)"
+        )
+    streaming = result.strategy.streaming
+    out.print(f"the trainer keeps {streaming.buffers} buffers: {escape(streaming.recurrence)}")
+    out.print(_cost_table("noise in clip norms", result.rows))
+    for remark in result.remarks:
+        say(remark)
+    for row in result.rows:
+        for reason in row.reasons:
+            say(f"{row.label}: {reason}")
+    for warning in result.assessment.warnings:
+        out.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}")
+
+
+def _cost_table(title: str, rows: tuple[MechanismCost, ...]) -> Table:
+    table = plain_table(
+        title, ("mechanism", "sampler"), ("σ", "ε ≤", "per step", "rms", "max", "buffers")
+    )
+    table.columns[1].min_width = len("cyclic_poisson")
+    for row in rows:
+        table.add_row(
+            escape(row.label),
+            row.sampler,
+            _format_number(None if row.assessment is None else row.assessment.joint),
+            _epsilon_or_verdict(row),
+            *(_format_number(item) for item in (row.step, row.rms, row.max)),
+            "" if row.buffers is None else str(row.buffers),
+        )
+    return table
+
+
+def _format_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def _epsilon_or_verdict(row: MechanismCost) -> str:
+    """Return the certified ε, with the confidence of a sampled bound, or "refused"."""
+    result = row.assessment
+    if result is None or result.epsilon is None:
+        return "refused"
+    return decimal_up(result.epsilon.upper, 6) + result.chance
+
+
+def advise(
+    plan: PlanArgument,
+    as_json: JsonOption = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Write a chart of error against memory to this SVG file."),
+    ] = None,
+) -> None:
+    """Compare mechanisms that meet the plan's ε and δ by noise per step, error and buffers."""
+    require_writable(svg)
+    file = load_plan(plan, as_json=as_json)
+    try:
+        with err.status("certifying ...") as status:
+            result = find_advice(file.plan, lambda label: status.update(f"{label} ..."))
+    except RefusedPlan as refusal:
+        exit_with_reasons(plan, file.locate(refusal.reasons), Exit.USAGE, as_json=as_json)
+    if svg is not None:
+        write(svg, result.picture().encode())
+    if as_json:
+        print_json(result.as_document())
+    else:
+        _print_advice(result)
+        if svg is not None:
+            say(f"written to {svg}")
+    raise typer.Exit(Exit.CERTIFIED if result.certified else Exit.BLOCKED)
+
+
+def _print_advice(result: Advice) -> None:
+    out.print(
+        f"[bold]for ε = {result.epsilon:g} at δ = {decimal_up(result.delta, 6)} over "
+        f"{result.steps} steps[/], noise in clip norms"
+    )
+    for adjacency, rows in result.groups:
+        out.print()
+        out.print(_cost_table(f"under {adjacency}", rows))
+        front = "; ".join(row.label for row in result.front(rows))
+        out.print(f"Pareto front of rms error and buffers: {escape(front) or 'empty'}")
+        for row in rows:
+            for reason in row.reasons:
+                say(f"{row.label}: {reason}")
+    out.print()
+    for line in _comparability_lines(result):
+        say(line)
+
+
+def _comparability_lines(result: Advice) -> list[str]:
+    """Return which rows are comparable, and the assumption of each sampler."""
+    lines = [
+        "within a group rows protect the same neighbours, if lots are drawn as the row states:"
+    ]
+    seen: dict[str, str] = {}
+    for _, rows in result.groups:
+        for row in rows:
+            if row.assessment is not None and row.assessment.assumptions:
+                seen.setdefault(row.sampler, row.assessment.assumptions[-1])
+    lines += [f"  {sampler}: {assumption}" for sampler, assumption in seen.items()]
+    if len(result.groups) > 1:
+        lines.append(
+            "rows of different groups are not comparable: under zero_out a record becomes a zero "
+            "contribution and nothing else moves; under add_remove a fixed order cannot be "
+            "certified, because a removal moves the other records."
+        )
+    return lines

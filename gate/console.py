@@ -1,7 +1,7 @@
 """Input, output and errors of every command.
 
 Results go to standard output, errors to standard error. With ``--json`` a malformed plan still
-yields a result document, so that programs find the reasons on standard output.
+prints a result document, so that programs find the reasons on standard output.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
 from affidavit.gate.render import print_excerpt, reason_line
 from affidavit.plan import MalformedPlan, Reason
 
-# Rich takes a pipe for a terminal of 80 columns, and breaks the numbers of wide tables in two.
-TERMINAL = sys.stdout is not None and sys.stdout.isatty()
-WIDEST = None if TERMINAL or "COLUMNS" in os.environ else 200
+# Rich assumes that a pipe has 80 columns, and would break the numbers of wide tables in two.
+_IS_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
+_COLUMNS = None if _IS_TERMINAL or "COLUMNS" in os.environ else 200
 
 
 class _Console(Console):
-    """A console whose cursor and colours no text from elsewhere, signed or sent, can change."""
+    """A console that no outside text, signed or sent, can control through escape sequences."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """``text`` as Rich reads it, its control characters written as escapes."""
+        """Render ``text`` with its control characters written as escapes."""
         plain = (char if char in "\n\t" else printable(char) for char in text)
         return super().render_str("".join(plain), **options)
 
 
-out = _Console(soft_wrap=True, highlight=False, width=WIDEST)
+out = _Console(soft_wrap=True, highlight=False, width=_COLUMNS)
 err = _Console(stderr=True, soft_wrap=True, highlight=False)
 
 
@@ -56,21 +56,21 @@ def say(text: str) -> None:
     out.print(escape(text))
 
 
-def working(label: str) -> AbstractContextManager[object]:
-    """Show on a terminal what the command does, as long as it does it."""
+def show_status(label: str) -> AbstractContextManager[object]:
+    """Show ``label`` on a terminal during the block."""
     return err.status(f"{escape(label)} ...") if err.is_terminal else nullcontext()
 
 
-def read(name: str, *, as_json: bool) -> PlanFile:
-    """Read the plan in ``name``; reports a malformed plan and exits."""
+def load_plan(name: str, *, as_json: bool) -> PlanFile:
+    """Read the plan in ``name``; report a malformed plan and exit."""
     try:
         return read_plan(name)
     except MalformedPlan as error:
-        refuse(name, error.reasons, Exit.USAGE, as_json=as_json)
+        exit_with_reasons(name, error.reasons, Exit.USAGE, as_json=as_json)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of ``path``; reports an unreadable file and exits."""
+    """Read ``path``; report an unreadable file and exit."""
     try:
         return read_bytes(path)
     except MalformedPlan as error:
@@ -78,7 +78,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write ``path`` atomically with ``mode``; reports a failure and exits."""
+    """Write ``path`` atomically with ``mode``; report a failure and exit."""
     try:
         write_atomically(path, content, mode=mode)
     except OSError as error:
@@ -86,7 +86,7 @@ def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def as_json_file(document: dict[str, Any]) -> bytes:
-    """An indented JSON file."""
+    """Return the content of an indented JSON file."""
     return (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
 
 
@@ -96,20 +96,22 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def print_document(text: str) -> None:
-    """Print ``text``, which a program reads, in UTF-8 whatever the encoding of the terminal."""
+    """Print ``text`` for a program: in UTF-8, whatever the encoding of the terminal."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
     sys.stdout.flush()
 
 
 def print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:
-    """Print one line per reason, with its position in ``name``, and the place itself."""
+    """Print one line per reason, with its position in ``name`` and an excerpt."""
     for reason in reasons:
         err.print(escape(reason_line(name, reason)))
         print_excerpt(err, name, reason.line, reason.column, reason.code)
 
 
-def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool) -> NoReturn:
+def exit_with_reasons(
+    name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool
+) -> NoReturn:
     """Report ``reasons`` and exit with ``code``."""
     if as_json:
         print_json(malformed_result(reasons))
@@ -119,20 +121,20 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
 
 
 def stop(message: str, code: Exit = Exit.USAGE) -> NoReturn:
-    """Report an error, of usage if ``code`` is not another, and exit."""
-    err.print(f"[red]Error:[/] {_shortened(message)}")
+    """Report an error, by default of usage, and exit."""
+    err.print(f"[red]Error:[/] {_escape_lines(message)}")
     raise typer.Exit(code)
 
 
-def _shortened(message: str) -> str:
+def _escape_lines(message: str) -> str:
     return escape("\n".join(map(printable, message.split("\n"))))
 
 
 @contextmanager
 def usage_errors(verified: Path | None = None) -> Iterator[None]:
-    """Report which keys, keysets or files of the block are not usable, and exit.
+    """Report unusable keys, keysets and files in the block, and exit.
 
-    What does not verify in it, such as the file ``verified``, ends it as blocked.
+    A failed verification, such as that of the file ``verified``, exits as blocked.
     """
     try:
         yield
@@ -146,24 +148,24 @@ def usage_errors(verified: Path | None = None) -> Iterator[None]:
 
 
 def require_writable(*paths: Path | None) -> None:
-    """Exit unless files can be written at ``paths``, before any work whose result would be lost."""
+    """Exit unless ``paths`` can be written; called before work whose result would be lost."""
     for path in filter(None, paths):
         if not path.parent.is_dir():
             stop(f"cannot write {path}: {path.parent} is not a directory.")
         if path.is_dir():
             stop(f"cannot write {path}: it is a directory.")
-        replaced = path.is_file() or not path.exists()  # others, such as pipes, are written to
+        replaced = path.is_file() or not path.exists()  # pipes and devices are written in place
         if not os.access(path.parent if replaced else path, os.W_OK):
             stop(f"cannot write {path}: permission denied.")
 
 
 def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
-    """Report that ``path`` cannot be written and exit: usage, or a fault where there is no room."""
+    """Report that ``path`` cannot be written, and exit; a full disk is a fault, not usage."""
     fault = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
     stop(f"cannot write {path}: {error.strerror}.", Exit.FAULT if fault else Exit.USAGE)
 
 
 def fail(message: str, code: Exit = Exit.BLOCKED) -> NoReturn:
     """Report a failed check or request and exit with ``code``."""
-    err.print(f"[red]✗[/] {_shortened(message)}")
+    err.print(f"[red]✗[/] {_escape_lines(message)}")
     raise typer.Exit(code)

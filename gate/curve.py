@@ -1,4 +1,4 @@
-"""``affidavit curve``: the privacy curves of a plan, as tables and as a picture."""
+"""``affidavit curve``: print the privacy curves of a plan, and draw them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from affidavit.certificate import (
 )
 from affidavit.gate.console import (
     err,
+    load_plan,
     out,
     print_json,
     print_reasons,
-    read,
     require_writable,
     say,
     stop,
@@ -50,10 +50,15 @@ def curve(
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
-    """Show the whole guarantee: δ at any ε, attack success, beliefs, as tables and a picture."""
+    """Show the whole guarantee: δ at any ε, attack success and beliefs, as tables or a chart."""
     kinds = tuple(dict.fromkeys(kind or ()))
-    _require_known(kinds, svg)
-    file = read(plan, as_json=as_json)
+    unknown = [name for name in kinds if name not in CURVE_CHARTS]
+    if unknown:
+        stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
+    if kinds and svg is None:
+        stop("--kind needs --svg FILE.")
+    require_writable(svg)
+    file = load_plan(plan, as_json=as_json)
     with err.status("accounting ...") as status:
         result = curves(
             file.plan,
@@ -93,7 +98,7 @@ def _print(result: Curves) -> None:
 
 
 def _tables(result: Curves) -> list[Table]:
-    trade, delta = result.trade_off, decimal_up(result.delta, DIGITS)
+    trade_off, delta = result.trade_off, decimal_up(result.delta, DIGITS)
     tables = [
         _table("ε at δ", ("δ", "ε ≥", "ε ≤"), _rows(result.epsilon_of)),
         _table("δ at ε", ("ε", "δ ≥", "δ ≤"), _rows(result.delta_of)),
@@ -101,28 +106,31 @@ def _tables(result: Curves) -> list[Table]:
             "membership attack",
             ("false-positive rate", "true-positive rate ≥", "≤"),
             [
-                *((f"{r:g}", *_ends(trade.true_positive_rate(r))) for r in FALSE_POSITIVE_RATES),
-                ("largest difference", *_ends(trade.advantage)),
+                *(
+                    (f"{r:g}", *_bounds(trade_off.true_positive_rate(r)))
+                    for r in FALSE_POSITIVE_RATES
+                ),
+                ("largest difference", *_bounds(trade_off.advantage)),
             ],
         ),
         _table(
             "belief about one record",
             ("before", f"after, except with probability {delta} ≤", "right guesses ≤"),
             [
-                (f"{p:g}", decimal_up(belief(p, result.odds_exponent), DIGITS), _ends(guess)[1])
+                (f"{p:g}", decimal_up(belief(p, result.odds_exponent), DIGITS), _bounds(guess)[1])
                 for p, guess in result.guesses
             ],
         ),
         _table(
             "trade-off function",
             ("type I error", "type II error ≥", "≤"),
-            [(f"{a:g}", *_ends(trade.type_two(a))) for a in ALPHAS],
+            [(f"{a:g}", *_bounds(trade_off.type_two(a))) for a in ALPHAS],
         ),
     ]
     if result.renyi:
-        end = "=" if result.mu is not None else "≤"
+        relation = "=" if result.mu is not None else "≤"
         rows = [(f"{order:g}", decimal_up(upper, DIGITS)) for order, upper in result.renyi]
-        tables.append(_table("Rényi divergence", ("order", f"nats {end}"), rows))
+        tables.append(_table("Rényi divergence", ("order", f"nats {relation}"), rows))
     return tables
 
 
@@ -134,17 +142,8 @@ def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]
 
 
 def _rows(brackets: Iterable[tuple[float, Bracket]]) -> list[tuple[str, ...]]:
-    return [(f"{at:g}", *_ends(bracket)) for at, bracket in brackets]
+    return [(f"{at:g}", *_bounds(bracket)) for at, bracket in brackets]
 
 
-def _ends(bracket: Bracket) -> tuple[str, str]:
+def _bounds(bracket: Bracket) -> tuple[str, str]:
     return decimal_down(bracket.lower, DIGITS), decimal_up(bracket.upper, DIGITS)
-
-
-def _require_known(kinds: tuple[str, ...], svg: Path | None) -> None:
-    unknown = [kind for kind in kinds if kind not in CURVE_CHARTS]
-    if unknown:
-        stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
-    if kinds and svg is None:
-        stop("--kind needs --svg FILE.")
-    require_writable(svg)

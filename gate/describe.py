@@ -29,7 +29,7 @@ VERDICTS = {
     "refused": "no theorem covers the plan, or it is known to be unsound; the reasons say which.",
     "undecided": "the accountants disagree or failed. Claim nothing, and report this.",
 }
-"""What each verdict says."""
+"""The meaning of each verdict."""
 
 
 def schema(
@@ -38,41 +38,42 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a plan, or of one field."""
-    whole = plan_schema()
-    shown = whole if field is None else _find(whole["$defs"], field)
-    print_document(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
+    document = plan_schema()
+    if field is not None:
+        document = _find_field(document["$defs"], field)
+    print_document(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
-def _find(parts: dict[str, Any], field: str) -> Any:
-    """The schema of a field by its path; a name alone is looked for in every part."""
+def _find_field(definitions: dict[str, Any], field: str) -> Any:
+    """Return the schema of a field by its path; a single name may be in any definition."""
     *owners, name = field.split(".")
-    below = [parts["PlanOfOnePhase"]] if owners else list(parts.values())
+    owning = [definitions["PlanOfOnePhase"]] if owners else list(definitions.values())
     for owner in owners:
-        below = [
-            parts[name]
-            for part in below
-            for name in referenced_models(part.get("properties", {}).get(owner, {}))
+        owning = [
+            definitions[reference]
+            for definition in owning
+            for reference in referenced_models(definition.get("properties", {}).get(owner, {}))
         ]
-    for part in below:
-        if name in part.get("properties", {}):
-            return _written_out(part["properties"][name], parts)
-    names = sorted({n for part in below for n in part.get("properties", {})})
-    near = get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]}?" if near else f" Use one of {', '.join(names)}."
+    for definition in owning:
+        if name in definition.get("properties", {}):
+            return _inline_references(definition["properties"][name], definitions)
+    names = sorted({key for definition in owning for key in definition.get("properties", {})})
+    similar = get_close_matches(name, names, n=1)
+    hint = f" Did you mean {similar[0]}?" if similar else f" Use one of {', '.join(names)}."
     return stop(f"{field} is not a field of a plan.{hint if names else ''}")
 
 
-def _written_out(part: Any, parts: dict[str, Any]) -> Any:
-    """A part of the schema with what it refers to in place; no part contains itself."""
-    if isinstance(part, list):
-        return [_written_out(item, parts) for item in part]
-    if not isinstance(part, dict):
-        return part
-    named = parts[part["$ref"].rpartition("/")[2]] if "$ref" in part else {}
-    whole = named | {
-        key: value for key, value in part.items() if key not in ("$ref", "discriminator")
+def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace the references in a schema by their definitions, none of which is recursive."""
+    if isinstance(schema, list):
+        return [_inline_references(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    merged = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
+    merged = merged | {
+        key: value for key, value in schema.items() if key not in ("$ref", "discriminator")
     }
-    return {key: _written_out(value, parts) for key, value in whole.items()}
+    return {key: _inline_references(value, definitions) for key, value in merged.items()}
 
 
 def explain(
@@ -97,8 +98,8 @@ def explain(
         say(f"  to do: {mistake.fix}")
         say(f"  source: {mistake.source}")
     if not meanings_of(code) and code not in CATALOGUE:
-        near = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        similar = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
+        hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
         stop(f"unknown code {code[:80]}.{hint or ' docs/reference/codes.md lists all codes.'}")
 
 
@@ -114,20 +115,20 @@ def mechanisms(
         if as_json:
             print_json({"mechanisms": [mechanism.as_dict() for mechanism in known.values()]})
         else:
-            out.print(_table(known))
+            out.print(_mechanism_table(known))
         return
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
+        similar = get_close_matches(name, known, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"choose one of {', '.join(known)}."
         stop(f"unknown mechanism {name[:80]}; {hint}")
     if as_json:
         print_json(known[name].as_dict())
     else:
-        for line in _lines(known[name]):
+        for line in _mechanism_lines(known[name]):
             out.print(line)
 
 
-def _table(known: dict[str, Mechanism]) -> Table:
+def _mechanism_table(known: dict[str, Mechanism]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "", "state on raw data", "noise"):
         table.add_column(heading, no_wrap=heading == "name")
@@ -137,7 +138,7 @@ def _table(known: dict[str, Mechanism]) -> Table:
     return table
 
 
-def _lines(mechanism: Mechanism) -> Iterator[str]:
+def _mechanism_lines(mechanism: Mechanism) -> Iterator[str]:
     yield f"[bold]{escape(mechanism.name)}[/]  {escape(mechanism.title)}"
     for label, text in (
         ("releases", mechanism.releases),

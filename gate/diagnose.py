@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from affidavit.gate.console import out, print_json, read, refuse, say, working
+from affidavit.gate.console import exit_with_reasons, load_plan, out, print_json, say, show_status
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.plan import Claim, MalformedPlan, Reason
@@ -38,26 +38,26 @@ def diagnose(
     # Imported here because it is slow.
     from affidavit.certificate.diagnosis import diagnose as diagnose_claim
 
-    file = read(plan, as_json=as_json)
+    file = load_plan(plan, as_json=as_json)
     claim: Claim | Reason | None = file.plan.claim
     if claim is None or claimed_epsilon is not None or claimed_noise_multiplier is not None:
         claim = _claim(claimed_epsilon, claimed_noise_multiplier)
     if isinstance(claim, Reason):
-        refuse("claim", (claim,), Exit.USAGE, as_json=as_json)
+        exit_with_reasons("claim", (claim,), Exit.USAGE, as_json=as_json)
     try:
-        with working("recomputing the claim"):
+        with show_status("recomputing the claim"):
             result = diagnose_claim(file.plan, claim)
     except MalformedPlan as error:
-        refuse(plan, file.locate(error.reasons), Exit.USAGE, as_json=as_json)
+        exit_with_reasons(plan, file.locate(error.reasons), Exit.USAGE, as_json=as_json)
     if as_json:
         print_json(result.as_result())
     else:
         _print(result)
-    raise typer.Exit(_exit(result))
+    raise typer.Exit(_exit_code(result))
 
 
 def _claim(epsilon: str | None, noise_multiplier: str | None) -> Claim | Reason:
-    """The claim of the options, or what is wrong with them."""
+    """Return the claim that the options state, or the reason why they state none."""
     message, remedy = "no claim is given.", "Give --claimed-epsilon or --claimed-noise-multiplier."
     if epsilon is not None and noise_multiplier is not None:
         message, remedy = "two claims are given.", "Give only one option."
@@ -71,7 +71,7 @@ def _claim(epsilon: str | None, noise_multiplier: str | None) -> Claim | Reason:
     return Reason(code="invalid_claim", message=message, remedy=remedy)
 
 
-def _exit(result: Diagnosis) -> Exit:
+def _exit_code(result: Diagnosis) -> Exit:
     if result.certified.verdict == "undecided":
         return Exit.UNDECIDED
     return Exit.CERTIFIED if result.holds else Exit.BLOCKED

@@ -1,4 +1,4 @@
-"""Exit codes of the command line; a command that checked nothing never exits with 0."""
+"""Exit codes of the command line. A command that checked nothing never exits with 0."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ OF_VERDICT = {
     "undecided": Exit.UNDECIDED,
 }
 
-_SEVERITY = (Exit.USAGE, Exit.BLOCKED, Exit.UNDECIDED, Exit.CERTIFIED)
+_WORST_FIRST = (Exit.USAGE, Exit.BLOCKED, Exit.UNDECIDED, Exit.CERTIFIED)
 
 
 def worst(exits: Iterable[Exit]) -> Exit:
-    """The exit code of several checks: malformed input, then blocked, then undecided."""
+    """Return the worst exit code: malformed input, then blocked, then undecided."""
     codes = set(exits)
-    return next((code for code in _SEVERITY if code in codes), Exit.USAGE)
+    return next((code for code in _WORST_FIRST if code in codes), Exit.USAGE)

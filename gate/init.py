@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from ruamel.yaml import YAML
 
-from affidavit.gate.console import err, read_file, refuse, say, stop, write
+from affidavit.gate.console import err, exit_with_reasons, read_file, say, stop, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.importers import LIBRARIES, import_file
 from affidavit.plan import MalformedPlan, plan_from, with_fields
@@ -29,7 +29,7 @@ QUESTIONS: dict[str, tuple[str, str, Any]] = {
     "epsilon": ("Target ε", "8", float),
     "delta": ("Target δ", "1e-6", float),
 }
-"""What a plan needs: the question, an answer to accept with Enter, and its type."""
+"""Fields of a plan: the question, the default answer, and its type."""
 
 
 def init(
@@ -49,7 +49,7 @@ def init(
     epsilon: Annotated[float | None, typer.Option(help="Target ε.")] = None,
     delta: Annotated[float | None, typer.Option(help="Target δ.")] = None,
 ) -> None:
-    """Write a plan that solves for its noise; asks for values that are not given.
+    """Write a plan that solves for its noise; ask for missing values.
 
     Without a terminal, give every value as an option or in the script.
     """
@@ -66,14 +66,14 @@ def init(
     if out.exists():
         stop(f"{out} exists; choose another file with --out.")
     try:
-        start = {} if script is None else _read_script(script)
-        start = {"releases": [{"name": "all"}], "optimizer": {"name": optimizer}, **start}
+        base = {} if script is None else _read_script(script)
+        base = {"releases": [{"name": "all"}], "optimizer": {"name": optimizer}, **base}
         declared = {name: value for name, value in options.items() if value is not None}
-        document = with_fields(start, **declared, **_answers(_missing(start, declared)))
+        document = with_fields(base, **declared, **_ask(_missing_names(base, declared)))
         document = {"version": 1, **document}
         plan_from(document)
     except MalformedPlan as error:
-        refuse("affidavit init", error.reasons, Exit.USAGE, as_json=False)
+        exit_with_reasons("affidavit init", error.reasons, Exit.USAGE, as_json=False)
     write(out, _yaml(document))
     say(f"plan written to {out}; next: affidavit certify {out}")
 
@@ -87,8 +87,8 @@ def _read_script(script: Path) -> dict[str, Any]:
     return partial.data
 
 
-def _missing(document: dict[str, Any], declared: dict[str, Any]) -> list[str]:
-    """The names of ``QUESTIONS`` that neither the document nor an option answers."""
+def _missing_names(document: dict[str, Any], declared: dict[str, Any]) -> list[str]:
+    """Return the names of ``QUESTIONS`` that neither the document nor an option answers."""
     (release,) = document["releases"]
     sampling, target = document.get("sampling", {}), document.get("target", {})
     present = {
@@ -106,7 +106,7 @@ def _missing(document: dict[str, Any], declared: dict[str, Any]) -> list[str]:
     return [name for name in QUESTIONS if not present[name] and name not in declared]
 
 
-def _answers(names: list[str]) -> dict[str, Any]:
+def _ask(names: list[str]) -> dict[str, Any]:
     if names and not sys.stdin.isatty():
         options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         stop(f"{options} missing; give each as an option, or run this in a terminal.")

@@ -1,13 +1,14 @@
 """``affidavit sign-model``, ``verify-model`` and ``audit-model``: evidence of a model.
 
-Exit codes of ``verify-model``: 0 everything fits; 1 something does not, and is named; 2 usage, or a
-folder or keys that cannot be read.
+Exit codes of ``verify-model``: 0 the folder verifies; 1 it does not, and each mismatch is named; 2
+usage, or a folder or keys that cannot be read.
 
-``audit-model`` measures a lower end of ε, from the canaries of one run. Where a plan has
-``canaries``, ``affidavit train`` draws them and leaves them with their losses; ``new`` draws them
-for any other training, in which they take part as their coins say. ``check`` says what their
-losses prove. Exit codes of ``check``: 0 nothing contradicts the certificate; 1 the lower end is
-above the certified ε, or the certificate does not verify; 2 usage."""
+``audit-model`` measures a lower bound on ε from the canaries of one run. If a plan has
+``canaries``, ``affidavit train`` draws them and writes them with their losses. For any other
+training, ``new`` draws them, and each takes part as its coin decides. ``check`` computes the bound
+from their losses. Exit codes of ``check``: 0 nothing contradicts the certificate; 1 the lower bound
+is above the certified ε, or the certificate does not verify; 2 usage.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ from affidavit.gate.options import (
     command_group,
 )
 
-Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # its values are a table's keys
+Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # values from a table
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The model's folder.")]
 
 
@@ -100,7 +101,7 @@ def sign_model(
 ) -> None:
     """Put certificate, run record and a signed claim into the folder of a trained model.
 
-    With --keyset and --root the keyset goes into the folder too, for verifiers who trust the roots.
+    With --keyset and --root, the keyset is added for verifiers who trust the roots.
     """
     try:
         key = own_signing_key(KeyRole.RUN)
@@ -127,7 +128,7 @@ def sign_model(
         stop(str(failure))
     except OSError as error:
         stop_unwritable(folder, error)
-    say(f"{_guarantee(claim)}; signed in {folder / STATEMENT_FILE}")
+    say(f"{_guarantee_line(claim)}; signed in {folder / STATEMENT_FILE}")
 
 
 def verify_model(
@@ -139,9 +140,9 @@ def verify_model(
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify offline what a model's folder claims about its training, and name what does not fit.
+    """Verify offline what a model's folder claims about its training, and name each mismatch.
 
-    With --root alone, the keyset in the folder is used; --keyset gives a newer one.
+    --root alone uses the keyset in the folder; --keyset gives a newer one.
     """
     try:
         if root is not None and not keyset:
@@ -157,7 +158,7 @@ def verify_model(
         report = ModelReport(
             findings=[
                 ModelFinding(
-                    file=str(_inside(folder, keyset)),
+                    file=str(_keyset_path(folder, keyset)),
                     code=error.code,
                     message=error.message,
                     remedy=error.remedy,
@@ -168,12 +169,15 @@ def verify_model(
         stop(str(failure))
     except OSError as error:
         stop(f"cannot read {folder}: {error.strerror}.")
-    (print_json(_as_document(report)) if as_json else _print(report))
+    if as_json:
+        print_json(_as_document(report))
+    else:
+        _print(report)
     raise typer.Exit(Exit.CERTIFIED if report.verified else Exit.BLOCKED)
 
 
-def _inside(folder: Path, keysets: Sequence[Path] | None) -> Path:
-    """The keyset's place, from the folder if it is in it."""
+def _keyset_path(folder: Path, keysets: Sequence[Path] | None) -> Path:
+    """Return the path of the last keyset, relative to the folder if it is inside."""
     (*_, last) = keysets or [folder]
     return last.relative_to(folder) if last.is_relative_to(folder) else last
 
@@ -198,14 +202,14 @@ def _print(report: ModelReport) -> None:
     if not report.verified:
         say("verification failed: the model was changed, or its signed claim does not hold.")
         return
-    say(f"{_guarantee(report.claim)}.")
+    say(f"{_guarantee_line(report.claim)}.")
     for code in report.claim["checked"]:
         say(f"  checked:  {CHECKED[code]}")
     for code in report.claim["declared"]:
         say(f"  declared: {DECLARED[code]}")
 
 
-def _guarantee(claim: dict[str, Any]) -> str:
+def _guarantee_line(claim: dict[str, Any]) -> str:
     guarantee = claim["guarantee"]
     epsilon, delta = guarantee["epsilon"], guarantee["delta"]["upper"]
     return (

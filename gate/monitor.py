@@ -1,7 +1,7 @@
 """``affidavit monitor``: follow a log from outside, and exit with 1 at the first alarm.
 
-Run it elsewhere than the service, and regularly: what it saw last stands in a file, and the log is
-held against it. Exit codes: 0 all is well, 1 an alarm, 2 wrong usage, 3 the log cannot be read.
+Run it regularly and on another machine than the service. It stores the last checkpoint in a file
+and compares the log with it. Exit codes: 0 no alarm, 1 an alarm, 2 usage, 3 the log cannot be read.
 """
 
 from __future__ import annotations
@@ -46,50 +46,50 @@ from affidavit.gate.verifier_state import BadStore, CheckpointStore
 from affidavit.gate.verify import read_trust_policy
 from affidavit.plan import MalformedPlan, load_json
 
-TIMEOUT = 30.0
-MAX_BYTES, MAX_SECONDS = 32 * 1024 * 1024, 300.0
+TIMEOUT_SECONDS = 30.0
+MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS = 32 * 1024 * 1024, 300.0
 
 
 class Unreadable(Exception):
-    """The log cannot be read: nothing is known about it."""
+    """The log cannot be read."""
 
 
 class HttpSource:
-    """A log below a URL, as tlog-tiles."""
+    """A log in the format of C2SP tlog-tiles, at a URL."""
 
     def __init__(self, url: str, token: str | None) -> None:
         headers = {"Accept-Encoding": "identity"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        self._client = httpx.Client(headers=headers, timeout=TIMEOUT)
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS)
         self._url = url.rstrip("/")
 
     def checkpoint(self) -> str:
-        """The signed note; raises ``Unreadable``."""
+        """Fetch the signed note; raises ``Unreadable``."""
         try:
             return self._get("checkpoint").decode(errors="replace")
         except MissingTile:
             raise Unreadable(f"no log at {self._url}, or it is empty.") from None
 
     def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
-        """The first hashes of a tile."""
+        """Fetch the first ``width`` hashes of a tile."""
         return decode_hashes(self._tile(level, number, width))[:width]
 
     def entries(self, number: int, width: int) -> Sequence[bytes]:
-        """The first entries below a tile of level 0."""
+        """Fetch the first ``width`` entries below a tile of level 0."""
         return decode_entries(self._tile("entries", number, width))[:width]
 
     def _tile(self, level: int | str, number: int, width: int) -> bytes:
         try:
             return self._get(tile_path(level, number, width))
         except MissingTile:
-            # Once a tile is full, a log need not have its beginnings any more.
+            # A log may drop the partial tiles of a full one.
             return self._get(tile_path(level, number))
 
     def _get(self, path: str) -> bytes:
         try:
             with self._client.stream("GET", f"{self._url}/{path}") as response:
-                content = read_at_most(response, MAX_BYTES, MAX_SECONDS).content
+                content = read_at_most(response, MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS).content
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
         if response.status_code == httpx.codes.NOT_FOUND:
@@ -128,13 +128,13 @@ def monitor(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a log; exits 1 on split views, unknown signers and missing entries."""
+    """Follow a log; exit with 1 on split views, unknown signers and missing entries."""
     require_url(url)
     parts = urlsplit(url)
     source = HttpSource(url, token_for(f"{parts.scheme}://{parts.netloc}"))
     store = CheckpointStore(state or home() / "monitor.json")
     elsewhere = [read_file(path).decode(errors="replace") for path in checkpoint or ()]
-    elsewhere += map(_of_bundle, bundle or ())
+    elsewhere += map(_checkpoint_of_bundle, bundle or ())
     while True:
         with usage_errors():
             trusted, default = TrustRoot(keys, keyset, root).load()
@@ -144,7 +144,7 @@ def monitor(
             )
             origin = log_origin or (options.trust.origin if options.trust else None)
             known = MonitorState(trusted=trusted, options=options, elsewhere=elsewhere)
-            report = _round(source, store, known, origin)
+            report = _follow_once(source, store, known, origin)
         except Unreadable as error:
             if every is None:
                 fail(str(error), Exit.UNDECIDED)
@@ -160,15 +160,15 @@ def monitor(
         time.sleep(every)
 
 
-def _round(
+def _follow_once(
     source: HttpSource, store: CheckpointStore, known: MonitorState, origin: str | None
 ) -> MonitorReport:
-    """Follow the log once, and remember its checkpoint unless there was an alarm."""
+    """Follow the log once, and store its checkpoint unless there is an alarm."""
     seen = store.newest()
     if origin is None and len(seen) == 1:
         (origin,) = seen
     if origin is None:
-        # Its name, as it says itself; who signed it is checked like every other checkpoint's.
+        # The log names itself; its signature is checked like that of every checkpoint.
         origin = source.checkpoint().partition("\n")[0]
     options = replace(known.options, log_origin=origin)
     report = follow(
@@ -191,9 +191,9 @@ def _print(report: MonitorReport, *, as_json: bool) -> None:
         )
 
 
-def _of_bundle(path: Path) -> str:
+def _checkpoint_of_bundle(path: Path) -> str:
     try:
-        document = load_json(read_file(path), MAX_BYTES).data
+        document = load_json(read_file(path), MAX_RESPONSE_BYTES).data
         return read_inclusion(document["log"]).checkpoint
     except MalformedPlan as error:
         stop(f"{path}: {error.reasons[0].message}")

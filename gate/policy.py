@@ -37,7 +37,7 @@ def check(
     code = Exit.CERTIFIED
     for name in files:
         try:
-            checked = parse_file(name)
+            checked = _parse_file(name)
         except MalformedPolicy as error:
             print_reasons(name, error.reasons)
             code = Exit.USAGE
@@ -50,7 +50,7 @@ def check(
     raise typer.Exit(code)
 
 
-def parse_file(name: str) -> Policy:
+def _parse_file(name: str) -> Policy:
     """Parse a policy file or standard input; raises ``MalformedPolicy``."""
     try:
         raw = read_bytes(name)
@@ -60,9 +60,9 @@ def parse_file(name: str) -> Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """Read the policy of an option; reports a malformed one and exits."""
+    """Read a policy file; report a malformed one and exit."""
     try:
-        return parse_file(str(path))
+        return _parse_file(str(path))
     except MalformedPolicy as error:
         print_reasons(str(path), error.reasons)
         raise typer.Exit(Exit.USAGE) from None

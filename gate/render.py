@@ -1,9 +1,10 @@
-"""Render assessments and certificates as text.
+"""Render assessments, certificates and excerpts of files as text.
 
-A reason is one line that an editor can jump to (``file:line:col``), with its code, numbers and
+A reason is one line that editors can jump to (``file:line:col``), with its code, numbers and
 remedy. Upper bounds are rounded up and lower bounds down.
 
-    >>> print(*contents({"verdict": "refused", "plan": {"name": "a", "dataset": {"name": "b"}},
+    >>> print(*describe_certificate({
+    ...     "verdict": "refused", "plan": {"name": "a", "dataset": {"name": "b"}},
     ...     "guarantee": None, "reasons": [{"code": "no_theorem", "message": "None is known."}],
     ...     "validity": {"not_before": "2026-01-01", "not_after": "2027-01-01"}}), sep="\\n")
     plan: a, on data set b
@@ -11,15 +12,15 @@ remedy. Upper bounds are rounded up and lower bounds down.
     because: no_theorem: None is known.
     valid: 2026-01-01 to 2027-01-01
 
-Reference: docs/reference/certificate.md describes every field of a certificate.
+docs/reference/certificate.md describes every field of a certificate.
 
-Below a reason stands the line of a file that it is about, with carets, in the form of rustc.
+An excerpt shows the line of a reason with carets, as rustc does.
 
->>> print(*framed("rate: {q: 1}  # of a lot", 3, 1, "unknown_field"), sep="\\n")
+>>> print(*frame_excerpt("rate: {q: 1}  # of a lot", 3, 1, "unknown_field"), sep="\\n")
   |
 3 | rate: {q: 1}  # of a lot
   | ^^^^
->>> print(*framed("steps: ten  # soon", 14, 1, "wrong_type"), sep="\\n")
+>>> print(*frame_excerpt("steps: ten  # soon", 14, 1, "wrong_type"), sep="\\n")
    |
 14 | steps: ten  # soon
    | ^^^^^^^^^^
@@ -46,10 +47,11 @@ STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.f
     ("unproved", "undecided"), "yellow"
 )
 DIGITS = 6
+BRACKET_DIGITS = 8
 
 
 def reason_line(name: str, reason: Reason) -> str:
-    """A reason on one printable line."""
+    """Return a reason as one printable line."""
     place = f":{reason.line}:{reason.column}" if reason.line is not None else ""
     field = f" {reason.pointer}" if reason.pointer else ""
     return printable(
@@ -58,17 +60,17 @@ def reason_line(name: str, reason: Reason) -> str:
 
 
 def upper_bound(value: float | None) -> str:
-    """A bound as the API states it, which is null where there is none."""
+    """Return a bound of the API as text; null is "not bounded"."""
     return "not bounded" if value is None or math.isinf(value) else decimal_up(value)
 
 
 def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    """A table without rules, whose last columns are numbers."""
+    """Return a borderless table with columns of texts, then of numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for heading in texts:
         table.add_column(heading)
     for heading in numbers:
-        # Texts give way first: a number that is cut off is another number.
+        # Texts are wrapped first: a truncated number would be a different number.
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
@@ -76,7 +78,7 @@ def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Tab
 def print_assessment(
     console: Console, name: str, reasons: tuple[Reason, ...], assessment: Assessment
 ) -> None:
-    """Print an assessment; ``reasons`` are its own, with positions in the file."""
+    """Print an assessment; ``reasons`` are its reasons with positions in the file."""
     style = STYLE[assessment.verdict]
     console.print(f"[bold {style}]{escape(assessment.headline)}[/]")
     for reason in reasons:
@@ -84,12 +86,12 @@ def print_assessment(
         print_excerpt(console, name, reason.line, reason.column, reason.code)
     if assessment.releases:
         console.print(_noise_table(assessment))
-    for line in _facts(assessment):
+    for line in _fact_lines(assessment):
         console.print(escape(line))
     if assessment.planning:
         console.print("planning figures (for information, not guaranteed):")
     for entry in assessment.planning:
-        console.print(f"  {escape(_figures(entry))}")
+        console.print(f"  {escape(_planning_line(entry))}")
     for warning in assessment.warnings:
         console.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}")
 
@@ -106,40 +108,40 @@ def _noise_table(assessment: Assessment) -> Table:
     return table
 
 
-def _facts(assessment: Assessment) -> list[str]:
+def _fact_lines(assessment: Assessment) -> list[str]:
     facts = []
     if assessment.joint is not None:
         facts.append(f"joint noise multiplier of a step: {decimal_down(assessment.joint, DIGITS)}")
     if assessment.mu is not None:
         facts.append(f"exactly Gaussian, μ = {decimal_up(assessment.mu, DIGITS)}")
-    facts += [_strategy(entry) for entry in assessment.strategies]
+    facts += [_strategy_line(entry) for entry in assessment.strategies]
     saving = (assessment.allocation or {}).get("saving")
     if saving:
         kind = (assessment.allocation or {})["kind"]
         facts.append(f"the {kind} allocation needs {saving:.1%} less noise energy than uniform")
-    facts += [_sampling(entry) for entry in assessment.sampling]
+    facts += [_sampling_line(entry) for entry in assessment.sampling]
     for opinion in assessment.accountants:
-        low = decimal_down(opinion.epsilon.lower, 8)
-        high = decimal_up(opinion.epsilon.upper, 8)
-        drawn = opinion.confidence
-        confidence = "" if drawn is None else f" {drawn} over draws from seed {drawn.seed}"
+        low = decimal_down(opinion.epsilon.lower, BRACKET_DIGITS)
+        high = decimal_up(opinion.epsilon.upper, BRACKET_DIGITS)
+        level = opinion.confidence
+        confidence = "" if level is None else f" {level} over draws from seed {level.seed}"
         facts.append(f"{opinion.name} ({opinion.version}): ε in [{low}, {high}]{confidence}")
-    facts += [_group(bound, assessment.unit) for bound in assessment.groups]
+    facts += [_group_line(bound, assessment.unit) for bound in assessment.groups]
     return facts
 
 
-def _group(bound: GroupBound, unit: str) -> str:
+def _group_line(bound: GroupBound, unit: str) -> str:
     group = f"{bound.records} {unit}{'' if bound.records == 1 else 's'} under {bound.relation}"
     if bound.epsilon is None:
         why = "; ".join(f"{reason.code}: {reason.message}" for reason in bound.reasons)
         return f"{group}: no proved bound ({why.rstrip('.')})"
-    low, high = decimal_down(bound.epsilon.lower, 8), decimal_up(bound.epsilon.upper, 8)
-    return (
-        f"{group}: ε in [{low}, {high}]{'' if bound.confidence is None else f' {bound.confidence}'}"
-    )
+    low = decimal_down(bound.epsilon.lower, BRACKET_DIGITS)
+    high = decimal_up(bound.epsilon.upper, BRACKET_DIGITS)
+    confidence = "" if bound.confidence is None else f" {bound.confidence}"
+    return f"{group}: ε in [{low}, {high}]{confidence}"
 
 
-def _strategy(entry: dict[str, Any]) -> str:
+def _strategy_line(entry: dict[str, Any]) -> str:
     bound = "" if entry["exact"] else " at most"
     parts = [
         f"{entry['kind']} noise: sensitivity{bound} {decimal_up(entry['sensitivity'], DIGITS)}"
@@ -149,7 +151,7 @@ def _strategy(entry: dict[str, Any]) -> str:
     return ", ".join([*parts, f"{entry['buffers']} buffers"])
 
 
-FIGURES = {
+PLANNING_FIGURES = {
     "noise_std_of_mean": "noise in an entry of the mean",
     "phi": "Φ =",
     "prefix_sum_std": "in the sum of all",
@@ -158,16 +160,18 @@ FIGURES = {
     "momentum_norm": "‖M‖_F of the noise",
     "probe_std": "ρ_t =",
 }
-"""Display names of the planning figures."""
+"""Labels of the planning figures."""
 
 
-def _figures(entry: dict[str, Any]) -> str:
-    where = f"{entry['phase']}/{entry['release']}" if "phase" in entry else entry["release"]
-    shown = [f"{name} {entry[key]:.3g}" for key, name in FIGURES.items() if key in entry]
-    return f"{where}: {', '.join(shown)}"
+def _planning_line(entry: dict[str, Any]) -> str:
+    name = f"{entry['phase']}/{entry['release']}" if "phase" in entry else entry["release"]
+    figures = [
+        f"{label} {entry[key]:.3g}" for key, label in PLANNING_FIGURES.items() if key in entry
+    ]
+    return f"{name}: {', '.join(figures)}"
 
 
-def _sampling(entry: dict[str, Any]) -> str:
+def _sampling_line(entry: dict[str, Any]) -> str:
     parts = [f"sampling: {entry['scheme']}"]
     if entry["probability"] is not None:
         parts.append(f"q = {entry['probability']:.6g}")
@@ -188,12 +192,12 @@ NEIGHBOURS = {
 """How neighbouring data sets differ."""
 
 
-def contents(predicate: Mapping[str, Any]) -> list[str]:
-    """A verified certificate as lines of text; empty fields are left out.
+def describe_certificate(predicate: Mapping[str, Any]) -> list[str]:
+    """Return a verified certificate as lines of text, without its empty fields.
 
     ``predicate`` must come from a verified statement. ε is in nats, δ a probability and noise in
-    clip norms, with the digits of the statement. Sections in the format of a later release are
-    reported as such and never raise.
+    clip norms, with the digits of the statement. Never raises: a section in the format of a later
+    release is reported as such.
     """
     lines: list[str] = []
     for title, section in SECTIONS.items():
@@ -204,7 +208,7 @@ def contents(predicate: Mapping[str, Any]) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _subject(predicate: Mapping[str, Any]) -> Iterator[str]:
+def _plan_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
     plan = predicate["plan"]
     dataset = plan.get("dataset") or {}
     size = f" of {dataset['size']} records" if dataset.get("size") else ""
@@ -212,7 +216,7 @@ def _subject(predicate: Mapping[str, Any]) -> Iterator[str]:
     yield f"plan: {plan.get('name', 'unnamed')}{on}"
 
 
-def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
+def _guarantee_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
     guarantee = predicate["guarantee"]
     if guarantee is None:
         yield "guarantee: none"
@@ -222,7 +226,7 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
     yield f"protects: {unit}; neighbouring data sets: {neighbours} ({guarantee['adjacency']})"
     level = guarantee.get("confidence")
     confidence = "" if level is None else f", with confidence {level}"
-    epsilon, delta = _ends("ε", guarantee["epsilon"]), _ends("δ", guarantee["delta"])
+    epsilon, delta = _bounds("ε", guarantee["epsilon"]), _bounds("δ", guarantee["delta"])
     yield f"guarantee: {epsilon}, {delta}{confidence}"
     target = guarantee["target"]
     signs = (("epsilon", "ε"), ("delta", "δ"))
@@ -230,12 +234,12 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
         yield f"target: {', '.join(goals)}"
 
 
-def _ends(sign: str, ends: Mapping[str, str]) -> str:
-    lower, upper = ends["lower"], ends["upper"]
+def _bounds(sign: str, bracket: Mapping[str, str]) -> str:
+    lower, upper = bracket["lower"], bracket["upper"]
     return f"{sign} = {upper}" if lower == upper else f"{sign} between {lower} and {upper}"
 
 
-def _run(predicate: Mapping[str, Any]) -> Iterator[str]:
+def _run_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
     for phase in predicate.get("sampling", ()):
         rate = "" if phase["probability"] is None else f", q = {phase['probability']}"
         yield f"sampling: {phase['scheme']}{rate}, {phase['steps']} steps"
@@ -245,7 +249,7 @@ def _run(predicate: Mapping[str, Any]) -> Iterator[str]:
         yield f"noise: {release['name']}{blocks}: {noise} clip norms"
 
 
-def _reasons(predicate: Mapping[str, Any]) -> Iterator[str]:
+def _reason_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
     for field, title in (("reasons", "because"), ("warnings", "warning"), ("waived", "waived")):
         for reason in predicate.get(field, ()):
             waiver = reason.get("waiver")
@@ -253,15 +257,15 @@ def _reasons(predicate: Mapping[str, Any]) -> Iterator[str]:
             yield f"{title}: {reason['code']}: {reason['message']}{by}"
 
 
-def _conditions(predicate: Mapping[str, Any]) -> Iterator[str]:
-    for duty in predicate.get("obligations", ()):
-        how = "checked by the trainer" if duty["checked_by"] == "trainer" else "only declared"
-        yield f"obligation ({how}): {duty['text']}"
+def _condition_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
+    for obligation in predicate.get("obligations", ()):
+        checked = "checked by the trainer" if obligation["checked_by"] == "trainer" else "declared"
+        yield f"obligation ({checked}): {obligation['text']}"
     for assumption in predicate.get("assumptions", ()):
         yield f"assumed: {assumption}"
 
 
-def _responsible(predicate: Mapping[str, Any]) -> Iterator[str]:
+def _origin_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
     for engine in predicate.get("accountants", ()):
         yield f"accounted by: {engine['name']} {engine['version']}"
     if policy := predicate.get("policy"):
@@ -276,24 +280,22 @@ def _responsible(predicate: Mapping[str, Any]) -> Iterator[str]:
 
 
 SECTIONS: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
-    "plan": _subject,
-    "guarantee": _guarantee,
-    "sampling and noise": _run,
-    "reasons": _reasons,
-    "obligations": _conditions,
-    "who and when": _responsible,
+    "plan": _plan_lines,
+    "guarantee": _guarantee_lines,
+    "sampling and noise": _run_lines,
+    "reasons": _reason_lines,
+    "obligations": _condition_lines,
+    "who and when": _origin_lines,
 }
-"""Sections in the order of their lines."""
+"""The lines of each section, in order."""
 
 
-LARGEST = 1 << 20
-"""Bytes of a file that is read again for an excerpt."""
-WIDEST = 100
-"""Characters of a line that are shown."""
-LACKING = ("missing_field", "incomplete")
-"""Codes of what stands nowhere."""
-NAMES = ("unknown_field", "conflict")
-"""Codes that are about a field's name alone."""
+MAX_EXCERPT_FILE_BYTES = 1 << 20
+MAX_EXCERPT_COLUMNS = 100
+ABSENT_FIELD_CODES = ("missing_field", "incomplete")
+"""Codes about a field that is not in the file."""
+FIELD_NAME_CODES = ("unknown_field", "conflict")
+"""Codes about the name of a field, not its value."""
 _NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[\w.-]+')
 _END = re.compile(r"\s+#.*|[\s,{\[]+$")
 
@@ -301,34 +303,31 @@ _END = re.compile(r"\s+#.*|[\s,{\[]+$")
 def print_excerpt(
     console: Console, file: str, line: int | None, column: int | None, code: str
 ) -> None:
-    """Print the lines that show the place; nothing where it is not in a text file."""
-    for shown in _excerpt(file, line, column, code):
-        console.print(escape(shown), style="dim")
-
-
-def _excerpt(file: str, line: int | None, column: int | None, code: str) -> list[str]:
+    """Print the line of a file with carets at the column, if the file is a readable text."""
     path = Path(file)
-    if line is None or code in LACKING or path.suffix == ".ipynb":
-        return []
+    if line is None or code in ABSENT_FIELD_CODES or path.suffix == ".ipynb":
+        return
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST:
-            return []
+        if not path.is_file() or path.stat().st_size > MAX_EXCERPT_FILE_BYTES:
+            return
         lines = path.read_text("utf-8", "replace").split("\n")
     except (OSError, ValueError):
-        return []
-    return framed(lines[line - 1], line, column or 1, code) if 0 < line <= len(lines) else []
+        return
+    if 0 < line <= len(lines):
+        for text in frame_excerpt(lines[line - 1], line, column or 1, code):
+            console.print(escape(text), style="dim")
 
 
-def framed(text: str, line: int, column: int, code: str) -> list[str]:
-    """``text``, which is ``line`` of its file, with carets from ``column`` on."""
+def frame_excerpt(text: str, line: int, column: int, code: str) -> list[str]:
+    """Return ``text``, the ``line`` of a file, with carets from ``column`` on."""
     text = "".join(char if char.isprintable() else " " for char in text).rstrip()
     start = min(column - 1, len(text))
     start += len(text[start:]) - len(text[start:].lstrip())
-    name = _NAME.match(text, start) if code in NAMES else None
+    name = _NAME.match(text, start) if code in FIELD_NAME_CODES else None
     end = len(_END.sub("", text)) if name is None else name.end()
-    first = 0 if end <= WIDEST else max(0, start - WIDEST // 4)
-    shown = text[first : first + WIDEST]
-    carets = max(1, cell_len(text[start : min(end, first + WIDEST)]))
+    first = 0 if end <= MAX_EXCERPT_COLUMNS else max(0, start - MAX_EXCERPT_COLUMNS // 4)
+    shown = text[first : first + MAX_EXCERPT_COLUMNS]
+    carets = max(1, cell_len(text[start : min(end, first + MAX_EXCERPT_COLUMNS)]))
     margin = " " * len(str(line))
     return [
         f"{margin} |",

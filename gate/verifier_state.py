@@ -1,8 +1,8 @@
-"""The verifier's memory: the last checkpoint of each log and the newest status list of each issuer.
+"""The verifier's state: the last checkpoint of each log and the newest status list of each issuer.
 
-Only a verifier that remembers an earlier state can detect that a log was rolled back or forked, or
-that a validly signed status list predates a revocation. Each verified bundle stores its log's
-checkpoint, if it continues the stored one. The files are ``checkpoints.json`` (or
+Only with an earlier state can a verifier detect that a log was rolled back or forked, or that a
+signed status list predates a revocation. The checkpoint of each verified bundle is stored if it
+extends the stored one. The files are ``checkpoints.json`` (or
 ``--checkpoint-store``) and ``status-lists.json`` under ``$AFFIDAVIT_HOME``; several processes may
 use them at once.
 """
@@ -39,11 +39,11 @@ VERSION = 1
 
 
 class BadStore(Exception):
-    """A file of the verifier's memory is damaged; the message says which and what to do."""
+    """A state file is damaged; the message names it and says what to do."""
 
 
 class Store:
-    """A JSON file that several processes update; ``purpose`` is what it detects."""
+    """A JSON file that several processes update; ``purpose`` names the attack that it detects."""
 
     field: str
     purpose: str
@@ -52,7 +52,7 @@ class Store:
         self.path = path
 
     def _load(self) -> dict[str, Any]:
-        """The stored entries; raises ``BadStore``."""
+        """Read the stored entries; raises ``BadStore``."""
         try:
             document = json.loads(read_limited(self.path, MAX_BYTES))
         except (FileNotFoundError, NotADirectoryError):
@@ -91,12 +91,12 @@ class CheckpointStore(Store):
         super().__init__(path or home() / "checkpoints.json")
 
     def newest(self) -> dict[str, SeenCheckpoint]:
-        """The last checkpoint of each log; raises ``BadStore``."""
+        """Return the last checkpoint of each log; raises ``BadStore``."""
         return {origin: self._seen(origin, entry) for origin, entry in self._load().items()}
 
     def _seen(self, origin: str, entry: Any) -> SeenCheckpoint:
         try:
-            # Earlier releases stored the signed note alone.
+            # Earlier releases stored only the signed note.
             note, at = (entry, None) if isinstance(entry, str) else (entry["note"], entry["seen"])
             if read_checkpoint(note).origin != origin:
                 raise ValueError("it belongs to another log")
@@ -105,9 +105,9 @@ class CheckpointStore(Store):
             raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None
 
     def update(self, note: str, compared: Mapping[str, SeenCheckpoint]) -> None:
-        """Store ``note``, which continues what it was ``compared`` with.
+        """Store ``note``, which extends the ``compared`` checkpoint of its log.
 
-        Unless another process stored a larger tree meanwhile; warns on failure.
+        A larger tree that another process stored meanwhile is kept. A failed write is a warning.
         """
         checkpoint = read_checkpoint(note)
         try:
@@ -136,7 +136,7 @@ class StatusStore(Store):
         super().__init__(home() / "status-lists.json")
 
     def newest(self) -> dict[str, SeenStatus]:
-        """The newest list of each issuer; raises ``BadStore``."""
+        """Return the newest list of each issuer; raises ``BadStore``."""
         try:
             return {
                 str(issuer): SeenStatus(
@@ -148,7 +148,7 @@ class StatusStore(Store):
             raise self._bad(str(error)) from None
 
     def update(self, options: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
-        """Store a valid status list, whatever it says about the certificate at hand."""
+        """Store the status list if it is valid."""
         if options.status is None:
             return
         now = datetime.now(UTC)

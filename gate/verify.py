@@ -27,7 +27,7 @@ from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
 from affidavit.certificate.policy import accounted
 from affidavit.client import DIGEST
-from affidavit.gate.console import out, print_json, read, read_file, say, stop, working
+from affidavit.gate.console import load_plan, out, print_json, read_file, say, show_status, stop
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import (
     JsonOption,
@@ -41,7 +41,7 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.plan_io import read_bytes
 from affidavit.gate.policy import read_policy
-from affidavit.gate.render import contents
+from affidavit.gate.render import describe_certificate
 from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
 from affidavit.plan import MalformedPlan, load_json, plan_from
 
@@ -115,7 +115,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
-    file = None if plan is None else read(plan, as_json=False)
+    file = None if plan is None else load_plan(plan, as_json=False)
     digests, files = _split_policies(policies or [])
     checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
@@ -202,7 +202,7 @@ def _prove(verified: VerifiedCertificate) -> Proof | Unproved:
     from affidavit.accountants import Unproved
 
     try:
-        with working("proving"):
+        with show_status("proving"):
             return prove_certificate(verified.predicate)
     except Unproved as failure:
         return failure
@@ -230,7 +230,7 @@ def _print(
         bound = f"ε ≤ {proof.epsilon} at δ = {proof.delta}"
         out.print(f"[green]✓[/] proved in ball arithmetic: {bound}")
         say("  from " + ", ".join(f"docs/theorems/{page}.md" for page in proof_sources(proof)))
-    for line in contents(verified.predicate) if show else ():
+    for line in describe_certificate(verified.predicate) if show else ():
         say(f"  {line}")
     say(_conclusion(verified))
 

@@ -1,52 +1,75 @@
-"""A cache of check results, keyed by plan text, options, accountant versions and this release.
+"""Evaluate plans, and cache the results.
 
-An entry is a file with a checksum. A corrupt entry is removed and reported, and the check does not
-exit with 0: a cache that something else writes to is no basis for letting a plan through, even
-though the plan was checked again. The checksum does not protect against deliberate changes;
-whoever can write to the cache can change the program as well.
+The key of a result is the plan's text, the options, the versions of the accountants, and this
+release. An entry is a file with a checksum. A corrupt entry is removed and reported, and the check
+does not exit with 0, although the plan is checked again: another program writes to the cache. The
+checksum does not protect against deliberate changes, because anyone who can write to the cache can
+change the program as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from affidavit import __version__
 from affidavit.accountants import engine_versions
-from affidavit.certificate import write_atomically
+from affidavit.certificate import printable, write_atomically
 from affidavit.gate.checking.finding import CheckResult
+from affidavit.gate.checking.source import Source
+from affidavit.gate.console import show_status
 from affidavit.gate.exit_codes import Exit
 from affidavit.plan import digest_of
+
+if TYPE_CHECKING:
+    from affidavit.certificate.policy import Policy
 
 FORMAT = 1
 _RESULT = TypeAdapter(CheckResult)
 
 
-class Cache:
-    """A folder of entries; ``corrupt`` lists the removed ones."""
+class Evaluator:
+    """Evaluates plans; ``folder`` is the cache's, or None, and ``corrupt`` its removed entries."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, second_opinion: bool, policy: Policy | None, folder: Path | None) -> None:
+        self._second_opinion, self._policy, self._folder = second_opinion, policy, folder
         self.corrupt: list[Path] = []
 
-    def get(self, question: dict[str, Any], check: Callable[[], CheckResult]) -> CheckResult:
-        """The cached result for ``question``, or that of ``check``."""
-        key = digest_of(
-            {"format": FORMAT, "affidavit": __version__, "engines": engine_versions(), **question}
-        )
-        path = self._folder / f"{key.removeprefix('sha256:')}.json"
+    def evaluate(self, source: Source) -> CheckResult:
+        """Evaluate a plan without the cache."""
+        # Imported here because a cached result needs no accountant.
+        from affidavit.gate.checking.evaluate import evaluate
+
+        with show_status(f"checking {printable(source.name)}"):
+            return evaluate(source, second_opinion=self._second_opinion, policy=self._policy)
+
+    def evaluate_cached(self, source: Source) -> CheckResult:
+        """Return the cached result of a plan, or evaluate it."""
+        if self._folder is None or source.imported is not None or source.names_a_file:
+            return self.evaluate(source)
+        key = {
+            "format": FORMAT,
+            "affidavit": __version__,
+            "engines": engine_versions(),
+            "file": source.file,
+            "pointer": source.pointer,
+            "text": hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest(),
+            "second_opinion": self._second_opinion,
+            "policy": None if self._policy is None else self._policy.digest(),
+        }
+        path = self._folder / f"{digest_of(key).removeprefix('sha256:')}.json"
         result = self._read(path)
         if result is None:
-            result = check()
+            result = self.evaluate(source)
             if result.exit in (Exit.CERTIFIED, Exit.BLOCKED):
-                self._write(path, result)
+                _write(path, result)
         return result
 
     def _read(self, path: Path) -> CheckResult | None:
@@ -63,18 +86,17 @@ class Cache:
                 path.unlink()
             return None
 
-    def _write(self, path: Path, result: CheckResult) -> None:
-        document = json.loads(json.dumps(asdict(result)))
-        content = json.dumps({"checksum": digest_of(document), "judged": document})
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(path, content.encode())
-        except OSError:
-            return  # an unwritable cache only costs time
+
+def _write(path: Path, result: CheckResult) -> None:
+    document: Any = json.loads(json.dumps(asdict(result)))
+    content = json.dumps({"checksum": digest_of(document), "judged": document})
+    with suppress(OSError):  # an unwritable cache only costs time
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, content.encode())
 
 
-def folder() -> Path:
-    """The cache folder: ``AFFIDAVIT_CACHE``, or below the user's cache."""
+def cache_folder() -> Path:
+    """Return the cache folder: ``AFFIDAVIT_CACHE``, or one in the user's cache."""
     if configured := os.environ.get("AFFIDAVIT_CACHE"):
         return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affidavit" / "check"

@@ -1,4 +1,4 @@
-"""What moved ε since a former version of a plan: another file, or one at a commit."""
+"""Compare a plan with an earlier version: another file, or the same file at a commit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from affidavit.certificate import compare_plans, printable
 from affidavit.gate.checking.source import Source
 from affidavit.plan import PlanError, plan_from
 
-SHOWN = 200
-"""Maximum characters of a changed value."""
+MAX_VALUE_LENGTH = 200
+"""Characters of a changed value."""
 
 
-class NoBase(Exception):
-    """The base cannot be read; the message says why."""
+class UnreadableBase(Exception):
+    """The earlier version cannot be read; the message says why."""
 
 
-def difference(source: Source, base: str) -> list[str]:
-    """What moved ε since ``base``, one line a changed field; raises ``NoBase``."""
+def describe_changes(source: Source, base: str) -> list[str]:
+    """Return one line per field changed since ``base``, with ε; raises ``UnreadableBase``."""
     raw = _read_base(source.file, base)
     name = printable(source.name)
     before = None if raw is None else source.same_in(raw)
@@ -31,13 +31,13 @@ def difference(source: Source, base: str) -> list[str]:
     first, second = comparison.first, comparison.second
     before_text = _bound(first.epsilon_text, first.verdict)
     lines = [f"{name}: {before_text} -> {_bound(second.epsilon_text, second.verdict)}"]
-    furthest = (comparison.strongest, comparison.strongest_on_noise)
-    for effect in sorted(comparison.alone, key=lambda effect: effect not in furthest):
+    strongest = (comparison.strongest, comparison.strongest_on_noise)
+    for effect in sorted(comparison.alone, key=lambda effect: effect not in strongest):
         result, pointer = effect.assessment, effect.change.pointer
         bound = (
             _bound(None, None) if result is None else _bound(result.epsilon_text, result.verdict)
         )
-        values = " -> ".join(text or "nothing" for text in effect.change.texts(SHOWN))
+        values = " -> ".join(text or "nothing" for text in effect.change.texts(MAX_VALUE_LENGTH))
         line = source.line_of(pointer)
         place = "" if line is None else f" (line {line})"
         change = f"  {pointer}: {values}{place}"
@@ -50,20 +50,20 @@ def _bound(epsilon: str | None, verdict: str | None) -> str:
 
 
 def _read_base(file: str, base: str) -> bytes | None:
-    """The bytes of ``file`` at ``base``; None if it did not exist. Raises ``NoBase``."""
+    """Read ``file`` at ``base``; None if it did not exist. Raises ``UnreadableBase``."""
     try:
         if Path(base).is_file():
             return Path(base).read_bytes()
     except OSError as error:
-        raise NoBase(f"cannot read {base}: {error.strerror}") from None
+        raise UnreadableBase(f"cannot read {base}: {error.strerror}") from None
     if base.startswith("-"):
-        raise NoBase(f"{base} is neither a file nor a commit")
+        raise UnreadableBase(f"{base} is neither a file nor a commit")
     folder = Path(file).resolve().parent
     commit = _git(
         folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"
     )
     if commit.returncode != 0:
-        raise NoBase(f"{base} is neither a file nor a commit of the repository of {file}")
+        raise UnreadableBase(f"{base} is neither a file nor a commit of the repository of {file}")
     name = f"{commit.stdout.decode().strip()}:./{Path(file).name}"
     content = _git(folder, "show", "--end-of-options", name)
     return content.stdout if content.returncode == 0 else None
@@ -73,4 +73,4 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except OSError as error:
-        raise NoBase(f"cannot run git: {error.strerror}") from None
+        raise UnreadableBase(f"cannot run git: {error.strerror}") from None

@@ -205,7 +205,7 @@ def test_a_fault_has_a_code_and_a_line_of_its_own(
         def broken(*_: Any, fault: BaseException = fault, **__: Any) -> None:
             raise fault
 
-        monkeypatch.setattr("affidavit.gate.certify.read", broken)
+        monkeypatch.setattr("affidavit.gate.certify.load_plan", broken)
         ended = inside("certify", files["certified"])
         assert ended.code == Exit.FAULT
         (line,) = ended.err.decode().splitlines()

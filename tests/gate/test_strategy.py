@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from affidavit.gate import strategy
+from affidavit.gate import compare as compare_commands
 
 Document = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]
@@ -110,8 +110,8 @@ def test_a_folder_that_is_missing_is_named_before_any_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for work in ("compare", "advice_for"):
-        monkeypatch.delattr(strategy, work)
+    for work in ("compare_strategies", "find_advice"):
+        monkeypatch.delattr(compare_commands, work)
     missing = run(command, plan(), option, str(tmp_path / "nowhere" / "a.npz"))
     assert missing.exit_code == 2
     assert "cannot write" in missing.stderr

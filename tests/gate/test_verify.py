@@ -14,7 +14,7 @@ import pytest
 from affidavit.accountants import Bracket
 from affidavit.certificate import STEPS
 from affidavit.gate import verify as verify_module
-from affidavit.gate.render import contents as in_words
+from affidavit.gate.render import describe_certificate as in_words
 from affidavit.mechanisms import correlation, noise_files
 
 Make = Callable[..., dict[str, Any]]
