@@ -1,15 +1,15 @@
-"""An assessment: what is proved about a plan, and the verdict that follows.
+"""An assessment: the proved bounds of a plan, and the verdict that follows.
 
-It is a value: built once by ``affidavit.certificate.certification``, then printed, signed and
-stored as it is. ``as_result`` is the result document that the command line prints and
-the HTTP service returns. All numbers in it are finite; an unbounded upper end is null.
+``affidavit.certificate.certification`` builds it; it is then printed, signed and stored.
+``as_result`` is the result document that the command line prints and the HTTP service returns. All
+numbers in it are finite; an unbounded upper end is null.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confidence:
-    """The probability with which a sampled bracket holds, and the seed of its draws."""
+    """The probability with which a sampled bracket holds, and the seed of its random draws."""
 
     level: float
     seed: str
@@ -32,7 +32,7 @@ class Confidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opinion:
-    """One engine's bracket of ε, in nats, at the plan's δ; it is certain without confidence."""
+    """One engine's bracket of ε, in nats, at the plan's δ; without ``confidence`` it is certain."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ class Opinion:
     confidence: Confidence | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The opinion as it stands in a result document."""
+        """Return the opinion as a result document has it."""
         result = {"name": self.name, "version": self.version, "epsilon": interval(self.epsilon)}
         if self.confidence is None:
             return result
@@ -49,10 +49,10 @@ class Opinion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBound:
-    """ε in nats of data sets that differ in up to so many ``records``, by ``relation``.
+    """ε in nats of data sets that differ in up to ``records`` records, by ``relation``.
 
-    Where the plan's unit is a user, ``records`` counts users. ``epsilon`` is None where no theorem
-    bounds it, for the ``reasons`` stated.
+    If the plan's unit is a user, ``records`` counts users. ``epsilon`` is None if no theorem bounds
+    it; ``reasons`` say why.
     """
 
     records: int
@@ -62,7 +62,7 @@ class GroupBound:
     reasons: tuple[Reason, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The bound as it stands in a result document."""
+        """Return the bound as a result document has it."""
         return {
             "records": self.records,
             "relation": self.relation,
@@ -74,7 +74,7 @@ class GroupBound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseNoise:
-    """One release's noise multiplier: as the plan gives it, and as its target requires it."""
+    """One release's noise multiplier as the plan gives it and as the target requires it."""
 
     name: str
     count: int
@@ -83,14 +83,16 @@ class ReleaseNoise:
     phase: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The release as it stands in a result document."""
-        omitted = "phase" if self.phase is None else ""
-        return {name: value for name, value in asdict(self).items() if name != omitted}
+        """Return the release as a result document has it; ``phase`` is omitted if it is None."""
+        result = asdict(self)
+        if self.phase is None:
+            del result["phase"]
+        return result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caveat:
-    """Something that a reader should know and that changes no number."""
+    """A warning that changes no number."""
 
     code: str
     message: str
@@ -98,14 +100,14 @@ class Caveat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assessment:
-    """Everything known about one plan.
+    """The results for one plan.
 
-    ``epsilon`` (nats) and ``delta`` are the guarantee's brackets, the targets what the plan asks
-    for. ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in
-    clip norms, each where all phases share one. ``mu`` is the Gaussian-DP parameter where the
-    run is exactly one Gaussian mechanism. ``proof`` is the witness that the checker accepted, and
-    ``proof_problem`` why there is none; both are None where nobody searched for one. ``groups``
-    are the bounds of larger groups, and of other relations, that were requested.
+    ``epsilon`` (nats) and ``delta`` are the guarantee's brackets; the targets are the plan's.
+    ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in clip
+    norms, each if all phases share one. ``mu`` is the Gaussian-DP parameter if the run is exactly
+    one Gaussian mechanism. ``proof`` is the witness that the checker accepted, ``proof_problem``
+    the reason why there is none; both are None if no proof was requested. ``groups`` are the
+    requested bounds of larger groups and of other relations.
     """
 
     verdict: Verdict
@@ -130,7 +132,7 @@ class Assessment:
     warnings: tuple[Caveat, ...] = ()
     planning: tuple[dict[str, Any], ...] = ()
     obligations: tuple[dict[str, str], ...] = ()
-    assumptions: tuple[str, ...] = field(default=())
+    assumptions: tuple[str, ...] = ()
     proof: dict[str, Any] | None = None
     proof_problem: Reason | None = None
     groups: tuple[GroupBound, ...] = ()
@@ -145,12 +147,12 @@ class Assessment:
 
     @property
     def level(self) -> float | None:
-        """The confidence of the bounds; None where they are certain."""
+        """The confidence of the bounds; None if they are certain."""
         return None if self.confidence is None else self.confidence.level
 
     @property
-    def chance(self) -> str:
-        """The confidence in words after a space; empty where the bounds are certain."""
+    def confidence_suffix(self) -> str:
+        """The confidence in words after a space; empty if the bounds are certain."""
         return "" if self.confidence is None else f" {self.confidence}"
 
     @property
@@ -160,9 +162,9 @@ class Assessment:
         if self.epsilon is not None and self.delta is not None:
             bound = (
                 f"ε ≤ {decimal_up(self.epsilon.upper, 6)} at δ = {decimal_up(self.delta.upper, 6)}"
-                f"{self.chance}, under {self.adjacency}, for one {self.unit}"
+                f"{self.confidence_suffix}, under {self.adjacency}, for one {self.unit}"
             )
-        # Without a target the plan's claim does not hold; the reasons name it.
+        # A plan without a target is under-noised if its claim does not hold.
         target = self.target_epsilon
         goal = "less is claimed" if target is None else f"the target is ε = {target:g}"
         codes = [reason.code for reason in self.reasons]
@@ -175,12 +177,14 @@ class Assessment:
         return None if self.joint is None else f"{self.joint:.6g}"
 
     def as_result(self) -> dict[str, Any]:
-        """The result document, without its certificate.
+        """Return the result document, without its certificate.
 
-        It has a ``strategy`` where noise is correlated, and ``groups`` where they were requested.
+        It has a ``strategy`` if noise is correlated, and ``groups`` if they were requested.
         """
-        alone = self.strategies[0] if len(self.strategies) == 1 else list(self.strategies)
-        result: dict[str, Any] = {"strategy": alone} if self.strategies else {}
+        result: dict[str, Any] = {}
+        if self.strategies:
+            several = len(self.strategies) > 1
+            result["strategy"] = list(self.strategies) if several else self.strategies[0]
         if self.groups:
             result["groups"] = [bound.as_dict() for bound in self.groups]
         return result | {
@@ -209,35 +213,34 @@ class Assessment:
         }
 
 
-CODE_PREFIX = "policy_"
-"""Of the code of every reason that a policy gives, and of no other."""
+POLICY_CODE_PREFIX = "policy_"
+"""The prefix of the codes of a policy's reasons, and of no other reasons."""
 
 
-def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
+def is_refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
     """Whether a plan is refused by its policy alone, so that its numbers hold.
 
-    >>> refused_by_policy("refused", ["policy_sampler"]), refused_by_policy("refused", ["unsound"])
-    (True, False)
+    >>> [is_refused_by_policy("refused", [code]) for code in ("policy_unit", "unsound")]
+    [True, False]
     """
-    by_policy = bool(codes) and all(code.startswith(CODE_PREFIX) for code in codes)
+    by_policy = bool(codes) and all(code.startswith(POLICY_CODE_PREFIX) for code in codes)
     return verdict == "refused" and by_policy
 
 
 def verdict_sentence(
     verdict: str, bound: str | None, target: str, codes: Collection[str] = ()
 ) -> str:
-    """A verdict in one sentence; it never claims a lower bound.
+    """Return a verdict as one sentence, which never claims a lower bound.
 
-    ``bound`` is the proved guarantee with everything that gives it a meaning, or None;
-    ``target`` says what it is compared with, and ``codes`` are those of the reasons. A refusal
-    that is not the policy's alone has no bound.
+    ``bound`` is the proved guarantee in words, or None; ``target`` is what it is compared with, and
+    ``codes`` are those of the reasons. A refusal that is not the policy's alone has no bound.
 
     >>> verdict_sentence("under_noised", "ε ≤ 3 at δ = 1e-5", "ε = 2 is claimed")
     'Under-noised: ε = 2 is claimed, and the proved bound is ε ≤ 3 at δ = 1e-5.'
     """
     if verdict == "undecided":
         return "Undecided: independent engines disagree, so nothing is certified."
-    if bound is None or (verdict == "refused" and not refused_by_policy(verdict, codes)):
+    if bound is None or (verdict == "refused" and not is_refused_by_policy(verdict, codes)):
         return "Refused: no guarantee can be certified for this plan."
     match verdict:
         case "certified":
@@ -251,7 +254,7 @@ def verdict_sentence(
 
 
 def malformed_result(reasons: tuple[Reason, ...]) -> dict[str, Any]:
-    """The result document of a line that is not a plan: refused, and never a certificate."""
+    """Return the result document of a malformed plan: a refusal without a certificate."""
     return {
         "verdict": "refused",
         "plan_digest": None,
@@ -265,14 +268,14 @@ def malformed_result(reasons: tuple[Reason, ...]) -> dict[str, Any]:
 
 
 def interval(bracket: Bracket | None) -> dict[str, float | None] | None:
-    """A bracket as JSON."""
+    """Return a bracket as JSON data; an infinite upper end is null."""
     if bracket is None:
         return None
     upper = bracket.upper if math.isfinite(bracket.upper) else None
     return {"lower": bracket.lower, "upper": upper}
 
 
-COLORS = {"certified": "#1a7f37", "under_noised": "#b42318", "refused": "#b42318"}
+VERDICT_COLORS = {"certified": "#1a7f37", "under_noised": "#b42318", "refused": "#b42318"}
 
 
 def html_table(
@@ -282,12 +285,12 @@ def html_table(
     title: str = "",
     verdict: str = "",
 ) -> str:
-    """An HTML table for notebooks; ``title`` stands above it, in the color of ``verdict``."""
+    """Return an HTML table for notebooks below ``title``, which has the color of ``verdict``."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    color = COLORS.get(verdict, "#9a6700" if verdict else "inherit")
-    above = f'<p><strong style="color:{color}">{escape(title)}</strong></p>' if title else ""
-    return f"{above}<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
+    color = VERDICT_COLORS.get(verdict, "#9a6700" if verdict else "inherit")
+    caption = f'<p><strong style="color:{color}">{escape(title)}</strong></p>' if title else ""
+    return f"{caption}<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
 
 
 def _cell(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""Solve for what a plan leaves open, and for the noise that its target requires.
+"""Solve for the unknown of a plan, and for the noise that its target requires.
 
-A plan may leave open one of its noise, its steps, its lot size and its sampling
-probability. All are one-sided searches with one accountant, over the proved upper bound
-alone, and each value is tried as the closed plan that would be certified, with its
-multipliers rounded as they are printed: what is returned was itself evaluated.
+A plan may leave open its noise, its steps, its lot size or its sampling probability. All searches
+are one-sided, with one accountant, over the proved upper bound alone. Each value is tried as the
+closed plan that would be certified, with its multipliers rounded as they are printed, so that the
+returned value was itself evaluated.
 """
 
 from __future__ import annotations
@@ -44,47 +44,44 @@ from affidavit.mechanisms import (
 )
 from affidavit.plan import Event, Plan, RefusedPlan, alternatives, schedule
 
-ONE_SIDED = ("participations", "selection", "rdp", "allocation_rdp")
-"""Engines whose own lower ends are 0."""
+UPPER_BOUND_ENGINES = ("participations", "selection", "rdp", "allocation_rdp")
+"""The engines whose own lower ends are 0."""
 
 Value = TypeVar("Value", int, float)
 
 
 def lower_open(plan: Plan) -> Lowered:
-    """``plan`` lowered; an open lot is the least one for as long as it is not solved for.
+    """Lower ``plan``, with the smallest lot in place of an open one.
 
-    What may be claimed of a plan, and what it obliges its trainer to, does not depend on
-    the size of its lots. Raises ``RefusedPlan``.
+    The assumptions and obligations of a plan do not depend on the size of its lots. Raises
+    ``RefusedPlan``.
     """
     return replace(lower(with_placeholder_sampling(plan)), plan=plan)
 
 
-def _attacks(closed: Lowered) -> tuple[CountingAttack, ...]:
-    """What releases of each phase show that an attacker counts."""
+def _counting_attacks(closed: Lowered) -> tuple[CountingAttack, ...]:
+    """Return the lower ends that an attacker obtains by counting the releases of each phase."""
     if closed.extra.selection is not None:
         return ()
     epochs = (phase.attack for phase in closed.phases)
     return tuple(CountingAttack(*epoch) for epoch in epochs if epoch is not None)
 
 
-def _shown(closed: Lowered) -> tuple[Event, ...]:
-    """What a unit shows of a run with nothing open, and what one of its records does alone."""
+def _attained_events(closed: Lowered) -> tuple[Event, ...]:
+    """Return the events that a unit attains in a closed run, and those of one of its records."""
     one = closed.of_one_record
     runs = (closed,) if one is None else (closed, one)
-    # A selection takes long: of each run the first is computed, which seems to show most.
-    most = None if closed.extra.selection is None else 1
+    # A selection takes long, so that only the first event of each run is computed.
+    limit = None if closed.extra.selection is None else 1
     events = (
-        event for run in runs for event in alternatives(attained_event(run.attained()))[:most]
+        event for run in runs for event in alternatives(attained_event(run.attained()))[:limit]
     )
     return tuple(dict.fromkeys(events))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
-    """One plan's open quantity, searched with one engine.
-
-    Each event is accounted once: what the search found is not computed again to be stated.
-    """
+    """The search for one plan's unknown with one engine; each event is accounted once."""
 
     lowered: Lowered
     engine: Accountant
@@ -92,54 +89,51 @@ class Solver:
     _brackets: dict[tuple[Event, float], Bracket] = field(default_factory=dict)
 
     def curve(self, event: Event) -> PrivacyCurve:
-        """The engine's curve of ``event``; raises ``AccountantError``."""
+        """Return the engine's curve of ``event``; raises ``AccountantError``."""
         if event not in self._curves:
             self._curves[event] = self.engine.curve(event)
         return self._curves[event]
 
-    def enclosed(self, closed: Lowered, *, alone: bool = False) -> PrivacyCurve:
-        """The curve of a run with nothing open, its lower ends by what a record attains.
+    def bracketing_curve(self, closed: Lowered, *, one_engine: bool = False) -> PrivacyCurve:
+        """Return the curve of a closed run, with the lower ends that a record attains.
 
-        ``alone`` asks no other engine where this one has no lower ends. Raises ``AccountantError``.
+        With ``one_engine`` no other engine is used if this one has no lower ends. Raises
+        ``AccountantError``.
         """
-        event, own = closed.event(), closed.attained()
-        above, least = self.curve(event), attained_event(own)
+        event, events = closed.event(), closed.attained()
+        above, least = self.curve(event), attained_event(events)
         if isinstance(self.engine, Sampling):
             return above if least == event else BracketingCurve(above=above, below=())
-        attacks = _attacks(closed)
-        if self.engine.name in ONE_SIDED and not alone:
-            contained = (PostProcessedCurve(event=shown) for shown in _shown(closed))
+        attacks = _counting_attacks(closed)
+        if self.engine.name in UPPER_BOUND_ENGINES and not one_engine:
+            contained = (PostProcessedCurve(event=item) for item in _attained_events(closed))
             return BracketingCurve(above=above, below=(*contained, *attacks))
         if least == event:
             return above
-        below = (*attacks, *(curve for shown in _shown(closed) for curve in self._below(shown)))
-        return BracketingCurve(above=above, below=(above, *below) if own == event else below)
+        curves = (curve for item in _attained_events(closed) for curve in self._lower_curves(item))
+        below = (*attacks, *curves)
+        return BracketingCurve(above=above, below=(above, *below) if events == event else below)
 
-    @staticmethod
-    def contained(closed: Lowered) -> PrivacyCurve:
-        """Lower ends of what a run with nothing open contains, asked of several engines."""
-        return PostProcessedCurve(event=attained_event(closed.attained()))
-
-    def _below(self, least: Event) -> tuple[PrivacyCurve, ...]:
-        """Curves of what a record attains, by this engine or by those of ours that cover it."""
+    def _lower_curves(self, event: Event) -> tuple[PrivacyCurve, ...]:
+        """Return the curve of an attained event, by this engine or by others that cover it."""
         try:
-            return (self.engine.curve(least),)
+            return (self.engine.curve(event),)
         except AccountantError:
-            allocation = AllocationAccountant().lower_ends(least)
-        contained = PostProcessedCurve(event=least)
+            allocation = AllocationAccountant().lower_ends(event)
+        contained = PostProcessedCurve(event=event)
         return (contained,) if allocation is None else (contained, allocation)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
-        """The engine's bracket of ε of ``event`` at ``delta``."""
+        """Return the engine's bracket of ε of ``event`` at ``delta``."""
         if (event, delta) not in self._brackets:
             self._brackets[event, delta] = self.curve(event).epsilon(delta)
         return self._brackets[event, delta]
 
     def closed(self) -> Lowered:
-        """The plan with nothing open, lowered.
+        """Solve the plan and lower it.
 
-        Raises ``AccountantError`` where the engine does not cover the run, and
-        ``NoSolution`` where the open quantity has no value that meets the target.
+        Raises ``AccountantError`` if the engine does not cover the run, and ``NoSolution`` if no
+        value of the unknown meets the target.
         """
         plan = self.lowered.plan
         if plan.asks_for_noise:
@@ -169,10 +163,10 @@ class Solver:
         return self.lowered
 
     def required_scale(self) -> float:
-        """The least factor on the given noise that meets the full target.
+        """Return the least factor on the given noise that meets the full target.
 
-        The search is over σ_joint of the first phase, as it is where the noise is open: the
-        same run then requires the same noise, whatever noise its plan gives.
+        The search is over σ_joint of the first phase, as for open noise: the required noise of a
+        run then does not depend on the noise that its plan gives.
         """
         unit = self.lowered.phases[0].joint or 1.0
         return (
@@ -187,35 +181,35 @@ class Solver:
         return find_min_noise(self._upper_of(close), self._target[0], guess=guess)
 
     def _largest_lot(self) -> int:
-        """The largest lot; of a run of so many epochs, also beyond where it loses a step.
+        """Return the largest lot that meets the target.
 
-        One more record in a lot costs privacy, and one step less saves some: where the steps
-        follow from epochs, the first lot of the next shorter run may fit although the last of
-        the longer one does not.
+        One more record in a lot costs privacy, and one step less saves some: if the steps follow
+        from epochs, the smallest lot of the next shorter run may meet the target although the
+        largest of the longer run does not.
         """
         size = self.lowered.plan.dataset.size
         if size is None:
             raise ValueError("a valid plan that asks for its lot size has a data set size")
         lot = self._largest_lot_above(0, size)
-        while (shorter := self._first_of_a_shorter_run(lot + 1, size)) is not None and (
+        while (shorter := self._smallest_lot_with_fewer_steps(lot + 1, size)) is not None and (
             self._upper_of(with_lot_size)(shorter) <= self._target[0]
         ):
             lot = self._largest_lot_above(shorter - 1, size)
         return lot
 
-    def _largest_lot_above(self, fewer: int, size: int) -> int:
+    def _largest_lot_above(self, start: int, size: int) -> int:
         plan, upper = self.lowered.plan, self._upper_of(with_lot_size)
         result = find_max_count(
-            lambda more: upper(fewer + more),
+            lambda more: upper(start + more),
             self._target[0],
-            ceiling=size - fewer,
-            guess=self._guess(lambda more: lower(with_lot_size(plan, fewer + more)).event()),
+            ceiling=size - start,
+            guess=self._guess(lambda more: lower(with_lot_size(plan, start + more)).event()),
             what="record a lot",
         )
-        return fewer + result
+        return start + result
 
-    def _first_of_a_shorter_run(self, lot: int, size: int) -> int | None:
-        """The least lot above ``lot`` whose epochs are fewer steps; None without epochs."""
+    def _smallest_lot_with_fewer_steps(self, lot: int, size: int) -> int | None:
+        """Return the smallest lot above ``lot`` whose epochs are fewer steps, or None."""
         plan = self.lowered.plan
         (phase,) = plan.phases
         if phase.epochs is None or lot > size:
@@ -242,12 +236,12 @@ class Solver:
         return epsilon, delta
 
     def _upper_of(self, close: Callable[[Plan, Value], Plan]) -> Callable[[Value], float]:
-        """From a value of what is open to the proved bound on ε of the plan closed with it."""
+        """Return a function from a value of the unknown to the proved bound on ε."""
         plan, delta = self.lowered.plan, self._target[1]
         return lambda value: self.epsilon(_event_of(close(plan, value)), delta).upper
 
     def _guess(self, event: Callable[[Value], Event]) -> Callable[[Value], float] | None:
-        """From a value of what is open to about its ε, where the engine can tell quickly."""
+        """Return a function from a value of the unknown to an approximate ε, if there is one."""
         engine, delta = self.engine, self._target[1]
         if not isinstance(engine, Approximating):
             return None
@@ -255,7 +249,7 @@ class Solver:
 
 
 def _event_of(plan: Plan) -> Event:
-    """The event of a closed plan; ``OutOfReach`` where it is too large to be computed."""
+    """Return the event of a closed plan; raises ``OutOfReach`` if it is too large to compute."""
     try:
         return lower(plan).event()
     except RefusedPlan as refusal:

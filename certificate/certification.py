@@ -1,13 +1,13 @@
-"""Certify: the one place where mechanisms and accountants meet.
+"""Certify plans: the one place where mechanisms and accountants meet.
 
-A plan is lowered to events, the quantity it leaves open (noise, steps, ε or δ) is solved
-for by the first engine that covers the run, and a second, independent engine is asked
-whether it agrees. The verdict uses the proved upper bound alone:
+A plan is lowered to events, and the first engine that covers the run solves for the plan's unknown
+(noise, steps, ε or δ). A second, independent engine checks the result. The verdict uses the proved
+upper bound alone:
 
-* ``certified``: ε (or δ) is at most what is stated, and the target, if any, is met.
-* ``under_noised``: ε is more than the target; its proved lower bound says so.
-* ``unproved``: the target lies between the bounds, so nobody knows whether it is met.
-* ``refused``: no theorem or engine covers the plan, or the plan may not be claimed.
+* ``certified``: the proved bound meets the target, if there is one.
+* ``under_noised``: the proved lower bound is above the target.
+* ``unproved``: the target lies between the bounds.
+* ``refused``: no theorem or engine covers the plan, or its target is meaningless.
 * ``undecided``: two independent engines contradict each other; nothing is claimed.
 
 Guarantees
@@ -33,11 +33,13 @@ from affidavit.accountants import (
     Adjustable,
     Bracket,
     NoSolution,
+    PostProcessedCurve,
     PrivacyCurve,
     Provable,
     Sampling,
     Unproved,
     accountant,
+    attained_event,
     decimal_down,
     decimal_up,
     refined_curve,
@@ -48,14 +50,14 @@ from affidavit.certificate.assessment import Assessment, Confidence, Opinion
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.utility_estimates import figures_of, warnings_of
 from affidavit.mechanisms import Lowered, obligations_of
-from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exact_fraction
+from affidavit.plan import Plan, Reason, RefusedPlan, as_document, digest, exact_fraction
 
-AGREEMENT = 1e-3
-"""How far a second opinion may lie from the first, relative to it."""
-DECIDING = 1e-5
-"""Relative width of the bracket that decides where the target lies inside the first one."""
-FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
-"""What an engine with a fault raises: it must decide nothing, nor take the others with it."""
+AGREEMENT_TOLERANCE = 1e-3
+"""The largest relative distance of a second opinion from the first."""
+DECIDING_WIDTH = 1e-5
+"""The relative width of the bracket that decides if the target lies inside the first one."""
+ENGINE_FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
+"""The errors of a faulty engine, which decides nothing and must not stop the others."""
 
 
 def certify(
@@ -63,17 +65,16 @@ def certify(
 ) -> Assessment:
     """Assess ``plan``; ``engine`` restricts the work to one accountant by name.
 
-    With ``provable`` bounds for which the checker has no statement are left out. A ``claim`` that
-    the plan carries is compared with the result (see ``with_claim``). Raises ``ValueError`` for an
-    ``engine`` that does not exist.
+    With ``provable`` only bounds are used for which the checker has a statement. A ``claim`` in the
+    plan is compared with the result (see ``with_claim``). Raises ``ValueError`` for an unknown
+    ``engine``.
     """
     if engine is not None and engine not in ENGINE_NAMES:
         raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(ENGINE_NAMES)}.")
     result = _certify(plan, engine, second_opinion, provable)
     if plan.claim is None:
         return result
-    # Most plans carry no claim, and need not wait for what explains one to load.
-    from affidavit.certificate.diagnosis.claims import with_claim
+    from affidavit.certificate.diagnosis.claims import with_claim  # imports this module
 
     return with_claim(plan, plan.claim, result, lambda about: _certify(about, engine, False))
 
@@ -109,14 +110,16 @@ def _certify(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """One engine's answer to the plan's question, at the plan with nothing open."""
+    """One engine's bounds of the solved plan.
+
+    ``provable`` is the bracket of ε before it was narrowed to decide about the target.
+    """
 
     engine: Accountant
     solver: Solver
     lowered: Lowered
     epsilon: Bracket
     provable: Bracket
-    """Of ε, before it was narrowed to decide about the target."""
     delta: Bracket
     mu: float | None
     confidence: Confidence | None
@@ -131,9 +134,16 @@ def _assess(
 ) -> Assessment:
     answer = _first_answer(lowered, names, provable)
     _require_small_delta(lowered.plan, answer.delta.upper)
-    opinions = [_opinion(answer.engine, answer.epsilon, answer.confidence)]
-    if second_opinion:
-        opinions += _second_opinion(answer, names)
+    opinions = [
+        Opinion(
+            name=answer.engine.name,
+            version=answer.engine.version,
+            epsilon=answer.epsilon,
+            confidence=answer.confidence,
+        )
+    ]
+    if second_opinion and (second := _second_opinion(answer, names)) is not None:
+        opinions.append(second)
     figures = figures_of(answer.lowered.plan)
     result = replace(
         blank,
@@ -153,11 +163,11 @@ def _assess(
         sampling=plan_summary.sampling_of(answer.lowered),
         accountants=tuple(opinions),
     )
-    return _judge(result, answer)
+    return _with_verdict(result, answer)
 
 
 def _first_answer(lowered: Lowered, names: tuple[str, ...], provable: bool) -> _Answer:
-    """The answer of the first engine that covers the run; raises ``RefusedPlan``."""
+    """Return the answer of the first engine that covers the run; raises ``RefusedPlan``."""
     failures: dict[str, Reason] = {}
     plan = lowered.plan
     for name in _solvers(names) if plan.is_open else names:
@@ -165,35 +175,46 @@ def _first_answer(lowered: Lowered, names: tuple[str, ...], provable: bool) -> _
             engine = accountant(name)
             if provable and isinstance(engine, Provable):
                 engine = engine.provable_alone()
-            return _certain(_ask(engine, lowered, decide=not provable), lowered, names)
+            answer = _answer(engine, lowered, decide=not provable)
+            return _prefer_certain(answer, lowered, names)
         except NoSolution as failure:
-            raise RefusedPlan(_as_reason(failure, "/target")) from None
+            raise RefusedPlan(_reason_of(failure, "/target")) from None
         except AccountantError as failure:
-            failures.setdefault(failure.message, _as_reason(failure, ""))
-        except FAULTS as fault:
-            failures[name] = _fault(name, fault)
-    reached = [reason for reason in failures.values() if reason.code != "unsupported"]
-    if not reached and len(names) > 1:
-        raise RefusedPlan(_covered_by_none(plan))
-    raise RefusedPlan(*(reached or failures.values()))
+            failures.setdefault(failure.message, _reason_of(failure, ""))
+        except ENGINE_FAULTS as fault:
+            failures[name] = Reason(
+                code="engine_failed",
+                message=f"the {name} accountant failed on this plan ({fault!r}).",
+                remedy="Please report the plan.",
+            )
+    supported = [reason for reason in failures.values() if reason.code != "unsupported"]
+    if not supported and len(names) > 1:
+        raise RefusedPlan(_unsupported(plan))
+    raise RefusedPlan(*(supported or failures.values()))
 
 
-def _covered_by_none(plan: Plan) -> Reason:
+def _reason_of(failure: AccountantError, pointer: str) -> Reason:
+    return Reason(
+        code=failure.code, pointer=pointer, message=failure.message, remedy=failure.remedy
+    )
+
+
+def _unsupported(plan: Plan) -> Reason:
     steps = (
         phase.sampling.scheme
         + ("" if phase.noise.kind == "independent" else f" with {phase.noise.kind} noise")
         for phase in plan.phases
     )
-    what = dict.fromkeys((*steps, *(extra.kind for extra in plan.extra)))
+    releases = dict.fromkeys((*steps, *(extra.kind for extra in plan.extra)))
     return Reason(
         code="unsupported",
-        message=f"no accountant has a bound for a run of {' and '.join(what)}.",
+        message=f"no accountant has a bound for a run of {' and '.join(releases)}.",
         remedy="Change one of these, or leave one out.",
     )
 
 
-def _certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answer:
-    """``answer``, or where it was sampled bounds that hold with certainty and are no higher."""
+def _prefer_certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answer:
+    """Replace sampled bounds by certain ones if these are no higher."""
     if (
         not isinstance(answer.engine, Sampling)
         or CERTAIN_ENGINE not in names
@@ -201,78 +222,78 @@ def _certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answ
     ):
         return answer
     try:
-        other = _ask(accountant(CERTAIN_ENGINE), lowered)
-    except (AccountantError, *FAULTS):
+        certain = _answer(accountant(CERTAIN_ENGINE), lowered)
+    except (AccountantError, *ENGINE_FAULTS):
         return answer
-    higher = other.epsilon.upper > answer.epsilon.upper or other.delta.upper > answer.delta.upper
-    return answer if higher else other
+    no_higher = (
+        certain.epsilon.upper <= answer.epsilon.upper and certain.delta.upper <= answer.delta.upper
+    )
+    return certain if no_higher else answer
 
 
-def _ask(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answer:
+def _answer(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answer:
+    """Solve the plan with ``engine`` and bound it; raises ``AccountantError``."""
     solver = Solver(lowered=lowered, engine=engine)
     closed = solver.closed()
-    curve, event = solver.enclosed(closed), closed.event()
-    epsilon, delta = _question(lowered.plan.target)
+    curve, event = solver.bracketing_curve(closed), closed.event()
+    contained = PostProcessedCurve(event=attained_event(closed.attained()))
+    target, delta = lowered.plan.target.epsilon, lowered.plan.target.delta
     if delta is not None:
         searched = curve is solver.curve(event)
-        provable = bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
-        result = bracket
-        if decide and lowered.plan.target.epsilon is not None:
-            result = _decided_bracket(epsilon, bracket, curve, delta)
+        provable = epsilon = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
+        if decide and target is not None:
+            epsilon = _deciding_bracket(target, provable, curve, delta)
         elif decide and (narrower := refined_curve(curve)) is not curve:
-            result = narrower.epsilon(delta)
-        if not result.lower:
-            result = _raised(result, solver.contained(closed).epsilon(delta))
-        answer = result, Bracket(lower=delta, upper=delta)
+            epsilon = narrower.epsilon(delta)
+        if not epsilon.lower:
+            epsilon = _with_lower_end(epsilon, contained.epsilon(delta).lower)
+        delta_bracket = Bracket(lower=delta, upper=delta)
+    elif target is not None:
+        provable = epsilon = Bracket(lower=target, upper=target)
+        delta_bracket = curve.delta(target)
+        if not delta_bracket.lower:
+            delta_bracket = _with_lower_end(delta_bracket, contained.delta(target).lower)
     else:
-        result = curve.delta(epsilon)
-        if not result.lower:
-            result = _raised(result, solver.contained(closed).delta(epsilon))
-        provable = Bracket(lower=epsilon, upper=epsilon)
-        answer = provable, result
+        raise ValueError("a valid plan has a target")
+    level, seed = getattr(curve, "confidence", None), getattr(curve, "seed", None)
     return _Answer(
         engine=engine,
         solver=solver,
         lowered=closed,
-        epsilon=answer[0],
+        epsilon=epsilon,
         provable=provable,
-        delta=answer[1],
+        delta=delta_bracket,
         mu=getattr(curve, "mu", None),
-        confidence=_confidence(curve),
+        confidence=None if level is None or seed is None else Confidence(level=level, seed=seed),
     )
 
 
-def _raised(bracket: Bracket, contained: Bracket) -> Bracket:
-    """``bracket`` from at least the lower end of what the run contains."""
-    return Bracket(lower=min(contained.lower, bracket.upper), upper=bracket.upper)
+def _with_lower_end(bracket: Bracket, lower: float) -> Bracket:
+    return Bracket(lower=min(lower, bracket.upper), upper=bracket.upper)
 
 
-def _decided_bracket(target: float, bracket: Bracket, curve: PrivacyCurve, delta: float) -> Bracket:
-    """``bracket``, or a narrower bracket of ε where the target's ε lies inside it.
+def _deciding_bracket(
+    target: float, bracket: Bracket, curve: PrivacyCurve, delta: float
+) -> Bracket:
+    """Narrow ``bracket`` if the target's ε lies inside it.
 
-    How an engine rounds within the width that it promises then decides about no plan.
+    The verdict then does not depend on how the engine rounds within its usual width.
     """
     if not bracket.lower <= target < bracket.upper or not isinstance(curve, Adjustable):
         return bracket
     try:
-        return bracket.intersect(curve.with_width(DECIDING).epsilon(delta))
+        return bracket.intersect(curve.with_width(DECIDING_WIDTH).epsilon(delta))
     except AccountantError:
         return bracket
 
 
-def _confidence(curve: PrivacyCurve) -> Confidence | None:
-    """What a curve that was sampled says of itself; None where its brackets are certain."""
-    level, seed = getattr(curve, "confidence", None), getattr(curve, "seed", None)
-    return None if level is None or seed is None else Confidence(level=level, seed=seed)
-
-
 def _solvers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The engines quick enough to search with; an engine asked for by name always is."""
+    """Return the engines that are quick enough to search with, or the one requested engine."""
     return names if len(names) == 1 else SOLVER_NAMES
 
 
 def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -> float | None:
-    """The factor on the given noise that meets the target; None where none is known."""
+    """Return the factor on the given noise that meets the target, or None if it is unknown."""
     plan = lowered.plan
     if plan.asks_for_noise:
         return 1.0
@@ -280,71 +301,65 @@ def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -
         return None
     slow = isinstance(answer.engine, Sampling) or answer.engine.name == CERTAIN_ENGINE
     if slow and answer.epsilon.upper <= plan.target.epsilon:
-        return None  # seconds a bracket are spent on what is missing, not on what could be saved
+        return None  # a slow engine searches only for missing noise, not for what could be saved
     for name in _solvers(names):
         try:
-            own = answer.solver if name == answer.engine.name else None
-            scale = (own or Solver(lowered=lowered, engine=accountant(name))).required_scale()
-            # The search uses the wide brackets, which may ask for more than noise that suffices.
+            if name == answer.engine.name:
+                solver = answer.solver
+            else:
+                solver = Solver(lowered=lowered, engine=accountant(name))
+            scale = solver.required_scale()
+            # The search uses the wide brackets, which may require more noise than is needed.
             decided = answer.epsilon.upper <= plan.target.epsilon < answer.provable.upper
             return min(scale, 1.0) if decided else scale
         except NoSolution:
             return None
-        except (AccountantError, *FAULTS):
+        except (AccountantError, *ENGINE_FAULTS):
             continue
     return None
-
-
-def _question(target: Target) -> tuple[float, float | None]:
-    """ε and δ of the target; ε stands alone only where the plan solves for δ."""
-    if target.delta is None and target.epsilon is None:
-        raise ValueError("a valid plan has a target")
-    return target.epsilon or 0.0, target.delta
 
 
 # ---- the second opinion ------------------------------------------------------------
 
 
-def _opinion(engine: Accountant, epsilon: Bracket, confidence: Confidence | None = None) -> Opinion:
-    return Opinion(name=engine.name, version=engine.version, epsilon=epsilon, confidence=confidence)
-
-
-def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
-    """That of the checker, or of the first independent engine that reaches the run, if any does.
+def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> Opinion | None:
+    """Return the opinion of the checker or of the first independent engine that covers the run.
 
     A run restricted to one engine has none.
     """
     if not (0 < answer.delta.upper < 1 and math.isfinite(answer.epsilon.upper)):
-        return []
-    if len(names) > 1 and (proved := _proved(answer)) is not None:
-        return [proved]
+        return None
+    if len(names) > 1 and (proved := _checker_opinion(answer)) is not None:
+        return proved
     for name in SECOND_OPINIONS:
         if name not in names or name == answer.engine.name:
             continue
         try:
-            other = accountant(name)
-            solver = Solver(lowered=answer.lowered, engine=other)
-            curve = solver.enclosed(answer.lowered, alone=True)
-            return [_opinion(other, curve.epsilon(answer.delta.upper))]
-        except (AccountantError, *FAULTS):
+            engine = accountant(name)
+            solver = Solver(lowered=answer.lowered, engine=engine)
+            curve = solver.bracketing_curve(answer.lowered, one_engine=True)
+            epsilon = curve.epsilon(answer.delta.upper)
+            return Opinion(name=engine.name, version=engine.version, epsilon=epsilon)
+        except (AccountantError, *ENGINE_FAULTS):
             continue
-    return []
+    return None
 
 
-def _proved(answer: _Answer) -> Opinion | None:
-    """What the checker proves, where a few quick lattices come within ``AGREEMENT``."""
+def _checker_opinion(answer: _Answer) -> Opinion | None:
+    """Return the checker's bound, if a few quick lattices come within the tolerance."""
     event, delta, engine = answer.lowered.event(), answer.delta.upper, answer.engine
+    limits = AGREEMENT_TOLERANCE, QUICK_NODES
     try:
         try:
-            _, proof = search_witness(event, answer.provable, delta, AGREEMENT, QUICK_NODES)
+            _, proof = search_witness(event, answer.provable, delta, *limits)
         except Unproved:
             if not isinstance(engine, Provable):
                 return None
             looser = engine.provable_alone().curve(event).epsilon(delta)
             if looser.upper <= answer.provable.upper:
                 return None
-            _, proof = search_witness(event, looser, delta, AGREEMENT, QUICK_NODES)
-    except (Unproved, AccountantError, *FAULTS):
+            _, proof = search_witness(event, looser, delta, *limits)
+    except (Unproved, AccountantError, *ENGINE_FAULTS):
         return None
     upper = math.nextafter(float(proof.epsilon), math.inf)
     return Opinion(
@@ -352,27 +367,21 @@ def _proved(answer: _Answer) -> Opinion | None:
     )
 
 
-def _disagreement(opinions: tuple[Opinion, ...]) -> Reason | None:
-    first, *others = opinions
+# ---- the verdict -------------------------------------------------------------------
+
+
+def _with_verdict(assessment: Assessment, answer: _Answer) -> Assessment:
+    first, *others = assessment.accountants
     for other in others:
-        if not first.epsilon.meets(other.epsilon, AGREEMENT):
-            return Reason(
+        if not first.epsilon.meets(other.epsilon, AGREEMENT_TOLERANCE):
+            disagreement = Reason(
                 code="engines_disagree",
                 message=f"{first.name} gives ε in [{first.epsilon.lower:.6g}, "
                 f"{first.epsilon.upper:.6g}] and {other.name} in [{other.epsilon.lower:.6g}, "
                 f"{other.epsilon.upper:.6g}]; they do not meet.",
                 remedy="Please report the plan; nothing is certified until this is resolved.",
             )
-    return None
-
-
-# ---- the verdict -------------------------------------------------------------------
-
-
-def _judge(assessment: Assessment, answer: _Answer) -> Assessment:
-    disagreement = _disagreement(assessment.accountants)
-    if disagreement is not None:
-        return replace(assessment, verdict="undecided", reasons=(disagreement,))
+            return replace(assessment, verdict="undecided", reasons=(disagreement,))
     if not math.isfinite(answer.epsilon.upper) or answer.delta.upper >= 1:
         unbounded = Reason(
             code="unbounded",
@@ -397,18 +406,18 @@ def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
         if assessment.joint is None
         else f"a joint noise multiplier of {assessment.joint:.6g}"
     )
-    more = _more_noise(assessment)
     return Reason(
         code="under_noised",
         pointer="/target/epsilon",
         message=f"{sigma} gives ε ≤ {high}{known} at δ = {assessment.target_delta:g}"
-        f"{assessment.chance}; the target is {assessment.target_epsilon:g}.",
-        remedy=more or "No noise meets this target: run fewer steps or raise target.epsilon.",
+        f"{assessment.confidence_suffix}; the target is {assessment.target_epsilon:g}.",
+        remedy=_noise_remedy(assessment)
+        or "No noise meets this target: run fewer steps or raise target.epsilon.",
     )
 
 
-def _more_noise(assessment: Assessment) -> str:
-    """The remedy of more noise, or "" if no noise is known to meet the target."""
+def _noise_remedy(assessment: Assessment) -> str:
+    """Return the remedy of more noise; empty if no noise is known to meet the target."""
     requested = [
         f"{release.name} to {release.required:.7g}"
         for release in assessment.releases
@@ -418,23 +427,20 @@ def _more_noise(assessment: Assessment) -> str:
 
 
 def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
-    """The reason of a target that lies between the bounds, with what would tighten them."""
+    """Return the reason for a target between the bounds, with remedies."""
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
-    phases = answer.lowered.plan.phases
-    truncated = any(phase.sampling.max_lot_size is not None for phase in phases)
-    remedies = [
-        "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket."
-        if truncated
-        else "",
-        _more_noise(assessment) or f"Raise target.epsilon to {high}.",
-    ]
+    remedy = _noise_remedy(assessment) or f"Raise target.epsilon to {high}."
+    if any(phase.sampling.max_lot_size is not None for phase in answer.lowered.plan.phases):
+        remedy = (
+            "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket. " + remedy
+        )
     return Reason(
         code="unproved",
         pointer="/target/epsilon",
         message=f"ε is proved to lie between {low} and {high} at δ = "
-        f"{assessment.target_delta:g}{assessment.chance}; whether it meets the target "
+        f"{assessment.target_delta:g}{assessment.confidence_suffix}; whether it meets the target "
         f"{assessment.target_epsilon:g} is unknown.",
-        remedy=" ".join(filter(None, remedies)),
+        remedy=remedy,
     )
 
 
@@ -448,18 +454,4 @@ def _require_small_delta(plan: Plan, delta: float) -> None:
         message=f"δ = {delta:g} is not below 1/N = {float(Fraction(1, size)):.3g}: publishing "
         "one record at random would meet it.",
         remedy="Choose a smaller δ, or say why in allow_large_delta.",
-    )
-
-
-def _fault(name: str, fault: Exception) -> Reason:
-    return Reason(
-        code="engine_failed",
-        message=f"the {name} accountant failed on this plan ({fault!r}).",
-        remedy="Please report the plan.",
-    )
-
-
-def _as_reason(failure: AccountantError, pointer: str) -> Reason:
-    return Reason(
-        code=failure.code, pointer=pointer, message=failure.message, remedy=failure.remedy
     )

@@ -4,12 +4,12 @@ The signed bytes are the pre-authentication encoding
 
     "DSSEv1" SP LEN(type) SP type SP LEN(payload) SP payload
 
-so a payload cannot pass as one of another type. Verification reads the bytes as signed and
-never serialises anything again. Base64 must be canonical, or two different files could carry
-one signature.
+so that a payload cannot pass for one of another type. Verification reads the bytes as signed and
+never serialises them again. Base64 must be canonical, or two different files could have one
+signature.
 
-A ``CosignedEnvelope`` collects signatures one after another, where each private key is kept; a
-key signs at most once, so a threshold counts keys. An ``Envelope`` has exactly one.
+A ``CosignedEnvelope`` collects the signatures of several keys; each key signs at most once, so that
+a threshold counts keys. An ``Envelope`` has exactly one signature.
 
 Reference: secure-systems-lab/dsse, protocol.md, version 1.
 """
@@ -55,14 +55,14 @@ class BadEnvelope(Exception):
 
 
 class SignedPart(BaseModel):
-    """A part of a document that is signed: frozen, no unknown fields, no coercion."""
+    """A part of a signed document: frozen, no unknown fields, no coercion."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, validate_by_name=True, validate_by_alias=True
     )
 
     def as_document(self) -> dict[str, Any]:
-        """The part as JSON data."""
+        """Return the part as JSON data."""
         return self.model_dump(mode="json", by_alias=True)
 
 
@@ -72,9 +72,9 @@ Model = TypeVar("Model", bound=SignedPart)
 def validated(
     kind: type[Model], document: Any, written: Callable[[Any], bytes | str] = canonical_json
 ) -> Model:
-    """``document`` as a ``kind``; raises ``ValueError`` with the first field that is wrong.
+    """Parse ``document`` as a ``kind``; raises ``ValueError`` that names the first invalid field.
 
-    It is read as ``written``: canonical JSON writes 1.0 as the integer that it is.
+    The document is first ``written`` as JSON; canonical JSON writes 1.0 as an integer.
     """
     try:
         return kind.model_validate_json(written(document), by_alias=True, by_name=False)
@@ -86,24 +86,24 @@ def validated(
         raise ValueError("the document is nested too deeply") from None
 
 
-def _instant(text: str) -> str:
+def _validate_instant(text: str) -> str:
     with contextlib.suppress(ValueError):
         if format_instant(parse_instant(text)) == text:
             return text
     raise PydanticCustomError("not_instant", "a time is text like 2027-01-31T00:00:00Z")
 
 
-Instant = Annotated[str, Field(strict=True), AfterValidator(_instant)]
+Instant = Annotated[str, Field(strict=True), AfterValidator(_validate_instant)]
 Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 def encode_base64(raw: bytes) -> str:
-    """Standard base64."""
+    """Return ``raw`` in standard base64."""
     return base64.b64encode(raw).decode("ascii")
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of base64 in its one canonical form; raises ``ValueError``."""
+    """Decode canonical base64; raises ``ValueError`` for any other form."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -113,7 +113,7 @@ def decode_base64(text: str) -> bytes:
     return raw
 
 
-def _bytes(value: Any) -> bytes:
+def _parse_base64(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -124,8 +124,8 @@ def _bytes(value: Any) -> bytes:
         raise PydanticCustomError("base64", str(error)) from None
 
 
-Base64 = Annotated[bytes, BeforeValidator(_bytes), PlainSerializer(encode_base64)]
-"""Bytes, which a document writes in canonical base64."""
+Base64 = Annotated[bytes, BeforeValidator(_parse_base64), PlainSerializer(encode_base64)]
+"""Bytes that a document writes in canonical base64."""
 
 
 class EnvelopeSignature(SignedPart):
@@ -136,26 +136,26 @@ class EnvelopeSignature(SignedPart):
 
 
 class CosignedEnvelope(SignedPart):
-    """A payload with as many signatures as were added so far, possibly none."""
+    """A payload with the signatures added so far, possibly none."""
 
     payload: Base64
     payload_type: Annotated[str, Field(alias="payloadType")]
     signatures: Annotated[tuple[EnvelopeSignature, ...], Field(max_length=MAX_SIGNATURES)]
 
     @model_validator(mode="after")
-    def _one_signature_a_key(self) -> Self:
+    def _validate_signers(self) -> Self:
         if len({signature.key_id for signature in self.signatures}) != len(self.signatures):
             raise PydanticCustomError("twice", "a key signed more than once")
         return self
 
     def signed_by(self, key: SigningPort) -> Self:
-        """This envelope with the signature of ``key``, which replaces an earlier one of it."""
+        """Add the signature of ``key``; it replaces an earlier one of the same key."""
         created = EnvelopeSignature(key_id=key.key_id, signature=key.sign(self.signed_bytes))
         others = [signature for signature in self.signatures if signature.key_id != key.key_id]
         return self.model_copy(update={"signatures": (*others, created)})
 
     def signers(self, keys: Iterable[PublicKey]) -> frozenset[str]:
-        """The ids of the ``keys`` with a valid signature on this envelope."""
+        """Return the ids of the ``keys`` with a valid signature on this envelope."""
         known = by_id(keys)
         return frozenset(
             signature.key_id
@@ -166,7 +166,7 @@ class CosignedEnvelope(SignedPart):
 
     @property
     def signed_bytes(self) -> bytes:
-        """The bytes that every signature covers."""
+        """The signed bytes, which every signature covers."""
         return pre_authentication_encoding(self.payload_type, self.payload)
 
 
@@ -175,7 +175,7 @@ class Envelope(CosignedEnvelope):
 
     @property
     def key_id(self) -> str:
-        """The id of the key that signed."""
+        """The id of the signing key."""
         return self.signatures[0].key_id
 
     @property
@@ -185,12 +185,12 @@ class Envelope(CosignedEnvelope):
 
     @property
     def digest(self) -> str:
-        """sha256 of the envelope's RFC 8785 canonical JSON, by which others refer to it."""
+        """sha256 of the envelope's RFC 8785 canonical JSON."""
         return digest_of(self.as_document())
 
 
 def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's PAE.
+    """Return the pre-authentication encoding (PAE) of DSSE.
 
     >>> pre_authentication_encoding("http://example.com/HelloWorld", b"hello world")
     b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
@@ -200,12 +200,12 @@ def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
 
 
 def sign_envelope(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
-    """Sign ``payload``, an in-toto statement unless it is said to be of another type."""
+    """Sign ``payload``, by default an in-toto statement."""
     return Envelope(payload_type=payload_type, payload=payload, signatures=()).signed_by(key)
 
 
 def read_envelope(document: Any) -> Envelope:
-    """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
+    """Parse an envelope with one signature; raises ``BadEnvelope``."""
     envelope = _read(Envelope, document)
     if len(envelope.signatures) != 1:
         raise BadEnvelope("the envelope must have exactly one signature")
@@ -213,7 +213,7 @@ def read_envelope(document: Any) -> Envelope:
 
 
 def read_cosigned(document: Any) -> CosignedEnvelope:
-    """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
+    """Parse an envelope with any number of signatures; raises ``BadEnvelope``."""
     return _read(CosignedEnvelope, document)
 
 
@@ -228,7 +228,7 @@ def _read(kind: type[Kind], document: Any) -> Kind:
 
 
 def in_toto(subjects: Mapping[str, str], predicate_type: str, predicate: Any) -> dict[str, Any]:
-    """The in-toto Statement v1 about ``subjects``, the sha256 of each in hexadecimal by name."""
+    """Return an in-toto Statement v1; ``subjects`` maps names to their hexadecimal sha256."""
     return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": n, "digest": {"sha256": digest}} for n, digest in subjects.items()],
@@ -238,6 +238,6 @@ def in_toto(subjects: Mapping[str, str], predicate_type: str, predicate: Any) ->
 
 
 def statement_in(bundle: bytes) -> dict[str, Any]:
-    """The statement in a bundle that was verified or written before; not verified here."""
+    """Return the statement of a bundle that was verified before; it is not verified here."""
     statement: dict[str, Any] = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)
     return statement

@@ -1,8 +1,8 @@
 """ε of data sets that are further apart than a plan's neighbours, or in another relation.
 
-The run is accounted anew for the other relation, and for the records of a group as for those of
-one user. Where that is refused or only bounded, a chain of neighbours from one data set to the
-other bounds it as well (docs/theorems/group-privacy.md).
+The run is accounted for the other relation, with the records of a group as those of one user. If
+that is refused or the bracket is wide, a chain of neighbours from one data set to the other bounds
+ε as well (docs/theorems/group-privacy.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from affidavit.plan import (
     with_fields,
 )
 
-LINKS: dict[tuple[Adjacency, Adjacency], int] = {
+CHAIN_LINKS: dict[tuple[Adjacency, Adjacency], int] = {
     ("add_remove", "add_remove"): 1,
     ("zero_out", "zero_out"): 1,
     ("replace_one", "replace_one"): 1,
@@ -37,11 +37,19 @@ LINKS: dict[tuple[Adjacency, Adjacency], int] = {
     ("zero_out", "replace_one"): 2,
     ("replace_one", "zero_out"): 1,
 }
-"""How many neighbours of a plan's relation lead to one of another; the rest are not reached."""
+"""The neighbours in a plan's relation that lead to a neighbour in another relation.
+
+A pair of relations that is missing has no such chain.
+"""
+_UNBOUNDED = Reason(
+    code="group_unbounded",
+    message="no finite ε bounds a group of this size.",
+    remedy="Add noise, or ask about a smaller group.",
+)
 
 
 def with_group(assessment: Assessment, records: int, relation: Adjacency) -> Assessment:
-    """``assessment`` with the bound of such a group at its δ, where it has a guarantee at all."""
+    """Add the bound of a group at its δ to ``assessment``, if it has a guarantee."""
     if assessment.epsilon is None or assessment.delta is None:
         return assessment
     try:
@@ -56,10 +64,10 @@ def with_group(assessment: Assessment, records: int, relation: Adjacency) -> Ass
 
 
 def group_bound(plan: Plan, delta: float, records: int, relation: Adjacency) -> GroupBound:
-    """ε at ``delta`` of data sets that differ in up to so many ``records`` by ``relation``.
+    """Bound ε at ``delta`` for data sets that differ in up to ``records`` records by ``relation``.
 
-    The ``plan`` leaves nothing open. Under another relation than its own the run has the
-    obligations of a plan of that adjacency.
+    ``plan`` has no unknowns. Under another relation than its own the run has the obligations of a
+    plan of that adjacency.
 
     Guarantees
         * The bound holds for every adaptive run of the plan.
@@ -77,7 +85,7 @@ def _bound(
     plan: Plan, delta: float, records: int, relation: Adjacency
 ) -> tuple[Bracket, Confidence | None]:
     try:
-        bound, confidence = _epsilon(_anew(plan, records, relation))
+        bound, confidence = _epsilon(_group_plan(plan, records, relation))
     except RefusedPlan as refusal:
         if (chain := _chained(plan, delta, records, relation)) is None:
             raise
@@ -94,8 +102,8 @@ def _bound(
     return bound, None
 
 
-def _anew(plan: Plan, records: int, relation: Adjacency) -> Plan:
-    """``plan`` under ``relation`` for users of as many records as a group has."""
+def _group_plan(plan: Plan, records: int, relation: Adjacency) -> Plan:
+    """Return ``plan`` under ``relation`` for users with as many records as the group."""
     count = records * plan.dataset.records_per_unit
     try:
         if count == 1:
@@ -117,8 +125,8 @@ def _epsilon(plan: Plan) -> tuple[Bracket, Confidence | None]:
 
 
 def _chained(plan: Plan, delta: float, records: int, relation: Adjacency) -> Bracket | None:
-    """The bound by neighbours of ``plan``; None where none lead there or theirs is unknown."""
-    links = LINKS.get((plan.adjacency, relation))
+    """Return the bound by a chain of neighbours of ``plan``, or None if there is none."""
+    links = CHAIN_LINKS.get((plan.adjacency, relation))
     if links is None:
         return None
     try:
@@ -132,10 +140,8 @@ def _chained(plan: Plan, delta: float, records: int, relation: Adjacency) -> Bra
         )
     except RefusedPlan:
         return None
-    contains = relation == plan.adjacency or (plan.adjacency, relation) == (
-        "zero_out",
-        "replace_one",
-    )
+    relations = plan.adjacency, relation
+    contains = relation == plan.adjacency or relations == ("zero_out", "replace_one")
     return Bracket(lower=min(upper, own.lower if contains else 0.0), upper=upper)
 
 
@@ -143,10 +149,3 @@ def _changed(plan: Plan, **fields: Unpack[PlanFields]) -> Plan:
     document = with_fields(as_document(plan), **fields)
     document.pop("claim", None)
     return plan_from(document)
-
-
-_UNBOUNDED = Reason(
-    code="group_unbounded",
-    message="no finite ε bounds a group of this size.",
-    remedy="Add noise, or ask about a smaller group.",
-)

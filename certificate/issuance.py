@@ -1,12 +1,12 @@
-"""Issuing: turn an assessment into a signed certificate and its bundle.
+"""Sign an assessment as a certificate and write its bundle.
 
-A bundle is one JSON document: the DSSE envelope and the name of its format. It is written
-once and kept as bytes. Everything in it is either signed or checked against what is
-signed, so that no byte of it can change unnoticed.
+A bundle is one JSON document: the DSSE envelope and the name of its format. It is written once and
+stored as bytes. Everything in it is either signed or compared with the signed part, so that every
+changed byte is detected.
 
-One certificate id may be issued more than once: when it has expired, when its key was
-revoked, when approvals were added. Each issue carries its number and the digest of the
-envelope that it supersedes, so that the issues of an id form a chain.
+A certificate may be issued more than once: when it has expired, when its key was revoked, or when
+approvals were added. Each issue has its number and the digest of the envelope that it supersedes,
+so that the issues of an id form a chain.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.dsse import sign_envelope
-from affidavit.certificate.keys.key import SigningPort, format_instant
+from affidavit.certificate.keys.key import SigningPort, format_instant, now_in_seconds
 from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.evaluation import AS_PROVED, Approvals, PolicyEvaluation
+from affidavit.certificate.policy.evaluation import BUILT_IN_EVALUATION, Approvals, PolicyEvaluation
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.statement import address, statement
 from affidavit.plan import Plan, canonical_json, digest
@@ -37,22 +37,18 @@ UNTRUSTED = {
 
 
 class PreviousIssue(Protocol):
-    """The issue that is superseded: its number and its envelope's digest."""
+    """The superseded issue: its number, counted from 1, and the digest of its envelope."""
 
     @property
-    def issue(self) -> int:
-        """Its number, counted from 1."""
-        ...
+    def issue(self) -> int: ...  # noqa: D102
 
     @property
-    def envelope_digest(self) -> str:
-        """``sha256:`` and the digest of its signed envelope."""
-        ...
+    def envelope_digest(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
-    """A signed statement; ``bundle`` is the exact bytes to keep and to hand out."""
+    """A signed statement; ``bundle`` is the exact bytes to store and to distribute."""
 
     id: str
     statement: dict[str, Any]
@@ -61,7 +57,7 @@ class Certificate:
     envelope_digest: str
 
     def as_result(self, assessment: Assessment) -> dict[str, Any]:
-        """The result document of ``assessment`` with its certificate."""
+        """Return the result document of ``assessment`` with its certificate."""
         predicate = self.statement["predicate"]
         result = assessment.as_result() | {key: predicate[key] for key in ("policy", "waived")}
         if self.untrusted:
@@ -72,9 +68,9 @@ class Certificate:
 def certificate_id(
     plan: Plan, policy: Policy = BUILT_IN, waivers: Iterable[Waiver] = (), team: str | None = None
 ) -> str:
-    """The id that a certificate of ``plan`` has, or will have, under ``policy``.
+    """Return the id of the certificate of ``plan`` under ``policy``.
 
-    ``waivers`` are those in force for the plan and whoever asks, ``team`` that of a service.
+    ``waivers`` are those in force for the plan and the requester, ``team`` a team of the service.
     """
     return address(digest(plan), policy, (waiver.id for waiver in waivers), team)
 
@@ -85,42 +81,43 @@ def issue(
     *,
     requester: str,
     issued_at: datetime,
-    under: PolicyEvaluation = AS_PROVED,
-    former: PreviousIssue | None = None,
+    evaluation: PolicyEvaluation = BUILT_IN_EVALUATION,
+    previous: PreviousIssue | None = None,
     ledger: Mapping[str, Any] | None = None,
     team: str | None = None,
 ) -> Certificate:
     """Sign the assessment of a plan; a development key makes it ``untrusted``.
 
-    ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
-    ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the
-    data set's budget stands as this is issued, where there is one. ``team`` is part of the id.
+    ``evaluation`` is what ``judge`` returned with ``assessment``. A verdict other than
+    ``certified`` needs no approval, because such a certificate allows nothing. ``ledger`` is the
+    current state of the data set's budget, if it has one. ``team`` is part of the id.
     """
     document = statement(
         assessment,
         requester=requester,
         issued_at=issued_at,
         untrusted=key.public.development,
-        approvals=Approvals(under.policy.approvals if assessment.verdict == "certified" else 0),
-        under=under,
+        approvals=Approvals(
+            evaluation.policy.approvals if assessment.verdict == "certified" else 0
+        ),
+        evaluation=evaluation,
         team=team,
     )
     document["predicate"]["ledger"] = None if ledger is None else dict(ledger)
     if assessment.proof is not None:
         document["predicate"]["proof"] = assessment.proof
-    return _sign(document, key, former)
+    return _sign(document, key, previous)
 
 
 def issue_here(
     assessment: Assessment,
     key: SigningPort,
-    under: PolicyEvaluation = AS_PROVED,
+    evaluation: PolicyEvaluation = BUILT_IN_EVALUATION,
     requester: str | None = None,
 ) -> Certificate:
-    """Sign now, for ``requester`` or the user of this machine."""
+    """Sign the assessment of a plan now, for ``requester`` or the user of this machine."""
     user = requester or f"{os.environ.get('USER') or os.environ.get('LOGNAME') or 'unknown'}@local"
-    now = datetime.now(UTC).replace(microsecond=0)
-    return issue(assessment, key, requester=user, issued_at=now, under=under)
+    return issue(assessment, key, requester=user, issued_at=now_in_seconds(), evaluation=evaluation)
 
 
 def issue_approved(
@@ -129,11 +126,11 @@ def issue_approved(
     *,
     approvals: Approvals,
     issued_at: datetime,
-    former: PreviousIssue,
+    previous: PreviousIssue,
 ) -> Certificate:
-    """Sign the statement ``pending`` again, with its approvals and as the issue after ``former``.
+    """Sign the statement ``pending`` again with its approvals, as the issue after ``previous``.
 
-    It ends when the one that was approved would have ended.
+    The end of its validity stays the same.
     """
     predicate = pending["predicate"]
     changes = {
@@ -141,18 +138,25 @@ def issue_approved(
         "validity": {**predicate["validity"], "not_before": format_instant(issued_at)},
         "untrusted": key.public.development,
     }
-    return _sign({**pending, "predicate": {**predicate, **changes}}, key, former)
+    return _sign({**pending, "predicate": {**predicate, **changes}}, key, previous)
 
 
-def _sign(document: dict[str, Any], key: SigningPort, former: PreviousIssue | None) -> Certificate:
-    """Sign ``document`` as the issue after ``former``, or as the first one."""
-    place = {
-        "issue": 1 if former is None else former.issue + 1,
-        "supersedes": None if former is None else former.envelope_digest,
+def _sign(
+    document: dict[str, Any], key: SigningPort, previous: PreviousIssue | None
+) -> Certificate:
+    """Sign ``document`` as the issue after ``previous``, or as the first one.
+
+    A certificate is valid no longer than the window of a key that is for certificates.
+    """
+    chain = {
+        "issue": 1 if previous is None else previous.issue + 1,
+        "supersedes": None if previous is None else previous.envelope_digest,
     }
     predicate = document["predicate"]
-    validity = {**predicate["validity"], **_end(predicate["validity"], key)}
-    document = {**document, "predicate": {**predicate, "validity": validity, **place}}
+    validity = dict(predicate["validity"])
+    if key.public.roles is not None:
+        validity["not_after"] = min(validity["not_after"], format_instant(key.public.not_after))
+    document = {**document, "predicate": {**predicate, "validity": validity, **chain}}
     envelope = sign_envelope(canonical_json(document), key)
     return Certificate(
         id=document["predicate"]["certificate_id"],
@@ -161,10 +165,3 @@ def _sign(document: dict[str, Any], key: SigningPort, former: PreviousIssue | No
         untrusted=key.public.development,
         envelope_digest=envelope.digest,
     )
-
-
-def _end(validity: Mapping[str, str], key: SigningPort) -> dict[str, str]:
-    """The end of the validity: that of the window of a key for certificates, where it is nearer."""
-    if key.public.roles is None:
-        return {}
-    return {"not_after": min(validity["not_after"], format_instant(key.public.not_after))}

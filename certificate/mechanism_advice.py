@@ -1,13 +1,12 @@
-"""Advise: the mechanisms that meet one budget, side by side, each certified.
+"""Advice: the mechanisms that meet one budget, each certified.
 
-Every row is a plan of its own, the given one with other noise or another sampler, solved for the
-noise that the target needs and certified. Rows fall into groups by adjacency: within a
-group all protect the same neighbouring data sets, and differ in what the trainer must do;
-between groups ε means different things. Under add_remove no mechanism with lots in a fixed
-order can be certified (a removal moves the other records), so these are shown under
-zero_out, in a group of their own.
+Every row is a variant of the plan with other noise or another sampler, solved for the noise that
+the target needs and certified. Rows are grouped by adjacency: within a group all protect the same
+neighbouring data sets, and differ in what the trainer must do; between groups ε means different
+things. Under add_remove no mechanism with lots in a fixed order can be certified (a removal moves
+the other records), so these are shown under zero_out, in a group of their own.
 
-The Pareto front of a group is what no other row of it beats in both error and memory.
+The Pareto front of a group has the rows that no other row beats in both error and memory.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
 from affidavit.plan import Plan, RefusedPlan, as_document, plan_from, schedule
 
-MAX_DENSE = 1024
-"""Steps up to which optimising a dense strategy is waited for."""
-GROUPS = (2, 4, 8, 16, 32, 64, 128)
-"""Groups tried for cyclic Poisson sampling; a banded strategy has as many bands."""
+MAX_DENSE_STEPS = 1024
+"""The most steps for which a dense strategy is optimised."""
+GROUP_COUNTS = (2, 4, 8, 16, 32, 64, 128)
+"""The numbers of groups tried for cyclic Poisson sampling; a banded strategy has as many bands."""
 BISR_BANDS = 64
-BUFFERS = 2
-FREE = 1.001
-"""Of the noise of lots that are never cut, what cut ones may need to cost nothing."""
-FAR_APART = 20.0
-"""Ratio of errors above which they are drawn by powers of ten."""
+BLT_BUFFERS = 2
+FREE_NOISE_RATIO = 1.001
+"""Truncating lots is called free up to this ratio to the noise of lots that are not truncated."""
+LOG_AXIS_ERROR_RATIO = 20.0
+"""The ratio of errors above which the axis is logarithmic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The rows for ε (nats) at δ, in groups by adjacency; the plan's own adjacency first."""
+    """The rows for ε (nats) at δ, grouped by adjacency; the plan's own adjacency is first."""
 
     epsilon: float
     delta: float
@@ -53,18 +52,18 @@ class Advice:
     groups: tuple[tuple[str, tuple[MechanismCost, ...]], ...]
 
     def front(self, rows: tuple[MechanismCost, ...]) -> tuple[MechanismCost, ...]:
-        """The certified rows that no other beats in both rms error and buffers, by buffers."""
-        known = [row for row in rows if row.is_measured]
+        """Return the Pareto front of ``rows`` in rms error and buffers, ordered by buffers."""
+        measured = [row for row in rows if row.is_measured]
         result: list[MechanismCost] = []
-        least = math.inf
-        for row in sorted(known, key=lambda row: (row.buffers or 0, row.rms or 0.0)):
-            if (rms := row.rms or 0.0) < least:
+        min_rms = math.inf
+        for row in sorted(measured, key=lambda row: (row.buffers or 0, row.rms or 0.0)):
+            if (rms := row.rms or 0.0) < min_rms:
                 result.append(row)
-                least = rms
+                min_rms = rms
         return tuple(result)
 
     def as_document(self) -> dict[str, Any]:
-        """The JSON document of ``affidavit advise``."""
+        """Return the JSON document of ``affidavit advise``."""
         return {
             "target": {"epsilon": self.epsilon, "delta": self.delta},
             "steps": self.steps,
@@ -84,7 +83,7 @@ class Advice:
         return any(row.certified for row in self.groups[0][1])
 
     def picture(self) -> str:
-        """Error against memory, one panel a group, with its front."""
+        """Return a chart of error against memory, with one panel for each group."""
         charts = [self._chart(adjacency, rows) for adjacency, rows in self.groups]
         title = f"ε = {self.epsilon:g} at δ = {self.delta:g}, {self.steps} steps"
         return draw_panels(title, charts, width=560, height=400, columns=1, standalone=True)
@@ -96,11 +95,14 @@ class Advice:
         def point(row: MechanismCost) -> tuple[float, float]:
             return float((row.buffers or 0) + 1), row.rms or 0.0
 
+        errors = [row.rms or 0.0 for row in shown]
+        label = "rms error (clip norms)"
+        logarithmic = bool(errors) and max(errors) > LOG_AXIS_ERROR_RATIO * min(errors)
         return Chart(
             title=f"under {adjacency}",
             description="Pareto front: " + "; ".join(row.label for row in front) + ".",
             x=Axis(label="arrays of the model's size for the noise", scale="log"),
-            y=_error_axis([row.rms or 0.0 for row in shown]),
+            y=Axis(label=label, scale="log") if logarithmic else Axis(label=label, low=0.0),
             marks=(
                 Line(name="Pareto front", points=tuple(point(row) for row in front), faint=True),
                 Dots(
@@ -112,33 +114,27 @@ class Advice:
         )
 
 
-def _error_axis(errors: list[float]) -> Axis:
-    """From zero, or by powers of ten where one mechanism would press the others together."""
-    far = bool(errors) and max(errors) > FAR_APART * min(errors)
-    if far:
-        return Axis(label="rms error (clip norms)", scale="log")
-    return Axis(label="rms error (clip norms)", low=0.0)
-
-
 def advise(plan: Plan, progress: Progress = lambda _: None) -> Advice:
-    """The mechanisms for the budget of ``plan``; raises ``RefusedPlan`` if it has none.
+    """Certify the mechanisms for the budget of ``plan``.
 
-    The plan has one phase, a full target, a lot size, and steps or epochs.
+    Raises ``RefusedPlan`` unless the plan has one phase, a full target, a lot size, and steps or
+    epochs.
     """
-    bench = _bench(plan, progress)
-    groups = [(plan.adjacency, tuple(_amplified(bench)))]
+    query = _query(plan, progress)
+    amplified = tuple(_amplified(query))
+    groups: tuple[tuple[str, tuple[MechanismCost, ...]], ...]
     if plan.adjacency == "add_remove":
-        groups.append(("zero_out", tuple(_fixed_order(replace(bench, adjacency="zero_out")))))
+        fixed_order = tuple(_fixed_order(replace(query, adjacency="zero_out")))
+        groups = (plan.adjacency, amplified), ("zero_out", fixed_order)
     else:
-        groups = [(plan.adjacency, (*groups[0][1], *_fixed_order(bench)))]
-    return Advice(
-        epsilon=bench.target[0], delta=bench.target[1], steps=bench.steps, groups=tuple(groups)
-    )
+        groups = ((plan.adjacency, (*amplified, *_fixed_order(query))),)
+    epsilon, delta = query.target
+    return Advice(epsilon=epsilon, delta=delta, steps=query.steps, groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bench:
-    """What all rows of a group share."""
+class _Query:
+    """The parameters that all rows of a group share."""
 
     plan: Plan
     adjacency: str
@@ -149,7 +145,7 @@ class _Bench:
     progress: Progress
 
     def row(self, label: str, noise: dict[str, Any], **sampling: Any) -> MechanismCost:
-        """One mechanism, certified for the budget, or the reasons why it is not."""
+        """Certify one mechanism for the budget; a row that cannot be certified has its reasons."""
         self.progress(f"{label}, {self.adjacency}")
         return attempt(
             label,
@@ -161,56 +157,50 @@ class _Bench:
             adjacency=self.adjacency,
         )
 
-    def cut(self, label: str, cap: int | None) -> MechanismCost:
-        """Independent noise over Poisson lots that are cut to ``cap`` records."""
+    def truncated(self, label: str, cap: int | None) -> MechanismCost:
+        """Certify independent noise over Poisson lots truncated to ``cap`` records."""
         return self.row(label, INDEPENDENT, scheme="truncated_poisson", max_lot_size=cap)
 
 
-def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
-    """The plan's own mechanism, and those whose sampling amplifies."""
-    phase = bench.plan.phases[0]
+def _amplified(query: _Query) -> Iterator[MechanismCost]:
+    """Yield the plan's own mechanism and those whose sampling amplifies."""
+    phase = query.plan.phases[0]
     if phase.noise.kind != "independent":
         noise = phase.noise.model_dump(mode="json", exclude_none=True, by_alias=True)
         sampling = phase.sampling.model_dump(mode="json", exclude_none=True)
-        yield bench.row(f"as planned ({phase.noise.kind})", noise, **sampling)
-    poisson = bench.row("independent, amplified", INDEPENDENT, scheme="poisson")
+        yield query.row(f"as planned ({phase.noise.kind})", noise, **sampling)
+    poisson = query.row("independent, amplified", INDEPENDENT, scheme="poisson")
     yield poisson
     if phase.sampling.scheme == "truncated_poisson":
         cap = phase.sampling.max_lot_size
-        yield bench.cut(f"independent, cut at {cap}", cap)
+        yield query.truncated(f"independent, cut at {cap}", cap)
         assessed = poisson.assessment if poisson.certified else None
-        if assessed is not None and (free := _free_cap(bench, assessed.releases)) != cap:
-            yield bench.cut(f"independent, cut at {free} at no cost", free)
-    yield bench.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
-    buffered = {"kind": "blt", "buffers": BUFFERS}
-    yield bench.row(f"BLT-{BUFFERS}, fresh lots", buffered, scheme="poisson")
-    grouped: dict[str, Callable[[int], dict[str, Any]]] = {
-        "banded": lambda groups: {"kind": "bsr", "bands": groups},
-        "bidiagonal": lambda _: {"kind": "bidiagonal"},
-    }
-    for label, noise_for in grouped.items():
-        best = _best_groups(bench, label, noise_for)
-        if best is not None:
-            yield best
+        if assessed is not None and (free := _free_cap(query, assessed.releases)) != cap:
+            yield query.truncated(f"independent, cut at {free} at no cost", free)
+    yield query.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
+    buffered = {"kind": "blt", "buffers": BLT_BUFFERS}
+    yield query.row(f"BLT-{BLT_BUFFERS}, fresh lots", buffered, scheme="poisson")
+    yield from _best_groups(query, "banded", lambda groups: {"kind": "bsr", "bands": groups})
+    yield from _best_groups(query, "bidiagonal", lambda _: {"kind": "bidiagonal"})
 
 
-def _free_cap(bench: _Bench, uncut: Sequence[ReleaseNoise]) -> int:
-    """About the least cap at which lots need hardly more noise than ``uncut`` ones."""
-    needed = [FREE * (release.required or 0.0) for release in uncut]
+def _free_cap(query: _Query, untruncated: Sequence[ReleaseNoise]) -> int:
+    """Return about the least cap at which lots need hardly more noise than untruncated ones."""
+    needed = [FREE_NOISE_RATIO * (release.required or 0.0) for release in untruncated]
 
     def is_free(cap: int) -> bool:
-        bench.progress(f"lots of at most {cap} records")
-        sampling = {"scheme": "truncated_poisson", "lot_size": bench.lot, "max_lot_size": cap}
-        changed = {"noise": INDEPENDENT, "sampling": sampling, "adjacency": bench.adjacency}
-        document = as_document(variant(bench.plan, bench.steps, bench.target, **changed))
+        query.progress(f"lots of at most {cap} records")
+        sampling = {"scheme": "truncated_poisson", "lot_size": query.lot, "max_lot_size": cap}
+        changed = {"noise": INDEPENDENT, "sampling": sampling, "adjacency": query.adjacency}
+        document = as_document(variant(query.plan, query.steps, query.target, **changed))
         for release, noise in zip(document["releases"], needed, strict=True):
             release["noise_multiplier"] = noise
         return certify(plan_from(document), second_opinion=False).verdict == "certified"
 
-    spread = math.sqrt(bench.lot)
-    low, high = bench.lot, min(bench.size, bench.lot + math.ceil(2 * spread))
-    while high < bench.size and not is_free(high):
-        low, high = high, min(bench.size, bench.lot + 2 * (high - bench.lot))
+    spread = math.sqrt(query.lot)
+    low, high = query.lot, min(query.size, query.lot + math.ceil(2 * spread))
+    while high < query.size and not is_free(high):
+        low, high = high, min(query.size, query.lot + 2 * (high - query.lot))
     while high - low > max(1.0, spread / 20):
         middle = (low + high) // 2
         low, high = (low, middle) if is_free(middle) else (middle, high)
@@ -218,45 +208,43 @@ def _free_cap(bench: _Bench, uncut: Sequence[ReleaseNoise]) -> int:
 
 
 def _best_groups(
-    bench: _Bench, label: str, noise_for: Callable[[int], dict[str, Any]]
-) -> MechanismCost | None:
-    """The best number of groups for cyclic Poisson sampling, with ``noise_for`` each."""
+    query: _Query, label: str, noise_for: Callable[[int], dict[str, Any]]
+) -> Iterator[MechanismCost]:
+    """Yield the best number of groups for cyclic Poisson sampling with the noise ``noise_for``."""
     tried = [
-        bench.row(
+        query.row(
             f"{label}-{groups}, cyclic Poisson",
             noise_for(groups),
             scheme="cyclic_poisson",
             groups=groups,
         )
-        for groups in GROUPS
-        if groups * bench.lot <= bench.size and groups <= bench.steps
+        for groups in GROUP_COUNTS
+        if groups * query.lot <= query.size and groups <= query.steps
     ]
-    known = [row for row in tried if row.is_measured] or tried[:1]
-    return min(known, key=lambda row: row.rms or 0.0, default=None)
+    if measured := [row for row in tried if row.is_measured]:
+        yield min(measured, key=lambda row: row.rms or 0.0)
+    else:
+        yield from tried[:1]
 
 
-def _fixed_order(bench: _Bench) -> Iterator[MechanismCost]:
-    """Lots in one order for all epochs, which nothing amplifies."""
-    yield bench.row("independent, fixed order", INDEPENDENT, scheme="cyclic")
-    best = _best_lambda(bench)
-    yield bench.row("bidiagonal", {"kind": "bidiagonal", "lambda": best}, scheme="cyclic")
-    bands = min(BISR_BANDS, bench.steps)
-    yield bench.row(f"BISR-{bands}", {"kind": "bisr", "bands": bands}, scheme="cyclic")
-    yield bench.row(f"BLT-{BUFFERS}", {"kind": "blt", "buffers": BUFFERS}, scheme="cyclic")
-    if bench.steps <= MAX_DENSE:
-        yield bench.row("dense", {"kind": "dense"}, scheme="cyclic")
+def _fixed_order(query: _Query) -> Iterator[MechanismCost]:
+    """Yield mechanisms with lots in one order for all epochs, which nothing amplifies."""
+    yield query.row("independent, fixed order", INDEPENDENT, scheme="cyclic")
+    lots = max(1, query.size // query.lot)
+    turns = Participation.fixed_epoch(participations=-(-query.steps // lots), separation=lots)
+    workload = Correlation(plan=query.plan, index=0).workload
+    best = round(best_lambda(query.steps, workload, turns), 6)
+    yield query.row("bidiagonal", {"kind": "bidiagonal", "lambda": best}, scheme="cyclic")
+    bands = min(BISR_BANDS, query.steps)
+    yield query.row(f"BISR-{bands}", {"kind": "bisr", "bands": bands}, scheme="cyclic")
+    blt = {"kind": "blt", "buffers": BLT_BUFFERS}
+    yield query.row(f"BLT-{BLT_BUFFERS}", blt, scheme="cyclic")
+    if query.steps <= MAX_DENSE_STEPS:
+        yield query.row("dense", {"kind": "dense"}, scheme="cyclic")
 
 
-def _best_lambda(bench: _Bench) -> float:
-    """λ for k passes in one order, to the digits that a plan states."""
-    lots = max(1, bench.size // bench.lot)
-    turns = Participation.fixed_epoch(participations=-(-bench.steps // lots), separation=lots)
-    workload = Correlation(plan=bench.plan, index=0).workload
-    return round(best_lambda(bench.steps, workload, turns), 6)
-
-
-def _bench(plan: Plan, progress: Progress) -> _Bench:
-    """What is compared for ``plan``; raises ``RefusedPlan`` for what is missing."""
+def _query(plan: Plan, progress: Progress) -> _Query:
+    """Return the parameters of the rows; raises ``RefusedPlan`` if one is missing."""
     epsilon, delta = plan.target.epsilon, plan.target.delta
     if len(plan.phases) > 1:
         raise _missing("/phases", "the plan has several phases.", "Give a plan of one phase.")
@@ -272,7 +260,7 @@ def _bench(plan: Plan, progress: Progress) -> _Bench:
     steps = schedule.steps(plan, plan.phases[0])
     if steps is None:
         raise _missing("/steps", "the steps are open.", "Give steps or epochs.")
-    return _Bench(
+    return _Query(
         plan=plan,
         adjacency=plan.adjacency,
         steps=steps,

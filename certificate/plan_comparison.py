@@ -1,30 +1,26 @@
 """Two plans side by side: which guarantee is stronger, and which single change moved it.
 
-Two guarantees are ranked only if their numbers mean the same: one privacy unit, one
-adjacency, one δ, both certain or of one confidence, and both proved. Otherwise the comparison
-says why not, and what would make them comparable. An ε at another δ is another statement, and
-"add or remove one record" protects against something else than "replace one", so that the
-smaller of two such numbers says nothing.
+Two guarantees are ranked only if their numbers mean the same: one privacy unit, one adjacency, one
+δ, one confidence, and both proved. Otherwise the comparison says why not, and what would make them
+comparable.
 
-A ranking rests on the brackets. The first guarantee is the stronger one if its upper bound lies
-below the other's lower bound. If the brackets overlap, or both plans had their noise solved
-for one target, the two are reported as indistinguishable.
+The first guarantee is the stronger one if its upper bound lies below the other's lower bound. If
+the brackets overlap, or both plans had their noise solved for one target, the two are reported as
+indistinguishable.
 
 To show which change moved ε, each change is made alone to the first plan and the result is
-certified (``affidavit.plan.diff``). Effects of single changes do not add up, and a change that
-cannot be made alone says why. If the plans leave the noise open, ε stays at its target and the
-noise multiplier moves.
+certified (``affidavit.plan.diff``). Effects of single changes do not add up. If the plans leave
+the noise open, ε stays at its target and the noise multiplier moves.
 
 The *attribution* makes the changes one after the other, and divides the difference of the two
-upper bounds of ε among them: what each adds to the bound before it. Their sum is the whole
-difference. Another order divides it otherwise.
+upper bounds of ε among them. The contributions add up to the difference, and depend on the order.
 
 >>> from affidavit.plan.parse import plan_from
 >>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
 ...        "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
 ...        "target": {"delta": 1e-5}}
 >>> result = compare_plans(plan_from(one), plan_from({**one, "steps": 40}))
->>> result.ranking, [(item.change.pointer, item.moved) for item in result.alone]
+>>> result.ranking, [(effect.change.pointer, effect.moved) for effect in result.effects]
 ('first', [('/steps', 'raised')])
 """
 
@@ -50,7 +46,7 @@ from affidavit.plan import (
     split_into_steps,
 )
 
-SOLVED_NOISE, SOLVED_EPSILON = 2e-4, 1e-3
+SOLVED_NOISE_TOLERANCE, SOLVED_EPSILON_TOLERANCE = 2e-4, 1e-3
 """Relative differences that are insignificant if the noise was solved for: the solution is on the
 safe side by up to 0.01 % of the noise, and ε is below its target accordingly."""
 
@@ -58,17 +54,16 @@ Movement = Literal["raised", "lowered", "unmoved", "not_told_apart"]
 Ranking = Literal["first", "second", "not_told_apart"]
 Assess = Callable[[Plan], Assessment]
 
-
-LONGEST_SHOWN = 60
-"""Characters of a value in a notebook."""
+MAX_VALUE_CHARACTERS = 60
+"""The longest value that a notebook shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeEffect:
-    """The first plan after one change: its assessment, or ``reasons`` why it cannot be made.
+    """The first plan after one change: its assessment, or the ``reasons`` why there is none.
 
-    ``moved`` and ``noise_moved`` say what the change did to ε and to the joint noise
-    multiplier, and are None if the two numbers do not mean the same or do not exist.
+    ``moved`` and ``noise_moved`` are the movements of ε and of the joint noise multiplier, or None
+    if there are no two comparable numbers.
     """
 
     change: Change
@@ -78,23 +73,23 @@ class ChangeEffect:
     noise_moved: Movement | None = None
 
     @property
-    def alone(self) -> str | None:
+    def epsilon_text(self) -> str | None:
         """The bound of ε after this change alone, rounded up, or the verdict without one."""
         result = self.assessment
         return None if result is None else result.epsilon_text or result.verdict
 
     @property
-    def noise(self) -> str | None:
-        """The joint noise multiplier after this change, to six digits."""
+    def noise_text(self) -> str | None:
+        """The joint noise multiplier after this change alone, to six digits."""
         return None if self.assessment is None else self.assessment.joint_text
 
     @property
-    def why_not(self) -> str:
-        """Why there is no such bound; empty where there is."""
+    def reasons_text(self) -> str:
+        """The messages of the reasons, in one text."""
         return " ".join(reason.message for reason in self.reasons)
 
     def as_dict(self) -> dict[str, Any]:
-        """The change in the JSON document."""
+        """Return the change as JSON data."""
         result = self.assessment
         return {
             "pointer": self.change.pointer,
@@ -112,7 +107,7 @@ class ChangeEffect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
-    """What ``changes`` add to the upper bound of ε, after all contributions before it."""
+    """What ``changes`` add to the upper bound of ε, after all earlier contributions."""
 
     changes: tuple[Change, ...]
     before: Assessment
@@ -125,7 +120,7 @@ class Contribution:
         return (after - before) or Decimal(0)
 
     def as_dict(self) -> dict[str, Any]:
-        """The contribution in the JSON document."""
+        """Return the contribution as JSON data."""
         return {
             "pointers": [change.pointer for change in self.changes],
             "epsilon": interval(self.after.epsilon),
@@ -135,45 +130,50 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class PlanComparison:
-    """Two certified plans; ``alone`` has every change, including those of texts.
+    """Two certified plans and the effect of every change between them, including those of texts.
 
     ``contributions`` lead from the first to the second, and are empty if the two are not ranked.
     """
 
     first: Assessment
     second: Assessment
-    alone: tuple[ChangeEffect, ...]
+    effects: tuple[ChangeEffect, ...]
     contributions: tuple[Contribution, ...] = ()
 
     @property
     def obstacles(self) -> tuple[Reason, ...]:
-        """Why the two guarantees are not ranked; empty if they are."""
+        """The reasons why the two guarantees are not ranked; empty if they are."""
         return obstacles(self.first, self.second)
 
     @property
     def ranking(self) -> Ranking | None:
-        """Whose guarantee is stronger, that is whose ε is smaller; None if they are not ranked."""
+        """The stronger guarantee, that is the smaller ε; None if they are not ranked."""
         if self.obstacles:
             return None
-        return _RANKING.get(_moved(self.first, self.second), "not_told_apart")
+        match _epsilon_movement(self.first, self.second):
+            case "raised":
+                return "first"
+            case "lowered":
+                return "second"
+        return "not_told_apart"
 
     @property
     def strongest(self) -> ChangeEffect | None:
-        """The single change that moved ε furthest, up or down; None if none did."""
-        effects = [item for item in self.alone if item.moved in _FAR]
-        return _furthest(effects, self.first, lambda result: getattr(result.epsilon, "upper", None))
+        """The single change that moved ε most, up or down; None if none did."""
+        effects = [effect for effect in self.effects if effect.moved in _SIGNIFICANT]
+        return _strongest(effects, self.first, lambda item: getattr(item.epsilon, "upper", None))
 
     @property
     def strongest_on_noise(self) -> ChangeEffect | None:
-        """The single change that moved the joint noise multiplier furthest."""
-        effects = [item for item in self.alone if item.noise_moved in _FAR]
-        return _furthest(effects, self.first, lambda result: result.joint)
+        """The single change that moved the joint noise multiplier most; None if none did."""
+        effects = [effect for effect in self.effects if effect.noise_moved in _SIGNIFICANT]
+        return _strongest(effects, self.first, lambda item: item.joint)
 
     @property
     def act_together(self) -> bool:
-        """Whether all changes move ε in a way that none of them does alone."""
-        way = {"first": "raised", "second": "lowered"}.get(self.ranking or "")
-        return way is not None and all(item.moved != way for item in self.alone)
+        """Whether all changes together move ε in a direction in which none of them does alone."""
+        direction = {"first": "raised", "second": "lowered"}.get(self.ranking or "")
+        return direction is not None and all(item.moved != direction for item in self.effects)
 
     def __repr__(self) -> str:
         return f"<{self.sentence}>"
@@ -181,8 +181,8 @@ class PlanComparison:
     def _repr_html_(self) -> str:
         return html_table(
             (
-                (item.change.pointer, *item.change.texts(LONGEST_SHOWN), item.alone)
-                for item in self.alone
+                (item.change.pointer, *item.change.texts(MAX_VALUE_CHARACTERS), item.epsilon_text)
+                for item in self.effects
             ),
             headings=("field", "first", "second", "ε of this change alone"),
             title=self.sentence,
@@ -196,18 +196,14 @@ class PlanComparison:
             return f"The guarantees are not ranked: {causes}."
         first, second = _epsilons(self.first, self.second)
         numbers = f"ε ≤ {decimal_up(first.upper, 6)} and ε ≤ {decimal_up(second.upper, 6)}"
-        delta, about = decimal_up(_delta(self.first), 6), self.first
-        where = f"at δ = {delta} ({about.adjacency}, per {about.unit})"
-        says = {
-            "first": f"The first guarantee is stronger: {numbers} {where}.",
-            "second": f"The second guarantee is stronger: {numbers} {where}.",
-            "not_told_apart": f"The guarantees are indistinguishable: {numbers} {where}.",
-        }
-        assert self.ranking is not None
-        return says[self.ranking]
+        delta = decimal_up(_delta(self.first), 6)
+        where = f"at δ = {delta} ({self.first.adjacency}, per {self.first.unit})"
+        if self.ranking == "not_told_apart":
+            return f"The guarantees are indistinguishable: {numbers} {where}."
+        return f"The {self.ranking} guarantee is stronger: {numbers} {where}."
 
     def as_document(self) -> dict[str, Any]:
-        """The JSON document of ``affidavit compare``."""
+        """Return the JSON document of ``affidavit compare``."""
         strongest, noisiest = self.strongest, self.strongest_on_noise
         return {
             "ranking": self.ranking,
@@ -215,7 +211,7 @@ class PlanComparison:
             "obstacles": [reason.as_dict() for reason in self.obstacles],
             "first": self.first.as_result(),
             "second": self.second.as_result(),
-            "changes": [item.as_dict() for item in self.alone],
+            "changes": [effect.as_dict() for effect in self.effects],
             "strongest": {
                 "epsilon": None if strongest is None else strongest.change.pointer,
                 "noise": None if noisiest is None else noisiest.change.pointer,
@@ -227,7 +223,7 @@ class PlanComparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeTrial:
-    """A change with the plan that it leads to, or with ``reasons`` why it leads to none."""
+    """A change with the plan that it results in, or the ``reasons`` why there is none."""
 
     change: Change
     plan: Plan | None
@@ -235,12 +231,12 @@ class ChangeTrial:
 
 
 def change_trials(first: Plan, second: Plan) -> tuple[ChangeTrial, ...]:
-    """Every change between two plans, made alone to the first; nothing is accounted yet."""
+    """Make every change between two plans alone to the first; nothing is accounted yet."""
     return tuple(_trial(first, change) for change in find_changes(first, second))
 
 
 def path_trials(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
-    """The plans of the attribution between the two, each with the changes that lead to it."""
+    """Return the intermediate plans of the attribution, each with its further changes."""
     return split_into_steps(first, second)[:-1]
 
 
@@ -250,13 +246,16 @@ def comparison_of(
     tried: Sequence[tuple[ChangeTrial, Assessment | None]],
     path: Sequence[tuple[Sequence[Change], Assessment | None]] = (),
 ) -> PlanComparison:
-    """The comparison, from the assessments of both plans, each trial's plan and ``path``'s."""
-    alone = tuple(_alone(first, *item) for item in tried)
-    effective = [item.change for item in alone if not item.change.is_text_only]
+    """Return the comparison of two assessed plans.
+
+    ``tried`` has the assessment of each trial's plan, ``path`` of each plan of ``path_trials``.
+    """
+    effects = tuple(_effect(first, trial, assessment) for trial, assessment in tried)
+    effective = [effect.change for effect in effects if not effect.change.is_text_only]
     contributions: tuple[Contribution, ...] = ()
     if effective and not obstacles(first, second):
         contributions = tuple(_contributions(first, second, effective, path))
-    return PlanComparison(first=first, second=second, alone=alone, contributions=contributions)
+    return PlanComparison(first=first, second=second, effects=effects, contributions=contributions)
 
 
 def _contributions(
@@ -265,7 +264,7 @@ def _contributions(
     effective: Sequence[Change],
     path: Sequence[tuple[Sequence[Change], Assessment | None]],
 ) -> Iterator[Contribution]:
-    """Changes whose bound means what the ends' do; others count with the next that has one."""
+    """Yield the contributions; a change without a comparable bound counts with the next one."""
     before, pending = first, list(effective)
     made: list[Change] = []
     for step, after in path:
@@ -279,9 +278,9 @@ def _contributions(
 
 
 def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> PlanComparison:
-    """Certify both plans, every single change between them, and the way that they lead.
+    """Certify both plans, every single change between them, and the plans of the attribution.
 
-    Without ``assess`` one engine certifies each plan, as in ``check``.
+    ``assess`` certifies a plan; by default one engine does, as in ``check``.
     """
     assess_plan = assess or (lambda plan: certify(plan, second_opinion=False))
     known: dict[str, Assessment] = {}
@@ -304,22 +303,21 @@ def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> Pl
 
 
 def obstacles(first: Assessment, second: Assessment) -> tuple[Reason, ...]:
-    """Why the guarantees of two assessments cannot be ranked, each with its remedy."""
+    """Return the reasons why the guarantees of two assessments cannot be ranked."""
     unproved = tuple(
         _unproved(which, result)
         for which, result in (("first", first), ("second", second))
-        if result.epsilon is None or result.delta is None or result.verdict not in _PROVED
+        if result.epsilon is None or result.delta is None or result.verdict not in _PROVED_VERDICTS
     )
-    return unproved or tuple(_meanings(first, second))
+    return unproved or tuple(_differences(first, second))
 
 
-_RANKING: dict[Movement, Ranking] = {"raised": "first", "lowered": "second"}
-_FAR = ("raised", "lowered")
-_PROVED = ("certified", "under_noised", "unproved")
-"""Verdicts with a proved bound, whether or not it meets the target."""
+_SIGNIFICANT = ("raised", "lowered")
+_PROVED_VERDICTS = ("certified", "under_noised", "unproved")
+"""The verdicts with a proved bound, whether or not it meets the target."""
 
 
-def _meanings(first: Assessment, second: Assessment) -> Iterator[Reason]:
+def _differences(first: Assessment, second: Assessment) -> Iterator[Reason]:
     if first.unit != second.unit:
         yield Reason(
             code="different_unit",
@@ -346,16 +344,17 @@ def _meanings(first: Assessment, second: Assessment) -> Iterator[Reason]:
     if first.level != second.level:
         yield Reason(
             code="different_confidence",
-            message=f"the first holds {_chance(first)}, the second {_chance(second)}.",
+            message=f"the first holds {first.confidence or 'for certain'}, "
+            f"the second {second.confidence or 'for certain'}.",
             remedy="Choose sampling and noise whose guarantee holds without a confidence.",
         )
 
 
 def _unproved(which: str, assessment: Assessment) -> Reason:
-    why = assessment.reasons[0].message if assessment.reasons else "no finite bound is proved."
+    cause = assessment.reasons[0].message if assessment.reasons else "no finite bound is proved."
     return Reason(
         code="nothing_claimed",
-        message=f"the {which} plan has no proved guarantee ({assessment.verdict}): {why}",
+        message=f"the {which} plan has no proved guarantee ({assessment.verdict}): {cause}",
         remedy=assessment.reasons[0].remedy if assessment.reasons else "Change the plan.",
     )
 
@@ -369,24 +368,25 @@ def _trial(first: Plan, change: Change) -> ChangeTrial:
         return ChangeTrial(change=change, plan=None, reasons=error.reasons)
 
 
-def _alone(first: Assessment, trial: ChangeTrial, assessment: Assessment | None) -> ChangeEffect:
+def _effect(first: Assessment, trial: ChangeTrial, assessment: Assessment | None) -> ChangeEffect:
     if assessment is None:
         return ChangeEffect(change=trial.change, assessment=None, reasons=trial.reasons)
     return ChangeEffect(
         change=trial.change,
         assessment=assessment,
         reasons=assessment.reasons if assessment.epsilon is None else (),
-        moved=None if obstacles(first, assessment) else _moved(first, assessment),
-        noise_moved=_noise_moved(first, assessment),
+        moved=None if obstacles(first, assessment) else _epsilon_movement(first, assessment),
+        noise_moved=_noise_movement(first, assessment),
     )
 
 
-def _moved(first: Assessment, second: Assessment) -> Movement:
+def _epsilon_movement(first: Assessment, second: Assessment) -> Movement:
     before, after = _epsilons(first, second)
     if before == after:
         return "unmoved"
-    near = abs(after.upper - before.upper) <= SOLVED_EPSILON * max(before.upper, after.upper)
-    if near and _is_solved(first) and _is_solved(second):
+    difference = abs(after.upper - before.upper)
+    is_near = difference <= SOLVED_EPSILON_TOLERANCE * max(before.upper, after.upper)
+    if is_near and _is_solved(first) and _is_solved(second):
         return "not_told_apart"
     if before.upper < after.lower:
         return "raised"
@@ -397,14 +397,14 @@ def _is_solved(assessment: Assessment) -> bool:
     return any(release.given is None for release in assessment.releases)
 
 
-def _noise_moved(first: Assessment, second: Assessment) -> Movement | None:
+def _noise_movement(first: Assessment, second: Assessment) -> Movement | None:
     before, after = first.joint, second.joint
     if before is None or after is None:
         return None
     if before == after:
         return "unmoved"
-    near = abs(after - before) <= SOLVED_NOISE * max(before, after)
-    if near and (_is_solved(first) or _is_solved(second)):
+    is_near = abs(after - before) <= SOLVED_NOISE_TOLERANCE * max(before, after)
+    if is_near and (_is_solved(first) or _is_solved(second)):
         return "not_told_apart"
     return "raised" if after > before else "lowered"
 
@@ -415,14 +415,14 @@ def _epsilons(first: Assessment, second: Assessment) -> tuple[Bracket, Bracket]:
     return first.epsilon, second.epsilon
 
 
-def _furthest(
-    effects: Sequence[ChangeEffect], first: Assessment, of: Callable[[Assessment], float | None]
+def _strongest(
+    effects: Sequence[ChangeEffect], first: Assessment, number: Callable[[Assessment], float | None]
 ) -> ChangeEffect | None:
-    """The effect that moved a number furthest from that of ``first``, up or down."""
+    """Return the effect that moved ``number`` most from its value in ``first``, up or down."""
 
     def distance(effect: ChangeEffect) -> float:
-        after = effect.assessment and of(effect.assessment)
-        return abs((after or 0.0) - (of(first) or 0.0))
+        after = effect.assessment and number(effect.assessment)
+        return abs((after or 0.0) - (number(first) or 0.0))
 
     return max(effects, key=distance, default=None)
 

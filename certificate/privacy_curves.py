@@ -160,7 +160,7 @@ def curves(
         return replace(assessment, verdict="refused", reasons=(_SAMPLED,))
     solver = Solver(lowered=lower_open(plan), engine=chosen)
     closed = solver.closed()
-    event, curve = closed.event(), solver.enclosed(closed)
+    event, curve = closed.event(), solver.bracketing_curve(closed)
     delta = assessment.delta.upper
     epsilon_of = _ask(curve.epsilon, {*DELTAS, delta})
     target = assessment.target_epsilon

@@ -1,10 +1,9 @@
 """The statement that is signed: an in-toto Statement v1 about one plan.
 
-Its subject is the plan, by digest. Its predicate is everything that a verifier, an
-auditor or a trainer needs: the verdict with its reasons, the guarantee, the noise that is
-required, the engines and how they agree, what the trainer must do, and the plan itself.
-Numbers of the guarantee are decimal strings rounded outward, so that no JSON reader can
-make an upper bound smaller.
+Its subject is the plan, by digest. Its predicate has the verdict with its reasons, the guarantee,
+the required noise, the engines and their results, the trainer's obligations, and the plan itself.
+Numbers of the guarantee are decimal strings rounded outward, so that no JSON reader can make an
+upper bound smaller.
 
 References: in-toto Attestation Framework v1, spec/v1/statement.md.
 """
@@ -23,8 +22,8 @@ from affidavit.certificate.dsse import in_toto
 from affidavit.certificate.keys.key import format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import (
-    AS_PROVED,
-    NONE_NEEDED,
+    BUILT_IN_EVALUATION,
+    NO_APPROVALS,
     Approvals,
     PolicyEvaluation,
 )
@@ -34,7 +33,7 @@ from affidavit.plan import MalformedPlan, digest_of
 
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
 CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
-"""Predicate fields that a verifier must understand to accept a certificate."""
+"""The predicate fields that a verifier must understand to accept a certificate."""
 
 
 def address(
@@ -43,10 +42,9 @@ def address(
     waivers: Iterable[str] = (),
     team: str | None = None,
 ) -> str:
-    """The content address of what is asked: plan, policy, waivers in force, and engines.
+    """Return the content address of plan, policy, waivers in force, engines and ``team``.
 
-    It is known before any accounting, so that the same question finds its first answer. A ``team``
-    of a service has its own.
+    It is known before any accounting, so that a repeated request finds the stored certificate.
     """
     requested = {
         "plan": plan_digest,
@@ -64,15 +62,14 @@ def statement(
     requester: str,
     issued_at: datetime,
     untrusted: bool,
-    approvals: Approvals = NONE_NEEDED,
-    under: PolicyEvaluation = AS_PROVED,
+    approvals: Approvals = NO_APPROVALS,
+    evaluation: PolicyEvaluation = BUILT_IN_EVALUATION,
     team: str | None = None,
 ) -> dict[str, Any]:
-    """The statement about ``assessment``, as ``under`` judged it, as JSON data."""
+    """Return the statement about ``assessment`` and its policy ``evaluation``, as JSON data."""
+    waivers = (waiver.id for waiver in evaluation.in_force)
     predicate = {
-        "certificate_id": address(
-            assessment.plan_digest, under.policy, (item.id for item in under.in_force), team
-        ),
+        "certificate_id": address(assessment.plan_digest, evaluation.policy, waivers, team),
         "verdict": assessment.verdict,
         "reasons": [reason.as_dict() for reason in assessment.reasons],
         "guarantee": _guarantee(assessment),
@@ -105,12 +102,12 @@ def statement(
         "warnings": [asdict(warning) for warning in assessment.warnings],
         "plan": assessment.plan,
         **_groups(assessment),
-        **under.as_dict(),
+        **evaluation.as_dict(),
         "requester": requester,
         "approvals": approvals.as_document(),
         "validity": {
             "not_before": format_instant(issued_at),
-            "not_after": format_instant(under.not_after(issued_at)),
+            "not_after": format_instant(evaluation.not_after(issued_at)),
         },
         "untrusted": untrusted,
         "critical": list(CRITICAL),
@@ -120,7 +117,7 @@ def statement(
 
 
 def is_readable(predicate: Mapping[str, Any]) -> bool:
-    """Whether what is read of every certificate has the form that ``statement`` gives it."""
+    """Whether the fields that every reader uses have the form that ``statement`` gives them."""
     verdict, guarantee = predicate["verdict"], predicate["guarantee"]
     if verdict not in get_args(Verdict) or not isinstance(predicate.get("requester"), str):
         return False
@@ -129,7 +126,8 @@ def is_readable(predicate: Mapping[str, Any]) -> bool:
             return False
         if guarantee is None:
             return bool(verdict != "certified")
-        bounds = [guarantee[name][end] for name in ("epsilon", "delta") for end in _ENDS]
+        ends = ("lower", "upper")
+        bounds = [guarantee[name][end] for name in ("epsilon", "delta") for end in ends]
         bounds.append("0" if guarantee["mu"] is None else guarantee["mu"])
         if not all(isinstance(text, str) for text in (guarantee["adjacency"], *bounds)):
             return False
@@ -137,18 +135,15 @@ def is_readable(predicate: Mapping[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper and mu >= 0
-    # What was refused or is undecided may have no finite bound.
-    open_ended = verdict in ("refused", "undecided")
-    return ordered and (open_ended or (epsilon_upper < math.inf and delta_upper < 1))
-
-
-_ENDS = ("lower", "upper")
+    # A refused or undecided plan may have no finite bound.
+    may_be_unbounded = verdict in ("refused", "undecided")
+    return ordered and (may_be_unbounded or (epsilon_upper < math.inf and delta_upper < 1))
 
 
 def follows_from_plan(predicate: Mapping[str, Any]) -> bool:
-    """Whether what is certified is of the plan's neighbours, its noise, and within its target.
+    """Whether the guarantee has the plan's neighbours and noise, and meets its target if certified.
 
-    Only the accountants can tell more. A plan that this release cannot read is passed over.
+    Only the accountants can check more. A plan that this release cannot read is accepted.
     """
     try:
         if predicate["guarantee"] is None:
@@ -190,7 +185,7 @@ def _guarantee(assessment: Assessment) -> dict[str, Any] | None:
 
 
 def _groups(assessment: Assessment) -> dict[str, Any]:
-    """Nothing where no group's bound was requested and proved."""
+    """Return the proved bounds of groups; empty if there are none."""
     proved = [
         {
             "records": bound.records,
@@ -205,7 +200,7 @@ def _groups(assessment: Assessment) -> dict[str, Any]:
 
 
 def _confidence(confidence: Confidence | None) -> dict[str, str]:
-    """Nothing where the bound is certain; else the level, rounded down, and the seed."""
+    """Return the confidence level, rounded down, and the seed; empty for a certain bound."""
     if confidence is None:
         return {}
     return {"confidence": decimal_down(confidence.level), "seed": confidence.seed}

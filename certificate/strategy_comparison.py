@@ -1,15 +1,15 @@
-"""What a plan's noise costs a run, beside independent noise at the same guarantee.
+"""The cost of a plan's noise, compared with independent noise at the same guarantee.
 
-A mechanism is measured at the noise multiplier that was certified for it. Everything is in clip
-norms, on the sum over a lot, one coordinate:
+A mechanism is measured at the noise multiplier that was certified for it. All figures are in clip
+norms, on the sum over a lot, for one coordinate:
 
 * ``step``: rms over steps of the standard deviation of the noise injected at a step;
 * ``rms`` and ``max``: of the workload's output, over steps. For the prefix sum that is the noise
-  in the sum of all updates so far, which is what training feels;
-* ``buffers``: arrays of the model's size that a trainer keeps to generate the noise.
+  in the sum of all updates so far;
+* ``buffers``: arrays of the model's size that a trainer stores to generate the noise.
 
-These are utility figures. The guarantee is the assessment's, with its sampler and adjacency; two
-rows are comparable where both protect the same neighbouring data sets, and each only if the
+These are utility figures. The guarantee is the assessment's, with its sampler and adjacency. Two
+rows are comparable if both protect the same neighbouring data sets, and each holds only if the
 trainer samples as its row says.
 
 ``compare`` certifies independent noise twice: under the plan's own sampler, and under Poisson
@@ -36,13 +36,22 @@ from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document
 Array = NDArray[np.float64]
 
 INDEPENDENT = {"kind": "independent"}
-LEFT_OUT = frozenset({"name", "notes", "claim", "epochs", "participation"})
-"""Fields of a plan that its variants do not share."""
+OMITTED_FIELDS = frozenset({"name", "notes", "claim", "epochs", "participation"})
+"""The fields of a plan that its variants do not have."""
+MAX_POINTS = 400
+"""The most steps of a run that a chart shows."""
+MAX_COEFFICIENTS = 4096
+"""The most coefficients of a recurrence that a document lists; an exported file has all."""
+RESULT_FIELDS = ("verdict", "plan_digest", "epsilon", "delta", "confidence", "adjacency",
+                 "noise_multiplier", "mu", "reasons", "warnings")  # fmt: skip
+"""The fields of the plan's own result that the document repeats."""
+
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCost:
-    """One mechanism: its certificate's content and, where it has noise, what that costs."""
+    """One mechanism: its assessment and, if it has noise, the cost of that noise."""
 
     label: str
     assessment: Assessment | None
@@ -56,12 +65,12 @@ class MechanismCost:
 
     @property
     def certified(self) -> bool:
-        """Whether its target is met by the proved bound."""
+        """Whether the proved bound meets the target."""
         return self.assessment is not None and self.assessment.verdict == "certified"
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is certified, and its error is known."""
+        """Whether the mechanism is certified and its error is known."""
         return self.certified and self.per_step is not None
 
     @property
@@ -75,7 +84,7 @@ class MechanismCost:
         return None if self.per_step is None else float(np.max(self.per_step))
 
     def as_dict(self) -> dict[str, Any]:
-        """The row of a document."""
+        """Return the row as JSON data."""
         result = self.assessment
         return {
             "mechanism": self.label,
@@ -97,7 +106,7 @@ class MechanismCost:
 
 
 def measure(label: str, plan: Plan) -> MechanismCost:
-    """``plan`` of one phase, certified and measured at the noise that was found or given."""
+    """Certify ``plan``, of one phase, and measure it at its noise."""
     phase = plan.phases[0]
     result = certify(plan, second_opinion=False)
     row = MechanismCost(
@@ -121,9 +130,9 @@ def measure(label: str, plan: Plan) -> MechanismCost:
 
 
 def strategy_of(plan: Plan) -> tuple[Strategy, CorrelatedRun | None]:
-    """The strategy of a plan of one phase; the identity where its noise is independent.
+    """Return the strategy of a plan of one phase; the identity for independent noise.
 
-    Raises ``RefusedPlan``.
+    Raises ``RefusedPlan`` if the number of steps is unknown.
     """
     part = lower(plan).phases[0]
     if part.steps is None:
@@ -140,11 +149,12 @@ def strategy_of(plan: Plan) -> tuple[Strategy, CorrelatedRun | None]:
 
 
 def variant(plan: Plan, steps: int, target: tuple[float, float], **changed: Any) -> Plan:
-    """``plan`` with fields ``changed``, its noise among them, and its multipliers left open.
+    """Return ``plan`` with the fields ``changed`` and its noise multipliers left open.
 
-    ``target`` is ε and δ. Raises ``MalformedPlan`` where the plan lacks what the sampler needs.
+    ``target`` is ε and δ. Raises ``MalformedPlan`` if the plan lacks a field for the sampler.
     """
-    document = {key: value for key, value in as_document(plan).items() if key not in LEFT_OUT}
+    document = as_document(plan)
+    document = {key: value for key, value in document.items() if key not in OMITTED_FIELDS}
     document |= changed
     document |= {"steps": steps, "target": {"epsilon": target[0], "delta": target[1]}}
     document["releases"] = [
@@ -157,7 +167,7 @@ def variant(plan: Plan, steps: int, target: tuple[float, float], **changed: Any)
 def attempt(
     label: str, plan: Plan, steps: int, target: tuple[float, float], **changed: Any
 ) -> MechanismCost:
-    """``variant``, measured; a row that says why not where there is no such plan."""
+    """Measure a ``variant``; the row has the reasons if there is no such plan."""
     try:
         return measure(label, variant(plan, steps, target, **changed))
     except (MalformedPlan, RefusedPlan) as refusal:
@@ -173,7 +183,10 @@ def attempt(
 
 
 def _errors(plan: Plan, strategy: Strategy) -> tuple[float | None, Array | None]:
-    """rms of the injected noise and the workload's error step by step, at unit noise."""
+    """Return the rms of the injected noise and the workload's errors by step, at unit noise.
+
+    Shape of the errors: (steps,).
+    """
     workload = Correlation(plan=plan, index=0).workload
     try:
         per_step = strategy.errors(workload).per_step
@@ -183,21 +196,9 @@ def _errors(plan: Plan, strategy: Strategy) -> tuple[float | None, Array | None]
     return float(np.sqrt(np.mean(injected))), per_step
 
 
-MAX_POINTS = 400
-"""Steps drawn of a long run."""
-MAX_COEFFICIENTS = 4096
-"""Coefficients of a recurrence written into a document; a file holds more."""
-
-SHARED = ("verdict", "plan_digest", "epsilon", "delta", "confidence", "adjacency",
-          "noise_multiplier", "mu", "reasons", "warnings")  # fmt: skip
-"""What the document has of the plan's own result."""
-
-Progress = Callable[[str], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StrategyComparison:
-    """A plan's own mechanism, first, and what independent noise would cost."""
+    """The costs of a plan's own mechanism, which is the first row, and of independent noise."""
 
     assessment: Assessment
     strategy: Strategy
@@ -206,15 +207,29 @@ class StrategyComparison:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What each other row that is certified costs beside the plan's own, in words."""
-        return tuple(_remarks(self.rows))
+        """A sentence for each other certified row that compares its cost with the plan's own."""
+        own, *others = self.rows
+        result = []
+        for other in others:
+            if own.rms is None or other.rms is None or not other.certified:
+                continue
+            ratio = own.rms / other.rms
+            mechanism = f"{other.label} noise under {other.sampler} sampling at the same ε"
+            result.append(
+                f"{mechanism} has the smaller rms error: {other.rms:.4g} against {own.rms:.4g} "
+                f"({ratio:.2f} times), if the trainer samples so."
+                if ratio > 1
+                else f"the rms error is {own.rms:.4g}, {ratio:.2f} times that of {mechanism} "
+                f"({other.rms:.4g})."
+            )
+        return tuple(result)
 
     def as_document(self) -> dict[str, Any]:
-        """The JSON document of ``affidavit strategy``."""
+        """Return the JSON document of ``affidavit strategy``."""
         result = self.assessment.as_result()
         streaming, own = self.strategy.streaming, self.rows[0]
         return {
-            **{name: result[name] for name in SHARED},
+            **{name: result[name] for name in RESULT_FIELDS},
             "strategy": {
                 **result.get("strategy", {"kind": "independent"}),
                 "steps": self.strategy.steps,
@@ -237,7 +252,7 @@ class StrategyComparison:
         }
 
     def picture(self) -> str:
-        """The error step by step, as one SVG with its own colours."""
+        """Return a chart of the error by step, as one SVG with its own colours."""
         lines = tuple(
             Line(name=f"{row.label}, {row.sampler}", points=_points(row))
             for row in self.rows
@@ -254,9 +269,9 @@ class StrategyComparison:
 
 
 def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparison | Assessment:
-    """``plan`` of one phase beside independent noise; its assessment where that is refused.
+    """Compare ``plan`` with independent noise, or return its assessment if it has no bound.
 
-    Raises ``RefusedPlan`` where the plan is not of one phase or leaves its steps open.
+    Raises ``RefusedPlan`` unless the plan has one phase and a number of steps.
     """
     if len(plan.phases) > 1:
         raise RefusedPlan.with_reason(

@@ -91,7 +91,7 @@ def _print_comparison(comparison: PlanComparison) -> None:
     out.print(f"[bold]{escape(comparison.sentence)}[/]")
     for obstacle in comparison.obstacles:
         say(f"{obstacle.code}: {obstacle.remedy}")
-    if not comparison.alone:
+    if not comparison.effects:
         say("The plans are identical.")
         return
     out.print(_change_table(comparison))
@@ -108,7 +108,7 @@ def _print_comparison(comparison: PlanComparison) -> None:
         say(f"  {part.difference:+f} to ε ≤ {part.after.epsilon_text}: {fields}")
     if comparison.act_together:
         say("No single change moves ε in that direction; only their combination does.")
-    for change in comparison.alone:
+    for change in comparison.effects:
         for reason in change.reasons:
             say(f"{change.change.pointer} alone: {reason}")
 
@@ -120,12 +120,12 @@ def _change_table(comparison: PlanComparison) -> Table:
     field.no_wrap = True
     for value in values:
         value.overflow = "fold"
-    for effect in comparison.alone:
+    for effect in comparison.effects:
         moved = (MOVE_LABELS.get(way or "") for way in (effect.moved, effect.noise_moved))
         table.add_row(
             escape(effect.change.pointer),
             *(escape(value or "-") for value in effect.change.texts(MAX_VALUE_LENGTH)),
-            *(number or "" for number in (effect.alone, effect.noise, *moved)),
+            *(number or "" for number in (effect.epsilon_text, effect.noise_text, *moved)),
         )
     return table
 
@@ -263,7 +263,7 @@ def _epsilon_or_verdict(row: MechanismCost) -> str:
     result = row.assessment
     if result is None or result.epsilon is None:
         return "refused"
-    return decimal_up(result.epsilon.upper, 6) + result.chance
+    return decimal_up(result.epsilon.upper, 6) + result.confidence_suffix
 
 
 def advise(

@@ -38,9 +38,8 @@ class Curve:
     @cached_property
     def _curve(self) -> PrivacyCurve:
         closed = lower(self.certification.plan)
-        return Solver(lowered=closed, engine=accountant(self.values.engine["name"])).enclosed(
-            closed
-        )
+        solver = Solver(lowered=closed, engine=accountant(self.values.engine["name"]))
+        return solver.bracketing_curve(closed)
 
     def epsilon(self, delta: float) -> Bound:
         """The least proved ε in nats at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""

@@ -294,10 +294,10 @@ def known(truth: Assessment) -> str:
         return "no claim can be made about this plan"
     high = decimal_up(truth.epsilon.upper, 6)
     if truth.epsilon.lower <= 0:
-        return f"ε ≤ {high} is certified{truth.chance}"
+        return f"ε ≤ {high} is certified{truth.confidence_suffix}"
     return (
         f"ε is at least {decimal_down(truth.epsilon.lower, 6)} and certified to be at most "
-        f"{high}{truth.chance}"
+        f"{high}{truth.confidence_suffix}"
     )
 
 

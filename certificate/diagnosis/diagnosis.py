@@ -105,7 +105,7 @@ class Diagnosis:
         if self.corrected is None or self.corrected.epsilon is None:
             return None
         upper = decimal_up(self.corrected.epsilon.upper, 6)
-        return f"with them ε ≤ {upper} is certified{self.corrected.chance}"
+        return f"with them ε ≤ {upper} is certified{self.corrected.confidence_suffix}"
 
     def as_steps(self, explanation: Explanation) -> list[dict[str, str]]:
         """The mistakes of one explanation, each with what is wrong, its source and its fix."""

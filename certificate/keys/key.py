@@ -1,11 +1,11 @@
 """Signing keys: Ed25519 pairs, what each may sign, and their validity windows.
 
 The key id is the sha256 of the public key's SubjectPublicKeyInfo, so that it cannot name another
-key. ``development_key`` is for trying things out: it lives in memory, is marked in every
-record and trusted by nobody. ``affidavit.certificate.keys.key_store`` keeps keys in files.
+key. ``development_key`` is for trials: it exists only in memory, is marked in every record, and no
+verifier trusts it. ``affidavit.certificate.keys.key_store`` stores keys in files.
 
-A key may be for one role (``KeyRole``), so that a stolen one forges documents of one kind only.
-A record without ``roles`` is for each of them, as all were before there were roles.
+A key may be limited to one role (``KeyRole``), so that a stolen key forges documents of one kind
+only. A record without ``roles`` allows every role, as all records did before roles were added.
 
 References: RFC 8032 (Ed25519); RFC 8410 (its SubjectPublicKeyInfo and its PKCS #8 form); TUF
 specification 1.0.33, section 2.1 (roles).
@@ -25,17 +25,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
 WINDOW = timedelta(days=730)
-"""How long a new key may sign."""
+"""The length of a new key's validity window."""
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-"""UTC in whole seconds, as every signed document writes it."""
+"""The format of times in signed documents: UTC in whole seconds."""
 
 
 class KeyFailure(Exception):
-    """A key that cannot be used; the message says which file and what to do."""
+    """A key cannot be used; the message names the file and the remedy."""
 
 
 class KeyRole(StrEnum):
-    """What a key may sign; the values are part of keysets and key records."""
+    """The kind of document that a key may sign; the values are part of keysets and key records."""
 
     CERTIFICATE = "certificate"
     CHECKPOINT = "checkpoint"
@@ -45,15 +45,15 @@ class KeyRole(StrEnum):
 
 
 SERVICE_ROLES = (KeyRole.CERTIFICATE, KeyRole.CHECKPOINT, KeyRole.STATUS)
-"""What a service signs: certificates with policies and waivers, the log, and status lists."""
+"""The roles of a service: certificates, policies and waivers; log checkpoints; status lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublicKey:
-    """The public half of a key, and the window in which its signatures count.
+    """A public key and the window in which its signatures are valid.
 
-    ``revoked_from`` is from when on they do not, where a keyset says so. ``roles`` is what it may
-    sign; None is everything.
+    From ``revoked_from`` on, which a keyset may set, they are not. ``roles`` are the roles of the
+    key; None is every role.
     """
 
     key: Ed25519PublicKey = field(repr=False)
@@ -71,7 +71,7 @@ class PublicKey:
         return hashlib.sha256(der).hexdigest()
 
     def may(self, role: KeyRole) -> bool:
-        """Whether the key is for ``role``."""
+        """Whether the key has the ``role``."""
         return self.roles is None or role in self.roles
 
     def covers(self, moment: datetime) -> bool:
@@ -79,11 +79,11 @@ class PublicKey:
         return self.not_before <= moment <= self.not_after and not self.revoked_at(moment)
 
     def revoked_at(self, moment: datetime) -> bool:
-        """Whether the key was revoked from ``moment`` or earlier on."""
+        """Whether the key was revoked at ``moment`` or earlier."""
         return self.revoked_from is not None and moment >= self.revoked_from
 
     def accepts(self, signature: bytes, message: bytes) -> bool:
-        """Whether ``signature`` is this key's over ``message``."""
+        """Whether ``signature`` is a valid signature of ``message`` by this key."""
         try:
             self.key.verify(signature, message)
         except InvalidSignature:
@@ -91,7 +91,7 @@ class PublicKey:
         return True
 
     def as_record(self) -> dict[str, Any]:
-        """The record that ``GET /v1/keys`` and the key directory hold."""
+        """Return the record of ``GET /v1/keys`` and of the key directory."""
         pem = self.key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return {
             "key_id": self.key_id,
@@ -105,7 +105,7 @@ class PublicKey:
         }
 
     @classmethod
-    def opened(
+    def new(
         cls,
         key: Ed25519PublicKey,
         label: str = "",
@@ -113,7 +113,7 @@ class PublicKey:
         development: bool = False,
         roles: Collection[KeyRole] | None = None,
     ) -> PublicKey:
-        """``key`` for ``roles``, or None for each, with a window that opens now."""
+        """Return ``key`` with ``roles`` (None is every role) and a window that begins now."""
         now = now_in_seconds()
         return cls(
             key=key,
@@ -126,7 +126,7 @@ class PublicKey:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> PublicKey:
-        """The key of a record; raises ``KeyFailure`` when the record does not hold one."""
+        """Return the key of a record; raises ``KeyFailure`` if the record is malformed."""
         try:
             key = load_pem_public_key(record["public_key"].encode("ascii"))
             if not isinstance(key, Ed25519PublicKey):
@@ -147,80 +147,76 @@ class PublicKey:
 
 
 class SigningPort(Protocol):
-    """A signer for a public key, wherever its private half is stored.
-
-    ``sign`` returns the 64-byte Ed25519 signature of a message of any length, or raises
-    ``KeyFailure``; whoever asks for a signature takes one of these and nothing narrower.
-    """
+    """A signer for a public key, wherever the private key is stored."""
 
     @property
     def public(self) -> PublicKey:
-        """The public half, with its window."""
+        """The public key, with its window."""
 
     @property
     def key_id(self) -> str:
-        """The public half's key id."""
+        """The id of the public key."""
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of ``message``."""
+        """Return the 64-byte Ed25519 signature of ``message``; raises ``KeyFailure``."""
 
 
 class PrivateKeySource(Protocol):
-    """A place that stores private halves."""
+    """A store of private keys."""
 
     def find(self, public: PublicKey) -> SigningPort | None:
-        """Whoever can sign for ``public``, or None; raises ``KeyFailure``."""
+        """Return a signer for ``public``, or None; raises ``KeyFailure``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigningKey:
-    """A key pair in memory; the private half never leaves this object but to its own file."""
+    """A key pair in memory; the private key never leaves this object except to its own file."""
 
     private: Ed25519PrivateKey = field(repr=False)
     public: PublicKey
 
     @property
     def key_id(self) -> str:
-        """The public half's key id."""
+        """The id of the public key."""
         return self.public.key_id
 
     @classmethod
     def generate(
         cls, label: str = "", *, development: bool = False, roles: Collection[KeyRole] | None = None
     ) -> SigningKey:
-        """A fresh pair for ``roles``, or None for each, whose window opens now."""
+        """Return a new pair with ``roles`` (None is every role) and a window that begins now."""
         private = Ed25519PrivateKey.generate()
-        public = PublicKey.opened(private.public_key(), label, development=development, roles=roles)
+        public = PublicKey.new(private.public_key(), label, development=development, roles=roles)
         return cls(private=private, public=public)
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte Ed25519 signature of ``message``."""
+        """Return the 64-byte Ed25519 signature of ``message``."""
         return self.private.sign(message)
 
 
 def development_key(role: KeyRole | None = None) -> SigningKey:
-    """A key for this process alone; certificates that it signs say ``untrusted``."""
+    """Return a key for this process alone; certificates that it signs are ``untrusted``."""
     roles = None if role is None else (role,)
     return SigningKey.generate("development", development=True, roles=roles)
 
 
 def by_id(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
-    """Keys by their key id."""
+    """Return the keys by their key id."""
     return {key.key_id: key for key in keys}
 
 
 def now_in_seconds() -> datetime:
-    """The present, in whole seconds."""
+    """Return the current time, in whole seconds."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 def format_instant(moment: datetime) -> str:
-    """A moment as records write it, in whole seconds of UTC."""
+    """Format a moment as signed documents do, in whole seconds of UTC."""
     return moment.astimezone(UTC).strftime(TIME_FORMAT)
 
 
 def parse_instant(text: str) -> datetime:
-    """The moment of a record; raises ``ValueError``."""
+    """Parse a moment of a signed document; raises ``ValueError``."""
     return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
 
 

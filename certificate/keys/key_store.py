@@ -1,8 +1,8 @@
 """The key directory: create, store, rotate and retire key pairs as files.
 
-A key is two files in the key directory: ``<key id>.pem``, the private half, readable by
-its owner alone, and ``<key id>.json``, the public record that verifiers are given. The
-directory is ``keys`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``.
+A key is two files in the key directory: ``<key id>.pem``, the private key, readable by its owner
+alone, and ``<key id>.json``, the public record for verifiers. The directory is ``keys`` under
+``$AFFIDAVIT_HOME``, by default ``~/.affidavit``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from affidavit.certificate.keys.key import (
 from affidavit.plan import read_limited
 
 OVERLAP = timedelta(days=30)
-"""How long older keys may sign after a rotation, unless another time is given."""
+"""How long older keys may sign after a rotation, by default."""
 
 
 def home() -> Path:
-    """The folder of the keys and the embedded database."""
+    """Return the folder of the keys and the embedded database."""
     return Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
 
 
@@ -53,90 +53,88 @@ class KeyStore:
     directory: Path
 
     def find(self, public: PublicKey) -> SigningKey | None:
-        """The pair of ``public`` whose private half is a file here; raises ``KeyFailure``."""
+        """Return the pair of ``public`` if its private key is a file; raises ``KeyFailure``."""
         path = self.directory / f"{public.key_id}.pem"
         if not path.exists():
             return None
-        return SigningKey(private=_private_file(path, public), public=public)
+        private = _private_key(path)
+        if private.public_key() != public.key:
+            raise KeyFailure(f"{path} does not belong to the public record beside it.")
+        return SigningKey(private=private, public=public)
 
     def new(self, label: str = "", *, roles: Collection[KeyRole] | None = None) -> SigningKey:
-        """Create a key pair for ``roles`` and keep it; its owner alone reads the private file."""
+        """Create and store a key pair with ``roles``; only its owner can read the private file."""
         key = SigningKey.generate(label, roles=roles)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The private half first: a public record without it would never sign.
+        # The private key first: a public record without it would never sign.
         write_private(self.directory / f"{key.key_id}.pem", key.private)
-        self.keep(key.public)
+        self.save(key.public)
         return key
 
-    def keep(self, public: PublicKey) -> None:
-        """Write the record of ``public``, in place of any that is there."""
+    def save(self, public: PublicKey) -> None:
+        """Write the record of ``public`` and replace an existing one."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = json.dumps(public.as_record(), indent=2) + "\n"
         write_atomically(self.directory / f"{public.key_id}.json", record.encode())
 
     def public_keys(self) -> tuple[PublicKey, ...]:
-        """Every public record of the directory, oldest first."""
+        """Return every public record of the directory, oldest first; raises ``KeyFailure``."""
         result = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
         return tuple(sorted(result, key=lambda key: (key.not_before, key.key_id)))
 
     def signing_key(
-        self, halves: PrivateKeySource | None = None, *, role: KeyRole = KeyRole.CERTIFICATE
+        self, source: PrivateKeySource | None = None, *, role: KeyRole = KeyRole.CERTIFICATE
     ) -> SigningPort | None:
-        """The newest key for ``role`` inside its window whose private half is kept.
+        """Return the newest key with ``role`` inside its window that can sign, or None.
 
-        ``halves`` says where: in files here, unless another place is given.
+        ``source`` has the private keys, by default the files of this directory.
         """
         now = datetime.now(UTC)
-        for public in reversed(self.public_keys()):
-            if (
-                public.may(role)
-                and public.covers(now)
-                and (result := (halves or self).find(public)) is not None
-            ):
-                return result
-        return None
+        usable = (key for key in reversed(self.public_keys()) if key.may(role) and key.covers(now))
+        signers = map((source or self).find, usable)
+        return next((signer for signer in signers if signer is not None), None)
 
     def rotate(
         self, overlap: timedelta, label: str = "", *, role: KeyRole | None = None
     ) -> tuple[SigningKey, int]:
-        """Create a key and close the windows of those that it replaces ``overlap`` from now.
+        """Create a key and close the windows of the replaced keys ``overlap`` from now.
 
-        Returns the new key and the number of shortened windows. It replaces the keys of ``role``,
-        and those for every role once each has a key of its own; without ``role``, all of them.
-        Keys for certificates alone keep their windows, with which their certificates would end:
-        they sign no more, because the newest key signs.
+        Returns the new key and the number of shortened windows. With ``role`` the new key replaces
+        the keys of that role, and keys with every role if each role has a key of its own; without
+        it, all keys. Keys for certificates alone keep their windows, because their certificates
+        expire with them: they no longer sign, because the newest key signs.
 
-        During the overlap both may sign, so a service on another host continues until it has the
-        new key. What a key for every role signed inside its window keeps counting. A key that a
-        stranger may have is revoked by a keyset instead, because its holder can write any date.
+        During the overlap both may sign, so that a service on another host continues until it has
+        the new key. Signatures inside a window stay valid. Revoke a stolen key by a keyset instead,
+        because its holder can write any date.
         """
         earlier = self.public_keys()
         key = self.new(label, roles=None if role is None else (role,))
         end = now_in_seconds() + overlap
-        replaced = [public for public in earlier if role is None or self._replaced(public, role)]
+        replaced = [public for public in earlier if role is None or self._is_replaced(public, role)]
         shortened = [_closed(public, end) for public in replaced if public.not_after > end]
         for public in shortened:
-            self.keep(public)
+            self.save(public)
         return key, len(shortened)
 
-    def _replaced(self, public: PublicKey, role: KeyRole) -> bool:
+    def _is_replaced(self, public: PublicKey, role: KeyRole) -> bool:
         if public.roles is not None:
             return public.roles == {role} and role is not KeyRole.CERTIFICATE
-        has_own = {item for key in self.public_keys() for item in key.roles or ()}
-        return has_own.issuperset(SERVICE_ROLES)
+        roles = {item for key in self.public_keys() for item in key.roles or ()}
+        return roles.issuperset(SERVICE_ROLES)
 
     def retire(self, prefix: str) -> PublicKey:
         """Close the window of the key whose id begins with ``prefix``; it no longer signs.
 
-        With the window of a key for certificates alone their validity ends. Raises ``KeyFailure``
-        unless exactly one key matches and another key can sign.
+        The certificates of a key for certificates alone expire with its window. Raises
+        ``KeyFailure`` unless exactly one key matches and another key can sign.
         """
         keys = self.public_keys()
         matches = [key for key in keys if prefix and key.key_id.startswith(prefix)]
         if len(matches) != 1:
-            what = "no key" if not matches else f"{len(matches)} keys"
+            count = "no key" if not matches else f"{len(matches)} keys"
             raise KeyFailure(
-                f"{what} in {self.directory} begin with {prefix!r}; give a whole key id."
+                f"{count} in {self.directory} begin with {prefix!r}; give a whole key id."
             )
         (key,) = matches
         now = now_in_seconds()
@@ -148,13 +146,13 @@ class KeyStore:
                 "another first."
             )
         retired = _closed(key, now)
-        self.keep(retired)
+        self.save(retired)
         return retired
 
     def add(
         self, pem: bytes, label: str = "", *, roles: Collection[KeyRole] | None = None
     ) -> PublicKey:
-        """Keep the record of a key whose private half is elsewhere; its window opens now.
+        """Store the record of a key whose private key is elsewhere; its window begins now.
 
         Raises ``KeyFailure`` if ``pem`` is not an Ed25519 public key, or is already known.
         """
@@ -164,15 +162,15 @@ class KeyStore:
             raise KeyFailure("this is not the PEM of a public key.") from None
         if not isinstance(key, Ed25519PublicKey):
             raise KeyFailure("this key is not an Ed25519 key.")
-        public = PublicKey.opened(key, label, roles=roles)
+        public = PublicKey.new(key, label, roles=roles)
         if public.key_id in {known.key_id for known in self.public_keys()}:
             raise KeyFailure(f"the key {public.key_id[:16]} already exists.")
-        self.keep(public)
+        self.save(public)
         return public
 
 
 def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
-    """Keys of a record file, of a list of records, or of what ``GET /v1/keys`` answers.
+    """Read the keys of a record, a list of records, or an answer of ``GET /v1/keys``.
 
     Raises ``KeyFailure``.
     """
@@ -184,12 +182,12 @@ def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
 
 
 def read_root_key(path: Path) -> SigningKey:
-    """The key pair of a private file that has no record beside it; raises ``KeyFailure``."""
+    """Read the key pair of a private file without a record; raises ``KeyFailure``."""
     try:
         private = _private_key(path)
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
-    return SigningKey(private=private, public=PublicKey.opened(private.public_key()))
+    return SigningKey(private=private, public=PublicKey.new(private.public_key()))
 
 
 def _json_file(path: Path) -> Any:
@@ -211,13 +209,6 @@ def _record_file(path: Path) -> PublicKey:
         raise KeyFailure(f"{path}: {failure}") from None
 
 
-def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
-    private = _private_key(path)
-    if private.public_key() != public.key:
-        raise KeyFailure(f"{path} does not belong to the public record beside it.")
-    return private
-
-
 def _private_key(path: Path) -> Ed25519PrivateKey:
     require_private(path)
     try:
@@ -230,13 +221,13 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def require_private(path: Path) -> None:
-    """Raise ``KeyFailure`` if others than the owner of ``path`` may read or change it."""
+    """Raise ``KeyFailure`` if other users than the owner may read or change ``path``."""
     if path.stat().st_mode & 0o077:
         raise KeyFailure(f"{path} is readable by others; run chmod 600 on it, or make a new key.")
 
 
 def write_private(path: Path, private: Ed25519PrivateKey) -> None:
-    """Write a private half for its owner alone."""
+    """Write a private key to a file that only its owner can read."""
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_atomically(path, pem, mode=0o600)
 

@@ -1,18 +1,17 @@
-"""The keyset: which keys may sign, signed by root keys that stay offline.
+"""The keyset: the signing keys of an organisation, signed by root keys that stay offline.
 
-A keyset is a numbered document: the keys that sign, each with its roles and its window, those
-that were revoked, and the root keys with a threshold t. It is signed by t of its own root keys, and
-each version also by t of the roots of the version before, so that the roots themselves
-can be replaced without telling anybody again (as in TUF, whose keys only sign
-metadata and never come near the service). A version names the digest of the one before.
+A keyset is a numbered document: the signing keys, each with its roles and its window, the revoked
+keys, and the root keys with a threshold t. It is signed by t of its own root keys, and each version
+also by t of the roots of the previous version, so that the roots themselves can be replaced without
+a new configuration of the verifiers (as in TUF). A version names the digest of the previous one.
 
-``revoked`` names an instant: certificates that the key signed for an earlier one still count, if
-a log includes them whose checkpoint another key signed, because whoever holds the key can put
-any date on what it signs. Its checkpoints and status lists count no more. A revocation names the
-first moment at which a stranger may have had the key, and the window's start where nobody knows.
+A revocation has an instant ``since``: the first moment at which a stranger may have had the key, or
+the start of its window if that is unknown. Certificates that the key signed earlier stay valid if a
+log contains them whose checkpoint another key signed, because the holder of the key can write any
+date. Checkpoints and status lists of the key are no longer valid.
 
-``trust`` is the default trust policy of those who verify by the keyset, ``administrators`` how many
-people a budget or a policy needs at the service.
+``trust`` is the default trust policy of verifiers, ``administrators`` the number of people who must
+agree on a budget or a policy at the service.
 
 The payload is RFC 8785 canonical JSON, so that a version has one digest.
 
@@ -63,11 +62,10 @@ KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
 PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"
 MAX_BYTES = 1024 * 1024
 MAX_ROOTS, MAX_KEYS = 32, 1024
-NO_END = "9999-12-31T23:59:59Z"
 
 
 class KeysetError(CodedError):
-    """A keyset that cannot be used."""
+    """The keyset cannot be used."""
 
 
 def _is_none(value: object) -> bool:
@@ -87,15 +85,15 @@ class RootKey(SignedPart):
     label: Label = ""
 
     def public(self) -> PublicKey:
-        """The key; raises ``KeyFailure`` when the record does not hold it."""
-        always = {"not_before": "1970-01-01T00:00:00Z", "not_after": NO_END}
-        return PublicKey.from_record({**self.model_dump(), **always})
+        """Return the key; raises ``KeyFailure`` if the record is malformed."""
+        window = {"not_before": "1970-01-01T00:00:00Z", "not_after": "9999-12-31T23:59:59Z"}
+        return PublicKey.from_record({**self.model_dump(), **window})
 
 
 class KeyEntry(SignedPart):
-    """A key, what it signs, and from when to when; both ends belong to it.
+    """A key with its roles and its window, whose ends are included.
 
-    Without ``roles`` it signs everything, as each key did before there were roles.
+    A key without ``roles`` has every role, as all keys did before roles were added.
     """
 
     key_id: KeyId
@@ -104,18 +102,18 @@ class KeyEntry(SignedPart):
     not_before: Instant
     not_after: Instant
     label: Label = ""
-    # A keyset of before there were roles has the bytes that it had.
+    # Left out if None: the bytes of a keyset from before roles were added do not change.
     roles: Annotated[
         Annotated[tuple[KeyRole, ...], Field(min_length=1)] | None, Field(exclude_if=_is_none)
     ] = None
 
     def public(self) -> PublicKey:
-        """The key; raises ``KeyFailure`` when the record does not hold it."""
+        """Return the key; raises ``KeyFailure`` if the record is malformed."""
         return PublicKey.from_record(self.model_dump(mode="json"))
 
 
 class Revocation(SignedPart):
-    """A key whose signatures count no more from ``since`` on."""
+    """The revocation of a key: its signatures from ``since`` on are not valid."""
 
     key_id: KeyId
     since: Instant
@@ -123,28 +121,28 @@ class Revocation(SignedPart):
 
 
 class Roots(SignedPart):
-    """Root keys, ``threshold`` of which have to sign."""
+    """Root keys, ``threshold`` of which must sign."""
 
     threshold: Annotated[int, Field(ge=1, le=MAX_ROOTS)]
     keys: Annotated[tuple[RootKey, ...], Field(min_length=1, max_length=MAX_ROOTS)]
 
     @model_validator(mode="after")
-    def _reachable(self) -> Self:
-        ids = _unique(self.keys, "root key")
+    def _validate_threshold(self) -> Self:
+        ids = _unique_ids(self.keys, "root key")
         if self.threshold > len(ids):
             raise ValueError(f"a threshold of {self.threshold} cannot be met by {len(ids)} keys")
         return self
 
     @classmethod
     def of(cls, keys: Iterable[PublicKey], threshold: int) -> Self:
-        """The roots of these keys; raises ``KeysetError``."""
+        """Return the roots with these keys; raises ``KeysetError``."""
         parts = [
             _without(key.as_record(), "development", "not_before", "not_after") for key in keys
         ]
         return read_model(cls, {"threshold": threshold, "keys": parts})
 
-    def signed(self, envelope: CosignedEnvelope) -> bool:
-        """Whether enough of these keys have signed ``envelope``."""
+    def accept(self, envelope: CosignedEnvelope) -> bool:
+        """Whether ``threshold`` of these keys signed ``envelope``."""
         return len(envelope.signers(key.public() for key in self.keys)) >= self.threshold
 
 
@@ -165,19 +163,19 @@ class Keyset(SignedPart):
     ] = None
 
     @model_validator(mode="after")
-    def _coherent(self) -> Self:
+    def _validate(self) -> Self:
         if (self.previous is None) != (self.version == 1):
             raise ValueError("the first version, and no other, has no previous one")
         if self.expires_at <= self.issued_at:
             raise ValueError("it would expire before its issue date")
-        known = _unique(self.keys, "key")
+        known = _unique_ids(self.keys, "key")
         if shared := known & {key.key_id for key in self.roots.keys}:
             raise ValueError(f"{min(shared)[:16]} is a root key and cannot sign certificates")
-        if self.trust and (name := self.trust.dependent(key.public() for key in self.keys)):
+        if self.trust and (name := self.trust.dependent_witness(key.public() for key in self.keys)):
             raise ValueError(
                 f"the witness {name} has a key of this keyset, so it would witness itself"
             )
-        if missing := _unique(self.revoked, "revoked key") - known:
+        if missing := _unique_ids(self.revoked, "revoked key") - known:
             raise ValueError(f"the revoked key {min(missing)[:16]} is not among the keys")
         for key in self.keys:
             if key.not_after < key.not_before:
@@ -185,33 +183,33 @@ class Keyset(SignedPart):
         return self
 
     def public_keys(self) -> tuple[PublicKey, ...]:
-        """The keys with their windows, revoked ones too: they may have signed before."""
+        """Return all keys with their windows; a revoked key may have signed earlier."""
         since = self.revoked_since()
         return tuple(replace(key.public(), revoked_from=since.get(key.key_id)) for key in self.keys)
 
     def revoked_since(self) -> dict[str, datetime]:
-        """From when on each revoked key's signatures do not count, by key id."""
+        """Return the instants of the revocations by key id."""
         return {item.key_id: parse_instant(item.since) for item in self.revoked}
 
 
 @dataclass(frozen=True, slots=True)
 class SignedKeyset:
-    """A keyset with the envelope it came in."""
+    """A keyset with its envelope."""
 
     keyset: Keyset
     envelope: CosignedEnvelope
 
     @property
     def digest(self) -> str:
-        """``sha256:`` and the digest of the payload, which the next version names."""
+        """``sha256:`` and the digest of the payload, to which the next version refers."""
         return "sha256:" + hashlib.sha256(self.envelope.payload).hexdigest()
 
     def signed_by(self, key: SigningPort) -> SignedKeyset:
-        """This, signed by ``key`` too."""
+        """Add the signature of ``key``."""
         return replace(self, envelope=self.envelope.signed_by(key))
 
     def as_bytes(self) -> bytes:
-        """The file to keep and to hand out."""
+        """Return the bytes of the file to store and to distribute."""
         return canonical_json(self.envelope.as_document())
 
 
@@ -226,7 +224,7 @@ def draft_keyset(
     trust: TrustPolicy | None = None,
     administrators: int | None = None,
 ) -> SignedKeyset:
-    """The version after ``previous``, without a signature; raises ``KeysetError``."""
+    """Return the version after ``previous``, without a signature; raises ``KeysetError``."""
     document = {
         "_type": KEYSET_TYPE,
         "version": 1 if previous is None else previous.keyset.version + 1,
@@ -246,7 +244,7 @@ def draft_keyset(
 
 
 def read_keyset(raw: bytes) -> SignedKeyset:
-    """The keyset of a file's bytes, whoever signed it; raises ``KeysetError``."""
+    """Parse a keyset; its signatures are not checked. Raises ``KeysetError``."""
     try:
         envelope = read_cosigned(load_json(raw, MAX_BYTES).data)
         if envelope.payload_type != PAYLOAD_TYPE:
@@ -263,7 +261,10 @@ def read_keyset(raw: bytes) -> SignedKeyset:
 
 
 def read_model(kind: type[Model], document: Any) -> Model:
-    """``document`` as a ``kind`` whose every key is what its id says; raises ``KeysetError``."""
+    """Parse ``document`` as a ``kind`` and check that every key matches its id.
+
+    Raises ``KeysetError``.
+    """
     try:
         model = validated(kind, document)
         roots = getattr(getattr(model, "roots", None), "keys", ())
@@ -276,10 +277,10 @@ def read_model(kind: type[Model], document: Any) -> Model:
     return model
 
 
-def _unique(parts: Iterable[RootKey | KeyEntry | Revocation], what: str) -> set[str]:
+def _unique_ids(parts: Iterable[RootKey | KeyEntry | Revocation], kind: str) -> set[str]:
     ids = [part.key_id for part in parts]
     if len(set(ids)) != len(ids):
-        raise ValueError(f"a {what} is listed twice")
+        raise ValueError(f"a {kind} is listed twice")
     return set(ids)
 
 

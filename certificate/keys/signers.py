@@ -1,6 +1,6 @@
 """Private keys outside the key directory: an environment variable, a command, a PKCS#11 token.
 
-At most one is configured; without one, keys are files (``affidavit.certificate.keys.key_store``).
+At most one is configured; by default keys are files (``affidavit.certificate.keys.key_store``).
 
 ==============================  ====================================================
 ``AFFIDAVIT_SIGNING_KEY``       the private key itself, PKCS#8 PEM
@@ -15,14 +15,13 @@ At most one is configured; without one, keys are files (``affidavit.certificate.
 *Command* (a key management service, a smart card, another machine): it reads the message from
 standard input and the key id from ``$AFFIDAVIT_KEY_ID``, and prints the Ed25519 signature as 64
 bytes or in base64 (optionally with Transit's ``vault:v1:`` prefix). It is started without a
-shell. A signature counts only if the public key accepts it, so a wrong key, a truncated message
-or a prehashed variant fails here and not at the verifier. The signed message holds the whole
-plan, up to some megabytes: AWS KMS (4096 bytes) and Google Cloud KMS (64 KiB) cannot sign every
-certificate.
+shell. The public key must accept the signature, so that a wrong key, a truncated message or a
+prehashed variant fails here and not at the verifier. The signed message contains the whole plan, up
+to some megabytes: AWS KMS (4096 bytes) and Google Cloud KMS (64 KiB) cannot sign every certificate.
 
-*PKCS#11 token* (an HSM): signs and never gives the key away. The token's object for a public key
-is found by having each of its Ed25519 keys sign a probe, since ids and labels are the owner's
-choice. The session stays open and is opened again once if lost. Needs ``affidavit[pkcs11]``.
+*PKCS#11 token* (an HSM): signs and never reveals the key. The token's object for a public key is
+found by signing a probe with each of its Ed25519 keys, because ids and labels are the owner's
+choice. The session stays open and is reopened once if lost. Needs ``affidavit[pkcs11]``.
 Reference: PKCS #11 v3.1, 6.3 (CKM_EDDSA).
 
 >>> CommandKeys.of("vault-sign --key 'my key'").command
@@ -38,6 +37,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -58,43 +58,44 @@ from affidavit.certificate.keys.key_store import KeyStore, home, require_private
 
 
 def own_signing_key(role: KeyRole = KeyRole.CERTIFICATE) -> SigningPort | None:
-    """The newest key of this machine that may sign as ``role``; raises ``KeyFailure``."""
+    """Return the newest key of this machine with ``role``, or None; raises ``KeyFailure``."""
     return KeyStore(home() / "keys").signing_key(private_key_source(os.environ), role=role)
 
 
 def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:
-    """The keeper that ``environ`` names, or None for the key directory.
+    """Return the source that ``environ`` configures, or None for the key directory.
 
-    Raises ``KeyFailure`` where two are named, or the one cannot be used.
+    Raises ``KeyFailure`` if two are configured, or if the one cannot be used.
     """
-    names = (KEY_VARIABLE, COMMAND_VARIABLE, MODULE_VARIABLE)
-    named = [name for name in names if environ.get(name)]
-    if len(named) > 1:
-        raise KeyFailure(f"{' and '.join(named)} are both set; give only one.")
-    if not named:
-        return None
-    if named == [KEY_VARIABLE]:
-        return EnvironmentKey.of(environ[KEY_VARIABLE])
-    if named == [COMMAND_VARIABLE]:
-        return CommandKeys.of(environ[COMMAND_VARIABLE])
-    return open_token(dict(environ))
+    variables = (KEY_VARIABLE, COMMAND_VARIABLE, MODULE_VARIABLE)
+    match [name for name in variables if environ.get(name)]:
+        case []:
+            return None
+        case [name] if name == KEY_VARIABLE:
+            return EnvironmentKey.of(environ[name])
+        case [name] if name == COMMAND_VARIABLE:
+            return CommandKeys.of(environ[name])
+        case [_]:
+            return open_token(environ)
+        case several:
+            raise KeyFailure(f"{' and '.join(several)} are both set; give only one.")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteKey:
-    """A key whose private half signs elsewhere, and never leaves that place."""
+    """A key whose private key signs elsewhere, through ``sign_with``."""
 
     public: PublicKey
-    signature: Callable[[PublicKey, bytes], bytes] = field(repr=False)
+    sign_with: Callable[[PublicKey, bytes], bytes] = field(repr=False)
 
     @property
     def key_id(self) -> str:
-        """The public half's key id."""
+        """The id of the public key."""
         return self.public.key_id
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of ``message``; raises ``KeyFailure``."""
-        return self.signature(self.public, message)
+        """Return the signature of ``message``; raises ``KeyFailure``."""
+        return self.sign_with(self.public, message)
 
 
 KEY_VARIABLE = "AFFIDAVIT_SIGNING_KEY"
@@ -104,20 +105,20 @@ _KEY_REMEDY = f"give {KEY_VARIABLE} one unencrypted PKCS#8 PEM block of an Ed255
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentKey:
-    """The one private half that was handed over."""
+    """The private key in the environment."""
 
     private: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
     def of(cls, text: str) -> EnvironmentKey:
-        """The half of a PEM text; raises ``KeyFailure``, which does not repeat the text."""
-        whole = text.strip()
-        if len(whole) > MAX_PEM_CHARACTERS or whole.count("-----BEGIN") != 1:
+        """Parse a PEM text; raises ``KeyFailure``, which does not repeat the text."""
+        pem = text.strip()
+        if len(pem) > MAX_PEM_CHARACTERS or pem.count("-----BEGIN") != 1:
             raise KeyFailure(f"{KEY_VARIABLE} is not one PEM block; {_KEY_REMEDY}.")
-        if not whole.startswith("-----BEGIN PRIVATE KEY-----"):
+        if not pem.startswith("-----BEGIN PRIVATE KEY-----"):
             raise KeyFailure(f"{KEY_VARIABLE} does not begin with a private key; {_KEY_REMEDY}.")
         try:
-            private = load_pem_private_key(whole.encode(), password=None)
+            private = load_pem_private_key(pem.encode(), password=None)
         except (ValueError, TypeError):
             raise KeyFailure(
                 f"{KEY_VARIABLE} cannot be read as a private key; {_KEY_REMEDY}."
@@ -127,7 +128,7 @@ class EnvironmentKey:
         return cls(private)
 
     def find(self, public: PublicKey) -> SigningPort | None:
-        """The half as a signer for ``public``, if it is that key's."""
+        """Return a signer for ``public`` if it belongs to this private key, or None."""
         if self.private.public_key() != public.key:
             return None
         return SigningKey(private=self.private, public=public)
@@ -135,20 +136,20 @@ class EnvironmentKey:
 
 COMMAND_VARIABLE = "AFFIDAVIT_SIGN_COMMAND"
 COMMAND_TIMEOUT_S = 30
-"""How long the command may take."""
+"""The longest time that the command may take."""
 SIGNATURE_BYTES = 64
 _TRANSIT_PREFIX = re.compile(rb"^vault:v[0-9]{1,9}:")
 
 
 @dataclass(frozen=True, slots=True)
 class CommandKeys:
-    """Private halves that one command signs with."""
+    """The private keys of a signing command."""
 
     command: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str) -> CommandKeys:
-        """The command of a line with shell quoting; raises ``KeyFailure``."""
+        """Parse a command line with shell quoting; raises ``KeyFailure``."""
         try:
             words = tuple(shlex.split(text))
         except ValueError as error:
@@ -158,13 +159,13 @@ class CommandKeys:
         return cls(words)
 
     def find(self, public: PublicKey) -> SigningPort | None:
-        """A signer for ``public``; whether the command has that key shows when it signs."""
+        """Return a signer for ``public``, which fails if the command lacks that key."""
         return RemoteKey(public, self.sign)
 
     def sign(self, public: PublicKey, message: bytes) -> bytes:
-        """The command's signature; raises ``KeyFailure``.
+        """Return the command's signature; raises ``KeyFailure``.
 
-        What the command says on stderr is left out of the failure: it may hold credentials.
+        The failure omits the command's stderr, which may contain credentials.
         """
         try:
             done = subprocess.run(
@@ -215,7 +216,7 @@ PROBE = b"affidavit: which of the token's keys is this?"
 
 
 class PKCS11Token:
-    """A token with its session; safe to call from several threads."""
+    """A token with its session; thread-safe."""
 
     def __init__(self, module: str, label: str, pin: str) -> None:
         self._module, self._label, self._pin = module, label, pin
@@ -223,17 +224,17 @@ class PKCS11Token:
         self._session: Any = None
 
     def find(self, public: PublicKey) -> SigningPort | None:
-        """A signer for ``public`` if the token has its private half; or ``KeyFailure``."""
+        """Return a signer for ``public`` if the token has its key; raises ``KeyFailure``."""
         with self._lock:
-            result = self._retried(lambda: self._object(public))
+            result = self._with_retry(lambda: self._object(public))
         return None if result is None else RemoteKey(public, self.sign)
 
     def sign(self, public: PublicKey, message: bytes) -> bytes:
-        """The token's signature of ``message``; raises ``KeyFailure``."""
+        """Return the token's signature of ``message``; raises ``KeyFailure``."""
         with self._lock:
-            return bytes(self._retried(lambda: self._sign(self._object(public), message)))
+            return bytes(self._with_retry(lambda: self._sign(self._object(public), message)))
 
-    def _retried(self, work: Any) -> Any:
+    def _with_retry(self, work: Any) -> Any:
         from pkcs11.exceptions import PKCS11Error  # an extra
 
         try:
@@ -264,10 +265,8 @@ class PKCS11Token:
     def _close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            try:
+            with suppress(Exception):  # the session may be lost already
                 session.close()
-            except Exception:  # it is lost already
-                return
 
     def _object(self, public: PublicKey) -> Any:
         from pkcs11 import Attribute, KeyType, ObjectClass
@@ -276,7 +275,7 @@ class PKCS11Token:
             Attribute.CLASS: ObjectClass.PRIVATE_KEY,
             Attribute.KEY_TYPE: KeyType.EC_EDWARDS,
         }
-        # All of them first: a search that goes on forbids the session to sign.
+        # A list, because the session cannot sign during a search.
         for item in list(self._session.get_objects(requested)):
             if public.accepts(self._sign(item, PROBE), PROBE):
                 return item
@@ -290,8 +289,8 @@ class PKCS11Token:
         return bytes(key.sign(message, mechanism=Mechanism.EDDSA))
 
 
-def open_token(environment: dict[str, str]) -> PKCS11Token:
-    """The token that the settings name; raises ``KeyFailure``."""
+def open_token(environment: Mapping[str, str]) -> PKCS11Token:
+    """Open the configured token; raises ``KeyFailure``."""
     missing = [
         name
         for name in (MODULE_VARIABLE, TOKEN_VARIABLE, PIN_FILE_VARIABLE)

@@ -1,25 +1,26 @@
-"""Which keys a verification trusts: the key directory's, given ones, or those of a keyset.
+"""The keys that a verification trusts: those of the key directory, of files, or of a keyset.
 
-A keyset is accepted by somebody who trusts root keys, or an earlier keyset, in these steps:
+A verifier who trusts root keys or an earlier keyset accepts a keyset in these steps, each with the
+codes of its errors:
 
 1. ``keyset_unsigned``: t of its own root keys signed it
-2. ``keyset_untrusted``: t of the roots that are already trusted signed it too
+2. ``keyset_untrusted``: t of the trusted root keys signed it too
 3. ``keyset_rollback``: it is not older than the last one seen
-4. ``keyset_fork``: it is that one or follows it; a version has one content
-5. ``keyset_unrevoked``: revoked keys stay revoked, from no later than before
-6. ``keyset_not_yet``, ``keyset_expired``: now lies between its dates
+4. ``keyset_fork``: it is the last one seen or follows it; a version has one content
+5. ``keyset_unrevoked``: revoked keys stay revoked, from the same instant or earlier
+6. ``keyset_not_yet``, ``keyset_expired``: the current time lies between its dates
 
-A verifier that missed versions in which the roots changed passes those in between as a chain;
-only the last has to be current. The newest accepted from some roots is remembered in
-``$AFFIDAVIT_HOME/keysets``, and trusted in their place from then on: so neither an older keyset nor
-one that only replaced roots signed is accepted again.
+A verifier that missed versions in which the roots changed passes the missed versions as a chain;
+only the last must be current. The newest keyset accepted from given roots is stored in
+``$AFFIDAVIT_HOME/keysets`` and replaces them as the trusted one: neither an older keyset nor one
+that only replaced roots signed is accepted again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,27 +41,28 @@ from affidavit.certificate.verification.verification_result import VerificationE
 from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
 
 KEY_STEP = 3
+"""The verification step that looks for the key."""
 
 log = logging.getLogger("affidavit.certificate")
 
 
 @dataclass(frozen=True, slots=True)
 class TrustRoot:
-    """What the command line said: files of keys, or keysets with what is trusted already."""
+    """The options of the command line: files of keys, or keysets with a trusted root."""
 
     keys: Sequence[Path] | None
     keysets: Sequence[Path] | None = None
     root: Path | None = None
 
     def public_keys(self) -> tuple[PublicKey, ...]:
-        """The trusted keys; raises as ``load`` does."""
+        """Return the trusted keys; raises the errors of ``load``."""
         return self.load()[0]
 
     def load(self) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
-        """The trusted keys, and the keyset's default trust policy if it has one.
+        """Return the trusted keys, and the keyset's default trust policy if it has one.
 
-        Raises ``KeyFailure`` for files that cannot be used, and ``VerificationError``, as
-        the step that looks for the key, when the keyset does not count.
+        Raises ``KeyFailure`` for files that cannot be used, and ``VerificationError`` of the step
+        that looks for the key if the keyset is not accepted.
         """
         if bool(self.keysets) != (self.root is not None):
             raise KeyFailure(
@@ -73,32 +75,27 @@ class TrustRoot:
             return self._of_keyset(self.root)
         if not self.keys:
             return KeyStore(home() / "keys").public_keys(), None
-        return _without_conflict(key for file in self.keys for key in read_public_keys(file)), None
+        trusted: dict[str, PublicKey] = {}
+        for key in (key for file in self.keys for key in read_public_keys(file)):
+            if trusted.setdefault(key.key_id, key) != key:
+                raise KeyFailure(
+                    f"--keys has two records of the key {key.key_id[:16]}, which differ; give only "
+                    "the newest."
+                )
+        return tuple(trusted.values()), None
 
     def _of_keyset(self, root: Path) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
         try:
             chain = [read_keyset(_read(path)) for path in self.keysets or ()]
             anchor = read_anchor(_read(root))
-            memory = _memory_of(anchor)
-            seen = _remembered(memory)
+            store = _store_of(anchor)
+            seen = _load_seen(store)
             keyset = accept_keyset(chain, anchor, datetime.now(UTC), seen)
             if seen is None or seen.keyset.version < keyset.version:
-                _remember(memory, chain[-1])
+                _save_seen(store, chain[-1])
             return keyset.public_keys(), keyset.trust
         except KeysetError as error:
             raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
-
-
-def _without_conflict(keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
-    """``keys``, each once; raises ``KeyFailure`` for two records of one key."""
-    trusted: dict[str, PublicKey] = {}
-    for key in keys:
-        if trusted.setdefault(key.key_id, key) != key:
-            raise KeyFailure(
-                f"--keys has two records of the key {key.key_id[:16]}, which differ; give only the "
-                "newest."
-            )
-    return tuple(trusted.values())
 
 
 def _read(path: Path) -> bytes:
@@ -109,37 +106,37 @@ def _read(path: Path) -> bytes:
 
 
 Anchor = Roots | SignedKeyset
-"""What is trusted beforehand: root keys, or the keyset that was accepted last."""
+"""The trusted starting point: root keys, or the last accepted keyset."""
 
 
-def _memory_of(anchor: Anchor) -> Path:
-    """The file of the newest keyset that was accepted from these roots."""
+def _store_of(anchor: Anchor) -> Path:
+    """Return the file of the newest keyset that was accepted from these roots."""
     roots = anchor if isinstance(anchor, Roots) else anchor.keyset.roots
     digest = hashlib.sha256(canonical_json(roots.model_dump(mode="json"))).hexdigest()
     return home() / "keysets" / f"{digest}.json"
 
 
-def _remembered(memory: Path) -> SignedKeyset | None:
+def _load_seen(store: Path) -> SignedKeyset | None:
     try:
-        return read_keyset(memory.read_bytes())
+        return read_keyset(store.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, KeysetError) as error:
         raise KeyFailure(
-            f"{memory} cannot be read ({error}): it is needed to detect a keyset that was rolled "
+            f"{store} cannot be read ({error}): it is needed to detect a keyset that was rolled "
             "back. Restore it, or move it away to start over."
         ) from None
 
 
-def _remember(memory: Path, keyset: SignedKeyset) -> None:
+def _save_seen(store: Path, keyset: SignedKeyset) -> None:
     try:
-        with locked(memory):
-            # Another process may have accepted a newer one by now.
-            seen = _remembered(memory)
+        with locked(store):
+            # Another process may have accepted a newer one meanwhile.
+            seen = _load_seen(store)
             if seen is None or seen.keyset.version < keyset.keyset.version:
-                write_atomically(memory, keyset.as_bytes())
+                write_atomically(store, keyset.as_bytes())
     except OSError as error:
-        log.warning("cannot write %s (%s): an older keyset will be accepted", memory, error)
+        log.warning("cannot write %s (%s): an older keyset will be accepted", store, error)
 
 
 def accept_keyset(
@@ -148,32 +145,31 @@ def accept_keyset(
     now: datetime,
     seen: SignedKeyset | None = None,
 ) -> Keyset:
-    """The last keyset of ``chain``, each of which is trusted by the one before.
+    """Return the last keyset of ``chain``, in which each keyset makes the next one trusted.
 
-    ``anchor`` is None for the first one of all, of which only its own roots can vouch. ``seen`` is
-    the newest that was accepted from it, and is trusted in its place.
-    Raises ``KeysetError``.
+    ``anchor`` is None for the very first keyset, which only its own roots sign. ``seen`` is the
+    newest keyset that was accepted from the anchor and replaces it. Raises ``KeysetError``.
     """
     if seen is not None:
         recent = [item for item in chain if item.keyset.version >= seen.keyset.version]
         if not recent:
-            _after(chain[-1], seen)
+            _require_newer(chain[-1], seen)
         chain, anchor = recent, seen
     for candidate in chain:
         follow_keyset(candidate, anchor)
         anchor = candidate
     keyset = chain[-1].keyset
-    _current(keyset, now)
+    _require_current(keyset, now)
     return keyset
 
 
 def follow_keyset(candidate: SignedKeyset, anchor: Anchor | None) -> None:
-    """Check everything but the dates.
+    """Check a keyset against the trusted ``anchor``, except for the dates.
 
     Raises ``KeysetError``: ``keyset_unsigned``, ``keyset_untrusted``, ``keyset_rollback``,
     ``keyset_fork`` or ``keyset_unrevoked``.
     """
-    if not candidate.keyset.roots.signed(candidate.envelope):
+    if not candidate.keyset.roots.accept(candidate.envelope):
         raise KeysetError(
             "keyset_unsigned",
             f"fewer than {candidate.keyset.roots.threshold} of its own root keys "
@@ -183,17 +179,17 @@ def follow_keyset(candidate: SignedKeyset, anchor: Anchor | None) -> None:
     if anchor is None:
         return
     trusted = anchor if isinstance(anchor, Roots) else anchor.keyset.roots
-    if not trusted.signed(candidate.envelope):
+    if not trusted.accept(candidate.envelope):
         raise KeysetError(
             "keyset_untrusted",
             f"fewer than {trusted.threshold} of the root keys that you trust signed the keyset.",
             "If the roots changed in between, give the versions between, oldest first.",
         )
     if isinstance(anchor, SignedKeyset):
-        _after(candidate, anchor)
+        _require_newer(candidate, anchor)
 
 
-def _after(candidate: SignedKeyset, last: SignedKeyset) -> None:
+def _require_newer(candidate: SignedKeyset, last: SignedKeyset) -> None:
     version, known = candidate.keyset.version, last.keyset.version
     if version < known:
         raise KeysetError(
@@ -219,7 +215,7 @@ def _after(candidate: SignedKeyset, last: SignedKeyset) -> None:
             )
 
 
-def _current(keyset: Keyset, now: datetime) -> None:
+def _require_current(keyset: Keyset, now: datetime) -> None:
     if now < parse_instant(keyset.issued_at):
         raise KeysetError(
             "keyset_not_yet",
@@ -235,7 +231,7 @@ def _current(keyset: Keyset, now: datetime) -> None:
 
 
 def read_anchor(raw: bytes) -> Anchor:
-    """The trusted roots, or the keyset seen last, of a file's bytes; raises ``KeysetError``."""
+    """Parse the trusted roots, or the keyset seen last; raises ``KeysetError``."""
     try:
         document = load_json(raw).data
     except MalformedPlan as error:

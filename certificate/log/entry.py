@@ -6,11 +6,10 @@ A leaf is RFC 8785 canonical JSON of one event: its kind, subject, actor and tim
      "body":{"envelope":"sha256:...","plan_digest":"sha256:...","verdict":"certified",...},
      "kind":"certificate","subject":"sha256:..."}
 
-A certificate's entry derives from its signed envelope alone, so anyone who holds the bundle
-computes the same bytes without a database. ``envelope`` is the sha256 of the canonical JSON of
-the whole envelope, signature included; every other field comes from the statement,
-``supersedes`` only where there was an earlier issue. A verdict other than ``certified`` makes
-the entry a ``refusal``.
+A certificate's entry derives from its signed envelope alone, so that anyone with the bundle
+computes the same bytes without a database. ``envelope`` is the sha256 of the canonical JSON of the
+envelope with its signature. Every other field comes from the statement; ``supersedes`` is present
+if there was an earlier issue. The entry of a verdict other than ``certified`` is a ``refusal``.
 
 A bundle's ``log`` part gives the place and its proof::
 
@@ -40,7 +39,7 @@ from affidavit.plan import canonical_json, digest_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogEntry:
-    """One thing that happened; ``body`` is JSON data without private values."""
+    """One logged event; ``body`` is JSON data without private values."""
 
     kind: str
     subject: str
@@ -68,9 +67,9 @@ class LogEntry:
 
 
 def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> LogEntry:
-    """The entry of the certificate that ``envelope`` holds; ``statement`` is its payload.
+    """Return the entry of the certificate in ``envelope``, whose payload is ``statement``.
 
-    Raises ``KeyError``, ``TypeError`` or ``ValueError`` when the statement lacks a part.
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` if the statement lacks a field.
     """
     predicate = statement["predicate"]
     return LogEntry(
@@ -90,27 +89,27 @@ def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> LogEn
 
 
 MAX_HASHES = 128
-"""More than any proof in a tree of 2^53 leaves has."""
+"""More hashes than a proof in a tree of 2^53 leaves has."""
 
 
 class BadLogPart(Exception):
-    """A document about a log does not have the form of one."""
+    """The document is malformed."""
 
 
-def _stated(size: int | None) -> int:
+def _require_size(size: int | None) -> int:
     if size is None:
         raise PydanticCustomError("null", "not a number of leaves")
     return size
 
 
-def _hash(value: bytes) -> bytes:
+def _validate_hash(value: bytes) -> bytes:
     if len(value) != HASH_BYTES:
         raise PydanticCustomError("hash", f"not a hash of {HASH_BYTES} bytes")
     return value
 
 
 Hashes = Annotated[
-    tuple[Annotated[Base64, AfterValidator(_hash)], ...], Field(max_length=MAX_HASHES)
+    tuple[Annotated[Base64, AfterValidator(_validate_hash)], ...], Field(max_length=MAX_HASHES)
 ]
 Leaves = Annotated[int, Field(ge=0, le=MAX_LEAVES)]
 
@@ -121,7 +120,7 @@ class Inclusion(SignedPart):
     leaf_index: Annotated[Leaves, Field(alias="leafIndex")]
     tree_size: Annotated[
         Leaves | None,
-        AfterValidator(_stated),
+        AfterValidator(_require_size),
         Field(alias="treeSize", exclude_if=lambda size: size is None),
     ] = None
     proof: Annotated[Hashes, Field(alias="inclusionProof")]
@@ -137,12 +136,12 @@ class Consistency(SignedPart):
 
 
 def read_inclusion(document: Any) -> Inclusion:
-    """The part of JSON data; raises ``BadLogPart`` for any other shape."""
+    """Parse the log part of a bundle; raises ``BadLogPart``."""
     return _read(Inclusion, document)
 
 
 def read_consistency(document: Any) -> Consistency:
-    """A proof as ``GET /v1/log/proof/consistency`` answers it; raises ``BadLogPart``."""
+    """Parse an answer of ``GET /v1/log/proof/consistency``; raises ``BadLogPart``."""
     return _read(Consistency, document)
 
 

@@ -1,9 +1,9 @@
 """Steps 10 to 12 of verification: inclusion, checkpoint and consistency.
 
-The proof leads from the certificate's own signed bytes to a root hash, the checkpoint's
-signature says that the log vouches for that root, and consistency says that the log was
-not rolled back or forked since the verifier last saw it. Only the last of these needs
-memory, and only it catches an operator who shows different logs to different people.
+The proof leads from the certificate's signed bytes to a root hash, the checkpoint's signature shows
+that the log vouches for that root, and consistency shows that the log was not rolled back or forked
+since the verifier last saw it. Only the last step needs stored state, and only it detects an
+operator who shows different logs to different people.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from affidavit.certificate.log.note import (
     read_checkpoint,
 )
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
-from affidavit.certificate.verification.trust_policy import AHEAD, TrustPolicy
+from affidavit.certificate.verification.trust_policy import MAX_CLOCK_SKEW, is_stale
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationError,
@@ -30,9 +30,12 @@ from affidavit.certificate.verification.verification_result import (
     Verifier,
 )
 
+Attestation = tuple[datetime, datetime]
+"""When others first and last saw a checkpoint: witnesses or time-stamping authorities."""
+
 
 def require_logged(options: VerificationOptions) -> None:
-    """Reject a bundle without a log part where the verifier asks for one."""
+    """Reject a bundle without a log part if the verifier requires one."""
     if options.require_log or options.trust is not None:
         raise VerificationError(
             10,
@@ -42,15 +45,15 @@ def require_logged(options: VerificationOptions) -> None:
         )
 
 
-def cosigned(note: str | None, verifier: Verifier) -> tuple[datetime, datetime] | None:
-    """When enough witnesses cosigned or an authority stamped it, first and last; None if never.
+def find_attestation(note: str | None, verifier: Verifier) -> Attestation | None:
+    """Return when enough witnesses or an authority saw the checkpoint, or None.
 
     Raises ``VerificationError`` of step 11.
     """
     trust = verifier.options.trust
     if note is None or trust is None:
         return None
-    if (name := trust.dependent(verifier.trusted)) is not None:
+    if (name := trust.dependent_witness(verifier.trusted)) is not None:
         raise VerificationError(
             11,
             "witness_not_independent",
@@ -58,7 +61,7 @@ def cosigned(note: str | None, verifier: Verifier) -> tuple[datetime, datetime] 
             "Name witnesses that others run.",
         )
     try:
-        return trust.seen(note, verifier.now)
+        return trust.attested(note, verifier.now)
     except BadNote as error:
         raise _unsigned("bad_cosignature", f"{error}.") from None
     except ModuleNotFoundError:
@@ -70,78 +73,19 @@ def cosigned(note: str | None, verifier: Verifier) -> tuple[datetime, datetime] 
         ) from None
 
 
-def require_trusted(
-    checkpoint: Checkpoint,
-    cosigned: tuple[datetime, datetime] | None,
-    verifier: Verifier,
-    *,
-    dated: bool,
-) -> str:
-    """Step 11 under a trust policy: its log, witnessed, and fresh; says what was seen.
+def check_inclusion(
+    envelope: Envelope, statement: dict[str, Any], inclusion: Inclusion
+) -> Checkpoint:
+    """Check that the certificate's leaf is in the tree of the returned checkpoint (step 10).
 
-    ``dated`` is for a certificate whose key was revoked since: its checkpoint is to be old. Raises
-    ``VerificationError`` of that step.
-    """
-    trust = verifier.options.trust
-    if trust is None:
-        return ""
-    _require_origin(checkpoint, trust.origin)
-    if trust.dated_by_others and cosigned is None:
-        raise VerificationError(
-            11,
-            "not_witnessed",
-            _unseen(trust),
-            "Fetch the bundle again in a minute; if it stays so, ask the log's operator and the "
-            "witnesses what they saw.",
-        )
-    # Without witnesses it is as fresh as its own key says: an old one can be stamped today.
-    last = cosigned[1] if cosigned and trust.witnesses is not None else checkpoint.signed_at
-    hours = trust.freshness.checkpoint_hours
-    if not dated and last is not None and trust.stale(hours, last, verifier.now):
-        raise VerificationError(
-            11,
-            "stale_checkpoint",
-            f"the checkpoint is from {last:%Y-%m-%d %H:%M:%S}Z, older than {hours} hours.",
-            "Fetch the bundle again.",
-        )
-    if cosigned is None:
-        return ""
-    if trust.witnesses is not None:
-        return f", {trust.witnesses.threshold} or more witnesses"
-    return f", stamped at {cosigned[0]:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _require_origin(checkpoint: Checkpoint, origin: str | None) -> None:
-    if origin not in (None, checkpoint.origin):
-        raise VerificationError(
-            11,
-            "wrong_origin",
-            f"the checkpoint is of the log {checkpoint.origin!r}, not of {origin!r}.",
-            "Ask for a bundle of the log that you follow.",
-        )
-
-
-def _unseen(trust: TrustPolicy) -> str:
-    witnesses = trust.witnesses
-    if witnesses is None:
-        return "no authority that you trust stamped the checkpoint."
-    return (
-        f"fewer than {witnesses.threshold} of the {len(witnesses.keys)} witnesses that you trust "
-        "cosigned the checkpoint."
-    )
-
-
-def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> Checkpoint:
-    """Step 10: the certificate's leaf is in the tree of the checkpoint, which is returned.
-
-    Raises ``VerificationError`` of that step.
+    Raises ``VerificationError``.
     """
     remedy = "Fetch the bundle again; if it stays so, ask the log's operator."
     try:
-        checkpoint = read_checkpoint(part.checkpoint)
+        checkpoint = read_checkpoint(inclusion.checkpoint)
     except BadNote as error:
         raise VerificationError(10, "bad_checkpoint", f"{error}.", remedy) from None
-    if part.tree_size not in (None, checkpoint.size):
+    if inclusion.tree_size not in (None, checkpoint.size):
         raise VerificationError(
             10, "bad_tree_size", "the tree size does not match the checkpoint.", remedy
         )
@@ -154,9 +98,9 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
     try:
         verify_inclusion(
             leaf,
-            index=part.leaf_index,
+            index=inclusion.leaf_index,
             size=checkpoint.size,
-            proof=part.proof,
+            proof=inclusion.proof,
             root=checkpoint.root_hash,
         )
     except ProofError as error:
@@ -166,11 +110,11 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
     return checkpoint
 
 
-def signed(note: str, cosigned: tuple[datetime, datetime] | None, verifier: Verifier) -> PublicKey:
-    """Step 11: a trusted key signed the checkpoint inside its window; that key.
+def check_signature(note: str, attestation: Attestation | None, verifier: Verifier) -> PublicKey:
+    """Return the trusted key that signed the checkpoint inside its window (step 11).
 
-    A key that is revoked by now does not count, whatever date it signed, unless witnesses
-    cosigned the checkpoint before that. Raises ``VerificationError`` of that step.
+    The signature of a revoked key is invalid, whatever its date, unless others saw the checkpoint
+    before the revocation. Raises ``VerificationError``.
     """
     now = verifier.now
     try:
@@ -188,10 +132,16 @@ def signed(note: str, cosigned: tuple[datetime, datetime] | None, verifier: Veri
     keys = [signer for signer in signers if not signer.development]
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
+    seen = now if attestation is None else attestation[0]
     for key in keys:
-        seen = now if cosigned is None else cosigned[0]
         if key.covers(at) and not key.revoked_at(seen):
-            _require_past(at, now)
+            if at > now + MAX_CLOCK_SKEW:
+                raise VerificationError(
+                    11,
+                    "checkpoint_not_yet",
+                    f"the checkpoint is dated {at:%Y-%m-%d %H:%M:%S}Z, which is in the future.",
+                    "Check this machine's clock; if it is right, ask the log's operator.",
+                )
             return key
     if any(key.revoked_at(now) for key in keys):
         raise _unsigned(
@@ -203,87 +153,126 @@ def signed(note: str, cosigned: tuple[datetime, datetime] | None, verifier: Veri
     )
 
 
-def _require_past(at: datetime, now: datetime) -> None:
-    if at > now + AHEAD:
+def check_trust_policy(
+    checkpoint: Checkpoint,
+    attestation: Attestation | None,
+    verifier: Verifier,
+    *,
+    may_be_old: bool,
+) -> str:
+    """Check log, witnesses and freshness by the trust policy; return a description (step 11).
+
+    ``may_be_old`` is for a certificate whose key was revoked later: it needs an old checkpoint.
+    Raises ``VerificationError``.
+    """
+    trust = verifier.options.trust
+    if trust is None:
+        return ""
+    _require_origin(checkpoint, trust.origin)
+    witnesses = trust.witnesses
+    if trust.has_attestors and attestation is None:
         raise VerificationError(
             11,
-            "checkpoint_not_yet",
-            f"the checkpoint is dated {at:%Y-%m-%d %H:%M:%S}Z, which is in the future.",
-            "Check this machine's clock; if it is right, ask the log's operator.",
+            "not_witnessed",
+            "no authority that you trust stamped the checkpoint."
+            if witnesses is None
+            else f"fewer than {witnesses.threshold} of the {len(witnesses.keys)} witnesses that "
+            "you trust cosigned the checkpoint.",
+            "Fetch the bundle again in a minute; if it stays so, ask the log's operator and the "
+            "witnesses what they saw.",
+        )
+    # Without witnesses the log's own date decides: an old checkpoint can be stamped today.
+    last = attestation[1] if attestation and witnesses is not None else checkpoint.signed_at
+    hours = trust.freshness.checkpoint_hours
+    if not may_be_old and last is not None and is_stale(hours, last, verifier.now):
+        raise VerificationError(
+            11,
+            "stale_checkpoint",
+            f"the checkpoint is from {last:%Y-%m-%d %H:%M:%S}Z, older than {hours} hours.",
+            "Fetch the bundle again.",
+        )
+    if attestation is None:
+        return ""
+    if witnesses is not None:
+        return f", {witnesses.threshold} or more witnesses"
+    return f", stamped at {attestation[0]:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _require_origin(checkpoint: Checkpoint, origin: str | None) -> None:
+    if origin not in (None, checkpoint.origin):
+        raise VerificationError(
+            11,
+            "wrong_origin",
+            f"the checkpoint is of the log {checkpoint.origin!r}, not of {origin!r}.",
+            "Ask for a bundle of the log that you follow.",
         )
 
 
-class Link(NamedTuple):
-    """What step 12 found: what to say, whether it was checked, whether to keep it as seen."""
+class ConsistencyResult(NamedTuple):
+    """The result of step 12; store the checkpoint as the last one seen if ``is_newest``."""
 
     detail: str
-    checked: bool
-    keep: bool
+    is_checked: bool
+    is_newest: bool
 
 
-def consistent(checkpoint: Checkpoint, verifier: Verifier) -> Link:
-    """Step 12: the checkpoint and the last one seen of its log are of one growing tree.
+def check_consistency(checkpoint: Checkpoint, verifier: Verifier) -> ConsistencyResult:
+    """Check that the checkpoint and the last one seen are of one growing tree (step 12).
 
-    One that was seen only after its key was revoked binds nobody: a thief may have signed it.
+    A checkpoint that was first seen after the revocation of its key is ignored: a thief may have
+    signed it. Raises ``VerificationError``.
     """
     options = verifier.options
     seen = options.seen.get(checkpoint.origin)
     if seen is None:
-        return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
-    last = _last(seen.note, checkpoint.origin)
-    if _revoked_when_seen(seen, verifier):
-        return Link("the key of the checkpoint seen before was revoked", True, True)
-    older, newer = sorted((last, checkpoint), key=lambda item: item.size)
+        detail = f"the first checkpoint of {checkpoint.origin} seen here"
+        return ConsistencyResult(detail, True, True)
+    try:
+        last = read_checkpoint(seen.note)
+    except BadNote as error:
+        raise _inconsistent("bad_seen_checkpoint", f"the last checkpoint seen: {error}.") from None
+    if last.origin != checkpoint.origin:
+        raise _inconsistent("bad_seen_checkpoint", "the last checkpoint seen is of another log.")
+    if _was_revoked_when_seen(seen, verifier):
+        detail = "the key of the checkpoint seen before was revoked"
+        return ConsistencyResult(detail, True, True)
+    grew = checkpoint.size >= last.size
+    older, newer = (last, checkpoint) if grew else (checkpoint, last)
     if older.size > 0:
         hashes: tuple[bytes, ...] = ()
         if older.size != newer.size:
             proof = options.consistency
             if proof is None or (proof.first, proof.second) != (older.size, newer.size):
                 if options.trust is not None and options.trust.witnesses is not None:
-                    grew = checkpoint.size >= last.size
-                    return Link("the witnesses saw that the log only grew", True, grew)
-                return Link(_unlinked(older, newer, options), False, False)
+                    detail = "the witnesses saw that the log only grew"
+                    return ConsistencyResult(detail, True, grew)
+                return ConsistencyResult(_unlinked(older, newer, options), False, False)
             hashes = proof.hashes
-        _require_consistency(older, newer, hashes)
-    grew = checkpoint.size >= last.size
+        try:
+            verify_consistency(
+                first=older.size,
+                second=newer.size,
+                first_root=older.root_hash,
+                second_root=newer.root_hash,
+                proof=hashes,
+            )
+        except ProofError as error:
+            message = f"the log was rolled back or forked after you last saw it: {error}."
+            raise _inconsistent("log_rewritten", message) from None
     relation = "continues" if grew else "is continued by"
-    return Link(f"{relation} the checkpoint of size {last.size} seen before", True, grew)
+    detail = f"{relation} the checkpoint of size {last.size} seen before"
+    return ConsistencyResult(detail, True, grew)
 
 
-def _revoked_when_seen(seen: SeenCheckpoint, verifier: Verifier) -> bool:
+def _was_revoked_when_seen(seen: SeenCheckpoint, verifier: Verifier) -> bool:
     trust, now = verifier.options.trust, verifier.now
     try:
         _, signers = open_checkpoint(seen.note, verifier.trusted)
-        cosigned = None if trust is None else trust.seen(seen.note, now)
+        attestation = None if trust is None else trust.attested(seen.note, now)
     except (BadNote, ModuleNotFoundError):
         return False
-    at = min(seen.at or now, now if cosigned is None else cosigned[0])
+    at = min(seen.at or now, now if attestation is None else attestation[0])
     return all(key.revoked_at(at) for key in signers)
-
-
-def _last(note: str, origin: str) -> Checkpoint:
-    try:
-        last = read_checkpoint(note)
-    except BadNote as error:
-        raise _inconsistent("bad_seen_checkpoint", f"the last checkpoint seen: {error}.") from None
-    if last.origin != origin:
-        raise _inconsistent("bad_seen_checkpoint", "the last checkpoint seen is of another log.")
-    return last
-
-
-def _require_consistency(older: Checkpoint, newer: Checkpoint, hashes: tuple[bytes, ...]) -> None:
-    try:
-        verify_consistency(
-            first=older.size,
-            second=newer.size,
-            first_root=older.root_hash,
-            second_root=newer.root_hash,
-            proof=hashes,
-        )
-    except ProofError as error:
-        raise _inconsistent(
-            "log_rewritten", f"the log was rolled back or forked after you last saw it: {error}."
-        ) from None
 
 
 def _unlinked(older: Checkpoint, newer: Checkpoint, options: VerificationOptions) -> str:

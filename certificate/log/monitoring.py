@@ -1,21 +1,19 @@
-"""Monitor a log from outside: it only grows, its keys sign it, and nothing is missing.
+"""Monitor a log from outside: it only grows, its keys sign it, and no entry is missing.
 
-A monitor reads the checkpoint and every new entry, and computes the tree itself: from the tree
-that it saw last (out of the tiles, whose root has to be the one of then) and the entries since. If
-the result is the signed root, the log extends what was seen, and each entry is what was hashed.
-Checkpoints from elsewhere, of a witness, of another monitor or of a bundle, have to be of the same
-tree. What it finds wrong are alarms:
+A monitor reads the checkpoint and every new entry, and computes the tree itself: from the tree that
+it saw last (read from the tiles, whose root must be the earlier one) and the new entries. If the
+result is the signed root, the log extends the earlier one, and each entry is what was hashed.
+Checkpoints from elsewhere, from a witness, another monitor or a bundle, must be of the same tree.
+The alarms are those of step 11 of verification, about the checkpoint, and:
 
 ========================  ==================================================================
-``split_view``            the log is not the one that was seen before, here or elsewhere
-``rolled_back``           it has fewer entries than were seen before, here or elsewhere
-``entry_missing``         an entry or a hash below the checkpoint is not there
+``split_view``            the log differs from the one seen before, here or elsewhere
+``rolled_back``           the log has fewer entries than were seen before, here or elsewhere
+``entry_missing``         an entry or a hash below the checkpoint is missing
 ``entry_altered``         an entry is not what was hashed
-``unknown_signer``        something in it was signed by a key that may not, or that nobody knows
-``backdated``             a certificate in it is dated long before it was logged
+``unknown_signer``        an entry was signed by a key that is unknown or not allowed to sign
+``backdated``             a certificate in the log is dated long before it was logged
 ========================  ==================================================================
-
-and those of step 11 of verification, about the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -45,35 +43,35 @@ from affidavit.certificate.verification.verification_result import (
 )
 
 SIGNED_KINDS = ("certificate", "refusal", "policy", "waiver")
-"""Kinds of entries that name the key that signed what they record."""
-SLACK = timedelta(hours=1)
-"""How long before it was looked at last a new certificate may be dated."""
+"""The kinds of entries that name the key that signed the recorded document."""
+MAX_BACKDATING = timedelta(hours=1)
+"""How long before the previous look at the log a new certificate may be dated."""
 MAX_ALARMS = 100
 
 
 class MissingTile(Exception):
-    """The log does not have what its checkpoint covers; the text says what."""
+    """The log lacks a tile that its checkpoint covers."""
 
 
 class Source(Protocol):
-    """Where a log is read; raises ``MissingTile`` and ``BadTile``."""
+    """A reader of a log; its methods raise ``MissingTile`` and ``BadTile``."""
 
     def checkpoint(self) -> str:
-        """The signed note, with cosignatures."""
+        """Return the signed note, with cosignatures."""
         ...
 
     def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
-        """The first hashes of a tile."""
+        """Return the first ``width`` hashes of a tile."""
         ...
 
     def entries(self, number: int, width: int) -> Sequence[bytes]:
-        """The first entries below a tile of level 0."""
+        """Return the first ``width`` entries below a tile of level 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that is wrong; ``index`` is the entry's, where it is about one."""
+    """A fault of the log; ``index`` is the index of the faulty entry, if there is one."""
 
     code: str
     message: str
@@ -82,9 +80,9 @@ class Alarm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonitorState:
-    """What a monitor compares the log with.
+    """The earlier checkpoints with which a monitor compares the log.
 
-    ``last`` is the checkpoint that it saw last, ``elsewhere`` are those that others saw.
+    ``last`` is the checkpoint that it saw last, ``elsewhere`` are checkpoints that others saw.
     """
 
     trusted: tuple[PublicKey, ...]
@@ -95,7 +93,7 @@ class MonitorState:
 
 @dataclass(slots=True)
 class MonitorReport:
-    """The result of a round; ``note`` is the checkpoint to remember if there is no alarm."""
+    """The result of a round; ``note`` is the checkpoint to store if there is no alarm."""
 
     origin: str = ""
     size: int = 0
@@ -104,7 +102,7 @@ class MonitorReport:
     alarms: list[Alarm] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """Return the report as JSON data."""
         return {
             "ok": not self.alarms,
             "origin": self.origin,
@@ -116,15 +114,18 @@ class MonitorReport:
 
 
 def follow(source: Source, known: MonitorState, now: datetime) -> MonitorReport:
-    """Read the log once, and compare it with what is known."""
+    """Read the log once and compare it with the ``known`` checkpoints."""
     report = MonitorReport()
     try:
         report.note = source.checkpoint()
         checkpoint = read_checkpoint(report.note)
         report.origin, report.size = checkpoint.origin, checkpoint.size
-        _require_signed(report.note, checkpoint, known, now)
-        _require_same(source, checkpoint, known)
-        report.alarms += _new_entries(source, checkpoint, known, report)
+        verifier = Verifier(known.trusted, known.options, now)
+        attestation = log_steps.find_attestation(report.note, verifier)
+        log_steps.check_signature(report.note, attestation, verifier)
+        log_steps.check_trust_policy(checkpoint, attestation, verifier, may_be_old=False)
+        _require_same_tree(source, checkpoint, known)
+        report.alarms += _read_new_entries(source, checkpoint, known, report)
     except _Alarmed as alarmed:
         report.alarms.append(alarmed.alarm)
     except VerificationError as error:
@@ -143,15 +144,8 @@ class _Alarmed(Exception):
         super().__init__(message)
 
 
-def _require_signed(note: str, checkpoint: Checkpoint, known: MonitorState, now: datetime) -> None:
-    verifier = Verifier(known.trusted, known.options, now)
-    cosigned = log_steps.cosigned(note, verifier)
-    log_steps.signed(note, cosigned, verifier)
-    log_steps.require_trusted(checkpoint, cosigned, verifier, dated=False)
-
-
-def _require_same(source: Source, newest: Checkpoint, known: MonitorState) -> None:
-    """The checkpoints that others saw are of this tree."""
+def _require_same_tree(source: Source, newest: Checkpoint, known: MonitorState) -> None:
+    """Check that the checkpoints from elsewhere are of this tree."""
     for note in known.elsewhere:
         seen, _ = open_checkpoint(note, known.trusted)
         if seen.origin != newest.origin:
@@ -160,7 +154,7 @@ def _require_same(source: Source, newest: Checkpoint, known: MonitorState) -> No
 
 
 def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) -> Frontier:
-    """The tree of ``seen`` out of the log's tiles, which has to have its root."""
+    """Read the tree of ``seen`` from the log's tiles and check its root."""
     if seen.size > newest.size:
         raise _Alarmed(
             "rolled_back", f"the log has {newest.size} entries, but {seen.size} were seen {where}."
@@ -175,13 +169,13 @@ def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) 
     return tree
 
 
-def _new_entries(
+def _read_new_entries(
     source: Source, newest: Checkpoint, known: MonitorState, report: MonitorReport
 ) -> list[Alarm]:
-    """Read what was added since the last time, up to the signed root; what is wrong with entries.
+    """Read the new entries up to the signed root, and return the alarms about them.
 
-    What is new was not there when this monitor last looked, by its own clock: the operator, who
-    signs the checkpoints, can put any time on them.
+    A new entry was not in the log when this monitor last read it, by its own clock: the operator,
+    who signs the checkpoints, can write any date.
     """
     tree, since = Frontier(), None
     if known.last is not None:
@@ -247,6 +241,6 @@ def _entry_alarms(
             "sign."
         )
         yield Alarm("unknown_signer", message, index)
-    if since is not None and kind in ("certificate", "refusal") and at < since - SLACK:
+    if since is not None and kind in ("certificate", "refusal") and at < since - MAX_BACKDATING:
         message = f"entry {index}: a {kind} is dated {content['at']}, long before it was logged."
         yield Alarm("backdated", message, index)

@@ -1,4 +1,4 @@
-"""C2SP signed notes, as Go's sumdb writes them, and the checkpoints of logs, which are such notes.
+"""C2SP signed notes, as Go's sumdb writes them, and log checkpoints, which are such notes.
 
 A note is text, a blank line, and signature lines:
 
@@ -8,11 +8,11 @@ A note is text, a blank line, and signature lines:
 
     — name base64(key hash || signature)
 
-The key hash is the first four bytes of ``SHA-256(name || 0x0A || 0x01 || public key)``,
-where 0x01 stands for Ed25519; it is a hint, not an identity. A signature of an unknown
-key is passed over; one that bears a known name and key hash and is false makes the whole
-note false; and where two trusted keys share name and hash the note is refused, because it
-cannot be said who signed. A verifier key is written ``name+hash+base64(0x01 || key)``.
+The key hash is the first four bytes of ``SHA-256(name || 0x0A || 0x01 || public key)``, where 0x01
+is Ed25519; it is a hint, not an identity. A signature of an unknown key is ignored. An invalid
+signature with a known name and key hash makes the note invalid, and so do two trusted keys with the
+same name and hash, because the signer is ambiguous. A verifier key is written
+``name+hash+base64(0x01 || key)``.
 
 A checkpoint has the log's origin, size and root hash:
 
@@ -25,11 +25,11 @@ A checkpoint has the log's origin, size and root hash:
 
     — affidavit.example.com/log Az3grl...
 
-The first line, the origin, names the log and its key's signatures. The fourth is an extension
-line: the time of signing, in UTC, because a key counts only within its window.
+The first line, the origin, names the log and its key's signatures. The fourth is an extension line
+with the time of signing in UTC, because a key is valid only within its window.
 
-A key that is for every role signs certificates too. Neither passes for the other: a certificate's
-signed bytes begin with ``DSSEv1`` and a space, which no origin may contain.
+A key with every role signs certificates too. Neither passes for the other: a certificate's signed
+bytes begin with ``DSSEv1`` and a space, which no origin may contain.
 
 References: C2SP, signed-note.md and tlog-checkpoint.md; golang.org/x/mod/sumdb/note.
 """
@@ -80,7 +80,7 @@ class NoteSignature:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A text and what stands under it; no signature was checked yet."""
+    """A text and its signature lines, which are not verified."""
 
     text: str
     signatures: tuple[NoteSignature, ...]
@@ -95,7 +95,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """A public key, its 32 bytes, by the name under which it signs; ``kind`` is its type."""
+    """A public key of 32 bytes and the name under which it signs; ``kind`` is its type."""
 
     name: str
     raw: bytes
@@ -106,16 +106,16 @@ class VerifierKey:
 
     @property
     def key_hash(self) -> bytes:
-        """Four bytes that tell keys apart; they do not resist an attacker."""
-        named = self.name.encode() + b"\n" + self.kind + self.raw
-        return hashlib.sha256(named).digest()[:4]
+        """Four bytes that identify the key; they do not resist an attacker."""
+        content = self.name.encode() + b"\n" + self.kind + self.raw
+        return hashlib.sha256(content).digest()[:4]
 
     def __str__(self) -> str:
         return f"{self.name}+{self.key_hash.hex()}+{encode_base64(self.kind + self.raw)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key that ``str`` writes; raises ``BadNote``."""
+        """Parse the text of a verifier key; raises ``BadNote``."""
         name, _, rest = text.partition("+")
         key_hash, _, encoded = rest.partition("+")
         raw = bytes_of(encoded, "the verifier key")
@@ -134,7 +134,7 @@ class NoteKey(VerifierKey):
     kind = b"\x01"
 
     def accepts(self, line: NoteSignature, text: str) -> bool:
-        """Whether ``line`` is this key's signature under ``text``."""
+        """Whether ``line`` is a valid signature of ``text`` by this key."""
         try:
             key = Ed25519PublicKey.from_public_bytes(self.raw)
             key.verify(line.signature, text.encode())
@@ -144,17 +144,15 @@ class NoteKey(VerifierKey):
 
 
 def sign_note(text: str, key: NoteKey, sign: Callable[[bytes], bytes]) -> Note:
-    """``text`` signed by the private half of ``key``."""
-    _require_text(text)
+    """Sign ``text`` with the private key of ``key``; raises ``BadNote`` for an invalid text."""
+    if not text.endswith("\n") or _validated_text(text) != text:
+        raise BadNote("a note's text ends in a newline")
     return Note(text, (NoteSignature(key.name, key.key_hash, sign(text.encode())),))
 
 
 def parse_note(raw: str | bytes) -> Note:
-    """The note that ``raw`` is; its signatures are still to be checked.
-
-    Raises ``BadNote``. Form: C2SP, signed-note.
-    """
-    text = _characters(raw)
+    """Parse a note; its signatures are not verified. Raises ``BadNote``."""
+    text = _validated_text(raw)
     body, separator, lines = text.rpartition("\n\n")
     if not separator or not lines.endswith("\n"):
         raise BadNote("the note has no signature below a blank line")
@@ -165,7 +163,10 @@ def parse_note(raw: str | bytes) -> Note:
 
 
 def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[NoteKey]]:
-    """The text of a note and which of ``keys`` signed it, at least one; raises ``BadNote``."""
+    """Return the text of a note and those of ``keys`` that signed it, at least one.
+
+    Raises ``BadNote``.
+    """
     note = parse_note(raw)
     trusted = set(keys)
     signers: list[NoteKey] = []
@@ -186,14 +187,14 @@ def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[Note
 
 
 def require_name(name: str) -> None:
-    """Refuse what cannot name a key: empty, or with white space, a plus or a control."""
+    """Raise ``BadNote`` for a name that is empty or has white space, a plus or a control."""
     bad = any(item.isspace() or item == "+" or not item.isprintable() for item in name)
     if not name or bad or len(name.encode(errors="replace")) > 255:
         raise BadNote("a key's name is 1 to 255 characters without space, plus or control")
 
 
 def bytes_of(text: str, what: str) -> bytes:
-    """The bytes of base64 in its one canonical form; raises ``BadNote``."""
+    """Decode canonical base64; raises ``BadNote`` that names ``what`` is malformed."""
     try:
         return decode_base64(text)
     except ValueError as error:
@@ -211,7 +212,7 @@ def _signature(line: str) -> NoteSignature:
     return NoteSignature(result[1], raw[:4], raw[4:])
 
 
-def _characters(raw: str | bytes) -> str:
+def _validated_text(raw: str | bytes) -> str:
     try:
         content = raw.encode() if isinstance(raw, str) else raw
         if len(content) > MAX_NOTE_BYTES:
@@ -224,13 +225,8 @@ def _characters(raw: str | bytes) -> str:
     return text
 
 
-def _require_text(text: str) -> None:
-    if not text.endswith("\n") or _characters(text) != text:
-        raise BadNote("a note's text ends in a newline")
-
-
 _SIZE = re.compile(r"0|[1-9][0-9]{0,15}")
-_TIME = "time "
+_TIME_PREFIX = "time "
 
 
 class BadCheckpoint(BadNote):
@@ -253,14 +249,14 @@ class Checkpoint:
 
     @property
     def signed_at(self) -> datetime | None:
-        """What the checkpoint itself says of when it was signed.
+        """The time of signing by the checkpoint itself, or None.
 
-        Raises ``BadCheckpoint`` for what is no time.
+        Raises ``BadCheckpoint`` for a malformed time.
         """
         for line in self.extensions:
-            if line.startswith(_TIME):
+            if line.startswith(_TIME_PREFIX):
                 try:
-                    return parse_instant(line[len(_TIME) :])
+                    return parse_instant(line.removeprefix(_TIME_PREFIX))
                 except ValueError:
                     raise BadCheckpoint("the checkpoint's time cannot be read") from None
         return None
@@ -271,7 +267,7 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
-        """The checkpoint that a note's text is; raises ``BadNote``."""
+        """Parse the text of a note; raises ``BadNote``."""
         lines = text.split("\n")
         if len(lines) < 4 or lines.pop() != "" or not all(lines):
             raise BadCheckpoint("a checkpoint has three lines or more, none of them empty")
@@ -287,30 +283,30 @@ class Checkpoint:
 
 
 def note_key(origin: str, key: PublicKey) -> NoteKey:
-    """``key`` as the log of that origin signs with it; ``str`` of it is the verifier key."""
+    """Return ``key`` as the note key of a log; its ``str`` is the verifier key."""
     return NoteKey(origin, key.key.public_bytes_raw())
 
 
 def sign_checkpoint(
     key: SigningPort, *, origin: str, size: int, root_hash: bytes, at: datetime
 ) -> str:
-    """The signed note of a log that has ``size`` leaves at the time ``at``."""
-    stated = f"{_TIME}{format_instant(at)}"
-    result = Checkpoint(origin=origin, size=size, root_hash=root_hash, extensions=(stated,))
+    """Return the signed note of a log that has ``size`` leaves at the time ``at``."""
+    time = f"{_TIME_PREFIX}{format_instant(at)}"
+    result = Checkpoint(origin=origin, size=size, root_hash=root_hash, extensions=(time,))
     return str(sign_note(str(result), note_key(origin, key.public), key.sign))
 
 
 def read_checkpoint(note: str | bytes) -> Checkpoint:
-    """The checkpoint in ``note``, by whomever it is signed; raises ``BadNote``."""
+    """Parse the checkpoint in ``note`` without verifying its signatures; raises ``BadNote``."""
     return Checkpoint.parse(parse_note(note).text)
 
 
 def open_checkpoint(
     note: str | bytes, trusted: Iterable[PublicKey]
 ) -> tuple[Checkpoint, tuple[PublicKey, ...]]:
-    """The checkpoint in ``note`` and which trusted keys for checkpoints signed it in its name.
+    """Return the checkpoint in ``note`` and the trusted checkpoint keys that signed it.
 
-    Raises ``BadNote`` when it is none, or none of them did.
+    Raises ``BadNote`` if it is malformed or no such key signed it.
     """
     result = read_checkpoint(note)
     known = {

@@ -7,7 +7,7 @@ from .document import open_document as open_document
 from .document import parse_policy as parse_policy
 from .document import policy_from as policy_from
 from .document import sign_document as sign_document
-from .evaluation import AS_PROVED as AS_PROVED
+from .evaluation import BUILT_IN_EVALUATION as BUILT_IN_EVALUATION
 from .evaluation import PolicyEvaluation as PolicyEvaluation
 from .evaluation import judge as judge
 from .evaluation import lacks_requirements as lacks_requirements

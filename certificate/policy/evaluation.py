@@ -1,26 +1,23 @@
-"""Evaluating a policy: on a fresh assessment, and as a verifier's floor on a signed certificate.
+"""The evaluation of a policy: on an assessment, and as a verifier's floor on a signed certificate.
 
 ``judge`` applies a policy and the waivers in force to an assessment:
 
-* ``certified`` becomes ``refused`` when a rule is violated; the numbers stay, because they
-  are still true.
-* ``under_noised`` and ``unproved`` stay, with the policy's reasons beside its own.
+* ``certified`` becomes ``refused`` if a rule is violated; the numbers stay, because they hold.
+* ``under_noised`` and ``unproved`` stay, with the policy's reasons added.
 * ``refused`` and ``undecided`` stay: there is no guarantee to allow.
 
-``policy_floor`` checks a signed certificate against a verifier's policy, which need not be
-the one it was issued under: plan, numbers and engines against every rule, validity,
-and approvals. A waived reason counts as satisfied only under the exact policy (by digest) that
-the waiver was granted for. Whether a reservation is possible does not follow from a certificate
-and is not checked.
+``policy_floor`` checks a signed certificate against a verifier's policy, which need not be the one
+it was issued under: every rule, validity, and approvals. A waived reason counts as satisfied only
+under the exact policy (by digest) that the waiver was granted for. Whether the run can be reserved
+does not follow from a certificate and is not checked.
 
-Where a policy requires approvals, a certified plan is first issued without any, and ``verify``
-rejects it. Each approval names the digest of the approved envelope, so it cannot be moved to
-another. Once all are given, the same statement is signed again with the approvals in it, as the
-next issue.
+If a policy requires approvals, a certified plan is first issued without any, and ``verify`` rejects
+it. Each approval names the digest of the approved envelope, so that it cannot be moved to another.
+When all are given, the same statement is signed again with the approvals in it, as the next issue.
 
 Guarantees
-    * No policy and no waiver makes ``certified`` of what accounting does not certify.
-    * A waived reason stays in the certificate, which ends no later than the waiver.
+    * A policy or a waiver never turns a plan into ``certified`` that accounting does not certify.
+    * A waived reason stays in the certificate, which expires no later than the waiver.
     * The built-in policy changes no verdict.
 
 >>> alice = Approval("alice", "2026-01-01T00:00:00Z", "agreed with the DPO", "sha256:…")
@@ -47,7 +44,7 @@ from affidavit.plan import Plan, PlanError, Reason
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One person's approval: ``at`` in UTC, ``envelope`` the digest of what they reviewed."""
+    """One person's approval: ``at`` in UTC, ``envelope`` the digest of the reviewed envelope."""
 
     name: str
     at: str
@@ -57,23 +54,23 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Approvals:
-    """How many approvals a certificate needs and which it has."""
+    """The number of approvals that a certificate requires, and the approvals that it has."""
 
     required: int = 0
     given: tuple[Approval, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether as many people approved as are required."""
+        """Whether enough people approved."""
         return len({item.name for item in self.given}) >= self.required
 
     def as_document(self) -> dict[str, Any]:
-        """The ``approvals`` of a statement."""
+        """Return the ``approvals`` of a statement."""
         return {"required": self.required, "given": [asdict(item) for item in self.given]}
 
     @classmethod
     def of(cls, predicate: Mapping[str, Any]) -> Approvals:
-        """Those of a statement's predicate; raises ``ValueError`` for any other shape."""
+        """Return the approvals of a statement's predicate; raises ``ValueError`` if malformed."""
         stated = predicate.get("approvals")
         if stated == []:
             return cls()
@@ -82,39 +79,39 @@ class Approvals:
             result = cls(required, tuple(Approval(**entry) for entry in provided))
         except (TypeError, KeyError):
             raise ValueError("its approvals cannot be read") from None
-        words = [word for item in result.given for word in asdict(item).values()]
-        plain = isinstance(required, int) and not isinstance(required, bool) and required >= 0
-        if not plain or not all(isinstance(word, str) for word in words):
+        texts = [text for item in result.given for text in asdict(item).values()]
+        is_count = type(required) is int and required >= 0
+        if not is_count or not all(isinstance(text, str) for text in texts):
             raise ValueError("its approvals cannot be read")
         return result
 
 
-NONE_NEEDED: Approvals = Approvals()
+NO_APPROVALS: Approvals = Approvals()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEvaluation:
-    """The policy that applied, the waivers in force, and the reasons that they waived."""
+    """The applicable policy, the waivers in force, and the reasons that they waived."""
 
     policy: Policy = BUILT_IN
     in_force: tuple[Waiver, ...] = ()
     waived: tuple[Waived, ...] = ()
 
     def not_after(self, issued_at: datetime) -> datetime:
-        """When a certificate that is issued now expires, by the policy and its waivers."""
+        """Return when a certificate issued at ``issued_at`` expires, by policy and waivers."""
         ends = [issued_at + timedelta(days=self.policy.valid_days)]
         return min(ends + [item.waiver.expires for item in self.waived])
 
     def as_dict(self) -> dict[str, Any]:
-        """The evaluation in results and certificates."""
+        """Return the evaluation as results and certificates have it."""
         return {
             "policy": self.policy.reference(),
             "waived": [item.as_dict() for item in self.waived],
         }
 
 
-AS_PROVED: PolicyEvaluation = PolicyEvaluation()
-"""The judgement of the built-in policy, under which what is proved is what is certified."""
+BUILT_IN_EVALUATION: PolicyEvaluation = PolicyEvaluation()
+"""The evaluation under the built-in policy, which allows everything that is proved."""
 
 
 def lacks_requirements(assessment: Assessment, policy: Policy) -> bool:
@@ -158,47 +155,43 @@ def judge(
     waivers: Iterable[Waiver] = (),
     budget: Budget = "unknown",
 ) -> tuple[Assessment, PolicyEvaluation]:
-    """``assessment`` under ``policy`` with the ``waivers`` in force for plan and requester."""
+    """Evaluate ``policy`` on ``assessment`` with the ``waivers`` in force for its requester."""
     granted = tuple(waivers)
     if assessment.verdict not in ("certified", "under_noised", "unproved"):
         return assessment, PolicyEvaluation(policy=policy, in_force=granted)
-    against: list[Reason] = []
+    violated: list[Reason] = []
     waived: list[Waived] = []
+    # Of several waivers of a rule the one that expires last applies.
+    waiver_of = {
+        waiver.rule: waiver for waiver in sorted(granted, key=lambda item: (item.expires, item.id))
+    }
     for reason in violations(policy, PolicyFacts.of(plan, assessment, budget)):
-        waiver = _longest(granted, reason.code)
-        if waiver is None:
-            against.append(reason)
+        if (waiver := waiver_of.get(reason.code)) is None:
+            violated.append(reason)
         else:
             waived.append(Waived(reason=reason, waiver=waiver))
-    judgement = PolicyEvaluation(policy=policy, in_force=granted, waived=tuple(waived))
-    if not against:
-        return assessment, judgement
-    verdict = "refused" if assessment.verdict == "certified" else assessment.verdict
-    return replace(assessment, verdict=verdict, reasons=(*assessment.reasons, *against)), judgement
-
-
-def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:
-    """The waiver of ``rule`` that expires last."""
-    return max(
-        (item for item in granted if item.rule == rule),
-        key=lambda item: (item.expires, item.id),
-        default=None,
-    )
+    evaluation = PolicyEvaluation(policy=policy, in_force=granted, waived=tuple(waived))
+    if violated:
+        verdict = "refused" if assessment.verdict == "certified" else assessment.verdict
+        reasons = (*assessment.reasons, *violated)
+        assessment = replace(assessment, verdict=verdict, reasons=reasons)
+    return assessment, evaluation
 
 
 def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
-    """The rules of ``policy`` that a certificate's ``predicate`` violates.
+    """Return the rules of ``policy`` that a certificate's ``predicate`` violates.
 
-    A certificate of a refused or under-noised plan claims nothing that could be too much, so
-    only one that certifies is held against the rules.
+    Only a certified plan is checked: any other verdict allows nothing.
     """
     if predicate.get("verdict") != "certified":
         return ()
     try:
-        result = violations(policy, PolicyFacts.said_in(predicate, budget="fits"))
-        granted = _waived_under(predicate, policy)
+        result = violations(policy, PolicyFacts.from_predicate(predicate, budget="fits"))
+        waived: set[tuple[str, str]] = set()
+        if predicate["policy"].get("digest") == policy.digest():
+            waived = {(item["code"], item["pointer"]) for item in predicate.get("waived", ())}
         return (
-            *(reason for reason in result if (reason.code, reason.pointer) not in granted),
+            *(reason for reason in result if (reason.code, reason.pointer) not in waived),
             *_validity(predicate, policy),
             *_approvals(predicate, policy),
         )

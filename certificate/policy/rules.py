@@ -1,12 +1,11 @@
 """The rules of a policy, one function each, and the facts that they use.
 
-``PolicyFacts`` are the plan and a few results of its accounting. They come from a fresh
-assessment or from a signed statement, so that the same rules issue a certificate, check it
-later, and show which certificates another policy would refuse.
+``PolicyFacts`` are the plan and a few results of its accounting. They come from an assessment or
+from a signed statement, so that the same rules issue a certificate, check it later, and show which
+certificates another policy would refuse.
 
 A rule yields reasons, each with a stable code, a pointer into the plan and a remedy. Rules only
-restrict: a policy with one more rule, a lower cap or a shorter list allows no plan that the
-laxer one does not.
+restrict: a policy with one more rule, a lower cap or a shorter list allows no further plan.
 
 >>> sorted(RULES)[:3]
 ['policy_accountant_version', 'policy_adjacency', 'policy_budget']
@@ -20,22 +19,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment, Verdict, refused_by_policy
+from affidavit.certificate.assessment import Assessment, Verdict, is_refused_by_policy
 from affidavit.certificate.policy.document import Policy
 from affidavit.plan import Plan, Reason, exact_fraction, plan_from
 
 Budget = Literal["fits", "exceeded", "none", "unknown"]
-"""Whether the run's cost can be reserved; there may be no budget, or nobody who knows it."""
-_NO_GROUP = "none is stated"
+"""Whether the cost of the run can be reserved; ``unknown`` if no ledger was checked."""
+_NO_GROUP_BOUND = "none is stated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFacts:
-    """``verdict`` is the accounting's own; ``engines`` are (name, version), the first decided.
+    """The facts about a plan and its accounting.
 
-    ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded up.
-    ``unproved`` says why there is no proof for the checker, empty where there is one. ``groups``
-    are records, relation and ε of larger groups, and ``unbounded`` says why one is missing.
+    ``verdict`` is that of the accounting; ``engines`` are (name, version), and the first one
+    decided. ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded
+    up. ``unproved`` is the reason why there is no proof, or empty. ``groups`` are records, relation
+    and ε of larger groups, and ``unbounded`` is the reason why one is missing.
     """
 
     plan: Plan
@@ -46,11 +46,11 @@ class PolicyFacts:
     budget: Budget
     unproved: str = "it has no proof"
     groups: tuple[tuple[int, str, float], ...] = ()
-    unbounded: str = _NO_GROUP
+    unbounded: str = _NO_GROUP_BOUND
 
     @classmethod
     def of(cls, plan: Plan, assessment: Assessment, budget: Budget = "unknown") -> PolicyFacts:
-        """The facts of an assessment that no policy has judged yet."""
+        """Return the facts of an assessment to which no policy was applied yet."""
         return cls(
             plan=plan,
             verdict=assessment.verdict,
@@ -69,14 +69,16 @@ class PolicyFacts:
                 if bound.epsilon is not None
             ),
             unbounded=next(
-                (_named(bound.reasons[0]) for bound in assessment.groups if bound.reasons),
-                _NO_GROUP,
+                (_summary(bound.reasons[0]) for bound in assessment.groups if bound.reasons),
+                _NO_GROUP_BOUND,
             ),
         )
 
     @classmethod
-    def said_in(cls, predicate: Mapping[str, Any], budget: Budget = "unknown") -> PolicyFacts:
-        """The facts of a predicate; raises errors like ``KeyError`` if one is missing."""
+    def from_predicate(
+        cls, predicate: Mapping[str, Any], budget: Budget = "unknown"
+    ) -> PolicyFacts:
+        """Return the facts of a predicate; raises errors like ``KeyError`` if one is missing."""
         guarantee = predicate["guarantee"]
         return cls(
             plan=plan_from(predicate["plan"]),
@@ -95,19 +97,19 @@ class PolicyFacts:
 
 def _unproved(proof: Any, problem: Reason | None) -> str:
     if problem is not None:
-        return _named(problem)
+        return _summary(problem)
     return "" if isinstance(proof, Mapping) else "it has no proof"
 
 
-def _named(problem: Reason) -> str:
+def _summary(problem: Reason) -> str:
     return f"{problem.code}: {problem.message.rstrip('.')}"
 
 
 def accounted(predicate: Mapping[str, Any]) -> Verdict:
-    """The accounting's verdict: ``certified`` if the policy alone refuses the plan."""
+    """Return the accounting's verdict: ``certified`` if the policy alone refuses the plan."""
     verdict: Verdict = predicate["verdict"]
     codes = [str(reason["code"]) for reason in predicate["reasons"]]
-    return "certified" if refused_by_policy(verdict, codes) else verdict
+    return "certified" if is_refused_by_policy(verdict, codes) else verdict
 
 
 RuleCheck = Callable[[Policy, PolicyFacts], Iterator[Reason]]
@@ -115,7 +117,7 @@ DIGITS = 6
 
 
 def violations(policy: Policy, facts: PolicyFacts) -> tuple[Reason, ...]:
-    """Why ``policy`` does not allow the plan; empty if it does."""
+    """Return the reasons why ``policy`` does not allow the plan; empty if it does."""
     return tuple(reason for rule in RULES.values() for reason in rule(policy, facts))
 
 
@@ -305,16 +307,15 @@ RULES: Mapping[str, RuleCheck] = {
     "policy_large_delta": _large_delta,
     "policy_budget": _budget,
 }
-"""Every rule by the code of its reasons, in the order in which they are told."""
+"""Every rule by the code of its reasons, in the order in which they are reported."""
 WAIVABLE = frozenset(RULES) - {"policy_dataset", "policy_budget"}
-"""What an exception may be made of. Which data sets a policy is for is no rule to except from,
-and a budget that could be overdrawn by exception would be none."""
+"""The rules that can be waived: not the data sets of a policy, and not the budget."""
 
 
 def at_least(version: str, least: str) -> bool:
     """Whether an engine's version, such as ``dp-accounting 0.6.0``, is ``least`` or newer.
 
-    Unreadable versions and pre-releases are not.
+    Unreadable versions and pre-releases never are.
 
     >>> at_least("dp-accounting 0.10.0", "0.6"), at_least("0.6.0rc1", "0.6")
     (True, False)
@@ -326,7 +327,7 @@ def at_least(version: str, least: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers without zeros at the end, because 0.6 and 0.6.0 are one release."""
+    """Return the numbers without trailing zeros, because 0.6 and 0.6.0 are one release."""
     return tuple(int(part) for part in re.sub(r"(\.0+)+$", "", version).split("."))
 
 
@@ -342,7 +343,7 @@ def _not_allowed(
 
 
 def _listed(names: Sequence[str] | str, last: str = "and") -> str:
-    """Names as a person lists them; a long list is cut."""
+    """Join names as in a sentence; a long list is shortened."""
     if isinstance(names, str):
         return names
     if not names:

@@ -3,23 +3,23 @@
 1. size and form: at most 8 MiB of strict JSON with exactly the fields of a bundle
 2. payload type: an in-toto statement
 3. key: the signature names a key that the verifier trusts
-4. signature: it is that key's, over the payload as it stands
+4. signature: it is that key's, over the payload as signed
 5. statement: version, predicate, subject and every critical field are understood
-6. key window: the certificate was issued while the key might sign; under a key that was revoked
-   since, only witnesses or authorities who saw the log before show that it is not backdated
-7. plan: the subject is the plan carried inside, and the plan at hand if one is given; what is
-   certified is of its neighbours and its noise, and meets its target
-8. accountants and policy: not below what the verifier asks
-9. validity: now lies between the certificate's dates
-10. inclusion: the certificate's own leaf is in the log's tree, at the place given
+6. key window: the certificate was issued while the key could sign; if the key was revoked later,
+   witnesses or authorities must have seen the certificate in the log before
+7. plan: the subject is the plan in the statement, and the verifier's plan if one is given; the
+   guarantee has the plan's neighbours and noise, and meets its target
+8. accountants and policy: as the verifier requires
+9. validity: the current time lies between the certificate's dates
+10. inclusion: the certificate's leaf is in the log's tree, at the given index
 11. checkpoint: a trusted key signed that tree's root for the log, inside its window
 12. consistency: the log only grew since the verifier last saw it
-13. status: approved by as many as it needs, and not in a status list that is not stale
+13. status: it has the required approvals and is not in the current status list
 
-Each step raises ``VerificationError`` with its own number and code; there is no boolean
-to forget. A verified certificate may still be a refusal: read its verdict. A bundle made
-offline was never logged; then steps 10 to 12 have nothing to look at and are listed as
-unchecked, unless the verifier requires them; so is revocation without a status list.
+Each step raises ``VerificationError`` with its number and code; there is no boolean to forget. A
+verified certificate may still be a refusal: read its verdict. A bundle made offline was never
+logged: steps 10 to 12 are then listed as unchecked, unless the verifier requires them. So is
+revocation without a status list.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from affidavit.plan import MalformedPlan, Plan, digest, digest_of, load_json
 __all__ = ["STEPS", "VerificationError", "VerificationOptions", "VerifiedCertificate", "verify"]
 
 MAX_BUNDLE_BYTES = 8 * 1024 * 1024
-"""A plan of the largest size, with what is said about each of its releases, fits."""
+"""Enough for the certificate of a plan of the largest size."""
 
 
 def verify(
@@ -73,57 +73,64 @@ def verify(
     now: datetime | None = None,
     options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
-    """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
+    """Check ``bundle`` against ``trusted`` keys and, if given, a plan.
+
+    Raises ``VerificationError``.
+    """
     options = options or VerificationOptions()
     verifier = Verifier(tuple(trusted), options, now or datetime.now(UTC))
     report = _Report()
-    envelope, log = _form(bundle)
-    report.passed(1, f"{len(bundle)} bytes")
-    _payload_type(envelope)
-    report.passed(2, envelope.payload_type)
-    key = _key(envelope, verifier)
-    report.passed(3, key.key_id[:16])
-    _signature(envelope, key, verifier)
-    report.passed(4, "Ed25519 over the payload as signed")
-    statement = _statement(envelope)
+    envelope, log = _read_bundle(bundle)
+    report.add(1, f"{len(bundle)} bytes")
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise VerificationError(
+            2,
+            "bad_payload_type",
+            "the envelope does not contain an in-toto statement.",
+            "Fetch the bundle again.",
+        )
+    report.add(2, envelope.payload_type)
+    key = _find_key(envelope, verifier)
+    report.add(3, key.key_id[:16])
+    _check_signature(envelope, key, verifier)
+    report.add(4, "Ed25519 over the payload as signed")
+    statement = _read_statement(envelope)
     predicate = statement["predicate"]
-    report.passed(5, f"verdict {predicate['verdict']}")
-    not_before, not_after = _dates(predicate)
-    cosigned = log_steps.cosigned(None if log is None else log.checkpoint, verifier)
-    _window(key, not_before, log, cosigned, verifier)
-    report.passed(6, f"issued {predicate['validity']['not_before']}")
-    subject = _plan(statement, plan)
-    report.passed(7, subject + ("" if plan is not None else " (no plan given to compare)"))
-    report.passed(8, _rules(predicate, options))
-    not_after = _validity(key, not_before, not_after, options.used_at or verifier.now)
-    report.passed(9, f"until {format_instant(not_after)}")
-    last_checkpoint = _log(envelope, statement, log, cosigned, verifier, report)
+    report.add(5, f"verdict {predicate['verdict']}")
+    not_before, not_after = _read_dates(predicate)
+    attestation = log_steps.find_attestation(None if log is None else log.checkpoint, verifier)
+    _check_key_window(key, not_before, log, attestation, verifier)
+    report.add(6, f"issued {predicate['validity']['not_before']}")
+    subject = _check_plan(statement, plan)
+    report.add(7, subject + ("" if plan is not None else " (no plan given to compare)"))
+    report.add(8, _check_requirements(predicate, options))
+    not_after = _check_validity(key, not_before, not_after, options.used_at or verifier.now)
+    report.add(9, f"until {format_instant(not_after)}")
+    last_checkpoint = _check_log(envelope, statement, log, attestation, verifier, report)
     status = check_status(envelope, predicate, verifier)
-    (report.passed if status.checked else report.unchecked)(13, status.detail)
+    report.add(13, status.detail, is_checked=status.is_checked)
     return VerifiedCertificate(
         statement=statement,
         steps=tuple(report.steps),
-        unchecked=tuple(report.skipped),
+        unchecked=tuple(report.unchecked),
         checkpoint=last_checkpoint,
     )
 
 
 class _Report:
-    """What each step saw, in order."""
+    """The results of the steps, in order."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, str, str]] = []
-        self.skipped: list[int] = []
+        self.unchecked: list[int] = []
 
-    def passed(self, step: int, detail: str) -> None:
+    def add(self, step: int, detail: str, *, is_checked: bool = True) -> None:
         self.steps.append((step, STEPS[step - 1], detail))
-
-    def unchecked(self, step: int, detail: str) -> None:
-        self.passed(step, detail)
-        self.skipped.append(step)
+        if not is_checked:
+            self.unchecked.append(step)
 
 
-def _form(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
+def _read_bundle(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
     remedy = "Fetch the bundle again; it must be stored as it was sent."
     try:
         document = load_json(bundle, MAX_BUNDLE_BYTES).data
@@ -148,20 +155,10 @@ def _form(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
         raise VerificationError(1, "bad_log_part", f"its log part: {error}.", remedy) from None
 
 
-def _payload_type(envelope: Envelope) -> None:
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise VerificationError(
-            2,
-            "bad_payload_type",
-            "the envelope does not contain an in-toto statement.",
-            "Fetch the bundle again.",
-        )
-
-
-def _key(envelope: Envelope, verifier: Verifier) -> PublicKey:
+def _find_key(envelope: Envelope, verifier: Verifier) -> PublicKey:
     key = verifier.key(envelope.key_id)
     if key is None:
-        _other_signer(3, envelope, verifier)
+        _require_named_signer(3, envelope, verifier)
         raise VerificationError(
             3,
             "unknown_key",
@@ -186,8 +183,8 @@ def _key(envelope: Envelope, verifier: Verifier) -> PublicKey:
     return key
 
 
-def _other_signer(step: int, envelope: Envelope, verifier: Verifier) -> None:
-    """Raise if a trusted key made the signature that is said to be another's."""
+def _require_named_signer(step: int, envelope: Envelope, verifier: Verifier) -> None:
+    """Raise if another trusted key made the signature than the envelope names."""
     for key in verifier.trusted:
         if key.accepts(envelope.signature, envelope.signed_bytes):
             raise VerificationError(
@@ -199,9 +196,9 @@ def _other_signer(step: int, envelope: Envelope, verifier: Verifier) -> None:
             )
 
 
-def _signature(envelope: Envelope, key: PublicKey, verifier: Verifier) -> None:
+def _check_signature(envelope: Envelope, key: PublicKey, verifier: Verifier) -> None:
     if not key.accepts(envelope.signature, envelope.signed_bytes):
-        _other_signer(4, envelope, verifier)
+        _require_named_signer(4, envelope, verifier)
         raise VerificationError(
             4,
             "bad_signature",
@@ -210,7 +207,7 @@ def _signature(envelope: Envelope, key: PublicKey, verifier: Verifier) -> None:
         )
 
 
-def _statement(envelope: Envelope) -> dict[str, Any]:
+def _read_statement(envelope: Envelope) -> dict[str, Any]:
     remedy = "Verify it with a release that knows this kind of certificate."
     try:
         document = load_json(envelope.payload, MAX_BUNDLE_BYTES).data
@@ -243,24 +240,21 @@ def _statement(envelope: Envelope) -> dict[str, Any]:
     return document
 
 
-def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
+def _read_dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
     try:
         validity = predicate["validity"]
-        not_before, not_after = (
-            parse_instant(validity[name]) for name in ("not_before", "not_after")
-        )
+        return parse_instant(validity["not_before"]), parse_instant(validity["not_after"])
     except (KeyError, TypeError, ValueError):
         raise VerificationError(
             5, "bad_statement", "the statement's dates cannot be read.", "Ask for a new one."
         ) from None
-    return not_before, not_after
 
 
-def _window(
+def _check_key_window(
     key: PublicKey,
     issued_at: datetime,
     log: Inclusion | None,
-    cosigned: tuple[datetime, datetime] | None,
+    attestation: log_steps.Attestation | None,
     verifier: Verifier,
 ) -> None:
     revoked = "" if key.revoked_from is None else f"{key.revoked_from:%Y-%m-%d %H:%M:%S}Z"
@@ -272,7 +266,7 @@ def _window(
             "Ask for a certificate signed by a current key, and why the key was revoked.",
         )
     if key.revoked_at(verifier.now):
-        _require_dated(key, revoked, log, cosigned, verifier.options.trust)
+        _require_issued_before(key, revoked, log, attestation, verifier.options.trust)
     if not key.covers(issued_at):
         raise VerificationError(
             6,
@@ -282,21 +276,21 @@ def _window(
         )
 
 
-def _require_dated(
+def _require_issued_before(
     key: PublicKey,
     revoked: str,
     log: Inclusion | None,
-    cosigned: tuple[datetime, datetime] | None,
+    attestation: log_steps.Attestation | None,
     trust: TrustPolicy | None,
 ) -> None:
-    """Somebody else says that a certificate of a key that was revoked since is older than that.
+    """Require an attestation that the certificate is older than the revocation of its key.
 
-    Where witnesses are known, or the key is for certificates alone, only witnesses do; that the
-    certificate is in what they cosigned is step 10. For a key for everything, as all were before,
-    a log that another key signed does (step 11).
+    If the policy names attestors, or the key has roles, they must attest it; step 10 checks that
+    the attested log contains the certificate. For a key with every role a log that another key
+    signed suffices (step 11).
     """
-    witnessed = key.roles is not None or (trust and trust.dated_by_others)
-    if log is None or (witnessed and cosigned is None):
+    needs_attestation = key.roles is not None or (trust and trust.has_attestors)
+    if log is None or (needs_attestation and attestation is None):
         raise VerificationError(
             6,
             "key_revoked",
@@ -306,17 +300,17 @@ def _require_dated(
             "cosignatures or timestamps that your trust policy names (--trust), it shows that it "
             "is not backdated. Or certify the plan again.",
         )
-    if witnessed and cosigned is not None and key.revoked_at(cosigned[0]):
+    if needs_attestation and attestation is not None and key.revoked_at(attestation[0]):
         raise VerificationError(
             6,
             "key_revoked",
             f"its key was revoked from {revoked} on, and others saw it in the log only at "
-            f"{cosigned[0]:%Y-%m-%d %H:%M:%S}Z.",
+            f"{attestation[0]:%Y-%m-%d %H:%M:%S}Z.",
             "Certify the plan again.",
         )
 
 
-def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
+def _check_plan(statement: dict[str, Any], plan: Plan | None) -> str:
     predicate = statement["predicate"]
     carried = digest_of(predicate["plan"])
     subject = {"plan": carried.removeprefix("sha256:")}
@@ -344,16 +338,19 @@ def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
     return carried
 
 
-def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
-    """Step 8: every engine as new as asked, and a policy that is accepted."""
-    versions = _engines(predicate)
+def _check_requirements(predicate: dict[str, Any], options: VerificationOptions) -> str:
+    """Check the versions of the accountants and the policy (step 8)."""
+    try:
+        versions = {str(item["name"]): str(item["version"]) for item in predicate["engines"]}
+    except (KeyError, TypeError):
+        versions = {}
     for name, lowest in options.accountants.items():
-        result = versions.get(name)
-        if result is None or not at_least(result, lowest):
+        version = versions.get(name)
+        if version is None or not at_least(version, lowest):
             raise VerificationError(
                 8,
                 "old_accountant",
-                f"it was accounted by a release with {name} {result or 'missing'}; "
+                f"it was accounted by a release with {name} {version or 'missing'}; "
                 f"you ask for {lowest} or later.",
                 "Certify the plan again with a newer release.",
             )
@@ -376,15 +373,10 @@ def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
     return "as required"
 
 
-def _engines(predicate: dict[str, Any]) -> dict[str, str]:
-    try:
-        return {str(item["name"]): str(item["version"]) for item in predicate["engines"]}
-    except (KeyError, TypeError):
-        return {}
-
-
-def _validity(key: PublicKey, not_before: datetime, not_after: datetime, now: datetime) -> datetime:
-    """Step 9; the end, which is that of the window of a key for certificates alone if nearer."""
+def _check_validity(
+    key: PublicKey, not_before: datetime, not_after: datetime, now: datetime
+) -> datetime:
+    """Return the end of the validity, no later than the window of a key with roles (step 9)."""
     if now < not_before:
         raise VerificationError(
             9, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
@@ -400,27 +392,29 @@ def _validity(key: PublicKey, not_before: datetime, not_after: datetime, now: da
     return end
 
 
-def _log(
+def _check_log(
     envelope: Envelope,
     statement: dict[str, Any],
-    part: Inclusion | None,
-    cosigned: tuple[datetime, datetime] | None,
+    log: Inclusion | None,
+    attestation: log_steps.Attestation | None,
     verifier: Verifier,
     report: _Report,
 ) -> str | None:
-    """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
-    if part is None:
+    """Perform steps 10 to 12; return the checkpoint to store as the last one seen, or None."""
+    if log is None:
         log_steps.require_logged(verifier.options)
         for step in (10, 11, 12):
-            report.unchecked(step, "not logged: the bundle has no log proof")
+            report.add(step, "not logged: the bundle has no log proof", is_checked=False)
         return None
-    checkpoint = log_steps.included(envelope, statement, part)
-    report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
-    key = log_steps.signed(part.checkpoint, cosigned, verifier)
+    checkpoint = log_steps.check_inclusion(envelope, statement, log)
+    report.add(10, f"leaf {log.leaf_index} of {checkpoint.size}")
+    key = log_steps.check_signature(log.checkpoint, attestation, verifier)
     signer = verifier.key(envelope.key_id)
-    dated = signer is not None and signer.revoked_at(verifier.now)
-    witnesses = log_steps.require_trusted(checkpoint, cosigned, verifier, dated=dated)
-    report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}{witnesses}")
-    link = log_steps.consistent(checkpoint, verifier)
-    (report.passed if link.checked else report.unchecked)(12, link.detail)
-    return part.checkpoint if link.keep else None
+    may_be_old = signer is not None and signer.revoked_at(verifier.now)
+    witnesses = log_steps.check_trust_policy(
+        checkpoint, attestation, verifier, may_be_old=may_be_old
+    )
+    report.add(11, f"{checkpoint.origin}, key {key.key_id[:16]}{witnesses}")
+    consistency = log_steps.check_consistency(checkpoint, verifier)
+    report.add(12, consistency.detail, is_checked=consistency.is_checked)
+    return log.checkpoint if consistency.is_newest else None

@@ -1,8 +1,8 @@
-"""The status list: which signed certificates are no longer valid, signed again every few minutes.
+"""The status list: the signed certificates that are no longer valid, signed every few minutes.
 
-A certificate cannot be called back, so whoever relies on one asks what became of it. The
-answer is one short-lived document for all certificates of a service, a DSSE envelope of
-its own payload type, so that it can never be passed off as a certificate nor the reverse::
+A signed certificate cannot be recalled, so a verifier fetches its status. The status list is one
+short-lived document for all certificates of a service. It is a DSSE envelope with its own payload
+type, so that it can never pass for a certificate or the reverse::
 
     {"_type": "https://affidavit.dev/status-list/v1", "issuer": "log.example.org/main",
      "sequence": 41, "issued_at": "...", "next_update": "...", "keyset_version": 3,
@@ -10,20 +10,18 @@ its own payload type, so that it can never be passed off as a certificate nor th
      "listed": [{"envelope": "sha256:...", "certificate_id": "sha256:...", "issue": 1,
                  "status": "revoked", "reason": "plan_error", "since": "..."}]}
 
-Rules it keeps:
+Its rules:
 
-- It speaks of the certificates that ``keys`` signed and of no other: a list of another
-  service, fresh and well signed, says nothing about this one's certificates.
-- ``sequence`` only grows, among the lists of one key. A list with a lower number than one seen
-  before, or with the same number and other content, was taken out of a drawer; so was one of an
-  older key than that of the last list seen. A newer key begins a new count, so that a number that
-  a thief signed binds nobody once the stolen key was replaced.
-- After ``next_update``, which is at most ``LONGEST_LIFE`` after ``issued_at``, it says nothing.
-- It counts only while its key does: a list is about now, and whoever holds a revoked or an expired
-  key can put any date on one.
-- Issues are listed by their envelope's digest. A superseded issue that could otherwise
-  still pass is listed too, as ``superseded``.
-- An issue is listed until a day after its validity has ended; then it fails by itself.
+- It covers the certificates that ``keys`` signed and no others. A list of another service says
+  nothing about this one's certificates.
+- ``sequence`` only grows among the lists of one key. A list with a lower number than an earlier
+  one, with the same number and other content, or of an older key, is a rollback. A newer key starts
+  a new sequence, so that a number signed by a thief has no effect once the stolen key is replaced.
+- It expires at ``next_update``, at most ``MAX_VALIDITY`` after ``issued_at``.
+- It is valid only while its key is: the holder of a revoked or expired key can write any date.
+- Issues are listed by their envelope's digest. A superseded issue that could otherwise still pass
+  is listed too, as ``superseded``.
+- An issue is listed until a day after the end of its validity.
 
 References: secure-systems-lab/dsse, protocol.md; RFC 5280, sections 5 and 6.3 (thisUpdate,
 nextUpdate, CRL number) for the rules; TUF specification, section 5.4 (timestamp), for rollback.
@@ -49,7 +47,7 @@ from affidavit.certificate.dsse import (
 )
 from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.verification.trust_policy import AHEAD
+from affidavit.certificate.verification.trust_policy import MAX_CLOCK_SKEW, is_stale
 from affidavit.certificate.verification.verification_result import (
     SeenStatus,
     VerificationError,
@@ -60,14 +58,13 @@ from affidavit.plan import MalformedPlan, canonical_json, load_json
 PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
 STATUS_TYPE = "https://affidavit.dev/status-list/v1"
 MAX_BYTES = 32 * 1024 * 1024
-"""A hundred thousand listed issues fit."""
-
-LONGEST_LIFE = timedelta(days=7)
+"""Enough for a hundred thousand listed issues."""
+MAX_VALIDITY = timedelta(days=7)
 """The longest time between ``issued_at`` and ``next_update``."""
 
 
 class StatusEntry(SignedPart):
-    """An issue that no longer counts, since when and why."""
+    """An issue that is no longer valid, since when and why."""
 
     envelope: Digest
     certificate_id: Digest
@@ -78,7 +75,7 @@ class StatusEntry(SignedPart):
 
 
 class StatusList(SignedPart):
-    """The list's content; times in UTC to the second."""
+    """The content of a status list; times are UTC in whole seconds."""
 
     type: Annotated[Literal["https://affidavit.dev/status-list/v1"], Field(alias="_type")]
     issuer: Annotated[str, Field(min_length=1, max_length=255)]
@@ -90,28 +87,28 @@ class StatusList(SignedPart):
     listed: tuple[StatusEntry, ...]
 
     @model_validator(mode="after")
-    def _times(self) -> Self:
+    def _validate_times(self) -> Self:
         if parse_instant(self.issued_at) > parse_instant(self.next_update):
             raise ValueError("it ends before it begins")
         return self
 
 
 class StatusCheck(NamedTuple):
-    """The result of step 13: its message, and whether a list was checked."""
+    """The result of step 13: a description, and whether a list was checked."""
 
     detail: str
-    checked: bool
+    is_checked: bool
 
 
 def sign_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
-    """The signed list, as ``GET /v1/status`` answers it; ``content`` without its ``_type``."""
+    """Sign a list, whose ``content`` lacks ``_type``, as ``GET /v1/status`` returns it."""
     status_list = StatusList.model_validate({"_type": STATUS_TYPE, **content})
     payload = canonical_json(status_list.as_document())
     return canonical_json(sign_envelope(payload, key, PAYLOAD_TYPE).as_document())
 
 
 def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, Envelope]:
-    """The list of a file's bytes, signed by a trusted key inside its window.
+    """Parse a list that a trusted key signed inside its window.
 
     Raises ``VerificationError`` with the code ``bad_status``.
     """
@@ -147,12 +144,10 @@ def current_status(
     seen: Mapping[str, SeenStatus | tuple[int, str]],
     now: datetime,
 ) -> tuple[StatusList, Envelope]:
-    """The list of a file's bytes, if it is signed, good at ``now`` and not older than ``seen``.
+    """Parse a list that is signed, valid at ``now`` and not older than ``seen``.
 
-    ``seen`` has the newest list seen, by issuer. A verifier
-    should remember this one, whatever it says of the certificate at hand. Raises
-    ``VerificationError`` with the codes ``bad_status``, ``stale_status`` and
-    ``status_rollback``.
+    ``seen`` has the newest list seen, by issuer. A verifier should store the returned list. Raises
+    ``VerificationError`` with the codes ``bad_status``, ``stale_status`` and ``status_rollback``.
     """
     status_list, signed = read_status(raw, trusted)
     if not by_id(trusted)[signed.key_id].covers(now):
@@ -167,9 +162,9 @@ def current_status(
 def check_status(
     envelope: Envelope, predicate: Mapping[str, Any], verifier: Verifier
 ) -> StatusCheck:
-    """Step 13: it has the required approvals and is not revoked.
+    """Check that a certificate has the required approvals and is not revoked (step 13).
 
-    Raises ``VerificationError`` with the codes ``not_approved``, ``bad_status``,
+    Raises ``VerificationError`` with the codes ``not_approved``, ``no_status``, ``bad_status``,
     ``stale_status``, ``status_rollback``, ``other_status``, ``revoked`` and ``superseded``.
     """
     _require_approved(predicate)
@@ -185,7 +180,7 @@ def check_status(
         return StatusCheck("revocation not checked: no status list given", False)
     status_list, _ = current_status(options.status, verifier.trusted, options.status_seen, now)
     issued_at = parse_instant(status_list.issued_at)
-    if options.trust is not None and options.trust.stale(hours, issued_at, now):
+    if is_stale(hours, issued_at, now):
         raise _error(
             "stale_status",
             f"the status list is from {status_list.issued_at}, older than {hours} hours.",
@@ -204,7 +199,7 @@ def check_status(
 
 
 def _require_approved(predicate: Mapping[str, Any]) -> None:
-    """Nothing but a ``certified`` verdict can be used, so nothing else needs approval."""
+    """Check the approvals; only a ``certified`` verdict allows a run and needs them."""
     if predicate["verdict"] != "certified":
         return
     remedy = "Have it approved (affidavit approve), then fetch its bundle again."
@@ -227,12 +222,12 @@ _FETCH = "Fetch a new one with `affidavit status`."
 
 
 def _require_fresh(status_list: StatusList, now: datetime) -> None:
-    if parse_instant(status_list.issued_at) > now + AHEAD:
+    if parse_instant(status_list.issued_at) > now + MAX_CLOCK_SKEW:
         raise _bad("it is from the future; check this machine's clock.")
     life = parse_instant(status_list.next_update) - parse_instant(status_list.issued_at)
-    if life > LONGEST_LIFE:
+    if life > MAX_VALIDITY:
         raise _bad(
-            f"it would be valid for {life.days} days; at most {LONGEST_LIFE.days} are allowed."
+            f"it would be valid for {life.days} days; at most {MAX_VALIDITY.days} are allowed."
         )
     if parse_instant(status_list.next_update) < now:
         raise _error(
@@ -248,13 +243,13 @@ def _require_newer(
     now: datetime,
 ) -> None:
     if last.key_id not in ("", signed.key_id):
-        former, key = trusted.get(last.key_id), trusted[signed.key_id]
-        if former is not None and not former.revoked_at(now) and key.not_before < former.not_before:
+        last_key, key = trusted.get(last.key_id), trusted[signed.key_id]
+        if last_key is None or last_key.revoked_at(now) or key.not_before > last_key.not_before:
+            return
+        if key.not_before < last_key.not_before:
             raise _error(
                 "status_rollback", "a status list from a newer key was seen before.", _FETCH
             )
-        if former is None or former.revoked_at(now) or key.not_before > former.not_before:
-            return
     if status_list.sequence < last.sequence:
         raise _error(
             "status_rollback",
@@ -283,7 +278,7 @@ def _require_unlisted(status_list: StatusList, digest: str) -> None:
         raise _error(
             "revoked",
             f"it was revoked at {item.since}: {item.reason}.",
-            "Do not use it; ask whoever revoked it.",
+            "Do not use it; ask the issuer.",
         )
 
 

@@ -1,6 +1,6 @@
-"""A verification: its numbered steps, a verifier's further requirements, and its outcome.
+"""The steps, options, errors and result of a verification.
 
-``bundle_verification`` has the steps; those about the log are with what they check, and use this.
+``bundle_verification`` and ``affidavit.certificate.log.inclusion_verification`` perform the steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = (
 
 
 class VerificationError(CodedError):
-    """The step that rejected a bundle, by number and name."""
+    """A step rejected the bundle; ``step`` is its number."""
 
     def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
         super().__init__(code, message, remedy)
@@ -47,14 +47,14 @@ class VerificationError(CodedError):
 
 
 class SeenCheckpoint(NamedTuple):
-    """The last checkpoint seen of a log, and when the verifier first saw it, where it knows."""
+    """The last checkpoint seen of a log, and when the verifier first saw it, if known."""
 
     note: str
     at: datetime | None = None
 
 
 class SeenStatus(NamedTuple):
-    """The newest status list seen: its number, its digest and its key, where that is known."""
+    """The newest status list seen: its number, its digest and its key, if known."""
 
     sequence: int
     digest: str
@@ -65,16 +65,15 @@ class SeenStatus(NamedTuple):
 class VerificationOptions:
     """A verifier's requirements beyond those for every certificate; none by default.
 
-    ``accountants`` are the lowest versions accepted, by engine; ``policies`` the digests
-    of the policies accepted, and ``floors`` policies whose every rule the certificate must
-    keep, whichever it was issued under. With ``require_log`` a bundle that was never logged, or
-    whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
-    names the only log accepted. ``seen`` are the last checkpoints seen, by origin, and
-    ``consistency`` the proof that links one of them to the bundle's.
-    ``status`` is a signed status list and ``status_seen`` the newest lists seen before, by issuer.
-    With ``require_status`` it cannot be left out. ``trust`` says which log counts, who witnesses
-    it, and how fresh all of it has to be; under it nothing of that is left unchecked. A use
-    that is over was at ``used_at``: the certificate may have expired since.
+    ``accountants`` are the lowest accepted versions by engine, ``policies`` the digests of the
+    accepted policies, and ``floors`` policies whose rules the certificate must meet, whichever
+    policy it was issued under. With ``require_log`` a bundle is rejected that was never logged, or
+    whose log cannot be linked to the last checkpoint seen; ``log_origin`` names the only accepted
+    log. ``seen`` are the last checkpoints seen, by origin, and ``consistency`` is the proof that
+    links one of them to the bundle's. ``status`` is a signed status list, required by
+    ``require_status``, and ``status_seen`` are the newest lists seen, by issuer. ``trust`` is the
+    trust policy for the log. ``used_at`` is the time of a past use, after which the certificate
+    may have expired.
     """
 
     accountants: Mapping[str, str] = field(default_factory=dict)
@@ -93,24 +92,23 @@ class VerificationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Who verifies: the keys that they trust, what they require, and when it is."""
+    """The trusted keys, the requirements and the current time of a verification."""
 
     trusted: tuple[PublicKey, ...]
     options: VerificationOptions
     now: datetime
 
     def key(self, key_id: str) -> PublicKey | None:
-        """The trusted key of that id."""
+        """Return the trusted key with the id, or None."""
         return by_id(self.trusted).get(key_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class VerifiedCertificate:
-    """A bundle that passed every step: its statement and what each step saw.
+    """A bundle that passed every step: its statement and the result of each step.
 
-    ``unchecked`` are the steps that had nothing to look at. ``checkpoint`` is the log's
-    signed note where it is consistent with the last one seen and should now be kept
-    instead of it; None where there is none to keep.
+    ``unchecked`` are the steps that had nothing to check. ``checkpoint`` is the log's signed note
+    if it should be stored as the last one seen, or None.
     """
 
     statement: dict[str, Any]

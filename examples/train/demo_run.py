@@ -83,7 +83,7 @@ def demonstrate(engine: str) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread only waits
     KeyStore(HOME / "service" / "keys").new("service")
     worker_key = KeyStore(HOME / "worker" / "keys").new("worker")
-    KeyStore(HOME / "service" / "worker-keys").keep(worker_key.public)
+    KeyStore(HOME / "service" / "worker-keys").save(worker_key.public)
     command("service", "migrate")
     people, work = token("admin", "submit", "audit"), token("work")
     port = free_port()

@@ -32,7 +32,7 @@ def describe_changes(source: Source, base: str) -> list[str]:
     before_text = _bound(first.epsilon_text, first.verdict)
     lines = [f"{name}: {before_text} -> {_bound(second.epsilon_text, second.verdict)}"]
     strongest = (comparison.strongest, comparison.strongest_on_noise)
-    for effect in sorted(comparison.alone, key=lambda effect: effect not in strongest):
+    for effect in sorted(comparison.effects, key=lambda effect: effect not in strongest):
         result, pointer = effect.assessment, effect.change.pointer
         bound = (
             _bound(None, None) if result is None else _bound(result.epsilon_text, result.verdict)
@@ -41,7 +41,7 @@ def describe_changes(source: Source, base: str) -> list[str]:
         line = source.line_of(pointer)
         place = "" if line is None else f" (line {line})"
         change = f"  {pointer}: {values}{place}"
-        lines.append(printable(f"{change}; alone: {effect.why_not or bound}"))
+        lines.append(printable(f"{change}; alone: {effect.reasons_text or bound}"))
     return lines
 
 

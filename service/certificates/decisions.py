@@ -212,7 +212,7 @@ def _sign_approved(
 ) -> StoredCertificate:
     """Sign ``pending`` with its ``approvals`` as the next issue."""
     certificate = issue_approved(
-        statement_in(pending.bundle), key, approvals=approvals, issued_at=at, former=pending
+        statement_in(pending.bundle), key, approvals=approvals, issued_at=at, previous=pending
     )
     document = json.loads(pending.result)
     document["certificate"] = {"id": certificate.id, "bundle": json.loads(certificate.bundle)}

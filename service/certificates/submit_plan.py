@@ -33,7 +33,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Approvals, Assessment, SigningPort, issue
 from affidavit.certificate.policy import (
-    AS_PROVED,
+    BUILT_IN_EVALUATION,
     PolicyEvaluation,
     Waiver,
     judge,
@@ -389,7 +389,7 @@ def sign(
     requester: str,
     issued_at: datetime,
     former: StoredCertificate | None,
-    under: PolicyEvaluation = AS_PROVED,
+    under: PolicyEvaluation = BUILT_IN_EVALUATION,
     ledger: Mapping[str, Any] | None = None,
     team: str = DEFAULT,
 ) -> StoredCertificate:
@@ -403,8 +403,8 @@ def sign(
         key,
         requester=requester,
         issued_at=issued_at,
-        under=under,
-        former=former,
+        evaluation=under,
+        previous=former,
         ledger=ledger,
         team=in_id(team),
     )

@@ -193,7 +193,9 @@ def _pair(label: str, result: PlanComparison) -> dict[str, Any]:
         "start": result.first.epsilon_text,
         "difference": _signed(total) if parts else None,
         "end": result.second.epsilon_text,
-        "lines": tuple(_lines(label, {item.change.pointer: item for item in result.alone}, parts)),
+        "lines": tuple(
+            _lines(label, {item.change.pointer: item for item in result.effects}, parts)
+        ),
     }
 
 
@@ -222,9 +224,9 @@ def _line(label: str, effect: ChangeEffect) -> ChangeLine:
         pointer=pointer,
         first=readable(first),
         second=readable(second),
-        alone=effect.alone,
-        why_not=effect.why_not or None,
-        noise=effect.noise,
+        alone=effect.epsilon_text,
+        why_not=effect.reasons_text or None,
+        noise=effect.noise_text,
     )
 
 

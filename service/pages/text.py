@@ -263,7 +263,7 @@ def draft_sentence(assessment: Assessment) -> str:
     bound = None
     if epsilon is not None and delta is not None and math.isfinite(epsilon.upper):
         bound = (
-            f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)}{assessment.chance} "
+            f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)}{assessment.confidence_suffix} "
             f"({words(assessment.adjacency)}, per {assessment.unit})"
         )
     sentence = verdict_sentence(

@@ -440,7 +440,7 @@ def simulate(
 
 
 def _judge(draft: Policy, certificate: StoredCertificate) -> SimulatedChange:
-    facts = PolicyFacts.said_in(statement_in(certificate.bundle)["predicate"], budget="fits")
+    facts = PolicyFacts.from_predicate(statement_in(certificate.bundle)["predicate"], budget="fits")
     reasons = violations(draft, facts) if facts.verdict == "certified" else ()
     would_be = "refused" if reasons else facts.verdict
     return SimulatedChange(certificate=certificate, would_be=would_be, reasons=reasons)

@@ -91,7 +91,7 @@ class Worker:
         self.site = site
         self.token = token or site.token(PEOPLE["work"], "work")
         self.key = SigningKey.generate("worker")
-        KeyStore(Path(site.settings.worker_keys)).keep(self.key.public)
+        KeyStore(Path(site.settings.worker_keys)).save(self.key.public)
 
     def claim(self, queue: str = "default", worker: str = "w1") -> dict[str, Any]:
         path, requested = f"/v1/queues/{queue}/claims", {"worker": worker}

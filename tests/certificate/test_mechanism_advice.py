@@ -271,7 +271,7 @@ def test_it_says_so_when_amplified_independent_noise_wins(plan_of: MakePlan) -> 
     assert own.rms is not None
     assert amplified.rms is not None
     assert amplified.rms < own.rms
-    assert any("wins here" in remark for remark in result.remarks)
+    assert any("has the smaller rms error" in remark for remark in result.remarks)
 
 
 def test_pictures_are_svg_with_every_mechanism_in_them(

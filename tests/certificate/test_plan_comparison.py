@@ -95,7 +95,7 @@ def test_each_change_alone_is_certified_as_that_plan_is(plan_of: PlanOf) -> None
     first = plan_of()
     second = plan_of(steps=40, releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 30}])
     result = compare_plans(first, second)
-    noise, steps = result.alone
+    noise, steps = result.effects
     assert steps.assessment is not None
     assert steps.assessment.epsilon == certify(plan_of(steps=40), second_opinion=False).epsilon
     assert (noise.moved, steps.moved) == ("lowered", "raised")
@@ -127,7 +127,7 @@ def test_guarantees_that_do_not_mean_the_same_are_not_ranked(
         assert all(item.remedy for item in result.obstacles)
         assert result.act_together is False
         # The one change is what makes them incomparable, so that it has not moved ε either.
-        assert all(entry.moved in (None, "unmoved") for entry in result.alone)
+        assert all(entry.moved in (None, "unmoved") for entry in result.effects)
 
 
 def test_a_guarantee_with_a_confidence_is_not_ranked_beside_a_certain_one(plan_of: PlanOf) -> None:
@@ -141,7 +141,7 @@ def test_a_guarantee_with_a_confidence_is_not_ranked_beside_a_certain_one(plan_o
 def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
     result = compare_plans(plan_of(), plan_of(name="other"))
     assert result.ranking == "not_told_apart"
-    assert [item.moved for item in result.alone] == [None]
+    assert [item.moved for item in result.effects] == [None]
     assert result.strongest is None
 
 
@@ -153,17 +153,17 @@ def test_a_change_within_the_width_of_the_brackets_is_not_told_apart(plan_of: Pl
     for noise, moved in ((2.0001, "not_told_apart"), (1.9999, "not_told_apart")):
         (noise_alone,) = compare_plans(
             first, plan_of(adjacency="replace_one", **wide, **_noise(noise))
-        ).alone
+        ).effects
         assert noise_alone.moved == moved, noise
     for noise, moved, other in ((4.0, "lowered", "raised"), (1.0, "raised", "lowered")):
         (noise_alone,) = compare_plans(
             first, plan_of(adjacency="replace_one", **wide, **_noise(noise))
-        ).alone
+        ).effects
         assert (noise_alone.moved, noise_alone.noise_moved) == (moved, other)
 
 
 def test_noise_that_was_given_is_told_apart_however_near(plan_of: PlanOf) -> None:
-    (alone,) = compare_plans(plan_of(**_noise(20.0)), plan_of(**_noise(20.0002))).alone
+    (alone,) = compare_plans(plan_of(**_noise(20.0)), plan_of(**_noise(20.0002))).effects
     assert (alone.moved, alone.noise_moved) == ("lowered", "raised")
 
 
@@ -175,7 +175,7 @@ def test_where_the_noise_is_open_it_is_the_noise_that_moves(plan_of: PlanOf) -> 
     requested = [{"name": "all", "clip_norm": 1}]
     first = plan_of(releases=requested)
     result = compare_plans(first, plan_of(releases=requested, steps=40))
-    (steps,) = result.alone
+    (steps,) = result.effects
     assert steps.noise_moved == "raised"
     assert steps.moved in ("not_told_apart", "unmoved")
     assert steps.assessment is not None
@@ -190,16 +190,21 @@ def test_the_strongest_change_is_the_one_that_moved_furthest(plan_of: PlanOf) ->
     tighter: dict[str, Any] = {"steps": 40, "target": {"epsilon": 7, "delta": 1e-5}}
     for one, other in ((requested, requested | tighter), (requested | tighter, requested)):
         result = compare_plans(plan_of(**one), plan_of(**other))
-        assert {element.change.pointer for element in result.alone} == {"/steps", "/target/epsilon"}
+        assert {element.change.pointer for element in result.effects} == {
+            "/steps",
+            "/target/epsilon",
+        }
         assert result.strongest_on_noise is not None
         assert result.strongest_on_noise.change.pointer == "/steps"
     provided: dict[str, Any] = {**_noise(20), "steps": 40}
     other = {**_noise(22), "steps": 10, "sampling": {"scheme": "fixed_size", "lot_size": 50}}
     result = compare_plans(plan_of(**provided), plan_of(**other))
-    assert [entry.change.pointer for entry in result.alone if entry.moved is None] == ["/sampling"]
+    assert [entry.change.pointer for entry in result.effects if entry.moved is None] == [
+        "/sampling"
+    ]
     assert result.strongest is not None
     assert result.strongest.change.pointer == "/steps"
-    (noise,) = [item for item in result.alone if item.noise_moved == "raised"]
+    (noise,) = [item for item in result.effects if item.noise_moved == "raised"]
     assert result.strongest_on_noise is noise
 
 
@@ -218,7 +223,7 @@ def test_noise_that_was_solved_for_is_told_apart_beyond_what_solving_leaves_open
     """A thousandth of this ε is a ten-thousandth of the noise."""
     requested: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
     second = plan_of(**requested, target={"epsilon": epsilon, "delta": 1e-5})
-    (target,) = compare_plans(plan_of(**requested), second).alone
+    (target,) = compare_plans(plan_of(**requested), second).effects
     assert target.noise_moved == moved
 
 
@@ -247,7 +252,7 @@ def test_a_change_that_is_refused_alone_has_the_reasons_of_that_plan(plan_of: Pl
     """Under add_remove lots in a fixed order are not certified; the sampler changes too."""
     first = plan_of(adjacency="zero_out", sampling={"scheme": "cyclic", "lot_size": 50})
     second = plan_of(adjacency="add_remove", **POISSON)
-    result = {item.change.pointer: item for item in compare_plans(first, second).alone}
+    result = {item.change.pointer: item for item in compare_plans(first, second).effects}
     refused = result["/adjacency"]
     assert refused.assessment is not None
     assert [reason.code for reason in refused.reasons] == ["removal_moves_records"]
@@ -257,7 +262,7 @@ def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
     release = {"name": "all", "clip_norm": 1}
     first = plan_of(releases=[release])
     second = plan_of(allocation="optimal", releases=[{**release, "dimension": 9}])
-    result = {item.change.pointer: item for item in compare_plans(first, second).alone}
+    result = {item.change.pointer: item for item in compare_plans(first, second).effects}
     assert result["/allocation"].assessment is None
     assert result["/allocation"].reasons[0].remedy
 
@@ -270,7 +275,7 @@ def test_a_field_of_several_blocks_is_one_change(plan_of: PlanOf) -> None:
         noise = [{} if s is None else {"noise_multiplier": s} for s in sigmas]
         return plan_of(releases=[{**a, **b} for a, b in zip(blocks, noise, strict=True)])
 
-    (noise,) = compare_plans(with_noise(9, 9, 9), with_noise(None, None, None)).alone
+    (noise,) = compare_plans(with_noise(9, 9, 9), with_noise(None, None, None)).effects
     assert (noise.change.pointer, noise.moved) == ("/releases/*/noise_multiplier", "raised")
     assert (noise.change.before, noise.change.after) == (9.0, ABSENT)
     (change,) = find_changes(with_noise(9, 9, 9), with_noise(9, 10, 12))
@@ -286,7 +291,7 @@ def test_contributions_sum_to_the_difference_of_the_bounds(
 ) -> None:
     first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
     result = compare_plans(first, second)
-    effective = [item.change for item in result.alone if not item.change.is_text_only]
+    effective = [item.change for item in result.effects if not item.change.is_text_only]
     if result.obstacles or not effective:
         assert result.contributions == ()
         return
@@ -307,7 +312,7 @@ def test_changes_that_act_together_say_so(plan_of: PlanOf) -> None:
     )
     # A flat clip of four blocks is one release; four clips of their own are twice as sensitive.
     assert result.ranking == "first"
-    alone = {item.change.pointer: item.moved for item in result.alone}
+    alone = {item.change.pointer: item.moved for item in result.effects}
     assert alone["/clipping"] == "unmoved"
     assert result.act_together == all(moved != "raised" for moved in alone.values())
     assert result.as_document()["act_together"] is result.act_together

@@ -12,7 +12,7 @@ import pytest
 
 from affidavit.accountants.checker import Unproved
 from affidavit.certificate import certify, proof
-from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
+from affidavit.certificate.policy.evaluation import BUILT_IN_EVALUATION, NO_APPROVALS
 from affidavit.certificate.statement import statement
 from affidavit.mechanisms import correlation, lower
 from affidavit.mechanisms.correlation import Correlation
@@ -241,8 +241,8 @@ def test_a_certificate_that_rests_on_participations_is_proved(records: int) -> N
         requester="",
         issued_at=datetime.now(UTC),
         untrusted=False,
-        approvals=NONE_NEEDED,
-        under=AS_PROVED,
+        approvals=NO_APPROVALS,
+        evaluation=BUILT_IN_EVALUATION,
     )["predicate"]
     signed = proof.proof_document(stated)
     assert signed["statements"] == ["gaussian_mixture"]

@@ -71,12 +71,12 @@ def test_a_change_that_takes_too_long_does_not_spoil_the_comparison(plan_of: Pla
         block = {"name": "all", "clip_norm": 1, "noise_multiplier": 30}
         other = plan_of(steps=98, releases=[block])
         result = await _drafts(pool).compare(plan_of(), other)
-        assert [entry.moved for entry in result.alone] == ["lowered", "raised"]
+        assert [entry.moved for entry in result.effects] == ["lowered", "raised"]
         late = Pool(time_limit=-1.0)
         late.open.set()
         result = await _drafts(late).compare(plan_of(), other)
         assert result.ranking is not None
-        codes = [item.reasons[0].code for item in result.alone]
+        codes = [item.reasons[0].code for item in result.effects]
         assert codes == ["accounting_timeout"] * 2
 
     asyncio.run(story())

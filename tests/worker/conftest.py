@@ -127,7 +127,7 @@ class Shop:
         home = self.home / name
         if not home.exists():
             key = KeyStore(home / "keys").new(name)
-            KeyStore(self.home / "worker-keys").keep(key.public)
+            KeyStore(self.home / "worker-keys").save(key.public)
         return home
 
     def begin(self, command: list[str], home: Path, **more: str) -> subprocess.Popen[bytes]:

@@ -197,7 +197,7 @@ def test_the_newest_accepted_is_remembered(
     assert load(thieves) == load(make(thieves, by="ab", **now)) == "keyset_untrusted"
     (memory,) = (tmp_path / "home" / "keysets").glob("*.json")
     # A process that accepted an older one at the same time, and is later to write it.
-    trust_root._remember(memory, second)
+    trust_root._save_seen(memory, second)
     assert load(second) == "keyset_rollback"
     memory.write_bytes(b"{}")
     with pytest.raises(KeyFailure, match="cannot be read"):

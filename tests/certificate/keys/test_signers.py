@@ -243,7 +243,7 @@ def test_without_its_package_a_token_names_the_extra(monkeypatch: pytest.MonkeyP
 
 def test_the_directory_says_when_and_the_other_place_signs(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
-    store.keep(KEY.public)
+    store.save(KEY.public)
     assert store.signing_key() is None
     result = store.signing_key(private_key_source({KEY_VARIABLE: pem(KEY.private)}))
     assert result is not None

@@ -89,7 +89,7 @@ def test_what_an_issue_supersedes_stands_in_its_entry(document: Any, key: Signin
     assessment = certify(plan_from(document()), second_opinion=False)
     at = datetime(2026, 11, 21, 12, tzinfo=UTC)
     former = Superseded(issue=2, envelope_digest="sha256:" + 64 * "e")
-    created = issue(assessment, key, requester="token:ci", issued_at=at, former=former)
+    created = issue(assessment, key, requester="token:ci", issued_at=at, previous=former)
     assert leaf_of(created.bundle).body["supersedes"] == former.envelope_digest
     first = issue(assessment, key, requester="token:ci", issued_at=at)
     assert "supersedes" not in leaf_of(first.bundle).body

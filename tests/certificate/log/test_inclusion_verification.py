@@ -14,7 +14,7 @@ from affidavit.certificate.dsse import encode_base64, read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys.key import PublicKey, SigningKey
 from affidavit.certificate.log.entry import Consistency, read_inclusion
-from affidavit.certificate.log.inclusion_verification import included
+from affidavit.certificate.log.inclusion_verification import check_inclusion
 from affidavit.certificate.log.note import (
     Checkpoint,
     note_key,
@@ -201,11 +201,11 @@ def test_step_10_a_statement_without_what_an_entry_is_made_of(
 ) -> None:
     envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
     part = read_inclusion(log.bundle(40)["log"])
-    assert included(envelope, certificate.statement, part).size == 40
+    assert check_inclusion(envelope, certificate.statement, part).size == 40
     for lacks in ("validity", "verdict", "certificate_id", "requester", "plan", "policy"):
         predicate = {k: v for k, v in certificate.statement["predicate"].items() if k != lacks}
         with pytest.raises(VerificationError) as caught:
-            included(envelope, {**certificate.statement, "predicate": predicate}, part)
+            check_inclusion(envelope, {**certificate.statement, "predicate": predicate}, part)
         assert (caught.value.step, caught.value.code) == (10, "bad_leaf"), lacks
 
 

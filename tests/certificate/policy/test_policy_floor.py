@@ -36,7 +36,7 @@ def predicate(
 ) -> dict[str, Any]:
     """What a certificate of ``plan``, issued under that policy, says."""
     result, judgement = judge(plan, certify(plan, second_opinion=False), under, waivers)
-    stated = issue(result, key, requester="carol", issued_at=NOW, under=judgement).statement
+    stated = issue(result, key, requester="carol", issued_at=NOW, evaluation=judgement).statement
     read: dict[str, Any] = json.loads(json.dumps(stated))["predicate"]
     return read
 
@@ -132,7 +132,7 @@ def test_facts_read_from_a_statement_are_those_it_was_judged_by(
         result = certify(plan, second_opinion=False)
         for own in (BUILT_IN, policy(epsilon_cap=1e-3)):
             stated = predicate(plan, key, own)
-            assert PolicyFacts.said_in(stated) == PolicyFacts.of(plan, result)
+            assert PolicyFacts.from_predicate(stated) == PolicyFacts.of(plan, result)
 
 
 # ---- bundles of before ------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.accountants import Bracket
-from affidavit.certificate.assessment import CODE_PREFIX, Assessment, Opinion
+from affidavit.certificate.assessment import POLICY_CODE_PREFIX, Assessment, Opinion
 from affidavit.certificate.certification import certify
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge
@@ -112,7 +112,7 @@ LENIENT: dict[str, dict[str, Any]] = {
 
 def test_every_rule_has_a_case_each_way() -> None:
     assert {rule for rule, *_ in CASES} == set(RULES) == set(LENIENT)
-    assert all(code.startswith(CODE_PREFIX) for code in RULES)
+    assert all(code.startswith(POLICY_CODE_PREFIX) for code in RULES)
     assert set(RULES) - WAIVABLE == {"policy_dataset", "policy_budget"}
 
 

@@ -79,7 +79,7 @@ def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_wai
     granted = helping(*BOTH, plan=plan)
     judged, judgement = judge(plan, result, STRICT, granted)
     assert (judged.verdict, judged.reasons) == ("certified", ())
-    certificate = issue(judged, key, requester="carol", issued_at=NOW, under=judgement)
+    certificate = issue(judged, key, requester="carol", issued_at=NOW, evaluation=judgement)
     predicate = certificate.statement["predicate"]
     assert predicate["policy"] == STRICT.reference()
     assert predicate["validity"]["not_after"] == "2027-01-20T00:00:00Z"
@@ -258,7 +258,7 @@ def test_the_policy_that_is_named_is_the_policy_that_judged(
     plan = plan_of(adjacency="zero_out")
     lenient: Policy = STRICT.model_copy(update={"epsilon_cap": 8.0, "version": 2})
     result, judgement = judge(plan, certify(plan, second_opinion=False), lenient)
-    stated = issue(result, key, requester="carol", issued_at=NOW, under=judgement).statement
+    stated = issue(result, key, requester="carol", issued_at=NOW, evaluation=judgement).statement
     assert stated["predicate"]["policy"] == lenient.reference()
     assert stated["predicate"]["validity"]["not_after"] == "2027-04-10T12:00:00Z"
     assert lenient.digest() != STRICT.digest()

@@ -251,7 +251,7 @@ def pending(easy: Plan, key: SigningKey) -> Certificate:
     policy = BUILT_IN.model_copy(update={"approvals": 2})
     assessment: Assessment = certify(easy, second_opinion=False)
     result, under = judge(easy, assessment, policy, ())
-    return issue(result, key, requester="ada", issued_at=NOW, under=under)
+    return issue(result, key, requester="ada", issued_at=NOW, evaluation=under)
 
 
 class _First:
@@ -267,7 +267,7 @@ def given_by(pending: Certificate, key: SigningKey, *names: str, envelope: str =
         key,
         approvals=Approvals(2, tuple(Approval(name, written(NOW), "", seen) for name in names)),
         issued_at=NOW,
-        former=_First(pending),
+        previous=_First(pending),
     )
 
 

@@ -23,7 +23,7 @@ def test_the_loop_on_the_page_runs_and_conforms(
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     monkeypatch.setenv("AFFIDAVIT_HOME", str(home))
-    KeyStore(home / "keys").keep(key.public)
+    KeyStore(home / "keys").save(key.public)
     predicate, bundle = certified()
     (tmp_path / "bundle.json").write_bytes(bundle)
     (tmp_path / "plan.yaml").write_bytes(canonical_json(predicate["plan"]))

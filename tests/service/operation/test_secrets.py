@@ -61,7 +61,7 @@ def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
 ) -> None:
     for path in (server.home / "keys").iterdir():
         path.unlink()
-    KeyStore(server.home / "keys").keep(KEY.public)
+    KeyStore(server.home / "keys").save(KEY.public)
     monkeypatch.setenv(KEY_VARIABLE, PEM)
     token = token_of(f"sqlite:///{server.home / 'affidavit.db'}")
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
@@ -88,7 +88,7 @@ def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
 def test_no_table_of_either_database_holds_a_secret(
     database_url: str, settings: Settings, client_of: Any, plan: Plan
 ) -> None:
-    KeyStore(settings.key_directory).keep(KEY.public)
+    KeyStore(settings.key_directory).save(KEY.public)
     token = token_of(database_url)
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     provided = replace(settings, database_url=database_url, halves=EnvironmentKey.of(PEM))

@@ -136,7 +136,7 @@ def yard(
 ) -> Iterator[Yard]:
     KeyStore(tmp_path / "keys").new("test")
     key = SigningKey.generate("worker")
-    KeyStore(tmp_path / "worker-keys").keep(key.public)
+    KeyStore(tmp_path / "worker-keys").save(key.public)
     settings = Settings(
         database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
     )

@@ -47,7 +47,7 @@ def test_a_run_goes_its_way_once(yard: Yard) -> None:
     assert yard.say(job, "heartbeat", steps=2).json() == {"cancel": False, "granted": 10}
     assert yard.run(run)["steps"]["reported"] == 2
     services, stolen = yard.client.app.state.services, SigningKey.generate()
-    services.runs._worker_keys.keep(stolen.public)
+    services.runs._worker_keys.save(stolen.public)
     services.keyring._revoked = lambda: {stolen.key_id}
     for key in (SigningKey.generate(), stolen):
         refused = yard.complete(job, 10, key=key, send=False)
