@@ -39,13 +39,13 @@ def seconds(act: Callable[[], None]) -> float:
 def main() -> None:
     """Print one row a size."""
     torch.set_num_threads(1)
-    opened, settled = [0], grid._settled
+    opened, settled = [0], grid._round_exactly
 
     def counted(*arguments: object) -> float:
         opened[0] += 1
         return settled(*arguments)  # type: ignore[arg-type]
 
-    grid._settled = counted  # type: ignore[assignment]
+    grid._round_exactly = counted  # type: ignore[assignment]
     sys.stdout.write("| entries | ordinary, ns each | exact, ns each | over ordinary | spread |")
     sys.stdout.write(" left open |\n|---|---|---|---|---|---|\n")
     for size in SIZES:

@@ -201,7 +201,7 @@ def main(
     options = VerificationOptions(
         trust=policy, status=listed, require_status=listed is not None, require_log=require_log
     )
-    peers = Peers.joined(settings.device_type)
+    peers = Peers.join(settings.device_type)
     try:
         outcome = train(
             bundle=bundle,
@@ -231,7 +231,7 @@ def main(
         _end(Exit.BLOCKED, "unsupported_model", f"the model cannot be trained privately: {failure}")
     finally:
         peers.leave()
-    if peers.leads:
+    if peers.is_leader:
         if searched is not None:
             score = _mean_loss(adapter, searched.score)
             write_atomically(out / SCORE, f"{score!r}\n".encode())

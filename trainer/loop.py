@@ -151,7 +151,7 @@ class Run:
         self.config, self._model, self._data = config, model, data
         self._settings, self._peers = settings, peers
         self.shows_private = settings.show_private
-        self._quiet = quiet or not peers.leads
+        self._quiet = quiet or not peers.is_leader
         self._entropy, self._supervision = entropy, supervision
         self._checkpoints = checkpoint.CheckpointSchedule(settings.checkpoint_every)
         self._digests = checkpoint.CheckpointSchedule(settings.digest_every)
@@ -162,22 +162,26 @@ class Run:
     def entered(self, out: Path, *, resume: bool | None) -> Begun:
         """The run in ``out``, resumed or begun; by default as what rank 0 finds there requires."""
         if resume is None:
-            resume = self._peers.led(lambda: holds_a_run(out))
+            resume = self._peers.run_on_leader(lambda: holds_a_run(out))
         return self.resumed(out) if resume else self.begun(out)
 
     def begun(self, out: Path) -> Begun:
         """A run from its first step that nobody else may have charged."""
         charged = self._supervision.charged
         _require_anew(self.config, charged)
-        secrets = self._peers.led(lambda: RunSecrets.fresh(self._entropy))
+        secrets = self._peers.run_on_leader(lambda: RunSecrets.fresh(self._entropy))
         training = self._built(secrets)
         if training.shards is None:
             training.load(
-                checkpoint.unpacked(self._peers.led(lambda: checkpoint.packed(training.state())))
+                checkpoint.unpacked(
+                    self._peers.run_on_leader(lambda: checkpoint.packed(training.state()))
+                )
             )
         else:
-            shared = self._peers.led(lambda: checkpoint.packed(training.replicated()))
-            training.load_replicated(checkpoint.unpacked(shared))
+            shared = self._peers.run_on_leader(
+                lambda: checkpoint.packed(training.replicated_state())
+            )
+            training.load_replicated_state(checkpoint.unpacked(shared))
         parameters = training.digest()
 
         def begin() -> None:
@@ -186,7 +190,7 @@ class Run:
             canaries = None if self._audit is None else self._audit[0].canaries.commitment
             self._writer.header(training, self._data, secrets.run, parameters, canaries=canaries)
 
-        self._peers.led(begin)
+        self._peers.run_on_leader(begin)
         self._keep(training, 0, secrets, parameters)
         if charged:
             secrets = self._past(training, secrets, first=0, known=0, charged=charged)
@@ -203,11 +207,11 @@ class Run:
             self._open_writer = self._written_to(run_log, secrets)
             return checkpoint.packed(state), folder, run_log.progress.charged
 
-        content, folder, charged = self._peers.led(reopen)
+        content, folder, charged = self._peers.run_on_leader(reopen)
         state = checkpoint.unpacked(content)
         secrets = RunSecrets.of_state(state["secrets"])
         training = self._built(secrets)
-        self._peers.led(lambda: self._writer.require_same_run(training, self._data))
+        self._peers.run_on_leader(lambda: self._writer.require_same_run(training, self._data))
         if folder is not None:
             state = checkpoint.load_sharded(out / folder, state, training.shards)
         training.load(state)
@@ -226,20 +230,20 @@ class Run:
         parameters, ratchet = training.digest(), secrets.ratchet
         others: list[tuple[int, Ratchet]] = []
         for lost in range(first, charged):
-            training.pass_over(lost, ratchet)
+            training.skip_step(lost, ratchet)
             if lost >= known:
                 others.append((lost, ratchet))
             ratchet = ratchet.next()
-        ratchet = self._peers.led(lambda: ratchet.stirred(self._entropy))
+        ratchet = self._peers.run_on_leader(lambda: ratchet.reseeded(self._entropy))
         secrets = replace(secrets, ratchet=ratchet)
 
         def go_on() -> None:
             for lost, key in others:
                 self._writer.resumed(lost, first, parameters, durable=False)
-                self._writer.charge(lost, training.public(lost), key, durable=False)
+                self._writer.charge(lost, training.public_parameters(lost), key, durable=False)
             self._writer.resumed(charged, first, parameters)
 
-        self._peers.led(go_on)
+        self._peers.run_on_leader(go_on)
         self._keep(training, charged, secrets, parameters)
         return secrets
 
@@ -256,11 +260,13 @@ class Run:
 
         at: Any = {"step": step, "parameters": parameters}
         if training.shards is None:
-            self._peers.led(lambda: checkpoint.save(log(), state(), **at))
+            self._peers.run_on_leader(lambda: checkpoint.save(log(), state(), **at))
             return
-        room = Path(self._peers.led(lambda: mkdtemp(prefix="checkpoint-", dir=log().folder)))
+        room = Path(
+            self._peers.run_on_leader(lambda: mkdtemp(prefix="checkpoint-", dir=log().folder))
+        )
         digest = checkpoint.save_sharded(room, state(), self._peers)
-        self._peers.led(lambda: checkpoint.adopt(log(), room.name, digest, **at))
+        self._peers.run_on_leader(lambda: checkpoint.adopt(log(), room.name, digest, **at))
 
     def _built(self, secrets: RunSecrets) -> TrainingState:
         """The training; the plan's canaries are put into data and model first."""
@@ -280,7 +286,7 @@ class Run:
             optimizer=self._optimizer,
         )
         try:
-            self._machine.require_apart(self._model, self._collated)
+            self._machine.require_separate_records(self._model, self._collated)
         except torch.OutOfMemoryError:
             raise RunFailure(
                 "out_of_memory",
@@ -348,12 +354,12 @@ class Run:
         def charge() -> Due | None:
             if stop_requested() or not self._supervision.allows(step, stop_requested):
                 return None
-            public = training.public(step)
+            public = training.public_parameters(step)
             self._writer.charge(step, public, secrets.ratchet)
             keep = not last and self._checkpoints.due(done)
             return Due(keep=keep, digest=keep or last or self._digests.due(done))
 
-        due = self._peers.led(charge)
+        due = self._peers.run_on_leader(charge)
         if due is None and self._supervision.stop is None:
             self._keep(training, step, secrets, training.digest())
         return due
@@ -371,7 +377,9 @@ class Run:
                 digest = training.digest()
             self._peers.require_same(digest)
         counts = training.clip_counts
-        self._peers.led(lambda: self._writer.release(step, records, digest or None, counts))
+        self._peers.run_on_leader(
+            lambda: self._writer.release(step, records, digest or None, counts)
+        )
         if due.keep:
             with self._checkpoints.timed():
                 self._keep(training, step + 1, secrets, digest)
@@ -398,7 +406,7 @@ class Run:
                 guarantee=self.config.summary,
             )
 
-        return self._peers.led(end)
+        return self._peers.run_on_leader(end)
 
     def close(self) -> None:
         """Give back the folder and the model's layers."""

@@ -211,7 +211,7 @@ def private(
         model=adapter,
         data=records,
         settings=settings,
-        peers=peers or Peers.joined(settings.device_type),
+        peers=peers or Peers.join(settings.device_type),
         quiet=True,
         entropy=os.urandom,
         supervision=Supervision(),
@@ -332,7 +332,7 @@ class PrivateRun:
 
         They must be made of released and public values alone: clipped, averaged, from a server.
         """
-        self._training.leave()
+        self._training.record_tensors()
 
     def loss(self, batch: Batch) -> Tensor:
         """Take and clip the gradients of ``batch``'s records; ``backward`` is for the loop's sake.
@@ -360,7 +360,7 @@ class PrivateRun:
                 f"the model was on {self._device} when the run began, and is on {device}: move it "
                 "before you call private.",
             )
-        self._training.require_as_begun()
+        self._training.require_unchanged_model()
         self._model.module.zero_grad()
         self._lossless = None
         try:
@@ -433,7 +433,7 @@ class PrivateRun:
         if not self._open:
             raise LoopError("loop", f"optimizer.step() without a batch. {_EVERY_BATCH}")
         self._close_microbatch()
-        self._training.require_as_begun()
+        self._training.require_unchanged_model()
         self._private.require_no_gradients()
         if self._ready:
             self._release()
@@ -443,21 +443,21 @@ class PrivateRun:
     def _release(self) -> None:
         due = self._due
         assert due is not None  # nobody asked to stop before the step
-        self._training.require_as_left()
+        self._training.require_unchanged_tensors()
         try:
-            sums = self._training.summed(self._private.sums())
+            sums = self._training.reduce(self._private.sums())
             self._training.release(self.step, self._secrets.ratchet, sums)
         except Diverged:
             self._run.ended_by("diverged", self._training)
             raise
-        self._training.leave()
+        self._training.record_tensors()
         self._over = self.step, due
         self.step += 1
 
     def _say(self) -> None:
         """Write what the last step came to, once schedulers have followed it."""
         if self._over is not None:
-            self._training.require_as_left()
+            self._training.require_unchanged_tensors()
             (step, due), self._over = self._over, None
             self._secrets = self._run.taken(self._training, step, self._records, self._secrets, due)
 

@@ -43,7 +43,7 @@ from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import adapt, hidden_and_rest
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
-from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
+from affidavit.trainer.optimizers.muon import map_matrices, orthogonalize
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
@@ -313,7 +313,7 @@ def parts(machine: TrainingState, case: Case, device: str) -> tuple[float, float
     matrices = [sums[name] for name in machine.layout.tensors["hidden"]]
     dtype = torch.bfloat16 if device == "cuda" else None
     newton_schulz = seconds(
-        lambda: by_shape(matrices, lambda batch: orthogonalised(batch, dtype=dtype)),
+        lambda: map_matrices(matrices, lambda batch: orthogonalize(batch, dtype=dtype)),
         device,
         case.repeats,
     )

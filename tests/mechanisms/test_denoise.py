@@ -11,7 +11,7 @@ import torch
 
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import MalformedPlan, Plan
-from affidavit.trainer.optimizers.base import shrunk
+from affidavit.trainer.optimizers.base import denoise_matrices
 
 Make = Callable[..., Plan]
 
@@ -27,7 +27,9 @@ def spiked(rows: int, columns: int, strength: float, seed: int) -> tuple[Any, An
 
 def shrink(matrix: Any, noise_std: float, threshold: float = 1.02) -> Any:
     """One matrix, denoised."""
-    return shrunk(torch.from_numpy(matrix)[None], noise_std, threshold=threshold)[0].numpy()
+    return denoise_matrices(torch.from_numpy(matrix)[None], noise_std, threshold=threshold)[
+        0
+    ].numpy()
 
 
 def cosine(one: Any, other: Any) -> float:

@@ -17,7 +17,7 @@ from affidavit.mechanisms.newton_schulz import (
     singular_value,
     typical_singular_value,
 )
-from affidavit.trainer.optimizers.muon import orthogonalised
+from affidavit.trainer.optimizers.muon import orthogonalize
 
 SIGMA, CLIP, DIVISOR, BETA, SIDE = 0.8, 1 / 7, 1024.0, 0.95, 768
 """The setting of SPEC 6: five steps hardly orthogonalise there."""
@@ -26,7 +26,7 @@ NU = utility.noise_std_of_the_mean(noise_multiplier=SIGMA, clip_norm=CLIP, divis
 
 def orthogonalise(matrix: np.ndarray, **settings: Any) -> np.ndarray:
     """One matrix through the trainer's iteration, in float64."""
-    return orthogonalised(torch.from_numpy(matrix)[None], **settings)[0].numpy()
+    return orthogonalize(torch.from_numpy(matrix)[None], **settings)[0].numpy()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from torch import Tensor
 from affidavit.trainer.noise.chacha import derived_key
 from affidavit.trainer.steps.sampling import (
     Sampler,
-    Words,
+    UniformIntegers,
     b_min_sep,
     balls_in_bins,
     cyclic,
@@ -216,16 +216,19 @@ def test_full_batch_takes_every_record() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 6])
 def test_numbers_below_a_limit_are_uniform(limit: int) -> None:
-    drawn: list[Hashable] = Words(KEY, 0).below(limit, 3000).tolist()
+    drawn: list[Hashable] = UniformIntegers(KEY, 0).below(limit, 3000).tolist()
     assert follows(drawn, dict.fromkeys(range(limit), 1 / limit))
 
 
 def test_numbers_that_would_be_uneven_are_drawn_again() -> None:
     limit = (1 << 61) + 1  # of 2^62 numbers nearly a half lies above its largest multiple
-    drawn = Words(KEY, 0).below(limit, 2000)
+    drawn = UniformIntegers(KEY, 0).below(limit, 2000)
     assert bool(((drawn >= 0) & (drawn < limit)).all())
     assert stats.kstest(drawn.numpy() / limit, "uniform").pvalue > FALSE_ALARM
-    assert stats.kstest(Words(KEY, 0).take(2000).numpy() / 2.0**62, "uniform").pvalue > FALSE_ALARM
+    assert (
+        stats.kstest(UniformIntegers(KEY, 0).take(2000).numpy() / 2.0**62, "uniform").pvalue
+        > FALSE_ALARM
+    )
 
 
 SAMPLERS: dict[str, Callable[[bytes, int], Sampler]] = {

@@ -396,7 +396,7 @@ class PrivateModel:
             yield from ((block, None) for block in blocks)
             return
         own = [block.norms() for block in blocks]
-        joint = joint_norm(self._parallel.gathered(torch.stack(own)))
+        joint = joint_norm(self._parallel.gather(torch.stack(own)))
         for block, norms, item in zip(blocks, joint, own, strict=True):
             yield block, norms.to(item.dtype) * (1 + rounding_bound(4, item.dtype))
 
@@ -542,7 +542,7 @@ class PrivateModel:
         for hook, row in rows:
             if hook.target.name in self._parallel.cut:
                 continue
-            first, *others = self._parallel.gathered(row)
+            first, *others = self._parallel.gather(row)
             scale = float(first[:, 1].max()) * hook.target.parameter.numel() ** 0.5
             if any(not float((first - other).abs().max()) <= tolerance * scale for other in others):
                 raise UnsupportedModel(

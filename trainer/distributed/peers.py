@@ -1,16 +1,16 @@
-"""Peers: the processes that train one run together, or one process alone.
+"""Peers: the processes that train one run together, or a single process.
 
-Rank 0 keeps the run log and the checkpoints and draws every key; the others get what they
-need from it. A lot is cut into disjoint shards by rank; clipped sums are added up over all
-ranks, and every rank then adds the *same* noise to the same sum, drawn from the same key, so
-that noise is in the result once. Parameters are compared across ranks by their digest, and a
-rank that differs, or dies, stops all. (Where tensors are sharded, each rank has its own part of
+Rank 0 writes the run log and the checkpoints and draws all keys; it sends the others what they
+need. A lot is cut into disjoint shards by rank. Clipped sums are added over all
+ranks, and each rank then adds the *same* noise to the same sum, drawn from the same key, so
+that the result includes the noise once. Ranks compare the digests of their parameters; if one
+differs or dies, all stop. (If tensors are sharded, each rank has its own part of
 sum and noise: ``affidavit.trainer.distributed.shards``.)
 
->>> Peers.alone().leads
+>>> Peers.alone().is_leader
 True
 
-``torchrun`` sets RANK and WORLD_SIZE; without them a process is alone.
+``torchrun`` sets RANK and WORLD_SIZE; without them, a process is alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-# Its functions take the group that exists when it is imported as a default, and would keep it,
-# with its threads, beyond ``leave``: a process with such threads may abort as it ends. Parts of
-# torch import it late, so it comes first here, while there is no group.
+# This module captures the process group that exists when it is imported as a default argument, and
+# keeps it, with its threads, beyond ``leave``; a process with such threads may abort at its end.
+# Parts of torch import it late, so it is imported here, before there is a group.
 import torch.distributed.nn.functional
 from torch import Tensor
 
@@ -35,13 +35,13 @@ from affidavit.trainer.errors import RunFailure
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peers:
-    """This process among those of its run."""
+    """This process among the processes of its run."""
 
     rank: int
     size: int
@@ -49,12 +49,12 @@ class Peers:
 
     @classmethod
     def alone(cls, device: str = "cpu") -> Peers:
-        """One process."""
+        """Return a single process."""
         return cls(rank=0, size=1, device=torch.device(device))
 
     @classmethod
-    def joined(cls, device: str) -> Peers:
-        """The processes that ``torchrun`` started, or this one alone."""
+    def join(cls, device: str) -> Peers:
+        """Join the processes that ``torchrun`` started, or return this one alone."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls.alone(device)
@@ -63,53 +63,51 @@ class Peers:
             torch.cuda.set_device(place)
         else:
             place = torch.device(device)
-        if not dist.is_initialized():  # a script that shards its model has begun one
-            dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
+        if not dist.is_initialized():  # a script that shards its model has initialized it
+            dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), device=place)
 
     @property
-    def leads(self) -> bool:
-        """Whether this process keeps the run log."""
+    def is_leader(self) -> bool:
+        """Whether this process writes the run log."""
         return self.rank == 0
 
     def leave(self) -> None:
-        """End what ``joined`` began."""
+        """Leave the processes that ``join`` joined."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def add_up(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace each sum by that over all ranks, in place and with the same bits on each.
+    def all_reduce(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace each sum by its sum over all ranks, in place, bitwise equal on all ranks.
 
         Each has the shape of its parameter.
         """
         if self.size > 1:
-            add_up(sums)
+            all_reduce(sums)
 
-    def gathered(self, item: T) -> list[T]:
-        """The plain data of all ranks, in their order."""
+    def gather(self, item: T) -> list[T]:
+        """Return the plain data of all ranks, in their order."""
         result: list[Any] = [None] * self.size
         if self.size == 1:
             return [item]
-        with while_all_live():
+        with lost_ranks_reported():
             dist.all_gather_object(result, item)
         return result
 
-    def led(self, action: Callable[[], T]) -> T:
-        """The result of ``action`` on rank 0, on every rank; a failure is raised on every rank.
+    def run_on_leader(self, action: Callable[[], T]) -> T:
+        """Return the result of ``action`` on rank 0, plain data, on every rank.
 
-        The result is plain data.
-
-        Raises ``RunFailure`` on every rank where ``action`` did on rank 0.
+        Raises ``RunFailure`` on every rank if ``action`` raises it on rank 0.
         """
         if self.size == 1:
             return action()
         stated: list[Any] = [None]
-        if self.leads:
+        if self.is_leader:
             try:
                 stated = [(True, action())]
             except RunFailure as failure:
                 stated = [(False, (failure.code, str(failure)))]
-        with while_all_live():
+        with lost_ranks_reported():
             dist.broadcast_object_list(stated, src=0)
         done, result = stated[0]
         if not done:
@@ -118,7 +116,7 @@ class Peers:
 
     def require_same(self, digest: str) -> None:
         """Raise ``RunFailure`` unless ``digest`` is the same on all ranks that have one."""
-        if len(set(filter(None, self.gathered(digest)))) > 1:
+        if len(set(filter(None, self.gather(digest)))) > 1:
             raise RunFailure(
                 "ranks_differ",
                 "the parameters differ between ranks, so the run was stopped. Resume with --resume "
@@ -126,8 +124,8 @@ class Peers:
             )
 
 
-def add_up(sums: Mapping[str, Tensor], group: Any = None) -> None:
-    """Replace each sum by that over the ranks of ``group``, in place, with the same bits on each.
+def all_reduce(sums: Mapping[str, Tensor], group: Any = None) -> None:
+    """Replace each sum by its sum over ``group``, in place, bitwise equal on all ranks.
 
     Each has the shape of its parameter.
     """
@@ -136,25 +134,25 @@ def add_up(sums: Mapping[str, Tensor], group: Any = None) -> None:
         by_type.setdefault(item.dtype, []).append(item)
     for same in by_type.values():
         flat = torch.cat([entry.flatten() for entry in same])
-        add_up_alike(flat, group)
+        all_reduce_identical(flat, group)
         for target, part in zip(same, flat.split([item.numel() for item in same]), strict=True):
             target.copy_(part.view_as(target))
 
 
-def add_up_alike(values: Tensor, group: Any = None) -> None:
-    """Replace ``values`` by their sum over the ranks of ``group``, with the same bits on each.
+def all_reduce_identical(values: Tensor, group: Any = None) -> None:
+    """Replace ``values`` by their sum over ``group``, bitwise equal on all ranks.
 
-    They have the same shape everywhere.
+    They have the same shape on all ranks.
     """
-    with while_all_live():
-        # Both together send what an allreduce does, and every rank has the bits of the first.
+    with lost_ranks_reported():
+        # Together these send as much as an all-reduce, and every rank gets the bits of rank 0.
         dist.reduce(values, group_dst=0, group=group)
         dist.broadcast(values, group_src=0, group=group)
 
 
 @contextmanager
-def while_all_live() -> Iterator[None]:
-    """If a rank stops answering, end the run on all ranks; charged steps stay charged.
+def lost_ranks_reported() -> Iterator[None]:
+    """Report a rank that stops responding; charged steps stay charged.
 
     Raises ``RunFailure``.
     """

@@ -27,7 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from affidavit.trainer.distributed.peers import Peers, add_up, add_up_alike, while_all_live
+from affidavit.trainer.distributed.peers import (
+    Peers,
+    all_reduce,
+    all_reduce_identical,
+    lost_ranks_reported,
+)
 from affidavit.trainer.errors import UnsupportedModel
 
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -99,10 +104,10 @@ class Bucket:
             size = mesh.size(rows_dim)
             flat = torch.cat([_padded(total, size).view(size, -1) for total, *_ in same], 1)
             rows = flat.new_empty(flat.shape[1])
-            with while_all_live():
+            with lost_ranks_reported():
                 REDUCE_SCATTER(rows, flat.view(-1), group=mesh.get_group(rows_dim))
             if rows_dim:
-                add_up_alike(rows, mesh.get_group(0))
+                all_reduce_identical(rows, mesh.get_group(0))
             most = [-(-len(total) // size) * math.prod(total.shape[1:]) for total, *_ in same]
             for part, (total, like, take) in zip(rows.split(most), same, strict=True):
                 take(part.view(-1, *total.shape[1:])[: len(local(like))])
@@ -166,10 +171,10 @@ class TensorParallel:
         """Whether this rank's gradient of ``name`` is a part of what is released."""
         return self.rank == 0 or name in self.cut
 
-    def gathered(self, values: Tensor) -> list[Tensor]:
+    def gather(self, values: Tensor) -> list[Tensor]:
         """The ``values`` of each of the ranks, all of one shape."""
         result = [torch.empty_like(values) for _ in range(self.size)]
-        with while_all_live():
+        with lost_ranks_reported():
             dist.all_gather(result, values.contiguous(), group=self.group)
         return result
 
@@ -250,7 +255,7 @@ class Shards:
         Each has the shape of its part.
         """
         if (of := self.tensor_parallel) is not None:
-            add_up({name: item for name, item in sums.items() if name not in of.cut}, of.group)
+            all_reduce({name: item for name, item in sums.items() if name not in of.cut}, of.group)
         return sums
 
     def on_whole(
@@ -299,7 +304,7 @@ class Shards:
         inputs = torch.cat(flat) if flat else empty
         sizes = [[math.prod(shape) for shape in of] for of in shapes]
         output = empty.new_empty(sum(map(sum, sizes)))
-        with while_all_live():
+        with lost_ranks_reported():
             dist.all_to_all_single(
                 output,
                 inputs,

@@ -1,21 +1,21 @@
-"""Keys and their streams: ChaCha20 (RFC 8439), with one key a step.
+"""Keys and their streams: ChaCha20 (RFC 8439), with one key per step.
 
-Keystreams are made on the processor by OpenSSL, and copied to where they are used.
+OpenSSL computes keystreams on the CPU; they are copied to the device that uses them.
 
-A stream is named by a 256-bit key, a step and a tensor: the 96-bit nonce is the tensor's
+A stream is named by a 256-bit key, a step and a tensor. The 96-bit nonce is the tensor's
 number (32 bits) and the step (64 bits), little endian, so that no two tensors of no two
-steps ever share one. One key serves one purpose: the key of the noise is never that of the
-sampler, and ``derived_key`` makes one from another.
+steps share a nonce. A key serves one purpose: the noise never uses the sampler's key, and
+``derived_key`` makes one from another.
 
 >>> raw_words(bytes(32), step=0, tensor=0, count=2).numpy().tobytes().hex()
 '76b8e0ada0f13d90'
 
-The ratchet has one key a step, each made from the one before and none found from a later one:
-K_(t+1) = H(K_t), with H a derived key (HKDF). Step t has the key K_t, from which what it draws
-is derived by purpose: its noise, and its lot where lots are independent. A checkpoint holds
-the next key alone, so that whoever reads it learns nothing of noise that was already drawn.
-A run that goes on stirs fresh entropy in, so that no two runs from one checkpoint, or from
-a copy of its folder, ever share a key.
+The ratchet has one key per step, each derived from the one before, so that none can be computed
+from a later one: K_(t+1) = H(K_t), where H derives a key (HKDF). All draws of step t use keys that
+are derived from K_t by purpose: its noise, and its lot if lots are independent. A checkpoint holds
+only the next key, so a reader learns nothing about noise that was already drawn. A resumed run
+mixes in fresh entropy, so that no two runs from one checkpoint, or from a copy of its folder, share
+a key.
 
 >>> ratchet = Ratchet(bytes(32))
 >>> ratchet.next().key == derived_key(bytes(32), "affidavit next")
@@ -44,16 +44,16 @@ from torch import Tensor
 KEY_BYTES = 32
 WORDS_PER_BLOCK = 16
 MAX_WORDS = WORDS_PER_BLOCK * (2**32 - 1)
-"""The block counter has 32 bits."""
+"""Limit of a stream: the block counter has 32 bits."""
 
-ZEROS = memoryview(bytes(1 << 20))
-"""What is encrypted to have the keystream itself."""
+ZERO_BYTES = memoryview(bytes(1 << 20))
+"""Encrypting zeros gives the keystream."""
 
 
-def nonce_of(step: int, tensor: int) -> bytes:
-    """The nonce of one tensor at one step; both are part of the stream's name.
+def build_nonce(step: int, tensor: int) -> bytes:
+    """Return the nonce of one tensor at one step.
 
-    Raises ``ValueError`` for a step above 64 bits or a tensor above 32.
+    Raises ``ValueError`` for a step above 64 bits or a tensor number above 32 bits.
     """
     if not (0 <= tensor < 1 << 32 and 0 <= step < 1 << 64):
         raise ValueError(f"{step=} and {tensor=} must fit in 64 and 32 bits")
@@ -61,7 +61,7 @@ def nonce_of(step: int, tensor: int) -> bytes:
 
 
 def derived_key(key: bytes, purpose: str) -> bytes:
-    """A key of its own for each purpose and phase, from which ``key`` cannot be found."""
+    """Derive a key for one purpose, from which ``key`` cannot be computed."""
     _require_key(key)
     return HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=purpose.encode()).derive(key)
 
@@ -69,46 +69,28 @@ def derived_key(key: bytes, purpose: str) -> bytes:
 def raw_words(
     key: bytes, *, step: int, tensor: int, count: int, device: str = "cpu", block: int = 0
 ) -> Tensor:
-    """``count`` words from the start of a block, their bits in an int32 tensor on ``device``.
+    """Return ``count`` words from the start of a block, as the bits of an int32 tensor, (count,).
 
-    Raises ``ValueError`` for a key of another length, a step above 64 bits, a tensor above 32,
-    and words past the end of the stream.
-
-    Shape (count,).
+    Raises ``ValueError`` for a key of another length, a step above 64 bits, a tensor number above
+    32 bits, and words past the end of the stream.
     """
-    _require_stream(key, step, tensor, count, block)
-    out = torch.empty(count, dtype=torch.int32, device=device)
-    write_words(out, key, step=step, tensor=tensor, block=block)
-    return out
-
-
-def write_words(out: Tensor, key: bytes, *, step: int, tensor: int, block: int = 0) -> None:
-    """``raw_words`` into ``out`` of any shape, contiguous int32 anywhere, as many as it holds.
-
-    Raises ``ValueError`` as ``raw_words`` does.
-    """
-    nonce = _require_stream(key, step, tensor, out.numel(), block)
-    here = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=torch.int32)
-    start = struct.pack("<I", block) + nonce
-    cipher, into = Cipher(ChaCha20(key, start), mode=None).encryptor(), _memory_of(here)
-    for first in range(0, len(into), len(ZEROS)):
-        part = into[first : first + len(ZEROS)]
-        cipher.update_into(ZEROS[: len(part)], part)
-    if here is not out:
-        out.copy_(here)
-
-
-def _memory_of(values: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the processor, to be written to."""
-    return values.view(-1).numpy().data.cast("B") if values.numel() else memoryview(b"")
+    nonce = _require_stream(key, step, tensor, count, block)
+    words = torch.empty(count, dtype=torch.int32)
+    algorithm = ChaCha20(key, struct.pack("<I", block) + nonce)
+    encryptor = Cipher(algorithm, mode=None).encryptor()
+    memory = words.numpy().data.cast("B") if count else memoryview(b"")
+    for first in range(0, len(memory), len(ZERO_BYTES)):
+        part = memory[first : first + len(ZERO_BYTES)]
+        encryptor.update_into(ZERO_BYTES[: len(part)], part)
+    return words.to(device)
 
 
 def _require_stream(key: bytes, step: int, tensor: int, count: int, block: int) -> bytes:
-    """The nonce of a stream that has the words."""
+    """Return the nonce of a stream that has the words."""
     _require_key(key)
     if not (count >= 0 and block >= 0 and WORDS_PER_BLOCK * block + count <= MAX_WORDS):
         raise ValueError(f"a stream has at most {MAX_WORDS} words, not {count} after {block=}")
-    return nonce_of(step, tensor)
+    return build_nonce(step, tensor)
 
 
 def _require_key(key: bytes) -> None:
@@ -117,7 +99,7 @@ def _require_key(key: bytes) -> None:
 
 
 Entropy = Callable[[int], bytes]
-"""From a number of bytes to as many fresh ones; ``os.urandom`` but in tests."""
+"""Returns the given number of fresh bytes; ``os.urandom`` except in tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +110,30 @@ class Ratchet:
 
     @classmethod
     def fresh(cls, entropy: Entropy = os.urandom) -> Ratchet:
-        """The first key of a run."""
+        """Draw the first key of a run."""
         return cls(entropy(KEY_BYTES))
 
     def next(self) -> Ratchet:
-        """The key of the next step."""
+        """Derive the key of the next step."""
         return Ratchet(derived_key(self.key, "affidavit next"))
 
-    def stirred(self, entropy: Entropy = os.urandom) -> Ratchet:
-        """A key that depends on this one and on fresh entropy."""
+    def reseeded(self, entropy: Entropy = os.urandom) -> Ratchet:
+        """Derive a key from this one and fresh entropy."""
         fresh = hashlib.sha256(self.key + entropy(KEY_BYTES)).digest()
-        return Ratchet(derived_key(fresh, "affidavit stirred"))
+        return Ratchet(derived_key(fresh, "affidavit reseeded"))
 
     def key_for(self, purpose: str) -> bytes:
-        """This step's key for one purpose."""
+        """Derive this step's key for one purpose."""
         return derived_key(self.key, f"affidavit step {purpose}")
 
     @property
     def commitment(self) -> str:
-        """The commitment to the key in a run record; equal only for equal keys."""
+        """The commitment to the key in a run record, which only equal keys share."""
         stated = derived_key(self.key, "affidavit commitment")
         return "sha256:" + hashlib.sha256(stated).hexdigest()
 
 
-def committed(secret: bytes, about: str, value: str) -> str:
-    """A commitment to ``value``; whoever has ``secret`` can recompute it."""
-    key = derived_key(secret, f"affidavit committed {about}")
+def commitment_to(secret: bytes, about: str, value: str) -> str:
+    """Return a commitment to ``value``, which can be recomputed with ``secret``."""
+    key = derived_key(secret, f"affidavit commitment_to {about}")
     return "sha256:" + hashlib.sha256(key + value.encode()).hexdigest()

@@ -1,12 +1,12 @@
-"""A test of the noise that a run releases: its scale, and that it is independent.
+"""A statistical test of the released noise: its scale and its independence.
 
-The noise of a step is what stands after it was added less what stood before, at some entries of
-every tensor. Over its certified deviation it is standard normal; correlated noise is first solved
-for the independent z that it was made of. Tested are, for every release and over all of them, the
-sum of squares (is the scale what was certified?), and the products with the step before, with
-the first step and of one release with the next (is anything repeated?). Sums run over all steps,
-so that small errors are found as well: noise of 0.98 of what was certified within a hundred steps,
-where a thousand entries are read a step.
+The noise of a step is the difference of some entries of each tensor after and before it was added.
+Divided by its certified deviation, it is standard normal; correlated noise is first solved for the
+independent z from which it was computed. For each release and for all releases together, the test
+checks the sum of squares (is the scale as certified?) and the products with the previous step, with
+the first step and with the next release (is anything repeated?). Sums run over all steps, so that
+small errors are found too: noise of 0.98 times the certified deviation within a hundred steps, if a
+thousand entries are read per step.
 
 Guarantees
     * A run with the certified noise is stopped with a probability of at most ``FALSE_ALARM``,
@@ -24,7 +24,7 @@ Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/
 ...     sums = {"w": torch.zeros(1000)}
 ...     before = test.entries(sums, {"w": 3.0})
 ...     sums["w"] += 3 * torch.randn(1000, generator=drawn)
-...     test.see(before, sums, {"w": 3.0})
+...     test.observe(before, sums, {"w": 3.0})
 >>> round(test.as_entry()["scale"]["all"], 1)
 1.0
 """
@@ -51,19 +51,19 @@ FALSE_ALARM = 1e-9
 """Probability that a run with the certified noise is ever stopped."""
 
 MODEL_ERROR = 5e-4
-"""Relative error of a standard deviation that is taken for rounding."""
+"""Relative error of a standard deviation that is allowed for rounding."""
 
-ENTRIES = 4096
-"""Entries of all tensors together that are read at a step; at least one of each tensor."""
+MAX_TESTED_ENTRIES = 4096
+"""Entries of all tensors together that are tested per step; at least one of each tensor."""
 
-LONGEST = 512
-"""Steps of a phase of correlated noise beyond which its z are not solved for."""
+MAX_CORRELATED_STEPS = 512
+"""Length of a phase of correlated noise above which its noise is not solved for z."""
 
 
 class NoiseTest:
-    """The noise of every release of a run; ``release_of`` and ``sizes`` are by tensor.
+    """A test of the noise of all releases of a run; ``release_of`` and ``sizes`` are by tensor.
 
-    Of ``ranks`` that each test noise of their own, each spends a part of ``FALSE_ALARM``.
+    Each of ``ranks`` ranks with their own noise spends an equal part of ``FALSE_ALARM``.
     """
 
     def __init__(
@@ -75,35 +75,35 @@ class NoiseTest:
         self._names: dict[str, list[str]] = {}
         for name, release in release_of.items():
             self._names.setdefault(release, []).append(name)
-        least = max(1, ENTRIES // max(1, len(sizes)))
-        spare = ENTRIES - sum(min(least, size) for size in sizes.values())
-        self._read = {}
+        least = max(1, MAX_TESTED_ENTRIES // max(1, len(sizes)))
+        spare = MAX_TESTED_ENTRIES - sum(min(least, size) for size in sizes.values())
+        self._tested_sizes = {}
         for name, size in sizes.items():
             more = min(max(0, spare), max(0, size - least))
-            self._read[name], spare = min(size, least) + more, spare - more
+            self._tested_sizes[name], spare = min(size, least) + more, spare - more
         self._steps = 0
         self._squares: dict[str, tuple[float, int]] = {}
         self._products: dict[str, tuple[float, int]] = {}
         self._first: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
         self._matrix: Array | None = None
-        self._seen: dict[int, dict[str, Tensor]] = {}
+        self._observed: dict[int, dict[str, Tensor]] = {}
 
     def entries(
         self, sums: Mapping[str, Tensor], noise_std: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """Copies of the entries that are read, by release, over ``noise_std`` of their tensor.
+        """Copy the tested entries by release, divided by the ``noise_std`` of their tensor.
 
         Each sum has its tensor's shape.
         """
         return {
             release: torch.cat(
-                [sums[n].reshape(-1)[: self._read[n]].double() / noise_std[n] for n in of]
+                [sums[n].reshape(-1)[: self._tested_sizes[n]].double() / noise_std[n] for n in of]
             )
             for release, of in self._names.items()
         }
 
-    def see(
+    def observe(
         self,
         before: Mapping[str, Tensor],
         sums: Mapping[str, Tensor],
@@ -112,10 +112,10 @@ class NoiseTest:
         strategy: Strategy | None = None,
         place: int = 0,
     ) -> None:
-        """Test the noise of a step, ``place`` in its phase, that ``sums`` have and ``before`` not.
+        """Test the noise of a step, at ``place`` in its phase.
 
-        ``before`` are their ``entries`` before it was added, and ``noise_std`` its certified
-        deviation, by tensor. Each sum has its tensor's shape. Raises ``RunFailure``
+        ``before`` are the ``entries`` of ``sums`` before the noise was added, and ``noise_std`` is
+        the certified deviation by tensor. Each sum has its tensor's shape. Raises ``RunFailure``
         (``noise_not_certified``).
         """
         after = self.entries(sums, noise_std)
@@ -127,16 +127,16 @@ class NoiseTest:
             noise = z_of
         self._steps += 1
         for release, z in noise.items():
-            _grow(self._squares, release, float(z.square().sum()), z.numel())
+            _add_sum(self._squares, release, float(z.square().sum()), z.numel())
             for what, other in (("last", self._last), ("first", self._first)):
                 if release in other:
                     product = float((z * other[release]).sum())
-                    _grow(self._products, f"{release} with its {what}", product, z.numel())
+                    _add_sum(self._products, f"{release} with its {what}", product, z.numel())
         releases = list(noise)
         for one, next_one in pairwise(releases):
             size = min(noise[one].numel(), noise[next_one].numel())
             product = float((noise[one][:size] * noise[next_one][:size]).sum())
-            _grow(self._products, f"{one} with {next_one}", product, size)
+            _add_sum(self._products, f"{one} with {next_one}", product, size)
         self._last = noise
         self._first = self._first or noise
         self._require_likely()
@@ -144,14 +144,14 @@ class NoiseTest:
     def _independent(
         self, noise: dict[str, Tensor], strategy: Strategy, place: int
     ) -> dict[str, Tensor] | None:
-        """z_t = Σ_s C_ts w_s, of the steps of a phase that were seen; None where one is missing."""
-        if strategy.steps > LONGEST or strategy.draws != strategy.steps:
+        """Return z_t = Σ_s C_ts w_s of the observed steps of a phase, or None if one is missing."""
+        if strategy.steps > MAX_CORRELATED_STEPS or strategy.draws != strategy.steps:
             return None
         if place == 0 or self._matrix is None:
-            self._matrix, self._seen = strategy.injected.strategy_matrix(), {}
-        self._seen[place] = noise
+            self._matrix, self._observed = strategy.injected.strategy_matrix(), {}
+        self._observed[place] = noise
         row = self._matrix[place]
-        parts = [(float(row[s]), self._seen.get(s)) for s in range(place + 1) if row[s]]
+        parts = [(float(row[s]), self._observed.get(s)) for s in range(place + 1) if row[s]]
         if any(part is None for _, part in parts):
             return None
         return {
@@ -173,26 +173,26 @@ class NoiseTest:
             high = float(gammaincc(size / 2, squares * (1 - MODEL_ERROR) ** 2 / 2))
             if not min(low, high) >= level:
                 ratio = math.sqrt(squares / size)
-                raise _refused(f"{release} has noise of {ratio:.4f} times the certified deviation")
+                raise _failure(f"{release} has noise of {ratio:.4f} times the certified deviation")
         for pair, (product, size) in self._products.items():
             room = abs(product) * (1 - 2 * MODEL_ERROR)
             if not min(room**2 / (4 * size), room / 4) <= -math.log(level):
-                raise _refused(f"the noise of {pair} is not independent")
+                raise _failure(f"the noise of {pair} is not independent")
 
     @property
     def squares(self) -> dict[str, tuple[float, int]]:
-        """By release the sum of squares of what was seen, and of how many entries it is."""
+        """The sum of squares of the observed noise, and its number of entries, by release."""
         return dict(self._squares)
 
     def as_entry(self, of: Sequence[Squares] | None = None) -> dict[str, Any]:
-        """What a run record says of the noise that was seen: its scale over the certified one.
+        """Return the entry of a run record: the scale of the noise relative to the certified one.
 
-        ``of`` has the ``squares`` of every rank, where each saw noise of its own.
+        ``of`` has the ``squares`` of every rank, if each rank observed its own noise.
         """
         total: dict[str, tuple[float, int]] = {}
         for part in [self.squares] if of is None else of:
             for release, (squares, size) in part.items():
-                _grow(total, release, squares, size)
+                _add_sum(total, release, squares, size)
         return {
             "steps": self._steps,
             "entries": sum(size for _, size in total.values()),
@@ -204,12 +204,12 @@ class NoiseTest:
         }
 
 
-def _grow(sums: dict[str, tuple[float, int]], name: str, value: float, size: int) -> None:
+def _add_sum(sums: dict[str, tuple[float, int]], name: str, value: float, size: int) -> None:
     before, entries = sums.get(name, (0.0, 0))
     sums[name] = before + value, entries + size
 
 
-def _refused(what: str) -> RunFailure:
+def _failure(what: str) -> RunFailure:
     return RunFailure(
         "noise_not_certified",
         f"{what}. The step was not released and stays charged. Look for code that changes the "

@@ -1,9 +1,9 @@
-"""Recurrences: w_t = (N z)_t from z_t and a few tensors kept, for every form of streaming.
+"""Recurrences: compute w_t = (N z)_t from z_t and a few stored tensors, for each streaming form.
 
-A recurrence says what is kept of the past for one tensor, as a list, and turns z_t and
-that list into w_t. It is public and the same for all tensors; only z is secret. The forms
-are those of ``affidavit.mechanisms.strategies.strategy.Streaming``. Coefficients that are
-zero are left out, so that noise without correlation is z itself, bit for bit.
+A recurrence defines which past values of a tensor are stored, as a list, and computes w_t from z_t
+and that list. It is public and the same for all tensors; only z is secret. The forms
+are those of ``affidavit.mechanisms.strategies.strategy.Streaming``. Zero coefficients are skipped,
+so that noise without correlation equals z bit for bit.
 
 >>> from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 >>> past: list[Tensor] = []
@@ -23,22 +23,22 @@ from torch import Tensor
 from affidavit.mechanisms.strategies import Strategy
 
 Recurrence = Callable[[int, Tensor, list[Tensor]], Tensor]
-"""From a step (from 0), z and what is kept, which is changed, to w; z is not changed."""
+"""Computes w from a step (from 0), z, which is not changed, and the stored values, which are."""
 
 Coefficients = Callable[[int], Sequence[float]]
-"""From a step to a_0, a_1, ...: the number of now first, then those of the past."""
+"""Returns a_0, a_1, ... of a step: the coefficient of the current value, then of past values."""
 
 
 def recurrence_of(strategy: Strategy) -> Recurrence | None:
-    """The recurrence of ``strategy.streaming``; None where w_t is z_t, bit for bit.
+    """Return the recurrence of ``strategy.streaming``, or None if w_t equals z_t bit for bit.
 
-    A clip schedule does not change it. Raises ``TooLarge`` where a matrix is needed and has too
-    many rows.
+    A clip schedule does not change the recurrence. Raises ``TooLarge`` if a matrix is needed and
+    has too many rows.
     """
     strategy = strategy.injected
     streaming = strategy.streaming
-    provided = streaming.coefficients
-    column = _without_last_zeros(provided) if provided else ()
+    coefficients = streaming.coefficients
+    column = _trim_zeros(coefficients) if coefficients else ()
     match streaming.form:
         case "independent":
             return None
@@ -46,12 +46,12 @@ def recurrence_of(strategy: Strategy) -> Recurrence | None:
             return None
         case "moving_average":
             average = _moving_average(lambda _: column, len(column) - 1)
-            return _scaled(average, strategy, column[0]) if streaming.scaled else average
+            return _scale_rows(average, strategy, column[0]) if streaming.scaled else average
         case "autoregressive":
             return _autoregressive(lambda _: column, len(column) - 1)
         case "buffered":
-            half = len(provided) // 2
-            return _buffered(provided[:half], provided[half:])
+            half = len(coefficients) // 2
+            return _buffered(coefficients[:half], coefficients[half:])
         case "tree":
             assert streaming.period is not None
             return _tree(streaming.period)
@@ -61,8 +61,8 @@ def recurrence_of(strategy: Strategy) -> Recurrence | None:
             assert_never(form)
 
 
-def _moving_average(coefficients: Coefficients, most: int) -> Recurrence:
-    """``state`` holds z_{t-1}, z_{t-2}, ..., at most ``most``."""
+def _moving_average(coefficients: Coefficients, max_past: int) -> Recurrence:
+    """``state`` holds z_{t-1}, z_{t-2}, ..., at max_past ``max_past``."""
 
     def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
@@ -71,14 +71,14 @@ def _moving_average(coefficients: Coefficients, most: int) -> Recurrence:
             if factor:
                 result = torch.add(result, before, alpha=factor)
         state.insert(0, z)
-        del state[most:]
+        del state[max_past:]
         return result
 
     return step
 
 
-def _autoregressive(coefficients: Coefficients, most: int) -> Recurrence:
-    """``state`` holds w_{t-1}, w_{t-2}, ..., at most ``most``."""
+def _autoregressive(coefficients: Coefficients, max_past: int) -> Recurrence:
+    """``state`` holds w_{t-1}, w_{t-2}, ..., at max_past ``max_past``."""
 
     def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
@@ -88,7 +88,7 @@ def _autoregressive(coefficients: Coefficients, most: int) -> Recurrence:
                 result = torch.add(result, before, alpha=-factor)
         result = result if now == 1 else result / now
         state.insert(0, result)
-        del state[most:]
+        del state[max_past:]
         return result
 
     return step
@@ -113,9 +113,9 @@ def _buffered(decays: Sequence[float], scales: Sequence[float]) -> Recurrence:
 def _tree(period: int) -> Recurrence:
     """``state`` holds the nodes that make up the tree so far, the smallest last.
 
-    The n-th step of a tree completes the node of 2^l steps, l the zeros that n ends with; it
-    takes the place of the l nodes below it in the sum. A node that is complete and replaced
-    in the same step is never seen, so that one z a step is enough.
+    The n-th step of a tree completes the node of 2^l steps, where n ends with l zeros. In the sum,
+    this node replaces the l nodes below it. A node that is completed and replaced in the same step
+    is never released, so one z per step is enough.
     """
 
     def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
@@ -132,20 +132,20 @@ def _tree(period: int) -> Recurrence:
 
 
 def _rows(strategy: Strategy) -> Recurrence:
-    """Row t of C where it is banded, as an autoregression; else row t of N."""
-    most = strategy.streaming.buffers
-    by_strategy = strategy.bands <= min(most + 1, strategy.steps - 1)
+    """Use row t of C as an autoregression if C is banded, otherwise row t of N."""
+    max_past = strategy.streaming.buffers
+    by_strategy = strategy.bands <= min(max_past + 1, strategy.steps - 1)
     matrix = strategy.strategy_matrix() if by_strategy else strategy.noise_matrix()
 
     def coefficients(at: int) -> Sequence[float]:
-        row: list[float] = matrix[at, max(0, at - most) : at + 1][::-1].tolist()
+        row: list[float] = matrix[at, max(0, at - max_past) : at + 1][::-1].tolist()
         return row
 
-    return (_autoregressive if by_strategy else _moving_average)(coefficients, most)
+    return (_autoregressive if by_strategy else _moving_average)(coefficients, max_past)
 
 
-def _scaled(run: Recurrence, strategy: Strategy, first: float) -> Recurrence:
-    """The recurrence times d_t = N[t, t] / a_0, which is public."""
+def _scale_rows(run: Recurrence, strategy: Strategy, first: float) -> Recurrence:
+    """Multiply the recurrence by d_t = N[t, t] / a_0, which is public."""
 
     def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         factor = float(strategy.noise_columns(at, at + 1)[at, 0]) / first
@@ -154,6 +154,6 @@ def _scaled(run: Recurrence, strategy: Strategy, first: float) -> Recurrence:
     return step
 
 
-def _without_last_zeros(coefficients: Sequence[float]) -> Sequence[float]:
+def _trim_zeros(coefficients: Sequence[float]) -> Sequence[float]:
     last = max(place for place, item in enumerate(coefficients) if item or not place)
     return coefficients[: last + 1]

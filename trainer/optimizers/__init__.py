@@ -1,6 +1,4 @@
-"""Optimisers: how the noisy releases of a step update the parameters, one file each.
+"""Optimisers: how the noisy releases of a step update the parameters.
 
-All of them read ``parameter.grad`` = the noisy mean of a lot and public numbers of the
-certified plan, and nothing else, so that their updates are post-processing. A new one is a
-file here and a line in ``affidavit.trainer.optimizers.registry``.
+They read only noisy means and public numbers of the certified plan, so updates are post-processing.
 """

@@ -1,26 +1,26 @@
-"""The base of all optimisers: one step over the noisy means of every release.
+"""The base of all optimisers: one step over the noisy means of all releases.
 
-A subclass says how one tensor is updated (``rule``), or, where tensors are updated together,
-all tensors of a release. The base keeps to what was certified: every tensor has a mean at
+A subclass defines how one tensor is updated (``rule``) or, if tensors are updated together,
+all tensors of a release. The base enforces what was certified: every tensor has a mean in
 every step (a tensor that is left out would be one without noise), means are finite and dense,
-there is no closure (it would compute gradients that nobody clipped), and no step is taken
-beyond the plan's. Denoising, where the plan asks for it, comes before the rule.
+there is no closure (it would compute unclipped gradients), and no step is beyond the plan.
+Denoising, if the plan asks for it, precedes the rule.
 
-The state dict continues a run bit for bit; loading one of another optimiser or of other
+The state dict continues a run bit for bit. Loading the state of another optimiser or of other
 releases is an error. A release is a parameter group, so that ``torch.optim.lr_scheduler``
 works on it; a learning rate may depend on the step and on released values only.
 
-Denoising: a mean is a low-rank signal plus noise of standard deviation σ' in each entry. Where the
-largest singular value λ₁ exceeds κ σ'(√m + √n), each is mapped back through what noise makes
-of it and shrunk by the alignment that its vectors have kept, those at or below σ'(√m + √n)
-are dropped, and the result has the Frobenius norm that it came with. Other means stay as they
-are, bit for bit; so do tensors that are no matrices. In units of σ', with y = λ/σ',
+Denoising: a mean is a low-rank signal plus noise of standard deviation σ' in each entry. If the
+largest singular value λ₁ exceeds κ σ'(√m + √n), each singular value is mapped back through the
+effect of the noise and shrunk by the remaining alignment of its vectors; values at or
+below σ'(√m + √n) become zero, and the result keeps the Frobenius norm of the mean. Other means stay
+unchanged, bit for bit, and so do tensors that are no matrices. In units of σ', with y = λ/σ',
 
     x⁴-root:  2 x² = y² - m - n + √((y² - m - n)² - 4mn),
     η = x √((x⁴ - mn)/(x⁴ + m x²)) √((x⁴ - mn)/(x⁴ + n x²)).
 
 >>> mean = torch.diag(torch.tensor([100.0, 1.0, 1.0]))
->>> shrunk(mean[None], 1.0, threshold=1.02)[0].diagonal().tolist()[1:]
+>>> denoise_matrices(mean[None], 1.0, threshold=1.02)[0].diagonal().tolist()[1:]
 [0.0, 0.0]
 
 References: "Sample-efficient DP fine-tuning via gradient matrix denoising", equations 3 to 9;
@@ -46,10 +46,10 @@ from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, ReleasedTensors
 
 
-def in_batches(
+def map_batches(
     tensors: Sequence[Tensor], function: Callable[[Tensor], Iterable[Tensor]]
 ) -> list[Tensor]:
-    """``function`` of each of ``tensors``, in batches (k, ...) of equal shape; shapes stay."""
+    """Apply ``function`` to batches (k, ...) of ``tensors`` of equal shape; shapes stay."""
     result = list(tensors)
     shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, item in enumerate(tensors):
@@ -61,22 +61,22 @@ def in_batches(
     return result
 
 
-def shrunk(matrices: Tensor, noise_std: float, *, threshold: float) -> Tensor:
-    """The denoised matrices, (k, m, n) to (k, m, n)."""
+def denoise_matrices(matrices: Tensor, noise_std: float, *, threshold: float) -> Tensor:
+    """Return the denoised matrices, (k, m, n) to (k, m, n)."""
     rows, columns = matrices.shape[-2:]
     left, values, right = torch.linalg.svd(matrices, full_matrices=False)
     wide = values.double()
-    stored = shrinkage(wide / noise_std, rows, columns) * noise_std
-    norm = torch.linalg.vector_norm(stored, dim=-1)
+    shrunk_values = shrinkage(wide / noise_std, rows, columns) * noise_std
+    norm = torch.linalg.vector_norm(shrunk_values, dim=-1)
     edge = noise_std * (math.sqrt(rows) + math.sqrt(columns))
-    acts = (wide[:, 0] > threshold * edge) & (norm > 0)
-    scale = torch.linalg.vector_norm(wide, dim=-1) / torch.where(acts, norm, 1.0)
-    stored = (stored * scale[:, None]).to(values.dtype)
-    return torch.where(acts[:, None, None], (left * stored[:, None, :]) @ right, matrices)
+    is_denoised = (wide[:, 0] > threshold * edge) & (norm > 0)
+    scale = torch.linalg.vector_norm(wide, dim=-1) / torch.where(is_denoised, norm, 1.0)
+    diagonal = (shrunk_values * scale[:, None]).to(values.dtype)
+    return torch.where(is_denoised[:, None, None], (left * diagonal[:, None, :]) @ right, matrices)
 
 
 def shrinkage(values: Tensor, rows: int, columns: int) -> Tensor:
-    """η of equation 8 in units of σ', zero at or below √m + √n. The shape is that of ``values``."""
+    """Return η of equation 8 in units of σ', zero at or below √m + √n. The shape stays."""
     sums = values.square() - (rows + columns)
     root = (sums.square() - 4 * rows * columns).clamp(min=0).sqrt()
     square = ((sums + root) / 2).clamp(min=1)
@@ -91,13 +91,13 @@ def shrinkage(values: Tensor, rows: int, columns: int) -> Tensor:
 State = dict[str, Any]
 
 
-class BeyondThePlan(RuntimeError):
+class StepsExhausted(RuntimeError):
     """A step beyond the certified ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class At:
-    """The position of an update: its release, its step t from 1, and scheduled values."""
+class Update:
+    """The release and step t (from 1) of an update, and the scheduled values."""
 
     release: str
     step: int
@@ -105,12 +105,12 @@ class At:
     weight_decay: float
 
 
-Rule = Callable[[Tensor, Tensor, State, At], Tensor]
-"""From a tensor, its mean and its state, which is changed, to the tensor's next value."""
+Rule = Callable[[Tensor, Tensor, State, Update], Tensor]
+"""Computes a tensor's next value from the tensor, its mean and its state, which is changed."""
 
 
 class DPOptimizer(Optimizer):
-    """An optimiser of noisy means; ``given`` has the certified plan and the tensors."""
+    """An optimiser of noisy means; ``inputs`` has the certified plan and the tensors."""
 
     def __init__(self, inputs: OptimizerInputs) -> None:
         self._name = inputs.settings.name
@@ -140,14 +140,14 @@ class DPOptimizer(Optimizer):
 
     @abstractmethod
     def rule(self, inputs: OptimizerInputs) -> Rule:
-        """The update of one tensor."""
+        """Return the update of one tensor."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every tensor from its ``grad``, the noisy mean.
+        """Update every tensor from its ``grad``, the noisy mean.
 
-        Raises ``BeyondThePlan`` after the last certified step, ``ValueError`` for a closure or a
-        mean that is missing, sparse or not finite; then nothing was changed.
+        Raises ``StepsExhausted`` after the last certified step, and ``ValueError`` for a closure or
+        a mean that is missing, sparse or not finite; then nothing was changed.
         """
         if closure is not None:
             raise ValueError("a closure would compute gradients that are not released means")
@@ -158,8 +158,8 @@ class DPOptimizer(Optimizer):
             means = [parameter.grad for parameter in group["params"]]
             if self._threshold is not None:
                 std = float(self._noise_std[group["name"]][group["step"] - 1])
-                means = self._shrunk(means, std, self._names[group["name"]])
-            at = At(
+                means = self._denoise(means, std, self._names[group["name"]])
+            at = Update(
                 release=group["name"],
                 step=group["step"],
                 learning_rate=float(group["lr"]),
@@ -167,28 +167,28 @@ class DPOptimizer(Optimizer):
             )
             self._update(group["params"], means, at)
 
-    def _shrunk(self, means: list[Tensor], std: float, names: Sequence[str]) -> list[Tensor]:
-        """Means with denoised matrices, each on the rank that has it whole."""
-        assert self._threshold is not None  # asked by the caller
-        one = partial(shrunk, noise_std=std, threshold=self._threshold)
+    def _denoise(self, means: list[Tensor], std: float, names: Sequence[str]) -> list[Tensor]:
+        """Denoise the matrices among the means, each on the rank that has it in full."""
+        assert self._threshold is not None  # checked by the caller
+        one = partial(denoise_matrices, noise_std=std, threshold=self._threshold)
         places = [place for place, mean in enumerate(means) if mean.ndim == 2]
         matrices = [means[place] for place in places]
         if self._shards is None:
-            done: Sequence[Tensor] = in_batches(matrices, one)
+            done: Sequence[Tensor] = map_batches(matrices, one)
         else:
             own = [names[place] for place in places]
-            done = self._shards.on_whole(matrices, own, lambda of, _: in_batches(of, one))
+            done = self._shards.on_whole(matrices, own, lambda of, _: map_batches(of, one))
         result = list(means)
         for place, mean in zip(places, done, strict=True):
             result[place] = mean
         return result
 
-    def _update(self, parameters: list[Tensor], means: list[Tensor], at: At) -> None:
+    def _update(self, parameters: list[Tensor], means: list[Tensor], at: Update) -> None:
         for parameter, mean in zip(parameters, means, strict=True):
             parameter.copy_(self._rule(parameter, mean, self.state[parameter], at))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; raises ``ValueError`` for that of another optimiser."""
+        """Restore a checkpoint; raises ``ValueError`` for the state of another optimiser."""
         mine = [(group["optimizer"], group["name"]) for group in self.param_groups]
         theirs = [
             (group.get("optimizer"), group.get("name")) for group in state_dict["param_groups"]
@@ -199,7 +199,7 @@ class DPOptimizer(Optimizer):
 
     def _require_means(self, group: dict[str, Any]) -> None:
         if group["step"] >= self._steps:
-            raise BeyondThePlan(
+            raise StepsExhausted(
                 f"{self._steps} steps were certified, and all were taken. Certify a longer plan."
             )
         for parameter in group["params"]:
@@ -229,9 +229,6 @@ def _require_tensors(release: ReleasedTensors, *, sharded: bool) -> None:
         raise ValueError(f"release {release.name} has no tensors")
 
 
-def std_at(stds: dict[str, Array], at: At) -> float:
-    """The number of a release at a step.
-
-    Of arrays of shape (T,), one for each release; steps count from 1.
-    """
+def std_at(stds: dict[str, Array], at: Update) -> float:
+    """Return the value of a release at a step, counted from 1, from arrays of shape (T,)."""
     return float(np.asarray(stds[at.release])[at.step - 1])

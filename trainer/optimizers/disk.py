@@ -8,11 +8,10 @@ The filter is here. The combination happens before clipping and belongs to the l
 asks ``points`` for the weights and, for each, stands at that point while it computes every
 record's gradient. The records' two gradients are combined *before* the one clipping, and the
 noise is σC undivided; both points are made of released values only.
-
-The descent step is the heavy ball's, or Adam's where the plan gives β₁ or β₂.
-
->>> round(float(filtered(torch.tensor(1.0), torch.tensor(3.0), kappa=0.7)), 4)
-1.6
+The filter is here. The loop combines the gradients before it clips: it reads the weights from
+``points`` and, for each point, moves the parameters there while it computes every record's
+gradient. The records' two gradients are combined *before* the one clipping, and the
+noise is σC undivided; both points depend on released values only.
 
 References: Zhang et al., arXiv:2410.03883; Zaki, MSc thesis, Helsinki 2025, Algorithm 4.
 """
@@ -27,29 +26,26 @@ import torch
 from torch import Tensor
 
 from affidavit.mechanisms import DEFAULT_GAMMA, DEFAULT_KAPPA, lookahead_weight
-from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
+from affidavit.trainer.optimizers.base import DPOptimizer, Rule, Update
 from affidavit.trainer.optimizers.entrywise import heavy_ball, heavy_ball_or_adam
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
 
-def filtered(mean: Tensor, before: Tensor | None, *, kappa: float) -> Tensor:
-    """g̃_t from G̃_t and g̃_(t-1), which is G̃_t itself (None) in the first step.
-
-    All of one shape.
-    """
+def filter_mean(mean: Tensor, before: Tensor | None, *, kappa: float) -> Tensor:
+    """Return g̃_t from G̃_t and g̃_(t-1), which is None in the first step; all of one shape."""
     return mean.clone() if before is None else torch.add(before * (1 - kappa), mean, alpha=kappa)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a record's gradient is taken, and its weight in the combination.
+    """A point where gradients are taken, and its weight in the combination.
 
-    The parameters are at the point inside ``with point.stand():`` and are bit for bit what
-    they were afterwards, also when the block fails.
+    Inside ``with point.activate():``, the parameters are at the point. Afterwards they are restored
+    bit for bit, also after a failure.
     """
 
     weight: float
-    stand: Callable[[], AbstractContextManager[None]]
+    activate: Callable[[], AbstractContextManager[None]]
 
 
 class DiSK(DPOptimizer):
@@ -64,13 +60,13 @@ class DiSK(DPOptimizer):
         self._ahead = lookahead_weight(inputs.plan)
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
-        """The update after the filter."""
+        """Return the update after the filter."""
         return heavy_ball_or_adam(inputs, without_any=heavy_ball)
 
     def points(self) -> tuple[Point, ...]:
-        """The points of the coming step with their weights, which add to 1; zeros are left out.
+        """Return the points of the next step with their weights, which sum to 1, without zeros.
 
-        In the first step d_0 = 0: one point of weight 1.
+        In the first step d_0 = 0, so there is one point of weight 1.
         """
         if not self.state:
             return (Point(1.0, nullcontext),)
@@ -94,11 +90,11 @@ class DiSK(DPOptimizer):
                 for parameter, value in held:
                     parameter.copy_(value)
 
-    def _update(self, parameters: list[Tensor], means: list[Tensor], at: At) -> None:
+    def _update(self, parameters: list[Tensor], means: list[Tensor], at: Update) -> None:
         smooth = []
         for parameter, mean in zip(parameters, means, strict=True):
             state = self.state[parameter]
-            state["filtered"] = filtered(mean, state.get("filtered"), kappa=self._kappa)
+            state["filtered"] = filter_mean(mean, state.get("filtered"), kappa=self._kappa)
             state["direction"] = parameter.detach().clone()
             smooth.append(state["filtered"])
         super()._update(parameters, smooth, at)

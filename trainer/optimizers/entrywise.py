@@ -1,14 +1,13 @@
-"""Optimisers that act entry by entry: DP-SGD, DP-Adam, and what differs from them in one place.
+"""Optimisers that act on each entry: DP-SGD, DP-Adam, and variants of them.
 
 **Heavy ball**, as in ``torch.optim.SGD``; the weight decay λ is an l2 penalty:
 
     d_t = G̃_t + λ θ,   M_t = β M_(t-1) + d_t,   θ ← θ - η M_t,   M_0 = 0
 
-It is also the rule of DP-CorrSGD, of DP-Dice and of the matrix mechanisms, whose difference lies in
-what is released: the noise w = N z of exactly the certified strategy comes with the mean. Some
-public trainers multiply it here once more by the weighting Λ_τ that the strategy was *chosen* by,
-which leaves far less noise than was accounted; nothing here touches it.
-
+It is also the rule of DP-CorrSGD, of DP-Dice and of the matrix mechanisms, which differ in
+their releases: the mean includes the noise w = N z of the certified strategy. Some
+public trainers multiply it again by the weighting Λ_τ that the strategy was *chosen* by,
+which leaves far less noise than was accounted. This code does not.
 **Adam**, as in ``torch.optim.Adam``, with g_t = G̃_t + λ θ:
 
     m_t = β₁ m_(t-1) + (1-β₁) g_t,   v_t = β₂ v_(t-1) + (1-β₂) g_t²,
@@ -19,25 +18,26 @@ which leaves far less noise than was accounted; nothing here touches it.
                     becomes (1 - ηλ) θ. Also the rule of the auxiliary tensors of DP-Muon
 ``dp_adam_floor``   D_t = √max(v̂_t, ξ), ξ > 0 a public constant; nothing is added to the root
 ``dp_adambc``       D_t = √max(v̂_t - Φ, ξ): without the noise's share of the second moment,
-                    Φ = (σ_g C_g / B)², a public constant of the block. Where the noise changes from
-                    step to step E v̂_t has the mean Σ_s β₂^(t-s) Φ_s / Σ_s β₂^(t-s), subtracted
-``dp_adam_lowpass`` m̂_t is filtered further; ``dp_sgd_lowpass`` filters G̃_t before all else
-``dp_corrmom``      Adam, or the heavy ball where the plan gives ``momentum``, on means whose noise
-                    is anti-correlated across steps, w_t = z_t - λ z_(t-1), as it was released
+                    Φ = (σ_g C_g / B)², a public constant of the block. If the noise changes from
+                    step to step, the mean of E v̂_t is subtracted: Σ_s β₂^(t-s) Φ_s / Σ_s β₂^(t-s)
+``dp_adam_lowpass`` m̂_t is filtered further; ``dp_sgd_lowpass`` filters G̃_t first
+``dp_corrmom``      Adam, or the heavy ball if the plan gives ``momentum``, on means whose released
+                    noise is anti-correlated across steps, w_t = z_t - λ z_(t-1)
 ==================  ============================================================================
 
 The filter is the causal low-pass of first order,
 
     f_t = s f_(t-1) + (1-s) x_t,   f_0 = 0,   f̂_t = f_t / (1 - s^t)
 
-The division makes the weights of x_1..x_t sum to one from the first step on. s = 0 leaves x.
+With the division, the weights of x_1..x_t sum to one from the first step on. s = 0 leaves x
+unchanged.
 
 >>> state: State = {}
->>> [round(float(smoothed(torch.tensor(x), state, smoothing=0.5, step=t)), 4)
+>>> [round(float(low_pass(torch.tensor(x), state, smoothing=0.5, step=t)), 4)
 ...  for t, x in enumerate((1.0, 4.0), start=1)]
 [1.0, 3.0]
 >>> rule, state = Adam(beta1=0.9, beta2=0.999), {}
->>> at = At(release="all", step=1, learning_rate=0.1, weight_decay=0.0)
+>>> at = Update(release="all", step=1, learning_rate=0.1, weight_decay=0.0)
 >>> round(float(rule(torch.tensor(1.0), torch.tensor(0.5), state, at)), 6)
 0.9
 >>> float(HeavyBall(0.0)(torch.tensor(1.0), torch.tensor(0.5), {}, at))
@@ -61,60 +61,63 @@ import torch
 from torch import Tensor
 
 from affidavit.plan import Optimizer as Settings
-from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, State, std_at
-from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, refused
+from affidavit.trainer.optimizers.base import DPOptimizer, Rule, State, Update, std_at
+from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, refuse_optimizer
 
 BETA1, BETA2 = 0.9, 0.999
-"""Decays of a plan that gives none."""
+"""Default decays."""
 EPSILON = 1e-8
-"""What is added to √v̂, in units of an entry of the mean."""
+"""Added to √v̂, in units of an entry of the mean."""
 FLOOR = 1e-8
-"""ξ of a plan that gives none: the smallest of the published sweep at ρ near 1 (Table 1)."""
+"""Default ξ: the smallest value of the published sweep at ρ near 1 (Table 1)."""
 SMOOTHING = 0.9
-"""s of a plan that gives none."""
+"""Default s."""
 
 
-def corrected(moment: Tensor, decay: float, step: int) -> Tensor:
-    """A moment over 1 - decay^t, exact for decays near 1. Its shape stays."""
+def bias_corrected(moment: Tensor, decay: float, step: int) -> Tensor:
+    """Divide a moment by 1 - decay^t, accurately for decays near 1. The shape stays."""
     return moment / -math.expm1(step * math.log(decay)) if decay else moment
 
 
-def smoothed(values: Tensor, state: State, *, smoothing: float, step: int) -> Tensor:
-    """f̂_t; the state is ``filtered``. The shape is that of ``values``."""
+def low_pass(values: Tensor, state: State, *, smoothing: float, step: int) -> Tensor:
+    """Return f̂_t; the state is ``filtered``. The shape is that of ``values``."""
     if not smoothing:
         return values
     before = state.get("filtered")
     before = torch.zeros_like(values) if before is None else before
     state["filtered"] = torch.add(before * smoothing, values, alpha=1 - smoothing)
-    return corrected(state["filtered"], smoothing, step)
+    return bias_corrected(state["filtered"], smoothing, step)
 
 
 @dataclass(frozen=True, slots=True)
 class HeavyBall:
-    """β, and s of a filter on the mean; the state is ``momentum`` and ``filtered``."""
+    """Heavy ball with decay β, and a filter s on the mean.
+
+    The state is ``momentum``, ``filtered``.
+    """
 
     momentum: float
     smoothing: float = 0.0
 
-    def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: At) -> Tensor:
-        """The next value of ``parameter``."""
-        mean = direction = smoothed(mean, state, smoothing=self.smoothing, step=at.step)
+    def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: Update) -> Tensor:
+        """Return the next value of ``parameter``."""
+        mean = direction = low_pass(mean, state, smoothing=self.smoothing, step=at.step)
         if at.weight_decay:
             direction = torch.add(mean, parameter, alpha=at.weight_decay)
         if self.momentum:
             before = state.get("momentum")
             if before is not None:
                 direction = before * self.momentum + direction
-            # The first buffer may be the mean itself, which is the caller's.
+            # The first buffer may be the mean itself, which belongs to the caller.
             state["momentum"] = direction.clone() if direction is mean else direction
         return torch.add(parameter, direction, alpha=-at.learning_rate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
-    """β₁ and β₂; the state is ``first``, ``second`` and ``filtered``.
+    """Adam with β₁ and β₂; the state is ``first``, ``second`` and ``filtered``.
 
-    ``floor`` is ξ, and ``phi`` what is subtracted of each release at each step, (T,).
+    ``floor`` is ξ, and ``phi`` is subtracted for each release at each step, (T,).
     """
 
     beta1: float
@@ -124,8 +127,8 @@ class Adam:
     floor: float | None = None
     phi: dict[str, Array] | None = None
 
-    def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: At) -> Tensor:
-        """The next value of ``parameter``."""
+    def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: Update) -> Tensor:
+        """Return the next value of ``parameter``."""
         if at.weight_decay and self.decoupled:
             parameter = parameter * (1 - at.learning_rate * at.weight_decay)
         elif at.weight_decay:
@@ -134,16 +137,16 @@ class Adam:
         second = state["second"] if "second" in state else torch.zeros_like(mean)
         state["first"] = torch.add(first * self.beta1, mean, alpha=1 - self.beta1)
         state["second"] = torch.addcmul(second * self.beta2, mean, mean, value=1 - self.beta2)
-        direction = smoothed(
-            corrected(state["first"], self.beta1, at.step),
+        direction = low_pass(
+            bias_corrected(state["first"], self.beta1, at.step),
             state,
             smoothing=self.smoothing,
             step=at.step,
         )
-        denominator = self._denominator(corrected(state["second"], self.beta2, at.step), at)
+        denominator = self._denominator(bias_corrected(state["second"], self.beta2, at.step), at)
         return torch.addcdiv(parameter, direction, denominator, value=-at.learning_rate)
 
-    def _denominator(self, second: Tensor, at: At) -> Tensor:
+    def _denominator(self, second: Tensor, at: Update) -> Tensor:
         if self.floor is None:
             return second.sqrt().add_(EPSILON)
         if self.phi is not None:
@@ -152,12 +155,12 @@ class Adam:
 
 
 def heavy_ball(inputs: OptimizerInputs, smoothing: float = 0.0) -> HeavyBall:
-    """The heavy ball; momentum is 0 where the plan gives none."""
+    """Return the heavy ball, by default without momentum."""
     return HeavyBall(inputs.settings.momentum or 0.0, smoothing)
 
 
 def adam(inputs: OptimizerInputs, *, decoupled: bool = False, smoothing: float = 0.0) -> Adam:
-    """Adam with the plan's β₁ and β₂."""
+    """Return Adam with the plan's β₁ and β₂."""
     settings = inputs.settings
     return Adam(
         beta1=BETA1 if settings.beta1 is None else settings.beta1,
@@ -168,14 +171,14 @@ def adam(inputs: OptimizerInputs, *, decoupled: bool = False, smoothing: float =
 
 
 def heavy_ball_or_adam(inputs: OptimizerInputs, *, without_any: Callable[..., Rule]) -> Rule:
-    """Heavy ball for ``momentum``, Adam for a β; ``without_any`` where the plan gives neither.
+    """Return the heavy ball for ``momentum``, Adam for a β, and ``without_any`` otherwise.
 
-    Raises ``RefusedPlan`` where the plan gives both.
+    Raises ``RefusedPlan`` if the plan gives both momentum and a β.
     """
     settings = inputs.settings
     adaptive = settings.beta1 is not None or settings.beta2 is not None
     if settings.momentum is not None and adaptive:
-        raise refused(
+        raise refuse_optimizer(
             "conflict",
             "momentum",
             f"{settings.name} takes either momentum or Adam's moments, but the plan gives both.",
@@ -186,15 +189,15 @@ def heavy_ball_or_adam(inputs: OptimizerInputs, *, without_any: Callable[..., Ru
     return heavy_ball(inputs)
 
 
-def _smoothing(settings: Settings) -> float:
+def _smoothing_of(settings: Settings) -> float:
     return SMOOTHING if settings.smoothing is None else settings.smoothing
 
 
-def _with_floor(inputs: OptimizerInputs, phi: dict[str, Array] | None = None) -> Rule:
-    """Adam over √max(v̂ - Φ, ξ); raises ``RefusedPlan`` for ξ = 0."""
+def _adam_with_floor(inputs: OptimizerInputs, phi: dict[str, Array] | None = None) -> Rule:
+    """Return Adam with √max(v̂ - Φ, ξ) as denominator; raises ``RefusedPlan`` for ξ = 0."""
     floor = inputs.settings.floor
     if floor == 0:
-        raise refused(
+        raise refuse_optimizer(
             "unsupported",
             "floor",
             "without a floor, an entry whose second moment is zero would be divided by zero.",
@@ -203,20 +206,22 @@ def _with_floor(inputs: OptimizerInputs, phi: dict[str, Array] | None = None) ->
     return replace(adam(inputs), floor=FLOOR if floor is None else floor, phi=phi)
 
 
-def _without_bias(inputs: OptimizerInputs) -> Rule:
+def _adam_bias_corrected(inputs: OptimizerInputs) -> Rule:
     inputs.require_fixed_clip_norms()
     beta2 = adam(inputs).beta2
-    return _with_floor(inputs, {of.name: of.noise.second_moment(beta2) for of in inputs.releases})
+    return _adam_with_floor(
+        inputs, {of.name: of.noise.second_moment(beta2) for of in inputs.releases}
+    )
 
 
 RULES: dict[str, Callable[[OptimizerInputs], Rule]] = {
     "dp_sgd": heavy_ball,
-    "dp_sgd_lowpass": lambda inputs: heavy_ball(inputs, _smoothing(inputs.settings)),
+    "dp_sgd_lowpass": lambda inputs: heavy_ball(inputs, _smoothing_of(inputs.settings)),
     "dp_adam": adam,
     "dp_adamw": lambda inputs: adam(inputs, decoupled=True),
-    "dp_adambc": _without_bias,
-    "dp_adam_floor": _with_floor,
-    "dp_adam_lowpass": lambda inputs: adam(inputs, smoothing=_smoothing(inputs.settings)),
+    "dp_adambc": _adam_bias_corrected,
+    "dp_adam_floor": _adam_with_floor,
+    "dp_adam_lowpass": lambda inputs: adam(inputs, smoothing=_smoothing_of(inputs.settings)),
     "dp_corrmom": lambda inputs: heavy_ball_or_adam(inputs, without_any=adam),
     "dp_corrsgd": heavy_ball,
     "dp_dice": heavy_ball,
@@ -231,5 +236,5 @@ class EntryWise(DPOptimizer):
     """The optimiser of each name in ``RULES``."""
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
-        """That of the plan's optimiser."""
+        """Return the rule of the plan's optimiser."""
         return RULES[inputs.settings.name](inputs)

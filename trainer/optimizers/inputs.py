@@ -1,16 +1,16 @@
 """The inputs of an optimiser: the tensors of each release, and the noise of their means.
 
-A step releases, for each block, a clipped sum plus noise; its *mean* is that over the fixed
+A step releases a clipped sum plus noise for each block; its *mean* is the release over the fixed
 divisor B. ν_t is the standard deviation of the noise in one entry of the mean of step t:
-σ_g C_g / B for independent noise, and that times the norm of row t of N where the noise is
-N z. Φ_t = ν_t² is what the noise adds to a second moment. Momentum M_t = β M_(t-1) + G_t has
-the noise Σ_s β^(t-s) w_s, whose deviation over Σ β^j is the ρ_t of DP-MuonBC. All of these
-are constants of the plan, computed here once for all T steps.
+σ_g C_g / B for independent noise, times the norm of row t of N for noise N z.
+Φ_t = ν_t² is what the noise adds to a second moment. Momentum M_t = β M_(t-1) + G_t has
+the noise Σ_s β^(t-s) w_s, whose deviation over Σ β^j is the ρ_t of DP-MuonBC. These are
+constants of the plan, computed once for all T steps.
 
->>> noise = NoiseOfTheMean(scale=(0.5,), strategies=(None,), steps=(3,))
+>>> noise = MeanNoise(scale=(0.5,), strategies=(None,), steps=(3,))
 >>> noise.std().tolist()
 [0.5, 0.5, 0.5]
->>> [round(float(each), 4) for each in noise.momentum_std(0.5, normalised=False)]
+>>> [round(float(std), 4) for std in noise.momentum_std(0.5, normalised=False)]
 [0.5, 0.559, 0.5728]
 
 References: arXiv:2605.12994v1, Lemma C.1 (ρ_t); arXiv:2312.14334 (Φ).
@@ -36,14 +36,14 @@ from affidavit.trainer.distributed.shards import Shards
 Array = NDArray[np.float64]
 
 AUXILIARY = "aux"
-"""How the release of the tensors that are no hidden matrices is named in a plan."""
+"""Prefix of the name of a release whose tensors are no hidden matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoiseOfTheMean:
-    """Noise of one release's mean: for each phase its σ_g C_g / B, strategy and steps.
+class MeanNoise:
+    """The noise of one release's mean: σ_g C_g / B, strategy and steps of each phase.
 
-    A strategy is None where the noise of the steps is independent; phases are independent.
+    A strategy is None if the noise of the steps is independent; phases are independent.
     """
 
     scale: tuple[float, ...]
@@ -51,31 +51,31 @@ class NoiseOfTheMean:
     steps: tuple[int, ...]
 
     def std(self) -> Array:
-        """ν_t, shape (T,)."""
+        """Return ν_t, shape (T,)."""
         return self.momentum_std(0.0, normalised=False)
 
     def momentum_std(self, momentum: float, *, normalised: bool) -> Array:
-        """Standard deviation of Σ_s β^(t-s) w_s, shape (T,); ``normalised`` by Σ_j<t β^j."""
+        """Return the deviation of Σ_s β^(t-s) w_s, shape (T,); ``normalised`` by Σ_j<t β^j."""
         carried, result = 0.0, []
         for scale, strategy, steps in zip(self.scale, self.strategies, self.steps, strict=True):
             own = scale**2 * _momentum_variance(strategy, momentum, steps)
             result.append(own + carried * momentum ** (2.0 * np.arange(1, steps + 1)))
             carried = float(result[-1][-1])
         std = np.sqrt(np.concatenate(result))
-        return std / _filtered(np.ones(len(std)), momentum) if normalised else std
+        return std / _decayed_sum(np.ones(len(std)), momentum) if normalised else std
 
     def second_moment(self, decay: float) -> Array:
-        """What the noise adds to Adam's v̂_t in expectation: a weighted mean of Φ_s, s ≤ t.
+        """Return the expected share of the noise in Adam's v̂_t: a weighted mean of Φ_s, s ≤ t.
 
         Shape (T,).
         """
         phi = self.std() ** 2
-        return _filtered(phi, decay) / _filtered(np.ones(len(phi)), decay)
+        return _decayed_sum(phi, decay) / _decayed_sum(np.ones(len(phi)), decay)
 
 
-def _filtered(values: Array, decay: float) -> Array:
-    """Σ_s decay^(t-s) x_s along the first axis."""
-    # Imported here, because it takes half a second and few optimisers ask.
+def _decayed_sum(values: Array, decay: float) -> Array:
+    """Return Σ_s decay^(t-s) x_s along the first axis."""
+    # Imported late: it takes half a second, and few optimisers need it.
     from scipy.signal import lfilter
 
     return np.asarray(lfilter([1.0], [1.0, -decay], values, axis=0))
@@ -83,16 +83,16 @@ def _filtered(values: Array, decay: float) -> Array:
 
 @lru_cache(maxsize=4)
 def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -> Array:
-    """Variance of Σ_s β^(t-s) (N z)_s at unit z: squared row norms of (β^(t-s)) N.
+    """Return the variance of Σ_s β^(t-s) (N z)_s at unit z: squared row norms of (β^(t-s)) N.
 
-    Kept, because all releases of a phase share it.
+    The result is cached because all releases of a phase share it.
     """
     if strategy is None:
-        return _filtered(np.ones(steps), momentum**2)
+        return _decayed_sum(np.ones(steps), momentum**2)
     if strategy.injected is not strategy:
         return _momentum_variance(strategy.injected, momentum, steps)
     try:
-        return strategy.variances(partial(_filtered, decay=momentum))
+        return strategy.variances(partial(_decayed_sum, decay=momentum))
     except TooLarge:
         raise RefusedPlan.with_reason(
             code="too_large",
@@ -110,7 +110,7 @@ class ReleasedTensors:
 
     name: str
     tensors: Mapping[str, Parameter]
-    noise: NoiseOfTheMean
+    noise: MeanNoise
 
     @property
     def auxiliary(self) -> bool:
@@ -120,11 +120,11 @@ class ReleasedTensors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerInputs:
-    """Everything that an optimiser is built from, all of it public.
+    """All inputs of an optimiser; all of them are public.
 
-    ``probe_key`` (32 bytes, for the probes of DP-MuonBC alone) and ``newton_schulz_dtype``
-    (what Newton-Schulz is computed in; None is the parameters' own) are not in the plan: they
-    change no guarantee. Nor are ``shards``, by which tensors are their rows that are here.
+    ``probe_key`` (32 bytes, only for the probes of DP-MuonBC), ``newton_schulz_dtype`` (the type of
+    Newton-Schulz; None is the parameters' own) and ``shards`` (tensors are then their local rows)
+    are not in the plan: they change no guarantee.
     """
 
     plan: Plan
@@ -140,9 +140,9 @@ class OptimizerInputs:
 
     @property
     def learning_rate(self) -> float:
-        """η of the plan, which must give it; raises ``RefusedPlan``."""
+        """η of the plan, which must define it; raises ``RefusedPlan``."""
         if self.settings.learning_rate is None:
-            raise refused(
+            raise refuse_optimizer(
                 "missing_learning_rate",
                 "learning_rate",
                 "the plan has no learning rate.",
@@ -153,7 +153,7 @@ class OptimizerInputs:
     def require_fixed_clip_norms(self) -> None:
         """Raise ``RefusedPlan`` if clip norms are adaptive, so that ν_t is unknown beforehand."""
         if any(event.kind == "adaptive_clipping_quantile" for event in self.plan.extra):
-            raise refused(
+            raise refuse_optimizer(
                 "unsupported",
                 "name",
                 f"{self.settings.name} needs to know the noise of every step beforehand, but "
@@ -172,10 +172,10 @@ def optimizer_inputs(
     newton_schulz_dtype: torch.dtype | None = None,
     shards: Shards | None = None,
 ) -> OptimizerInputs:
-    """The closed plan's numbers beside ``tensors``: by release, those of all its blocks by name.
+    """Build the inputs from a closed plan and its ``tensors`` by release and name.
 
-    ``strategies`` has the strategy that is injected in each phase, None where its noise is
-    independent. Raises ``ValueError`` for tensors that are not those of its releases.
+    ``strategies`` has the injected strategy of each phase, None for independent noise. Raises
+    ``ValueError`` for tensors that are not those of the plan's releases.
     """
     strategies = [None] * len(plan.phases) if strategies is None else strategies
     names = {release.name for phase in plan.phases for release in phase.releases}
@@ -187,7 +187,7 @@ def optimizer_inputs(
         ReleasedTensors(
             name=name,
             tensors=dict(tensors[name]),
-            noise=NoiseOfTheMean(
+            noise=MeanNoise(
                 scale=tuple(_scale(plan, phase, name) for phase in plan.phases),
                 strategies=tuple(strategies),
                 steps=steps,
@@ -204,8 +204,8 @@ def optimizer_inputs(
     )
 
 
-def refused(code: str, field: str, message: str, remedy: str) -> RefusedPlan:
-    """A refusal that points to a field of the plan's optimiser."""
+def refuse_optimizer(code: str, field: str, message: str, remedy: str) -> RefusedPlan:
+    """Return a refusal that points to a field of the plan's optimiser."""
     pointer = pointer_to("optimizer", field)
     return RefusedPlan.with_reason(code=code, pointer=pointer, message=message, remedy=remedy)
 
@@ -221,7 +221,7 @@ def _require_strategies(
 
 
 def _scale(plan: Plan, phase: Phase, name: str) -> float:
-    """σ_g C_g / B of a release in a phase of a closed plan."""
+    """Return σ_g C_g / B of a release in a phase of a closed plan."""
     (release,) = (release for release in phase.releases if release.name == name)
     divisor = schedule.divisor(plan, phase)
     assert divisor is not None  # a run is bound to a plan that says it

@@ -3,30 +3,30 @@
     M_t = β M_(t-1) + G̃_t,   O_t = Q_(κ,q)(M_t),   W ← (1 - ηλ) W - η O_t
 
 for every hidden matrix; weight decay λ is decoupled. Tensors with more than two dimensions
-are taken as matrices of their first dimension by the others. Tensors of the auxiliary release
-(its name begins with "aux"), and tensors of one dimension anywhere, are updated by AdamW with
-the plan's β₁, β₂ and ``auxiliary_learning_rate``. Matrices of equal shape, up to transposition,
-are orthogonalised together. Everything starts from released means: post-processing.
+are matrices of their first dimension by the others. AdamW, with the plan's β₁, β₂ and
+``auxiliary_learning_rate``, updates the tensors of the auxiliary release (its name begins with
+"aux") and tensors of one dimension anywhere. Matrices of equal shape, up to transposition,
+are orthogonalised together. All of this is post-processing of released means.
 
-With the paper's start an ‖M_t‖_F below 1 is not normalised (see below), which is
+With the paper's start, an ‖M_t‖_F below 1 is not normalised (see below), which is
 usual for noisy means; ``newton_schulz_start: frobenius`` is the remedy.
 
-The Newton-Schulz orthogonalisation Q_(κ,q): for a matrix M of m rows and n columns, transposed if
-m > n,
+The Newton-Schulz orthogonalisation Q_(κ,q) of a matrix M of m rows and n columns, transposed if
+m > n:
 
     Y_0 = M / max(1, ‖M‖_F)  (start "paper")   or   M / ‖M‖_F  (start "frobenius"),
     Y_j = p_κ(Y_(j-1) Y_(j-1)ᵀ) Y_(j-1),   p_κ(x) = Σ_(s=0..κ) (2s)!/(4^s (s!)²) (1-x)^s.
 
-A singular value y becomes y p_κ(y²), on its way to 1. It does *not* get there in a few steps
-from small values, which grow by p_κ(0) a step: with the paper's start and ‖M‖_F < 1 five steps
-of degree 2 are little more than a multiplication by 23.2. The zero matrix stays.
+A singular value y becomes y p_κ(y²), on its way to 1. Small values do *not* reach 1 in a few steps:
+they grow by p_κ(0) per step. With the paper's start and ‖M‖_F < 1, five steps
+of degree 2 are little more than a multiplication by 23.2. The zero matrix stays zero.
 
-``dtype`` is what the products are taken in; norms are taken in the matrices' own type. In
-bfloat16 singular values near 1 are met to about 1 %, and it is quick where there is hardware
-for it. This is the batched, any-device twin of ``affidavit.mechanisms.newton_schulz``.
+``dtype`` is the type of the products; norms are taken in the matrices' own type. In
+bfloat16, singular values near 1 are accurate to about 1 %, and it is fast on hardware that
+supports it. This is the batched, any-device twin of ``affidavit.mechanisms.newton_schulz``.
 
 >>> small = 1e-6 * torch.eye(2).reshape(1, 2, 2)
->>> round(float(orthogonalised(small)[0, 0, 0] / small[0, 0, 0]), 1)
+>>> round(float(orthogonalize(small)[0, 0, 0] / small[0, 0, 0]), 1)
 23.2
 
 DP-MuonBC is DP-Muon without the leading bias that noise leaves after Newton-Schulz:
@@ -34,14 +34,14 @@ DP-MuonBC is DP-Muon without the leading bias that noise leaves after Newton-Sch
     M̂_t = M_t / Σ_(j<t) β^j,   O⁰ = Q(M̂_t),
     O² = (1/2J) Σ_j [Q(M̂_t + ρ_t U_j) + Q(M̂_t - ρ_t U_j)],   W ← (1 - ηλ) W - η (2 O⁰ - O²)
 
-with ρ_t the standard deviation of the noise in an entry of M̂_t, for independent noise of
-variance ν² in each mean ρ_t² = ν² (1-β)/(1+β) (1+β^t)/(1-β^t), and J probes U_j of independent
-standard normal entries. Probes come from the keyed streams of a key of their own, named by
-step, tensor and probe, so that they depend on neither the data nor the noise, and a run that
-goes on from a checkpoint draws the same ones. Noise N z has its own ρ_t, from N.
+where ρ_t is the standard deviation of the noise in an entry of M̂_t. For independent noise of
+variance ν² in each mean, ρ_t² = ν² (1-β)/(1+β) (1+β^t)/(1-β^t); for noise N z it follows from N.
+The J probes U_j have independent standard normal entries. They come from keyed streams with their
+own key, named by step, tensor and probe, so that they depend on neither the data nor the noise, and
+a resumed run draws the same probes.
 
 >>> momenta, shifts = [torch.tensor([[3.0]])], [[torch.tensor([[0.5]])]]
->>> float(without_bias(momenta, shifts, torch.square)[0])
+>>> float(correct_bias(momenta, shifts, torch.square)[0])
 8.75
 
 Reference: arXiv:2605.12994v1, Algorithm 1, section 4, appendices C and D.
@@ -59,12 +59,12 @@ from torch import Tensor
 
 from affidavit.mechanisms import DEFAULT_DEGREE, DEFAULT_STEPS, Start, coefficients
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, in_batches, std_at
+from affidavit.trainer.optimizers.base import DPOptimizer, Rule, Update, map_batches, std_at
 from affidavit.trainer.optimizers.entrywise import adam
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
 
-def orthogonalised(
+def orthogonalize(
     matrices: Tensor,
     *,
     degree: int = DEFAULT_DEGREE,
@@ -72,7 +72,7 @@ def orthogonalised(
     start: Start = "paper",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Q of each of the matrices, (k, m, n) to (k, m, n)."""
+    """Return Q of each of the matrices, (k, m, n) to (k, m, n)."""
     wide = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
     norms = torch.linalg.matrix_norm(wide, keepdim=True)
     scale = norms.clamp(min=1) if start == "paper" else torch.where(norms > 0, norms, 1.0)
@@ -86,7 +86,7 @@ def orthogonalised(
 
 
 def _step(iterate: Tensor, series: tuple[float, ...]) -> Tensor:
-    """p_κ(Y Yᵀ) Y by Horner's rule in I - Y Yᵀ, which keeps its digits near 1."""
+    """Return p_κ(Y Yᵀ) Y by Horner's rule in I - Y Yᵀ, which is accurate near 1."""
     identity = torch.eye(iterate.shape[-2], dtype=iterate.dtype, device=iterate.device)
     rest = torch.baddbmm(identity, iterate, iterate.mT, alpha=-1)
     polynomial = series[-1] * rest + series[-2] * identity
@@ -96,23 +96,23 @@ def _step(iterate: Tensor, series: tuple[float, ...]) -> Tensor:
 
 
 MOMENTUM = 0.95
-"""β of a plan that gives none."""
+"""Default β."""
 
-Map = Callable[[Tensor], Tensor]
-"""From a batch of matrices (k, m, n) to as many of the same shape."""
+MatrixMap = Callable[[Tensor], Tensor]
+"""Maps a batch of matrices (k, m, n) to matrices of the same shapes."""
 
 
-def moved(parameter: Tensor, direction: Tensor, at: At) -> Tensor:
-    """(1 - ηλ) W - η O. The shape is that of W."""
+def step_along(parameter: Tensor, direction: Tensor, at: Update) -> Tensor:
+    """Return (1 - ηλ) W - η O. The shape is that of W."""
     decayed = parameter * (1 - at.learning_rate * at.weight_decay) if at.weight_decay else parameter
     return torch.add(decayed, direction.view_as(parameter), alpha=-at.learning_rate)
 
 
-def by_shape(matrices: Sequence[Tensor], function: Map) -> list[Tensor]:
-    """``function`` of each matrix, in batches of equal shape, the tall ones transposed."""
+def map_matrices(matrices: Sequence[Tensor], function: MatrixMap) -> list[Tensor]:
+    """Apply ``function`` to each matrix, in batches of equal shape, with tall ones transposed."""
     tall = [len(matrix) > matrix.shape[1] for matrix in matrices]
     wide = [matrix.mT if of else matrix for matrix, of in zip(matrices, tall, strict=True)]
-    done = in_batches(wide, function)
+    done = map_batches(wide, function)
     return [matrix.mT if of else matrix for matrix, of in zip(done, tall, strict=True)]
 
 
@@ -133,12 +133,12 @@ class Muon(DPOptimizer):
         super().__init__(inputs)
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
-        """The rule of the auxiliary tensors."""
+        """Return the rule of the auxiliary tensors."""
         return adam(inputs, decoupled=True)
 
     def map(self, matrices: Tensor) -> Tensor:
-        """Q_(κ,q) of a batch. Shape (batch, m, n)."""
-        return orthogonalised(
+        """Return Q_(κ,q) of a batch. Shape (batch, m, n)."""
+        return orthogonalize(
             matrices,
             degree=self._degree,
             steps=self._newton_schulz_steps,
@@ -146,19 +146,19 @@ class Muon(DPOptimizer):
             dtype=self._dtype,
         )
 
-    def directions(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
-        """O_t of the momenta of a release's matrices, at ``places`` among its tensors.
+    def directions(self, buffers: list[Tensor], places: list[int], at: Update) -> list[Tensor]:
+        """Return O_t for the momenta of a release's matrices, at ``places`` among its tensors.
 
         Each keeps its shape.
         """
         del places, at
-        return by_shape(buffers, self.map)
+        return map_matrices(buffers, self.map)
 
-    def is_matrix(self, parameter: Tensor, at: At) -> bool:
-        """Whether a tensor is orthogonalised. One of any shape."""
+    def is_matrix(self, parameter: Tensor, at: Update) -> bool:
+        """Return whether a tensor, of any shape, is orthogonalised."""
         return at.release not in self._auxiliary and parameter.ndim >= 2
 
-    def _update(self, parameters: list[Tensor], means: list[Tensor], at: At) -> None:
+    def _update(self, parameters: list[Tensor], means: list[Tensor], at: Update) -> None:
         places, buffers = [], []
         auxiliary = replace(at, learning_rate=at.learning_rate * self._auxiliary_rate)
         for place, (parameter, mean) in enumerate(zip(parameters, means, strict=True)):
@@ -172,11 +172,15 @@ class Muon(DPOptimizer):
             )
             places.append(place)
             buffers.append(state["momentum"].flatten(1))
-        for place, direction in zip(places, self._directed(buffers, places, at), strict=True):
-            parameters[place].copy_(moved(parameters[place], direction, at))
+        for place, direction in zip(
+            places, self._compute_directions(buffers, places, at), strict=True
+        ):
+            parameters[place].copy_(step_along(parameters[place], direction, at))
 
-    def _directed(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
-        """``directions``; of sharded matrices each on one rank, which is handed all its rows."""
+    def _compute_directions(
+        self, buffers: list[Tensor], places: list[int], at: Update
+    ) -> list[Tensor]:
+        """Return ``directions``; each sharded matrix is gathered on one rank."""
         if self._shards is None:
             return self.directions(buffers, places, at)
         return self._shards.on_whole(
@@ -187,22 +191,22 @@ class Muon(DPOptimizer):
 
 
 PROBES = 1
-"""J of a plan that gives none, as published."""
+"""Default J, as published."""
 
 
-def without_bias(
-    momenta: Sequence[Tensor], shifts: Iterable[Sequence[Tensor]], function: Map
+def correct_bias(
+    momenta: Sequence[Tensor], shifts: Iterable[Sequence[Tensor]], function: MatrixMap
 ) -> list[Tensor]:
-    """2 O⁰ - O² of every M̂; ``shifts`` gives ρ_t U_j of all of them, one j after the other.
+    """Return 2 O⁰ - O² of each M̂; ``shifts`` yields ρ_t U_j of all of them for each j.
 
     Each keeps its shape.
     """
-    plain = by_shape(momenta, function)
+    plain = map_matrices(momenta, function)
     smoothed, pairs = [torch.zeros_like(momentum) for momentum in momenta], 0
     for pairs, shift in enumerate(shifts, start=1):  # noqa: B007 (counts them)
         up = [momentum + by for momentum, by in zip(momenta, shift, strict=True)]
         down = [momentum - by for momentum, by in zip(momenta, shift, strict=True)]
-        result = by_shape([*up, *down], function)
+        result = map_matrices([*up, *down], function)
         for total, one, other in zip(smoothed, result, result[len(up) :], strict=False):
             total.add_(one).add_(other)
     return [
@@ -212,7 +216,7 @@ def without_bias(
 
 
 class MuonBC(Muon):
-    """``dp_muonbc``; ``inputs.probe_key`` is needed and serves the probes alone."""
+    """``dp_muonbc``; it needs ``inputs.probe_key``, which serves only the probes."""
 
     def __init__(self, inputs: OptimizerInputs) -> None:
         inputs.require_fixed_clip_norms()
@@ -231,16 +235,18 @@ class MuonBC(Muon):
             for release in inputs.releases
         }
 
-    def directions(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
-        """2 O⁰ - O² of every matrix. Each keeps its shape."""
+    def directions(self, buffers: list[Tensor], places: list[int], at: Update) -> list[Tensor]:
+        """Return 2 O⁰ - O² of each matrix. Each keeps its shape."""
         if not buffers:
             return []
         beta = self._momentum
         weight = -math.expm1(at.step * math.log(beta)) / (1 - beta) if beta else 1.0
         momenta = [buffer / weight for buffer in buffers]
-        return without_bias(momenta, self._shifts(buffers, places, at), self.map)
+        return correct_bias(momenta, self._shifts(buffers, places, at), self.map)
 
-    def _shifts(self, buffers: list[Tensor], places: list[int], at: At) -> Iterator[list[Tensor]]:
+    def _shifts(
+        self, buffers: list[Tensor], places: list[int], at: Update
+    ) -> Iterator[list[Tensor]]:
         std = std_at(self._probe_std, at)
         for probe in range(self._probes):
             numbers = [(self._first[at.release] + p) * self._probes + probe for p in places]

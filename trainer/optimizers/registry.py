@@ -1,10 +1,10 @@
-"""The registry of optimisers; a new one is a file and a line here, or a rule of ``entrywise``.
+"""The registry of optimisers.
 
-The optimiser of another package's mechanism is an entry point ``affidavit.optimizers``.
+A new optimiser is a file and a line here, or a rule of ``entrywise``. The optimiser of another
+package's mechanism is an entry point ``affidavit.optimizers``.
 
-The names are those of ``affidavit.mechanisms.catalogue``: what may be certified can be
-trained. ``optimizer_of`` refuses what the mechanism itself refuses, so that a form that was
-never certified (DP-DiSK combining after clipping, DP-Dice without its clip) does not run.
+The names are those of ``affidavit.mechanisms.catalogue``: everything that can be certified can be
+trained. ``optimizer_of`` refuses what the mechanism refuses, so that a form that was
 
 >>> OPTIMIZERS["dp_muon"].__name__
 'Muon'
@@ -19,7 +19,7 @@ from affidavit.plan import RefusedPlan, installed_extensions, load_extension
 from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.entrywise import RULES, EntryWise
-from affidavit.trainer.optimizers.inputs import OptimizerInputs, refused
+from affidavit.trainer.optimizers.inputs import OptimizerInputs, refuse_optimizer
 from affidavit.trainer.optimizers.muon import Muon, MuonBC
 
 OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
@@ -31,21 +31,21 @@ OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
 
 
 def optimizer_of(inputs: OptimizerInputs) -> DPOptimizer:
-    """The optimiser of a closed, certified plan; raises ``RefusedPlan``."""
+    """Return the optimiser of a closed, certified plan; raises ``RefusedPlan``."""
     name = inputs.settings.name
     if result := mechanism(name).find_mismatches(inputs.plan):
         raise RefusedPlan(*result)
     if name in OPTIMIZERS:
         return OPTIMIZERS[name](inputs)
     if name not in installed_extensions("affidavit.optimizers"):
-        raise refused(
+        raise refuse_optimizer(
             "unsupported",
             "name",
             f"{name} is a mechanism of another package, which installs no optimiser by that name.",
             "Install one as an entry point of affidavit.optimizers, or train with that package.",
         )
     if inputs.shards is not None:
-        raise refused(
+        raise refuse_optimizer(
             "unsupported",
             "name",
             f"{name} is an optimiser of another package, which supports whole tensors only.",

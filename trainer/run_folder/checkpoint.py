@@ -53,7 +53,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from affidavit.certificate import fsync_directory, write_all
-from affidavit.trainer.distributed.peers import Peers, while_all_live
+from affidavit.trainer.distributed.peers import Peers, lost_ranks_reported
 from affidavit.trainer.distributed.shards import Shards, is_sharded, local
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.run_folder.run_log import RunLog, unwritable
@@ -231,7 +231,7 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
     ]
     rest = tree_unflatten(emptied, spec)
     try:
-        with while_all_live():
+        with lost_ranks_reported():
             dcp.save(sharded, storage_writer=dcp.FileSystemWriter(folder))
     except (dcp.CheckpointException, OSError) as error:
         raise unwritable(folder, error) from None
@@ -241,7 +241,7 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
         fsync_directory(folder.parent)
         return digest_of_folder(folder)
 
-    return peers.led(finish)
+    return peers.run_on_leader(finish)
 
 
 def load_sharded(folder: Path, state: State, shards: Shards | None) -> State:
@@ -254,7 +254,7 @@ def load_sharded(folder: Path, state: State, shards: Shards | None) -> State:
     _require_plain(folder / METADATA)
     leaves, spec = tree_flatten(state)
     missing = {str(at): _room(item, shards) for at, item in enumerate(leaves) if _is_empty(item)}
-    with while_all_live(), warnings.catch_warnings():
+    with lost_ranks_reported(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it loads in one process, which is meant
         dcp.load(missing, storage_reader=dcp.FileSystemReader(folder), no_dist=shards is None)
     filled = [local(missing[str(at)]) if str(at) in missing else of for at, of in enumerate(leaves)]

@@ -40,7 +40,7 @@ LOCK = "lock"
 class RecordProgress:
     """The state of a record after the lines so far; ``checkpoints`` maps digests to entries.
 
-    Only those that lead to the keys of the last charge: where a run went on it stirred its key,
+    Only those that lead to the keys of the last charge: where a run went on it reseeded its key,
     and its first checkpoint after that puts an end to those from before.
     """
 

@@ -2,7 +2,7 @@
 
 A run begins with its header and its first checkpoint, before anything is charged. When it
 goes on, the steps that were charged after the checkpoint's are lost: they stay charged, their
-rows of the noise are passed over, and the next key is stirred with fresh entropy and kept in
+rows of the noise are passed over, and the next key is reseeded with fresh entropy and kept in
 a new checkpoint, before the next charge. At the end the weights are written, then the last
 line; then the checkpoint, which is as secret as the data and of no more use, is removed.
 
@@ -33,7 +33,7 @@ from affidavit.certificate import VERSION, Canaries, format_instant
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import DataAdapter
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.noise.chacha import KEY_BYTES, Entropy, Ratchet, committed, derived_key
+from affidavit.trainer.noise.chacha import KEY_BYTES, Entropy, Ratchet, commitment_to, derived_key
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.run_folder import checkpoint
 from affidavit.trainer.run_folder.run_log import RunLog
@@ -164,7 +164,7 @@ class RunWriter:
 
     def of_data(self, data: DataAdapter) -> str:
         """The commitment to the data set."""
-        return committed(self._opening, "data", data.digest)
+        return commitment_to(self._opening, "data", data.digest)
 
     def require_same_run(self, training: TrainingState, data: DataAdapter) -> None:
         """Raise ``RunFailure`` unless the record is of this certificate, data and model."""
@@ -232,7 +232,7 @@ class RunWriter:
             {
                 "type": "release",
                 "step": step,
-                "lot_size_commitment": committed(
+                "lot_size_commitment": commitment_to(
                     self._opening, f"lot size of step {step}", str(records)
                 ),
                 "parameters": parameters,

@@ -1,1 +1,1 @@
-"""A step: its lot, its blocks, its clipped sums, and the training that takes it."""
+"""A step: its lot, its blocks, its clipped sums, and the training state."""

@@ -1,10 +1,9 @@
-"""Blocks: a plan's releases laid over a model's tensors.
+"""Blocks: the mapping of a plan's releases to a model's tensors.
 
-The adapter groups the model's parameters by release; the plan says how many groups a release
-has, what each is clipped to and what noise it gets. Under flat clipping all groups are one
-block of one clip norm. A release, tensor or count that has no partner is refused by name;
-that every trainable tensor is in exactly one group is checked where the groups become the
-blocks of a ``PrivateModel``.
+The adapter groups the model's parameters by release. The plan defines for each release the number
+of groups, their clip norm and their noise. Under flat clipping, all groups are one block with one
+clip norm. A release, tensor or count without a counterpart is refused by name. ``PrivateModel``
+checks that each trainable tensor is in exactly one group.
 
 Guarantees
     * The noise of a tensor has the standard deviation σ_g C_g of its release, rounded up.
@@ -30,9 +29,9 @@ from affidavit.trainer.noise.source import TensorNoise
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The groups of every release, in the plan's order, and the tensors themselves.
+    """The groups of each release, in the plan's order, and the tensors themselves.
 
-    ``boxes`` are the parts that are here of tensors that are sharded.
+    ``boxes`` are the local parts of sharded tensors.
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -42,14 +41,14 @@ class Layout:
 
     @property
     def tensors(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Release to tensor name to tensor; what an optimiser is built from."""
+        """The tensors by release and name, from which an optimiser is built."""
         return {
             release: {name: self.parameters[name] for group in groups for name in group.names}
             for release, groups in self.groups.items()
         }
 
     def specs(self, required: StepRequirement) -> tuple[BlockSpec, ...]:
-        """The blocks of a step, with its clip norms."""
+        """Return the blocks of a step with its clip norms."""
         if self.flat:
             names = tuple(name for of in self.tensors.values() for name in of)
             (clip_norm,) = set(required.clip_norm.values())
@@ -57,7 +56,7 @@ class Layout:
         result = []
         for release, groups in self.groups.items():
             for place, group in enumerate(groups):
-                clip_norm = of_block(required.clip_norm, release, place)
+                clip_norm = block_value(required.clip_norm, release, place)
                 uses = {path: share * clip_norm for path, share in group.uses.items()}
                 name = block_name(release, place)
                 spec = BlockSpec(name=name, clip_norm=clip_norm, names=group.names, uses=uses)
@@ -65,11 +64,11 @@ class Layout:
         return tuple(result)
 
     def noise(self, required: StepRequirement) -> dict[str, TensorNoise]:
-        """The noise of every tensor, in the order of ``tensors``."""
+        """Return the noise of each tensor, in the order of ``tensors``."""
         return {
             name: TensorNoise(
                 shape=tuple(self.parameters[name].shape),
-                scale=of_block(required.noise_std, release, place),
+                scale=block_value(required.noise_std, release, place),
                 box=self.boxes.get(name),
             )
             for release, groups in self.groups.items()
@@ -78,7 +77,7 @@ class Layout:
         }
 
     def as_entries(self) -> list[dict[str, Any]]:
-        """Tensors, their shapes and their blocks, for a run record."""
+        """Return the tensors with their shapes and blocks, for a run record."""
         return [
             {
                 "name": name,
@@ -92,14 +91,14 @@ class Layout:
         ]
 
 
-def of_block(values: Mapping[str, float], release: str, place: int) -> float:
-    """The value of a block in ``values``: its own, or that of its release."""
+def block_value(values: Mapping[str, float], release: str, place: int) -> float:
+    """Return the value of a block, or else of its release."""
     block = block_name(release, place)
     return values[block] if block in values else values[release]
 
 
-def layout_of(execution: Execution, model: ModelAdapter) -> Layout:
-    """The plan's releases over the adapter's groups; raises ``NotCertified``."""
+def build_layout(execution: Execution, model: ModelAdapter) -> Layout:
+    """Map the plan's releases to the adapter's groups; raises ``NotCertified``."""
     first, *others = execution.plan.phases
     if any(phase.clipping != first.clipping for phase in others):
         raise _refused("clipping differs between phases. Give all phases the same clipping.")

@@ -1,15 +1,14 @@
-"""The training: everything a run has in memory, put together from the certified plan.
+"""The training state: everything that a run has in memory, built from the certified plan.
 
-Model with its taps, lots, noise of every phase, optimiser, and the way to a clipped sum. It
-knows steps by their number t = 0..T-1 alone: row t of the noise, lot t, charge t and key t
-belong together for good. ``step`` takes a step; ``pass_over`` goes past one that was charged
-and then lost in a crash, so that its lot and its row of the noise are never used for
-anything else.
+It consists of the hooked model, the lots, the noise of each phase, the optimiser, and the way to a
+clipped sum. It identifies steps only by their number t = 0..T-1: row t of the noise, lot t, charge
+t and key t always belong together. ``step`` takes a step. ``skip_step`` skips a step that was
+charged and then lost in a crash, so that its lot and its row of the noise are never used again.
 
-Every state that outlasts a step is in ``state``: the optimiser's, what is kept of the noise,
-and, of DP-Dice, the error state. When a step is passed over that error state starts again at
-zero. (It would be released a second time otherwise; from zero, the reach γ_k of k
-participations falls apart into γ_a² + γ_b² ≤ γ_k², k = a + b, by γ_j² = c² + (ρ + γ_(j-1))².)
+``state`` has everything that outlasts a step: the optimiser's state, the stored noise, and the
+error state of DP-Dice. When a step is skipped, that error state restarts at zero, because it would
+be released a second time otherwise. (From zero, the reach γ_k of k participations splits into
+γ_a² + γ_b² ≤ γ_k², k = a + b, by γ_j² = c² + (ρ + γ_(j-1))².)
 
 Reference: docs/theorems/dp-dice.md, Theorem 2 (γ).
 """
@@ -45,34 +44,34 @@ from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.numerics import HALF_TYPES, all_finite, checksum
-from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.steps.blocks import layout_of
-from affidavit.trainer.steps.sampling import LotSampler
-from affidavit.trainer.steps.step import (
+from affidavit.trainer.steps.blocks import build_layout
+from affidavit.trainer.steps.gradients import (
+    ErrorFeedback,
     ErrorFeedbackGradient,
     KalmanGradient,
     Lot,
     PerExampleGradient,
 )
+from affidavit.trainer.steps.sampling import LotSampler
 
-_OfTensor = Callable[[str, Any], Any]
+TensorMap = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunKeys:
-    """Keys that serve a whole run: lots that outlast a step, and the probes of DP-MuonBC."""
+    """Keys for a whole run: lots that outlast a step, and the probes of DP-MuonBC."""
 
     lots: bytes
     probes: bytes
 
 
 class TrainingState:
-    """A run in memory; the model is the adapter's own, and is trained in place."""
+    """A run in memory; it trains the adapter's model in place."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class TrainingState:
         self._config, self._settings, self._peers = config, settings, peers
         self._data, self.extra = data, dict[str, Any]()
         self.module = model.module.to(peers.device).train()
-        self.layout = layout_of(config.execution, model)
+        self.layout = build_layout(config.execution, model)
         self.shards = Shards.of(self.module, self._trained, peers)
         if self.shards is not None:
             self.layout = replace(self.layout, boxes=self.shards.here)
@@ -96,21 +95,21 @@ class TrainingState:
         self._place = (peers.rank, peers.size) if self.shards is None else self.shards.data
         plan, steps = _with_learning_rate(config.plan), config.execution.steps
         self._rates = _learning_rates(config.plan, settings, steps)
-        self._own_loop = optimizer is not None
+        self._is_own_loop = optimizer is not None
         if optimizer is not None:
-            require_trained(optimizer, self.module)
+            require_same_tensors(optimizer, self.module)
             self._rates = lambda _: float(optimizer.param_groups[0]["lr"])
-        self._adaptation = _adaptation_of(config.plan)
+        self._adaptation = _find_adaptation(config.plan)
         self.clip_counts: dict[str, float] | None = None
         self._records = 0
         self.private = PrivateModel(
-            self.module, self.layout.specs(self._required(0)), tensor_parallel=parallel
+            self.module, self.layout.specs(self._requirement(0)), tensor_parallel=parallel
         )
         if self._adaptation is not None:
             self.private.count_unclipped()
         if settings.compile:
             self.module.compile()
-        self._masters = {} if optimizer is not None else _masters(self._trained)
+        self._masters = {} if optimizer is not None else _build_masters(self._trained)
         self.optimizer: torch.optim.Optimizer = optimizer or optimizer_of(
             optimizer_inputs(
                 plan,
@@ -124,11 +123,11 @@ class TrainingState:
                 shards=self.shards,
             )
         )
-        self._updated = _updated_by(self.optimizer)
+        self._updated = _optimized_ids(self.optimizer)
         self._feedback: ErrorFeedback | None = None
-        self._gradient = self._way_of(model, data)
+        self._gradient = self._build_gradient(model, data)
         self._lots = [LotSampler(plan, index, keys.lots) for index in range(len(plan.phases))]
-        self._noise = self._noise_of_phases()
+        self._noise = self._build_noise()
         self.noise_test = NoiseTest(
             {name: release for release, of in self.layout.tensors.items() for name in of},
             {
@@ -139,7 +138,7 @@ class TrainingState:
             ranks=1 if self.shards is None else peers.size,
         )
 
-    def _way_of(self, model: ModelAdapter, data: DataAdapter) -> PerExampleGradient:
+    def _build_gradient(self, model: ModelAdapter, data: DataAdapter) -> PerExampleGradient:
         plan = self._config.plan
         provided: dict[str, Any] = {
             "model": model,
@@ -167,23 +166,23 @@ class TrainingState:
                 )
             return KalmanGradient(**provided, optimizer=self.optimizer)
         if plan.optimizer.name == "dp_dice":
-            self._feedback = self._no_error()
+            self._feedback = self._new_error_feedback()
             return ErrorFeedbackGradient(
                 **provided, feedback=self._feedback, pre_clip_norm=plan.optimizer.pre_clip_norm
             )
         return PerExampleGradient(**provided)
 
-    def _no_error(self) -> ErrorFeedback:
+    def _new_error_feedback(self) -> ErrorFeedback:
         shapes = {name: item.shape for name, item in self._trained.items()}
-        return ErrorFeedback.of(self._config.plan, shapes, device=str(self._peers.device))
+        return ErrorFeedback.from_plan(self._config.plan, shapes, device=str(self._peers.device))
 
-    def _noise_of_phases(self) -> list[NoiseSource]:
+    def _build_noise(self) -> list[NoiseSource]:
         execution, result, first = self._config.execution, [], 0
         for steps, strategy, phase in zip(
             execution.lengths, self._config.strategies, execution.plan.phases, strict=True
         ):
             source = NoiseSource(
-                bytes(32),  # every step brings a key of its own
+                bytes(32),  # replaced by the key of each step
                 self.layout.noise(execution.at(first)),
                 strategy=strategy,
                 device=str(self._peers.device),
@@ -197,12 +196,12 @@ class TrainingState:
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: item for of in self.layout.tensors.values() for name, item in of.items()}
 
-    def require_apart(
+    def require_separate_records(
         self, model: ModelAdapter, collated: Callable[[Tensor], Batch] | None = None
     ) -> None:
-        """Probe the model with made-up records; raises where it mixes records.
+        """Probe the model with made-up records; raises if it mixes records.
 
-        ``collated`` makes a batch of some of them, by their numbers (n,), that knows no others.
+        ``collated`` makes a batch of only the made-up records with these numbers (n,).
         """
         made_up = on_device(model.made_up(PROBE_RECORDS), self._peers.device)
 
@@ -222,12 +221,12 @@ class TrainingState:
                 self._settings.microbatch, self._config.plan.dataset.size or PROBE_RECORDS
             ),
         )
-        self._probed = _modules(self.module)
+        self._probed_modules = _list_modules(self.module)
 
-    def require_as_left(self) -> None:
-        """Raise ``UnsupportedModel`` if trained tensors changed since they were left."""
+    def require_unchanged_tensors(self) -> None:
+        """Raise ``UnsupportedModel`` if trained tensors changed since ``record_tensors``."""
         now = self._checksums()
-        if changed := [name for name, item in self._left.items() if now[name] != item]:
+        if changed := [name for name, item in self._recorded.items() if now[name] != item]:
             raise UnsupportedModel(
                 f"{', '.join(changed)}: changed since the run's last step, and not by it, so "
                 "they may hold what got no noise. Train by run.loss and optimizer.step() alone, "
@@ -235,15 +234,15 @@ class TrainingState:
                 "released or public values alone, call run.accept_weights()."
             )
 
-    def leave(self) -> None:
-        """Note the trained tensors as they are, for ``require_as_left``."""
-        self._left = self._checksums()
+    def record_tensors(self) -> None:
+        """Note the trained tensors for ``require_unchanged_tensors``."""
+        self._recorded = self._checksums()
 
     def _checksums(self) -> dict[str, int]:
         sums = [checksum(local(item)) for item in self._trained.values()]
         return dict(zip(self._trained, torch.stack(sums).tolist(), strict=True))
 
-    def require_as_begun(self) -> None:
+    def require_unchanged_model(self) -> None:
         """Raise ``UnsupportedModel`` if tensors or modules changed since the run began."""
         now = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         changed = now.keys() ^ self._trained.keys()
@@ -255,21 +254,25 @@ class TrainingState:
                 "the run began; only tensors that were trainable then are clipped and noised. "
                 "Change them before the run, and freeze what is not to be trained."
             )
-        modules = _modules(self.module)
-        if changed := {n for n in modules | self._probed if modules.get(n) != self._probed.get(n)}:
+        modules = _list_modules(self.module)
+        if changed := {
+            n
+            for n in modules | self._probed_modules
+            if modules.get(n) != self._probed_modules.get(n)
+        }:
             raise UnsupportedModel(
                 f"{', '.join(sorted(changed))}: added, replaced, removed or hooked after the run "
                 "began; only what was there then was probed for mixing records. Change modules and "
                 "their hooks before the run, and remove hooks after use."
             )
-        if _updated_by(self.optimizer) != self._updated:
+        if _optimized_ids(self.optimizer) != self._updated:
             raise UnsupportedModel(
                 "the optimiser's tensors changed after the run began. Give it all tensors before."
             )
 
-    def public(self, step: int) -> dict[str, Any]:
-        """The public parameters that the training will use in ``step``."""
-        required = self._enter(step)
+    def public_parameters(self, step: int) -> dict[str, Any]:
+        """Return the public parameters of ``step``."""
+        required = self._apply_clip_norms(step)
         clip_norm, noise_std = required.clip_norm, required.noise_std
         if self._adaptation is None:
             norms = {spec.name: spec.clip_norm for spec in self.private.specs}
@@ -285,32 +288,31 @@ class TrainingState:
             "learning_rate": self._rates(step),
         }
 
-    def _required(self, step: int) -> StepRequirement:
-        """What ``step`` must be, with the clip norms of now where they are adapted."""
+    def _requirement(self, step: int) -> StepRequirement:
+        """Return the requirement of ``step``, with the current clip norms if they are adapted."""
         required = self._config.execution.at(step)
         return required if self._adaptation is None else self._adaptation.at(required)
 
-    def _enter(self, step: int) -> StepRequirement:
-        required = self._required(step)
+    def _apply_clip_norms(self, step: int) -> StepRequirement:
+        required = self._requirement(step)
         specs = self.layout.specs(required)
         if specs != self.private.specs:
             self.private.set_clip_norms(specs)
         return required
 
     def step(self, step: int, ratchet: Ratchet, seen: Callable[[Tensor], None]) -> int:
-        """Take ``step``; how many records its lot had, which is private.
+        """Take ``step`` and return the number of records of its lot, which is private.
 
-        Raises ``Diverged`` where a parameter is not finite afterwards.
-
-        ``seen`` is handed the losses of its records, in parts of shape (m,).
+        ``seen`` receives the losses of its records, in parts of shape (m,). Raises ``Diverged`` if
+        a parameter is not finite afterwards.
         """
         lot, records = self.lot(step, ratchet)
         self.release(step, ratchet, self._gradient.clipped_sum(lot, seen))
         return records
 
     def lot(self, step: int, ratchet: Ratchet) -> tuple[Lot, int]:
-        """This rank's part of the lot of ``step``, and how many records the whole lot has."""
-        required = self._enter(step)
+        """Return this rank's part of the lot of ``step``, and the size of the whole lot."""
+        required = self._apply_clip_norms(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
         rank, size = self._place
         mine = Lot(
@@ -324,30 +326,30 @@ class TrainingState:
         return mine, len(lot)
 
     def batch(self, lot: Lot, place: int, records: Tensor) -> Any:
-        """Microbatch ``place`` of ``lot`` on the device, with its seed for drop-out set.
+        """Return microbatch ``place`` of ``lot`` on the device, and seed its dropout.
 
-        ``records`` are its numbers, shape (m,); for none there is a made-up one.
+        ``records`` are its numbers, shape (m,); an empty microbatch gets a made-up record.
         """
-        lot.seed(place)
+        lot.seed_dropout(place)
         return self._gradient.batch(records)
 
-    def summed(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` of this rank over all ranks, in place.
+    def reduce(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Add ``sums`` over all ranks, in place.
 
-        Each has the shape of its parameter, or of its part that is here.
+        Each has the shape of its parameter, or of its local part.
         """
-        return self._gradient.summed(sums)
+        return self._gradient.reduce(sums)
 
     def release(self, step: int, ratchet: Ratchet, sums: dict[str, Tensor]) -> None:
         """Add the noise of ``step`` to ``sums``, once, and update with the noisy means.
 
         Each has the shape of its parameter. Raises ``Diverged``.
         """
-        required = self._required(step)
+        required = self._requirement(step)
         noise_std = {name: item.scale for name, item in self.layout.noise(required).items()}
         before = self.noise_test.entries(sums, noise_std)
-        self._source(required, ratchet).add_to(sums, noise_std if self._adaptation else None)
-        self.noise_test.see(
+        self._noise_source(required, ratchet).add_to(sums, noise_std if self._adaptation else None)
+        self.noise_test.observe(
             before,
             sums,
             noise_std,
@@ -366,27 +368,27 @@ class TrainingState:
     def _noisy_counts(
         self, adaptation: ClipAdaptation, ratchet: Ratchet, *, exact: bool
     ) -> dict[str, float]:
-        """By block, how many records were within the clip norm, each as ±1/2, with noise."""
+        """Return the noisy sum of ±1/2 per record, by block: plus if it is within the clip norm."""
         within = self.private.take_unclipped_counts()
         sums = torch.tensor(
             [within[block] - self._records / 2 for block in adaptation.factors],
             device=self._peers.device,
         )
         if self.shards is not None and (of := self.shards.tensor_parallel) and of.rank:
-            sums.zero_()  # the first of the ranks with the same records has counted them
-        self._peers.add_up({"counts": sums})
+            sums.zero_()  # the first of the ranks with the same records counts them
+        self._peers.all_reduce({"counts": sums})
         noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
         key, device = ratchet.key_for("clipping counts"), str(self._peers.device)
         NoiseSource(key, {"counts": noise}, device=device, exact=exact).add_to({"counts": sums})
         return dict(zip(adaptation.factors, sums.tolist(), strict=True))
 
-    def pass_over(self, step: int, ratchet: Ratchet) -> None:
+    def skip_step(self, step: int, ratchet: Ratchet) -> None:
         """Skip ``step``, which was charged and lost."""
-        self._source(self._config.execution.at(step), ratchet).pass_over()
+        self._noise_source(self._config.execution.at(step), ratchet).skip_step()
         if self._feedback is not None:
-            self._feedback.load_private_state_dict(self._no_error().private_state_dict())
+            self._feedback.load_private_state_dict(self._new_error_feedback().private_state_dict())
 
-    def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
+    def _noise_source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         source = self._noise[required.phase]
         if source.step != required.place:
             raise RuntimeError("the noise and the run are at different steps")
@@ -395,7 +397,7 @@ class TrainingState:
 
     def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:
         divisor = float(Fraction(required.divisor))
-        if self.shards is not None:  # one rank must not go on without another
+        if self.shards is not None:  # all ranks must continue, or none
             self._require_finite(sums, "a mean is not finite")
         updated = {**self._trained, **self._masters}
         for name, parameter in updated.items():
@@ -404,7 +406,7 @@ class TrainingState:
         for name, master in self._masters.items():
             if master.dtype == self._trained[name].dtype:
                 master.data = local(self._trained[name])  # fully_shard may have moved it
-        if not self._own_loop:
+        if not self._is_own_loop:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
         try:
@@ -420,9 +422,9 @@ class TrainingState:
         self._require_finite(self._trained, "a parameter is not finite after the update")
 
     def _require_finite(self, tensors: Mapping[str, Tensor], what: str) -> None:
-        """Raise ``Diverged`` where they are not finite; on every rank, where each has its rows."""
+        """Raise ``Diverged`` if tensors are not finite, on all ranks if each has its own rows."""
         finite = all_finite(local(item) for item in tensors.values())
-        if not (finite if self.shards is None else all(self._peers.gathered(finite))):
+        if not (finite if self.shards is None else all(self._peers.gather(finite))):
             raise Diverged(
                 "diverged",
                 f"{what}. Certify the plan with a smaller "
@@ -430,54 +432,54 @@ class TrainingState:
             )
 
     def digest(self) -> str:
-        """The digest of all trainable tensors, in the layout's order.
+        """Return the digest of all trainable tensors, in the layout's order.
 
-        Of sharded tensors every rank asks, and the first of each replica is told: one tensor after
-        the other is gathered, and none is kept.
+        All ranks must call it for sharded tensors, which are gathered one by one. Only the first
+        rank of each replica gets the digest.
         """
-        if self.shards is None or self.shards.compares or self._peers.leads:
+        if self.shards is None or self.shards.compares or self._peers.is_leader:
             return digest_of_tensors(whole(item) for item in self._trained.values())
         for item in self._trained.values():
             whole(item)
         return ""
 
     def weights(self) -> dict[str, Tensor]:
-        """The module's state, whole; of sharded tensors every rank asks, and rank 0 is told.
+        """Return the module's full state on rank 0; all ranks must call it for sharded tensors.
 
         Each has its own shape.
         """
         result = {}
         for name, item in self.module.state_dict().items():
             full = whole(item)
-            if self._peers.leads:
+            if self._peers.is_leader:
                 result[name] = full.cpu() if is_sharded(item) else item
         return result
 
     def noise_entry(self) -> dict[str, Any]:
-        """The result of the noise test, over all ranks that test their own noise."""
+        """Return the result of the noise test, over all ranks that test their own noise."""
         if self.shards is None:
             return self.noise_test.as_entry()
-        seen = {} if self.shards.replica else self.noise_test.squares  # replicas see the same
-        return self.noise_test.as_entry(self._peers.gathered(seen))
+        seen = {} if self.shards.replica else self.noise_test.squares  # the same on all replicas
+        return self.noise_test.as_entry(self._peers.gather(seen))
 
-    def replicated(self) -> dict[str, Tensor]:
-        """The module's state but for what is sharded, each tensor in its shape."""
+    def replicated_state(self) -> dict[str, Tensor]:
+        """Return the module's state without sharded tensors, each tensor in its shape."""
         state = self.module.state_dict()
         return {name: item for name, item in state.items() if not is_sharded(item)}
 
-    def load_replicated(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what ``replicated`` is on another rank, each tensor in its shape."""
+    def load_replicated_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy what ``replicated_state`` returned on another rank, each tensor in its shape."""
         with torch.no_grad():
-            for name, item in self.replicated().items():
+            for name, item in self.replicated_state().items():
                 item.copy_(state[name])
 
     def state(self) -> dict[str, Any]:
-        """Everything that a step leaves behind; as secret as the data.
+        """Return everything that outlasts a step, which is as secret as the data.
 
-        Of what is sharded it has ``DTensor``s.
+        Sharded tensors are ``DTensor``s.
         """
         own = [source.state_dict() for source in self._noise]
-        noise = [{**of, "kept": _each(of["kept"], self._as_stored)} for of in own]
+        noise = [{**of, "kept": _map_tensors(of["kept"], self._to_dtensor)} for of in own]
         masters = {
             name: item.detach()
             for name, item in self._masters.items()
@@ -485,8 +487,8 @@ class TrainingState:
         }
         return {
             "module": self.module.state_dict(),
-            "masters": _each(masters, self._as_stored),
-            "optimizer": self._each_of_optimizer(self.optimizer.state_dict(), self._as_stored),
+            "masters": _map_tensors(masters, self._to_dtensor),
+            "optimizer": self._map_optimizer_state(self.optimizer.state_dict(), self._to_dtensor),
             "noise": noise,
             "error": {} if self._feedback is None else self._feedback.private_state_dict(),
             "clip_factors": dict(self._adaptation.factors) if self._adaptation else {},
@@ -494,7 +496,7 @@ class TrainingState:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``; raises ``ValueError`` or ``RuntimeError`` for another run's."""
+        """Restore ``state``; raises ``ValueError`` or ``RuntimeError`` for another run's state."""
         if self.shards is None:
             self.module.load_state_dict(state["module"])
         with torch.no_grad():
@@ -502,13 +504,15 @@ class TrainingState:
                 for name, item in self.module.state_dict().items():
                     local(item).copy_(here(state["module"][name], item))
             for name, master in self._masters.items():
-                master.copy_(self._as_here(name, state["masters"].get(name, state["module"][name])))
+                master.copy_(
+                    self._to_local(name, state["masters"].get(name, state["module"][name]))
+                )
         self._require_same_optimizer(state["optimizer"])
         self.optimizer.load_state_dict(
-            self._each_of_optimizer(state["optimizer"], self._as_updated)
+            self._map_optimizer_state(state["optimizer"], self._to_optimizer_form)
         )
         for source, stored in zip(self._noise, state["noise"], strict=True):
-            source.load_state_dict({**stored, "kept": _each(stored["kept"], self._as_here)})
+            source.load_state_dict({**stored, "kept": _map_tensors(stored["kept"], self._to_local)})
         if self._feedback is not None:
             self._feedback.load_private_state_dict(state["error"])
         if self._adaptation is not None:
@@ -516,10 +520,10 @@ class TrainingState:
         self._stored = state.get("extra", {})
 
     def _require_same_optimizer(self, state: dict[str, Any]) -> None:
-        """Raise ``RunFailure`` where ``state`` is of one with other groups or settings."""
+        """Raise ``RunFailure`` if ``state`` belongs to other groups or settings."""
         then, now = state["param_groups"], self.optimizer.state_dict()["param_groups"]
         alike = len(then) == len(now) and all(
-            len(one["params"]) == len(other["params"]) and _settings(other) <= one.keys()
+            len(one["params"]) == len(other["params"]) and _setting_names(other) <= one.keys()
             for one, other in zip(then, now, strict=True)
         )
         if not alike:
@@ -529,23 +533,23 @@ class TrainingState:
                 "with these groups. Use the one that the run started with.",
             )
 
-    def _as_stored(self, name: str, item: Any) -> Any:
-        """What is of the rows of ``name`` that are here, as a ``DTensor``."""
+    def _to_dtensor(self, name: str, item: Any) -> Any:
+        """Return the local rows of ``name`` as a ``DTensor``."""
         like = self._trained[name]
         sharded = is_sharded(like) and isinstance(item, Tensor) and not is_sharded(item)
         return placed(item, like) if sharded and item.shape == local(like).shape else item
 
-    def _as_here(self, name: str, item: Any) -> Any:
-        """What is of all rows of ``name``, or already of those that are here, as the latter."""
+    def _to_local(self, name: str, item: Any) -> Any:
+        """Return the local rows of all rows of ``name``, or the item if it is local already."""
         return here(item, self._trained[name]) if isinstance(item, Tensor) else item
 
-    def _as_updated(self, name: str, item: Any) -> Any:
-        """The same as the tensor is that the optimiser updates."""
-        item = self._as_here(name, item)
-        return self._as_stored(name, item) if self._own_loop else item
+    def _to_optimizer_form(self, name: str, item: Any) -> Any:
+        """Return the item in the form of the tensor that the optimiser updates."""
+        item = self._to_local(name, item)
+        return self._to_dtensor(name, item) if self._is_own_loop else item
 
-    def _each_of_optimizer(self, state: dict[str, Any], function: _OfTensor) -> dict[str, Any]:
-        """``state`` of the optimiser with ``function`` of every tensor in it."""
+    def _map_optimizer_state(self, state: dict[str, Any], function: TensorMap) -> dict[str, Any]:
+        """Apply ``function`` to each tensor in the optimiser's ``state``."""
         if self.shards is None:
             return state
         updated = {**self._trained, **self._masters}
@@ -564,33 +568,36 @@ class TrainingState:
             item.load_state_dict(self._stored[name])
 
     def close(self) -> None:
-        """Give the model its own layers back."""
+        """Restore the model's own layers."""
         self.private.detach()
 
 
-def _adaptation_of(plan: Plan) -> ClipAdaptation | None:
-    """Raises ``NotCertified`` where the plan does not say which count steers which norm."""
+def _find_adaptation(plan: Plan) -> ClipAdaptation | None:
+    """Return the plan's adaptation of clip norms.
+
+    Raises ``NotCertified`` if the plan does not define which count steers which norm.
+    """
     try:
         return ClipAdaptation.of(plan)
     except ValueError as error:
         raise NotCertified("unsupported", f"/extra: {error}, and certify the plan again.") from None
 
 
-def _settings(group: Mapping[str, Any]) -> set[str]:
-    """What an optimiser was set to, without switches, of which each release of PyTorch has more."""
+def _setting_names(group: Mapping[str, Any]) -> set[str]:
+    """Return the names of the settings, without switches, which depend on PyTorch's version."""
     return {key for key, value in group.items() if not isinstance(value, bool | None)}
 
 
-def _each(values: Mapping[str, Any], function: _OfTensor) -> dict[str, Any]:
-    """``function`` of every tensor, or of every one in a list."""
+def _map_tensors(values: Mapping[str, Any], function: TensorMap) -> dict[str, Any]:
+    """Apply ``function`` to each tensor, also in lists."""
     return {name: tree_map(partial(function, name), item) for name, item in values.items()}
 
 
-def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """What the optimiser updates where that is not the parameter itself.
+def _build_masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the tensors that the optimiser updates instead of the parameters.
 
-    Of a narrower parameter a copy in float32: an update is often smaller than what bfloat16 can add
-    to it, and would be lost. Of a sharded one the rows that are here.
+    A bfloat16 parameter has a copy in float32, because updates are often too small to change it in
+    bfloat16. A sharded parameter has its local rows.
     """
     return {
         name: nn.Parameter(local(item).float() if item.dtype in HALF_TYPES else local(item))
@@ -600,7 +607,7 @@ def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 
 def _with_learning_rate(plan: Plan) -> Plan:
-    """``plan`` with a learning rate where its workload lists one for every step."""
+    """Return ``plan`` with a learning rate if its workload lists one for each step."""
     listed = plan.workload.learning_rates if plan.workload else None
     if plan.optimizer.learning_rate is not None or not listed:
         return plan
@@ -609,17 +616,17 @@ def _with_learning_rate(plan: Plan) -> Plan:
 
 
 def _learning_rates(plan: Plan, settings: Settings, steps: int) -> Callable[[int], float]:
-    """Those of the plan's workload where it lists them, else by the settings' schedule."""
+    """Return the learning rates of the plan's workload, or else of the settings' schedule."""
     listed = plan.workload.learning_rates if plan.workload else None
     if listed and len(listed) >= steps:
         return lambda step: listed[step]
-    # An optimiser without one was refused.
+    # A plan without a learning rate was refused.
     rate = settings.learning_rate or plan.optimizer.learning_rate or 0.0
     return lambda step: rate * settings.learning_rate_factor(step, steps)
 
 
-def _modules(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Every module by its path, with the numbers of its hooks."""
+def _list_modules(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return each module by its path, with the numbers of its hooks."""
     return {
         path or "the model": (layer, *layer._forward_hooks, *layer._forward_pre_hooks,
                               *layer._backward_hooks, *layer._backward_pre_hooks)
@@ -627,14 +634,14 @@ def _modules(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     }  # fmt: skip
 
 
-def _updated_by(optimizer: torch.optim.Optimizer) -> set[int]:
+def _optimized_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(item) for group in optimizer.param_groups for item in group["params"]}
 
 
-def require_trained(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-    """Raise ``UnsupportedModel`` unless ``optimizer`` updates exactly what is released."""
+def require_same_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Raise ``UnsupportedModel`` unless ``optimizer`` updates exactly the released tensors."""
     trained = {id(item): name for name, item in module.named_parameters() if item.requires_grad}
-    updated = _updated_by(optimizer)
+    updated = _optimized_ids(optimizer)
     if missing := [name for key, name in trained.items() if key not in updated]:
         raise UnsupportedModel(
             f"{', '.join(missing)}: trainable, but not in the optimiser. Give it all trainable "

@@ -26,7 +26,7 @@ from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 class RootK(TrainingState):
     """Every block noised as if it were released alone: σ/√K."""
 
-    def _noise_of_phases(self) -> list[NoiseSource]:
+    def _build_noise(self) -> list[NoiseSource]:
         required = self._config.execution.at(0)
         blocks = sum(len(groups) for groups in self.layout.groups.values())
         tensors = {
@@ -39,7 +39,7 @@ class RootK(TrainingState):
 class Reseeded(TrainingState):
     """The generator of the noise starts again at every step."""
 
-    def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
+    def _noise_source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         self._first = getattr(self, "_first", ratchet)
         return NoiseSource(self._first.key_for("noise"), self.layout.noise(required))
 
@@ -68,17 +68,17 @@ class LeftOut(TrainingState):
 
     tensor = "norm.bias"
 
-    def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
-        return _AllButOne(super()._source(required, ratchet), self.tensor)  # type: ignore[return-value]
+    def _noise_source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
+        return _AllButOne(super()._noise_source(required, ratchet), self.tensor)  # type: ignore[return-value]
 
 
 class _AllButOne:
     def __init__(self, source: NoiseSource, tensor: str) -> None:
-        self._source, self._tensor = source, tensor
+        self._noise_source, self._tensor = source, tensor
 
     def add_to(self, sums: Mapping[str, Tensor], *scales: Any) -> None:
         stored = sums[self._tensor].clone()
-        self._source.add_to(sums, *scales)
+        self._noise_source.add_to(sums, *scales)
         sums[self._tensor].copy_(stored)
 
 
@@ -123,7 +123,7 @@ def build_of(kind: type[TrainingState]) -> Any:
         peers = Peers.alone("cpu")
         training = kind(bound, model, data, settings=Settings(), peers=peers, keys=keys)
         # The audit sees transcripts alone; the test of noise would stop the run before it ends.
-        training.noise_test.see = _unseen  # type: ignore[method-assign]
+        training.noise_test.observe = _unseen  # type: ignore[method-assign]
         return training
 
     return build

@@ -50,7 +50,7 @@ PLAN = plan_from(
 class Silent(TrainingState):
     """No noise at all."""
 
-    def _source(self, *_: object) -> Any:
+    def _noise_source(self, *_: object) -> Any:
         return self
 
     def add_to(self, *_: object) -> None:

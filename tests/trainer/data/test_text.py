@@ -15,7 +15,7 @@ from affidavit.trainer.data.text import (
     MARKS,
     Bytes,
     TextRecords,
-    Words,
+    UniformIntegers,
     generated,
     jsonl,
     read_jsonl,
@@ -181,7 +181,7 @@ def test_files_that_are_not_there_or_not_utf8_or_empty_are_refused(tmp_path: Pat
 def test_word_lists_begin_with_the_marks_and_have_each_word_once(tmp_path: Path) -> None:
     for words in (["a"], [*MARKS, "a", "a"]):
         with pytest.raises(WrongData, match="word list"):
-            Words(words)
+            UniformIntegers(words)
     path = tmp_path / "text.jsonl"
     path.write_text('{"text": "b a"}\n')
     (tmp_path / "words").write_text("\n".join([*MARKS, "a"]))

@@ -52,7 +52,7 @@ def main() -> None:
     """Train, and write the parameters of every rank."""
     folder, what = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
-    peers = Peers.joined("cpu")
+    peers = Peers.join("cpu")
     die = int(what[1]) if what[:1] == ["die"] and peers.rank else None
     model: Any = Small(seed=5 + peers.rank)
     stray = model if what[:1] == ["stray"] and peers.rank else None

@@ -298,12 +298,12 @@ def test_passing_over_a_step_leaves_what_comes_after_as_it_was() -> None:
             created.rekey(bytes([step + 1]) * 32)
             sums = {"w": torch.zeros(3)}
             if step == passed:
-                created.pass_over()
+                created.skip_step()
             else:
                 created.add_to(sums)
             result.append(sums["w"])
         with pytest.raises(WrongState):
-            created.pass_over()
+            created.skip_step()
         return result
 
     whole, passed = noise(None), noise(1)

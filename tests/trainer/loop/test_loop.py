@@ -19,7 +19,7 @@ from affidavit.certificate import check_conformance
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise import grid, source
-from affidavit.trainer.noise.chacha import Ratchet, committed
+from affidavit.trainer.noise.chacha import Ratchet, commitment_to
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.run_folder.checkpoint import NAME
@@ -379,10 +379,10 @@ def test_nothing_private_is_readable_or_recorded(run: Run) -> None:
     secret = bytes.fromhex(opening["secret"])
     assert opening["secret"] not in record
     header, *rest = created.entries
-    assert header["data"]["commitment"] == committed(secret, "data", created.data.digest)
+    assert header["data"]["commitment"] == commitment_to(secret, "data", created.data.digest)
     releases = [entry for entry in rest if entry["type"] == "release"]
     for step, (entry, lot) in enumerate(zip(releases, lots_of(14), strict=True)):
-        opened = committed(secret, f"lot size of step {step}", str(len(lot)))
+        opened = commitment_to(secret, f"lot size of step {step}", str(len(lot)))
         assert entry["lot_size_commitment"] == opened
 
 
@@ -397,7 +397,7 @@ def test_no_default_key_and_no_key_twice(run: Run) -> None:
 def test_the_ratchet_gives_the_next_key_and_not_the_one_before() -> None:
     first = Ratchet(bytes(32))
     purposes = {first.key_for(item) for item in ("lot", "noise", "dropout of rank 0")}
-    assert len({*purposes, first.key, first.next().key, first.stirred().key}) == 6
+    assert len({*purposes, first.key, first.next().key, first.reseeded().key}) == 6
     assert first.commitment != first.next().commitment
 
 
@@ -440,14 +440,14 @@ def test_exact_noise_is_the_plans_and_in_the_record(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounded: list[float] = []
-    real = grid.add_on_grid
+    real = grid.add_grid_noise
 
     def seen(sums: Tensor, *given: Any, scale: float, **named: Any) -> None:
         real(sums, *given, scale=scale, **named)
-        steps = sums.double() / grid.grid_of(scale)
+        steps = sums.double() / grid.grid_step(scale)
         rounded.append(float((steps - steps.round()).abs().max()))
 
-    monkeypatch.setattr(source, "add_on_grid", seen)
+    monkeypatch.setattr(source, "add_grid_noise", seen)
     noise = {"kind": "independent", "arithmetic": "exact_grid"}
     exact = run(plan_with(noise=noise), seed=3)
     assert exact.entries[0]["phases"][0]["noise"] == noise

@@ -227,7 +227,7 @@ def test_the_noise_of_the_parts_is_that_of_the_tensor(
             name: TensorNoise(shape=shape, scale=1.5, box=tuple(boxes[name]))
             for name, shape in shapes.items()
         }
-        sums = {name: torch.ones(of.here) for name, of in here.items()}
+        sums = {name: torch.ones(of.local_shape) for name, of in here.items()}
         NoiseSource(bytes(32), here, exact=exact).add_to(sums)
         for name, item in sums.items():
             parts[name].append(item)

@@ -16,7 +16,7 @@ from affidavit.plan import Plan, parse_plan
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import data_of, model_of
-from affidavit.trainer.steps.blocks import layout_of
+from affidavit.trainer.steps.blocks import build_layout
 from tests.trainer.loop.made import DEVICE, KEY, bundle_of
 
 TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"
@@ -54,7 +54,7 @@ def test_a_plan_to_train_is_certified_and_fits_its_data_and_model(stem: str) -> 
     )
     phase = plan.phases[0].model_copy(update={"releases": noised})
     closed = plan.model_copy(update={"phases": (phase,)})
-    layout_of(Execution.of(closed), model_of(model_name, data))
+    build_layout(Execution.of(closed), model_of(model_name, data))
 
 
 @pytest.mark.soak

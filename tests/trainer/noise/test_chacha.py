@@ -62,7 +62,7 @@ VECTORS = {
 
 
 def as_bytes(stream: Tensor) -> bytes:
-    """Words in little endian."""
+    """UniformIntegers in little endian."""
     return struct.pack(f"<{len(stream)}i", *stream.tolist())
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from affidavit.trainer.noise import grid
 from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, derived_key, raw_words
-from affidavit.trainer.noise.grid import add_on_grid, grid_of
+from affidavit.trainer.noise.grid import add_grid_noise, grid_step
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 
@@ -29,7 +29,7 @@ COUNT = 200_001
 def released(x: Tensor, scale: float, step: int = 0) -> Tensor:
     """``x`` with noise on the grid."""
     sums = x.clone()
-    add_on_grid(sums, KEY, step=step, tensor=1, scale=scale)
+    add_grid_noise(sums, KEY, step=step, tensor=1, scale=scale)
     return sums
 
 
@@ -54,7 +54,7 @@ def by_mpmath(x: float, place: int, scale: float) -> int:
         )
         radius = mpmath.sqrt(-2 * mpmath.log(uniform))
         wave = mpmath.sinpi if side else mpmath.cospi
-        exact = (mpmath.mpf(x) + mpmath.mpf(scale) * radius * wave(2 * turn)) / grid_of(scale)
+        exact = (mpmath.mpf(x) + mpmath.mpf(scale) * radius * wave(2 * turn)) / grid_step(scale)
         return int(mpmath.floor(exact + mpmath.mpf(1) / 2))
 
 
@@ -72,7 +72,7 @@ def border_at(place: int) -> float:
 @pytest.mark.parametrize("scale", [1.0, 0.37, 5e-9, 1e7])
 def test_entries_are_the_exact_sums_rounded(scale: float) -> None:
     x = (torch.rand(101, dtype=torch.float64) - 0.5) * 1000 * scale
-    steps = (released(x, scale) / grid_of(scale)).tolist()
+    steps = (released(x, scale) / grid_step(scale)).tolist()
     assert [int(item) for item in steps] == [by_mpmath(float(x[i]), i, scale) for i in range(101)]
 
 
@@ -81,14 +81,14 @@ def test_where_float64_does_not_settle_the_rounding_more_bits_do(
 ) -> None:
     x = torch.randn(64, dtype=torch.float64)
     expected = released(x, 1.0)
-    rounded, asked = grid._rounded, []
+    rounded, asked = grid._round_in_float64, []
 
     def unsettled(*arguments: object) -> tuple[Tensor, Tensor]:
         steps, _ = rounded(*arguments)  # type: ignore[arg-type]
         asked.append(len(steps))
         return torch.full_like(steps, math.nan), torch.ones_like(steps, dtype=torch.bool)
 
-    monkeypatch.setattr(grid, "_rounded", unsettled)
+    monkeypatch.setattr(grid, "_round_in_float64", unsettled)
     assert torch.equal(released(x, 1.0), expected)
     assert asked
 
@@ -100,9 +100,13 @@ def test_the_bound_of_the_error_holds_and_leaves_few_entries_open() -> None:
         border = border_at(place)
         for x in (border - 2.0**-52, border + 2.0**-52, border - 2.0**-40, border + 2.0**-40):
             sums = torch.full((place + 1,), x, dtype=torch.float64)
-            assert int(released(sums, scale)[place] / grid_of(scale)) == by_mpmath(x, place, scale)
+            assert int(released(sums, scale)[place] / grid_step(scale)) == by_mpmath(
+                x, place, scale
+            )
     stream = words(KEY, count=2 * COUNT + 2).view(-1, 4)
-    open_ = grid._rounded(torch.zeros(len(stream), 2, dtype=torch.float64), stream, scale)[1]
+    open_ = grid._round_in_float64(torch.zeros(len(stream), 2, dtype=torch.float64), stream, scale)[
+        1
+    ]
     assert int(open_.sum()) <= 5
 
 
@@ -120,7 +124,7 @@ def test_the_set_of_releases_does_not_depend_on_the_sum(dtype: torch.dtype) -> N
     scale = 1.0
     for sum_ in (0.0, 1 / 3, 1e-30):
         out = released(torch.full((4096,), sum_, dtype=dtype), scale).double()
-        assert bool((out / grid_of(scale) == (out / grid_of(scale)).round()).all())
+        assert bool((out / grid_step(scale) == (out / grid_step(scale)).round()).all())
 
 
 def ordinary(x: Tensor, scale: float) -> Tensor:

@@ -35,7 +35,7 @@ def released(steps: int, noise: Any, seed: int = 0) -> NoiseTest:
         before = test.entries(sums, STD)
         for name, z in noise(step, drawn).items():
             sums[name] += STD[name] * z
-        test.see(before, sums, STD)
+        test.observe(before, sums, STD)
     return test
 
 
@@ -124,7 +124,7 @@ def test_correlated_noise_is_solved_for_what_it_is_made_of(fault: str | None) ->
             sums = {"w": torch.zeros(2000)}
             before = test.entries(sums, {"w": 3.0})
             source.add_to(sums)
-            test.see(before, sums, {"w": 3.0}, strategy=strategy, place=step)
+            test.observe(before, sums, {"w": 3.0}, strategy=strategy, place=step)
 
     if fault is None:
         go()

@@ -60,7 +60,7 @@ def test_the_tail_reaches_beyond_nine_deviations() -> None:
     smallest, largest = torch.zeros(1, 3, 4, dtype=torch.int32), torch.full((1, 3, 4), -1).int()
     for raw, low, high in ((smallest, 9.2, 9.5), (largest, 0.0, 1e-3)):
         out = torch.empty(1, 2, 4)
-        normal._fill(out, raw.clone(), *torch.empty(3, 1, 4))
+        normal._transform(out, raw)
         radius = out.double().square().sum(1).sqrt()
         assert bool(((radius >= low) & (radius <= high)).all())
 
@@ -68,7 +68,7 @@ def test_the_tail_reaches_beyond_nine_deviations() -> None:
 def test_neighbours_steps_and_tensors_are_independent(sample: Tensor) -> None:
     others = [
         sample.roll(1),
-        sample.roll(normal.PAIRS),
+        sample.roll(normal.PAIRS_PER_GROUP),
         standard_normal(KEY, step=4, tensor=1, shape=(COUNT,)),
         standard_normal(KEY, step=3, tensor=2, shape=(COUNT,)),
     ]
@@ -90,5 +90,5 @@ def test_every_shape_begins_the_same_stream(sample: Tensor, shape: tuple[int, ..
 def test_how_many_are_made_at_a_time_does_not_show(
     monkeypatch: pytest.MonkeyPatch, sample: Tensor
 ) -> None:
-    monkeypatch.setitem(normal.GROUPS, "cpu", 7)
+    monkeypatch.setattr(normal, "CHUNK_GROUPS", 7)
     assert torch.equal(standard_normal(KEY, step=3, tensor=1, shape=(20_001,)), sample[:20_001])

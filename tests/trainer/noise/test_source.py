@@ -234,8 +234,9 @@ def test_a_scale_that_is_no_noise_is_refused(scale: float) -> None:
         TensorNoise(shape=(1,), scale=scale)
 
 
-def test_noise_in_pieces_is_the_noise_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is made at a time: tensors that share a piece, or are in several, are the same."""
+def test_the_noise_of_each_tensor_does_not_depend_on_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     shapes = {"a": (3,), "b": (70, 11), "c": (256,), "d": (1,), "e": (40, 40)}
     tensors = {name: TensorNoise(shape=shape, scale=0.3) for name, shape in shapes.items()}
@@ -245,7 +246,7 @@ def test_noise_in_pieces_is_the_noise_of_each_tensor(monkeypatch: pytest.MonkeyP
         for place, (name, shape) in enumerate(shapes.items())
     }
     for groups in (1, 2, 5, 100):
-        monkeypatch.setitem(normal.GROUPS, "cpu", groups)
+        monkeypatch.setattr(normal, "CHUNK_GROUPS", groups)
         sums = {name: item.clone() for name, item in start.items()}
         NoiseSource(KEY, tensors).add_to(sums)
         for name, result in sums.items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from affidavit.trainer.optimizers.base import in_batches, shrunk
+from affidavit.trainer.optimizers.base import denoise_matrices, map_batches
 
 SIGMA = 0.01
 
@@ -61,17 +61,17 @@ def noisy(shape: tuple[int, int], signal: float, seed: int = 0) -> torch.Tensor:
 def test_it_equals_the_papers_equations(shape: tuple[int, int], signal: float) -> None:
     for seed in range(3):
         matrix = noisy(shape, signal, seed)
-        result = shrunk(matrix[None], SIGMA, threshold=1.02)[0].numpy()
+        result = denoise_matrices(matrix[None], SIGMA, threshold=1.02)[0].numpy()
         np.testing.assert_allclose(result, reference(matrix, SIGMA, 1.02), atol=1e-12)
         assert np.linalg.norm(result) == pytest.approx(float(matrix.norm()), rel=1e-12)
 
 
 def test_a_batch_is_one_by_one_and_weak_means_stay_bit_for_bit() -> None:
     means = [noisy((8, 6), 0.3), noisy((8, 6), 0.0, 1), noisy((6, 8), 0.3)]
-    result = in_batches(means, lambda of: shrunk(of, SIGMA, threshold=1.5))
+    result = map_batches(means, lambda of: denoise_matrices(of, SIGMA, threshold=1.5))
     assert torch.equal(result[1], means[1])
     for place in (0, 2):
-        alone = shrunk(means[place][None], SIGMA, threshold=1.5)[0]
+        alone = denoise_matrices(means[place][None], SIGMA, threshold=1.5)[0]
         assert not torch.equal(result[place], means[place])
         torch.testing.assert_close(result[place], alone, rtol=1e-13, atol=1e-15)
 
@@ -79,23 +79,23 @@ def test_a_batch_is_one_by_one_and_weak_means_stay_bit_for_bit() -> None:
 def test_nothing_changes_between_the_edge_and_the_threshold() -> None:
     edge = 2 * math.sqrt(3.0)
     matrix = torch.diag(torch.tensor([1.2 * edge, 0.5, 0.1], dtype=torch.float64))
-    assert torch.equal(shrunk(matrix[None], 1.0, threshold=1.3)[0], matrix)
-    assert not torch.equal(shrunk(matrix[None], 1.0, threshold=1.1)[0], matrix)
+    assert torch.equal(denoise_matrices(matrix[None], 1.0, threshold=1.3)[0], matrix)
+    assert not torch.equal(denoise_matrices(matrix[None], 1.0, threshold=1.1)[0], matrix)
 
 
 def test_a_value_just_above_the_edge_gives_no_nan() -> None:
     edge = 2 * math.sqrt(3.0)
     for value in (edge, math.nextafter(edge, 9), edge * (1 + 1e-12)):
         matrix = torch.diag(torch.tensor([value, 0.5, 0.1], dtype=torch.float64))
-        result = shrunk(matrix[None], 1.0, threshold=1.0)
+        result = denoise_matrices(matrix[None], 1.0, threshold=1.0)
         assert bool(torch.isfinite(result).all())
         assert float(result.norm()) == pytest.approx(float(matrix.norm()))
 
 
 def test_it_works_where_powers_of_the_noise_underflow() -> None:
     matrix = noisy((12, 20), 0.3)
-    small = shrunk((1e-18 * matrix).float()[None], 1e-18 * SIGMA, threshold=1.02)[0]
-    expected = shrunk(matrix[None], SIGMA, threshold=1.02)[0]
+    small = denoise_matrices((1e-18 * matrix).float()[None], 1e-18 * SIGMA, threshold=1.02)[0]
+    expected = denoise_matrices(matrix[None], SIGMA, threshold=1.02)[0]
     torch.testing.assert_close((small.double() * 1e18), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_it_comes_nearer_to_the_signal() -> None:
     released = noisy((40, 30), 0.02, 7)
     generator = torch.Generator().manual_seed(9)
     released = clean + SIGMA * torch.randn(40, 30, generator=generator, dtype=torch.float64)
-    result = shrunk(released[None], SIGMA, threshold=1.02)[0]
+    result = denoise_matrices(released[None], SIGMA, threshold=1.02)[0]
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(result.flatten(), clean.flatten(), 0) > cosine(
         released.flatten(), clean.flatten(), 0
@@ -116,7 +116,9 @@ def test_an_optimiser_reads_the_denoised_means(run_of: Callable[..., Any]) -> No
     run, twin = run_of("dp_sgd", {"denoise": True}, releases=noise), run_of("dp_sgd")
     result = run.take([1])
     for name, mean in twin.means(1).items():
-        read = shrunk(mean[None], 2 * 1 / 100, threshold=1.02)[0] if mean.ndim == 2 else mean
+        read = (
+            denoise_matrices(mean[None], 2 * 1 / 100, threshold=1.02)[0] if mean.ndim == 2 else mean
+        )
         twin.parameters()[name].grad = read
     twin.optimizer.step()
     expected = twin.values()

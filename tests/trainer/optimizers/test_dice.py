@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from affidavit.plan import Plan
-from affidavit.trainer.optimizers.dice import ErrorFeedback
+from affidavit.trainer.steps.gradients import ErrorFeedback
 from tests.seeds import examples
 
 B, C1, C2 = 10.0, 1.0, 0.05
@@ -117,7 +117,7 @@ def test_the_state_goes_on_from_a_private_checkpoint() -> None:
 
 def test_it_is_made_from_a_certified_plan(plan_with: Callable[..., Plan]) -> None:
     plan = plan_with("dp_dice")
-    feedback = ErrorFeedback.of(plan, SHAPES, device="cpu")
+    feedback = ErrorFeedback.from_plan(plan, SHAPES, device="cpu")
     for _ in range(2):
         sums = split(torch.zeros(8))
         feedback.feed_back(sums, split(torch.full((8,), 1e9)))

@@ -36,7 +36,7 @@ def test_a_run_equals_algorithm_4(run_of: Callable[..., Any]) -> None:
         noise = 0.1 * torch.randn(4, 3, generator=generator, dtype=torch.float64)
         gradients = torch.zeros_like(records)
         for point in run.optimizer.points():
-            with point.stand():
+            with point.activate():
                 gradients += point.weight * record_gradients(tensor.detach(), records)
         for parameter in run.parameters().values():
             parameter.grad = torch.zeros_like(parameter)
@@ -64,7 +64,7 @@ def test_one_point_is_enough_where_its_weight_is_one(run_of: Callable[..., Any])
     run = run_of("dp_disk", {"kappa": 0.5, "gamma": 1.0})
     run.take([1])
     assert [point.weight for point in run.optimizer.points()] == [1.0]
-    with run.optimizer.points()[0].stand():
+    with run.optimizer.points()[0].activate():
         assert not torch.equal(run.values()["all.bias"], run_of("dp_disk").take([1])["all.bias"])
 
 
@@ -74,10 +74,10 @@ def test_standing_ahead_leaves_no_trace(run_of: Callable[..., Any]) -> None:
     optimizer: DiSK = run.optimizer
     before = run.values()
     ahead = optimizer.points()[0]
-    with ahead.stand():
+    with ahead.activate():
         there = run.values()
         assert not any(torch.equal(before[name], there[name]) for name in before)
-    with pytest.raises(ZeroDivisionError), ahead.stand():
+    with pytest.raises(ZeroDivisionError), ahead.activate():
         _ = 1 / 0
     after = run.values()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -89,6 +89,6 @@ def test_the_point_ahead_survives_a_checkpoint(run_of: Callable[..., Any]) -> No
     other.optimizer.load_state_dict(run.optimizer.state_dict())
     for parameter, value in zip(other.parameters().values(), run.values().values(), strict=True):
         parameter.data.copy_(value)
-    with run.optimizer.points()[0].stand(), other.optimizer.points()[0].stand():
+    with run.optimizer.points()[0].activate(), other.optimizer.points()[0].activate():
         mine, theirs = run.values(), other.values()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -18,7 +18,7 @@ from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.utility import probe_std
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer.noise.recurrence import recurrence_of
-from affidavit.trainer.optimizers.inputs import NoiseOfTheMean, optimizer_inputs
+from affidavit.trainer.optimizers.inputs import MeanNoise, optimizer_inputs
 
 NOISES: list[dict[str, Any]] = [
     {"kind": "bidiagonal", "lambda": 0.7},
@@ -51,7 +51,7 @@ def test_it_is_the_noise_of_the_recurrence(
     for row in rows:
         buffer = momentum * buffer + row
         result.append(3.0 * np.linalg.norm(buffer))
-    path = NoiseOfTheMean(scale=(3.0,), strategies=(strategy,), steps=(20,))
+    path = MeanNoise(scale=(3.0,), strategies=(strategy,), steps=(20,))
     np.testing.assert_allclose(path.momentum_std(momentum, normalised=False), result, rtol=1e-9)
     if momentum == 0:
         np.testing.assert_allclose(path.std(), 3 * np.linalg.norm(rows, axis=1), rtol=1e-9)
@@ -60,7 +60,7 @@ def test_it_is_the_noise_of_the_recurrence(
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.95, 0.999])
 def test_independent_noise_has_the_published_probe_scale(momentum: float) -> None:
     """Lemma C.1: ρ_t² = ν² (1-μ)/(1+μ) (1+μ^t)/(1-μ^t)."""
-    path = NoiseOfTheMean(scale=(0.25,), strategies=(None,), steps=(50,))
+    path = MeanNoise(scale=(0.25,), strategies=(None,), steps=(50,))
     expected = [probe_std(0.25, momentum=momentum, steps=t) for t in range(1, 51)]
     result = path.momentum_std(momentum, normalised=True)
     np.testing.assert_allclose(result, expected, rtol=1e-10)
@@ -78,7 +78,7 @@ def test_a_schedule_of_clip_norms_leaves_the_noise_as_it_is(
     )
     assert isinstance(scheduled, Scheduled)
     expected, result = (
-        NoiseOfTheMean(scale=(1.0,), strategies=(item,), steps=(12,)) for item in (plain, scheduled)
+        MeanNoise(scale=(1.0,), strategies=(item,), steps=(12,)) for item in (plain, scheduled)
     )
     for beta in (0.0, 0.9):
         np.testing.assert_allclose(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
+from affidavit.trainer.optimizers.muon import map_matrices, orthogonalize
 from tests.seeds import examples
 
 
@@ -57,7 +57,7 @@ def test_singular_values_are_mapped_as_published(
     rows: int, columns: int, degree: int, steps: int, start: str, exponent: int, seed: int
 ) -> None:
     matrix = random_matrix((rows, columns), 10.0**exponent, seed)
-    result = orthogonalised(matrix[None], degree=degree, steps=steps, start=start)[0]  # type: ignore[arg-type]
+    result = orthogonalize(matrix[None], degree=degree, steps=steps, start=start)[0]  # type: ignore[arg-type]
     expected = by_singular_values(matrix, degree, steps, start)
     np.testing.assert_allclose(
         result.numpy(), expected, rtol=0, atol=1e-12 * max(1e-6, np.abs(expected).max())
@@ -69,7 +69,7 @@ def test_singular_values_are_mapped_as_published(
 def test_frobenius_start_reaches_singular_values_of_one(
     shape: tuple[int, int], scale: float
 ) -> None:
-    result = orthogonalised(random_matrix((1, *shape), scale), steps=40, start="frobenius")[0]
+    result = orthogonalize(random_matrix((1, *shape), scale), steps=40, start="frobenius")[0]
     values = torch.linalg.svdvals(result)
     torch.testing.assert_close(values, torch.ones_like(values), rtol=1e-12, atol=0)
 
@@ -79,10 +79,10 @@ def test_paper_start_multiplies_a_small_momentum_by_23() -> None:
     nu = 0.8 / 7 / 1024
     matrix = random_matrix((1, 768, 768)).float() * nu / math.sqrt(1 - 0.95**2)
     assert float(torch.linalg.matrix_norm(matrix)[0]) == pytest.approx(0.27, abs=0.01)
-    along = (orthogonalised(matrix) * matrix).sum() / matrix.square().sum()
+    along = (orthogonalize(matrix) * matrix).sum() / matrix.square().sum()
     assert float(along) == pytest.approx(23.2, rel=0.05)
     tiny = 1e-3 * matrix[:, :64, :64].double()
-    gain = torch.linalg.matrix_norm(orthogonalised(tiny) / 1.875**5 - tiny)
+    gain = torch.linalg.matrix_norm(orthogonalize(tiny) / 1.875**5 - tiny)
     assert float(gain[0] / torch.linalg.matrix_norm(tiny)[0]) < 1e-6
     assert round(1.875**5, 1) == 23.2
 
@@ -91,14 +91,14 @@ def test_paper_start_is_continuous_and_normalises_only_above_one() -> None:
     matrix = random_matrix((1, 4, 4))
     unit = matrix / torch.linalg.matrix_norm(matrix)
     for factor in (1.0, 3.0, 1e9):
-        torch.testing.assert_close(orthogonalised(factor * unit), orthogonalised(unit))
-    assert float((orthogonalised(0.5 * unit) - orthogonalised(unit)).abs().max()) > 0.01
+        torch.testing.assert_close(orthogonalize(factor * unit), orthogonalize(unit))
+    assert float((orthogonalize(0.5 * unit) - orthogonalize(unit)).abs().max()) > 0.01
 
 
 def test_zero_stays_zero_beside_others_in_a_batch() -> None:
     matrices = torch.stack([torch.zeros(3, 4), torch.ones(3, 4)])
     for start in ("paper", "frobenius"):
-        result = orthogonalised(matrices, start=start)  # type: ignore[arg-type]
+        result = orthogonalize(matrices, start=start)  # type: ignore[arg-type]
         assert bool((result[0] == 0).all())
         assert bool(torch.isfinite(result[1]).all())
 
@@ -106,7 +106,7 @@ def test_zero_stays_zero_beside_others_in_a_batch() -> None:
 def test_a_transpose_goes_through() -> None:
     matrix = random_matrix((1, 7, 3))
     torch.testing.assert_close(
-        orthogonalised(matrix.mT), orthogonalised(matrix).mT, rtol=1e-13, atol=1e-14
+        orthogonalize(matrix.mT), orthogonalize(matrix).mT, rtol=1e-13, atol=1e-14
     )
 
 
@@ -117,18 +117,18 @@ def test_batches_by_shape_equal_one_by_one() -> None:
 
     def counted(batch: Tensor) -> Tensor:
         sizes.append(batch.shape)
-        return orthogonalised(batch)
+        return orthogonalize(batch)
 
-    together = by_shape(matrices, counted)
+    together = map_matrices(matrices, counted)
     assert sorted(sizes) == [(1, 1, 1), (1, 3, 3), (2, 2, 5), (3, 3, 4)]
     for matrix, result in zip(matrices, together, strict=True):
-        torch.testing.assert_close(result, orthogonalised(matrix[None])[0], rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(result, orthogonalize(matrix[None])[0], rtol=1e-13, atol=1e-14)
 
 
 def test_bfloat16_has_its_twin_in_float32() -> None:
     matrices = random_matrix((3, 32, 48)).float()
-    exact = orthogonalised(matrices, start="frobenius", steps=12)
-    quick = orthogonalised(matrices, start="frobenius", steps=12, dtype=torch.bfloat16)
+    exact = orthogonalize(matrices, start="frobenius", steps=12)
+    quick = orthogonalize(matrices, start="frobenius", steps=12, dtype=torch.bfloat16)
     assert quick.dtype == torch.float32
     # 8 bits of a product of 32 terms: a few percent of singular values that are all 1.
     assert float(torch.linalg.matrix_norm(exact - quick, ord=2).max()) < 0.05

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.plan import OPTIMIZER_FIELDS, Plan, RefusedPlan
-from affidavit.trainer.optimizers.base import BeyondThePlan
+from affidavit.trainer.optimizers.base import StepsExhausted
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import OPTIMIZERS, optimizer_of
 
@@ -130,7 +130,7 @@ def test_no_step_is_taken_beyond_the_plan(name: str, run_of: Callable[..., Any])
     run = run_of(name)
     steps = run.plan.phases[0].steps
     run.take(range(1, steps + 1))
-    with pytest.raises(BeyondThePlan, match=f"{steps} steps"):
+    with pytest.raises(StepsExhausted, match=f"{steps} steps"):
         run.take([steps + 1])
 
 
