@@ -1,4 +1,4 @@
-"""The HTTP service: plans come in, signed certificates go out and stay.
+"""The HTTP service: it certifies plans, and signs and stores the certificates.
 
 ::
 
@@ -6,8 +6,8 @@
                          ->  signer            (the organisation's key, or a development key)
                          ->  store             (one transaction: certificate, request, log)
 
-A route parses, calls one use case and returns a model. What an ε means is decided below this
-room; here it is only stored, and never changed once it is stored.
+A route parses the request, calls one use case and returns a model. The accounting is in other
+rooms; stored numbers never change.
 
 Wire models. An endpoint is one module in ``routes`` and one line in ``routes.MODULES``::
 
@@ -22,8 +22,8 @@ Wire models. An endpoint is one module in ``routes`` and one line in ``routes.MO
                    request: BudgetRequest) -> Budget:    # a ResponseModel, or a row to fill it
         return services.ledger_store.set_budget(request, CommandContext.of(actor, ...))
 
-The body is read after authorization, as strictly as a plan. Mistakes in it are 400
-``malformed_request`` (``RequestModel.error_code``) with a pointer each, others 422; a
-``DomainError`` becomes its own problem. OpenAPI follows from the models and the access rules.
-A stored document is returned as raw ``Response`` with its model in ``responses``.
+Bodies are read after authorization, as strictly as plans. Mistakes in a body are answered with
+400 ``malformed_request`` (``RequestModel.error_code``), other mistakes with 422; a ``DomainError``
+has its own status and code. OpenAPI is derived from the models and access rules. A stored document
+is returned as raw ``Response``, with its model in ``responses``.
 """

@@ -1,9 +1,9 @@
-"""``python -m affidavit.service COMMAND``: what the command line runs for a server.
+"""``python -m affidavit.service COMMAND``: commands of the server.
 
-The command line itself must work without a server, so it does not import this room; it
-starts this module instead. Nothing expected ends in a traceback. Exit codes: 0 done, 1 an
-audit found something, 2 something that the operator must fix (a setting, the schema, an
-address in use), 3 the database cannot be reached.
+The command line does not import this room, because it must work without a server, but starts this
+module. Expected errors end with one line instead of a traceback. Exit codes: 0 done, 1 an audit
+has findings, 2 the operator must fix something (a setting, the schema, an address in use), 3 the
+database is unreachable.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ OPERATOR, UNREACHABLE = 2, 3
 
 
 class _Commands(TyperGroup):
-    """Commands that return their exit code, and whose expected errors end with one line."""
+    """Commands that return their exit code; expected errors end with one line."""
 
     def invoke(self, ctx: Any) -> NoReturn:
-        """Run a command; raises ``typer.Exit`` with its code."""
+        """Run a command and raise ``typer.Exit`` with its code."""
         try:
             raise typer.Exit(super().invoke(ctx) or 0)
         except KeyboardInterrupt:
             raise typer.Exit from None
         except (OperatorError, KeyFailure) as error:
-            raise _ended(str(error), OPERATOR) from None
+            raise _exit_with(str(error), OPERATOR) from None
         except ModuleNotFoundError as error:
             if error.name != "psycopg":
                 raise
             message = "PostgreSQL needs its driver; run: pip install 'affidavit[postgresql]'"
-            raise _ended(message, OPERATOR) from None
+            raise _exit_with(message, OPERATOR) from None
         except SQLAlchemyError as error:
             cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             message = f"the database cannot be used: {cause}; see DATABASE_URL"
-            raise _ended(message, UNREACHABLE) from None
+            raise _exit_with(message, UNREACHABLE) from None
         except OSError as error:
-            raise _ended(str(error), OPERATOR) from None
+            raise _exit_with(str(error), OPERATOR) from None
 
 
-def _ended(message: str, code: int) -> typer.Exit:
+def _exit_with(message: str, code: int) -> typer.Exit:
     typer.echo(f"affidavit: {message}", err=True)
     return typer.Exit(code)
 
@@ -73,7 +73,7 @@ def _serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
 ) -> None:
     """Run the HTTP service."""
-    # With it come the pages and all accountants, which no other command needs to wait for.
+    # Imported here, because it imports the pages and all accountants.
     from affidavit.service.serve import serve
 
     serve(host, port, Settings.from_environment())

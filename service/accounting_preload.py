@@ -1,7 +1,7 @@
 """Importing this module loads every accountant.
 
-An engine is otherwise imported by the first plan that needs it, which takes a second in
-each new process. The fork server imports this once, and its workers have it from birth.
+Otherwise the first plan of each new process would wait a second for the imports. The fork server
+imports this module once, before it forks workers.
 """
 
 from __future__ import annotations

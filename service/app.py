@@ -1,4 +1,4 @@
-"""The application: routes, limits and error documents, put together from settings.
+"""The FastAPI application: routes, middleware and error handlers.
 
 >>> from affidavit.service.settings import Settings
 >>> app = create_app(Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}))
@@ -29,12 +29,12 @@ from affidavit.service.settings import Settings
 
 PAGES = tuple(import_module(f"{pages.__name__}.{name}").router for name in pages.MODULES)
 
-_READ: list[tuple[tuple[APIRouter, ...], list[BaseRoute]]] = []
-"""Routers and what was read of them: one entry, and one for each other set that a test tries."""
+_INCLUDED: list[tuple[tuple[APIRouter, ...], list[BaseRoute]]] = []
+"""Tuples of routers, which are not hashable, with their routes."""
 
 
 def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
-    """The service behind ``settings``; opens the database and starts processes when run."""
+    """Return the application for ``settings``; its lifespan opens the database and processes."""
     services = Services(settings)
     app = FastAPI(
         title="Affidavit",
@@ -43,7 +43,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         lifespan=_lifespan,
         routes=_routes((*ROUTERS, *PAGES)),
         redirect_slashes=False,
-        # FastAPI's pages load scripts from another host; ours are in routes/about.py.
+        # FastAPI's own pages load scripts from another host; see routes/about.py.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -51,7 +51,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     app.state.services = services
     watch_services(services.metrics, services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
-    # Added last, it stands around the others.
+    # The middleware that is added last is the outermost.
     app.add_middleware(RequestMiddleware, meters=services.metrics, tracing=tracing)
     problems.install(app)
     errors.install(app)
@@ -61,15 +61,15 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
 
 
 def _routes(routers: tuple[APIRouter, ...]) -> list[BaseRoute]:
-    """The routes of ``routers``, read once: FastAPI takes a tenth of a second over ours."""
-    for read, routes in _READ:
-        if len(read) == len(routers) and all(map(is_, read, routers)):
+    """Return the routes of ``routers``, cached: FastAPI needs a tenth of a second."""
+    for included, routes in _INCLUDED:
+        if len(included) == len(routers) and all(map(is_, included, routers)):
             return routes
-    everything = APIRouter()
+    combined = APIRouter()
     for router in routers:
-        everything.include_router(router)
-    _READ.append((routers, everything.routes))
-    return everything.routes
+        combined.include_router(router)
+    _INCLUDED.append((routers, combined.routes))
+    return combined.routes
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.keyring.announce()
     await run_in_threadpool(services.authenticator.announce)
     await run_in_threadpool(services.pool.warm_up)
-    # What is known to be damaged or rolled back is known before the first request.
+    # Detect damage and rollbacks before the first request.
     await run_in_threadpool(services.sequencer.check)
     services.sequencer.start()
     services.publisher.start()

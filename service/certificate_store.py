@@ -1,18 +1,17 @@
-"""The store: certificates as they were signed, and who asked for them.
+"""The store of certificates and their requests.
 
-A certificate id has issues, numbered from 1; the latest is the current one, and is what a
-certificate of that id means wherever no issue is named.
+A certificate id has issues, numbered from 1. Where no issue is named, the latest one, which is the
+current issue, is meant.
 
-Rules it keeps:
+Rules:
 
-- A certificate, its entry in the log and the request that led to it are written in one
-  transaction, or none of them is.
-- What is read is what was written: ``bundle`` and ``result`` are never changed or written
-  out anew, and a row that nobody signed or logged is not read at all (``genuine``).
-- Two processes that issue the same certificate at once end with one issue; the second one
-  gets the first one's, and its own request.
+- A certificate, its log entry and its request are written in one transaction.
+- Signed bytes and results are never changed or re-encoded. A row that was not signed and logged
+  is not read at all (``genuine``).
+- Two processes that issue the same certificate concurrently end with one issue; the second one
+  gets the first one's issue and records its own request.
 - Issuing, approving and revoking one certificate happen one after the other (``hold``).
-- A certificate of a development key counts only as long as there is no other.
+- An untrusted certificate counts only while there is no trusted one.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ from affidavit.service.teams import DEFAULT, acting_for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredCertificate:
-    """An issue with its signed bytes and the result that was returned with it.
+    """An issue with its signed bytes and its result.
 
-    ``status`` is what it was when it was read; everything else never changes. ``epsilon_upper`` is
-    in nats.
+    ``status`` is the status when the row was read; everything else never changes.
+    ``epsilon_upper`` is in nats.
     """
 
     id: str
@@ -85,7 +84,7 @@ class StoredCertificate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """A plan as it was sent: by whom, in which team, when, and its bytes."""
+    """A submitted plan: its bytes, requester, team and time."""
 
     requester: str
     received_at: datetime
@@ -95,54 +94,50 @@ class PlanRequest:
 
 
 class ConcurrentUpdate(Exception):
-    """Another issue came first, or a decision about the former one."""
+    """Another issue was stored first, or a decision about the previous one."""
 
 
 IsStale = Callable[[StoredCertificate], bool]
-"""Whether an issue is to be followed by another when its plan is sent again."""
+"""Whether submitting the plan again creates another issue after this one."""
 
 
-def expired(certificate: StoredCertificate) -> bool:
-    """Whether its time is over; what people decided about it is not a matter of time."""
+def is_expired(certificate: StoredCertificate) -> bool:
+    """Return whether a certificate has is_expired; a decision takes precedence over expiry."""
     return certificate.status is Status.EXPIRED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewCertificate:
-    """A new issue, the request that led to it, and which issue it may supersede."""
+    """A new issue, the request for it, and which previous issue it may supersede."""
 
     certificate: StoredCertificate
     request: PlanRequest
-    is_stale: IsStale = expired
-
-
-def _no_further_writes(connection: Connection) -> None:
-    """A transaction that only stores certificates."""
+    is_stale: IsStale = is_expired
 
 
 class CertificateStore(Store):
-    """The certificates."""
+    """Reads and writes certificates."""
 
     def find(self, certificate_id: str) -> StoredCertificate | None:
-        """The current issue of that id, a trusted one before an untrusted one."""
+        """Return the current issue, preferring a trusted one, or None."""
         return self.read(current, certificate_id)
 
     def get(self, certificate_id: str) -> StoredCertificate:
-        """What ``find`` returns; raises ``Problem`` where there is none."""
+        """Return the current issue, as ``find`` does; raises ``Problem`` if there is none."""
         return self.read(get, certificate_id)
 
     def last(
         self, certificate_ids: Iterable[str], *, untrusted: bool
     ) -> dict[str, StoredCertificate]:
-        """The issues that new ones of that trust would supersede, by id, where there are any."""
+        """Return by id the issues that new issues of that trust would supersede."""
         return self.read(currents, certificate_ids, untrusted=untrusted)
 
     def issues(self, certificate_id: str) -> list[StoredCertificate]:
-        """All issues of that id, the untrusted ones after the trusted, latest first."""
+        """Return all issues, trusted ones first, each latest first."""
         return self.read(issues, certificate_id)
 
     def issue(self, certificate_id: str, number: int, *, untrusted: bool) -> StoredCertificate:
-        """One issue of that id, which a reservation or a run refers to."""
+        """Return one issue, to which a reservation or a run refers."""
         query = _ISSUES.where(certificates.c.issue == number, certificates.c.untrusted == untrusted)
         with self._reader.connect() as connection:
             row = connection.execute(query, {"certificate_id": certificate_id}).mappings().one()
@@ -154,11 +149,11 @@ class CertificateStore(Store):
         request: PlanRequest,
         *,
         untrusted_too: bool,
-        is_stale: IsStale = expired,
+        is_stale: IsStale = is_expired,
     ) -> StoredCertificate | None:
-        """The current issue, with this further request recorded.
+        """Record another request for the current issue and return that issue.
 
-        None if there is no issue, or it ``is_stale``.
+        Returns None if there is no issue or it ``is_stale``.
         """
         with self.writing() as connection:
             requests_by_id = [(certificate_id, request)]
@@ -170,14 +165,13 @@ class CertificateStore(Store):
         key: Mapping[str, Any],
         request: PlanRequest,
         *,
-        is_stale: IsStale = expired,
-        within: Callable[[Connection], None] = _no_further_writes,
+        is_stale: IsStale = is_expired,
+        within: Callable[[Connection], None] | None = None,
     ) -> tuple[StoredCertificate, bool]:
         """Store ``certificate``, signed by ``key`` (a public record), for ``request``.
 
-        The issue before it, if there is one, must be stale. ``within`` is called first in the
-        transaction; what it raises ends it. Returns the certificate that is now stored and
-        whether it is this one.
+        The previous issue, if any, must be stale. ``within`` runs first in the transaction and may
+        raise to abort it. Returns the stored certificate and whether it is the given one.
         """
         new = [NewCertificate(certificate=certificate, request=request, is_stale=is_stale)]
         try:
@@ -188,8 +182,7 @@ class CertificateStore(Store):
             )
             if stored is not None:
                 return stored, False
-            # What another process was quicker to store was not the certificate but its key,
-            # and that is there now.
+            # Another process stored not the certificate but its key, which exists now.
             self.add_all(new, key, within=within)
         return certificate, True
 
@@ -198,26 +191,27 @@ class CertificateStore(Store):
         new: Sequence[NewCertificate],
         key: Mapping[str, Any],
         *,
-        within: Callable[[Connection], None] = _no_further_writes,
+        within: Callable[[Connection], None] | None = None,
     ) -> None:
         """Store certificates of one key in one transaction, each as ``add`` would.
 
-        Where it raises ``ConcurrentUpdate``, ``IntegrityError`` or what ``within`` raises, it
-        has stored none of them.
+        Raises ``ConcurrentUpdate``, ``IntegrityError`` or what ``within`` raises; then none of
+        them is stored.
         """
         ids = sorted({item.certificate.id for item in new})
         with self._writer.begin() as connection:
-            within(connection)
-            for certificate_id in ids:  # in one order, so that two batches never deadlock
+            if within is not None:
+                within(connection)
+            for certificate_id in ids:  # sorted, so that two batches never deadlock
                 hold(connection, certificate_id)
-            formers = currents(connection, ids, untrusted=new[0].certificate.untrusted)
+            previous = currents(connection, ids, untrusted=new[0].certificate.untrusted)
             for item in new:
-                former = formers.get(item.certificate.id)
-                if former is not None and not item.is_stale(former):
+                before = previous.get(item.certificate.id)
+                if before is not None and not item.is_stale(before):
                     raise ConcurrentUpdate
             insert_issues(
                 connection,
-                [(item.certificate, formers.get(item.certificate.id)) for item in new],
+                [(item.certificate, previous.get(item.certificate.id)) for item in new],
                 key,
             )
             record_requests(connection, [(item.certificate, item.request) for item in new])
@@ -225,17 +219,17 @@ class CertificateStore(Store):
     def page(
         self, cursor: str | None, limit: int, **filters: Any
     ) -> tuple[Sequence[Row[Any]], str | None]:
-        """Certificates that pass ``filters``, newest first, and the cursor of the next page.
+        """Return certificates that match ``filters``, newest first, and the next page's cursor.
 
         Raises ``InvalidCursor``.
         """
-        return self.read(page_of, _listed(**filters), _PLACE, cursor, limit)
+        return self.read(page_of, _select_current(**filters), _SORT_KEY, cursor, limit)
 
     def keys(self, others: Collection[str] = ()) -> list[dict[str, Any]]:
-        """The public records of the keys that signed certificates here, and of ``others`` by id.
+        """Return the public records of keys that signed certificates, and of ``others`` by id.
 
-        Monitors see what is certified. A checkpoint vouches for no key: whoever can write to the
-        database can insert one of a key of theirs.
+        A signed checkpoint is no evidence for its key: an attacker with write access to the
+        database can insert one. Certificates are, because monitors see them in the log.
         """
         certified = exists().where(certificates.c.key_id == signing_keys.c.key_id)
         query = (
@@ -253,14 +247,14 @@ class CertificateStore(Store):
 def current(
     connection: Connection, certificate_id: str, *, untrusted: bool | None = None
 ) -> StoredCertificate | None:
-    """The current issue as it stands now, of that trust; trusted before untrusted for None."""
+    """Return the current issue of that trust, or for None a trusted before an untrusted one."""
     parameters = {"certificate_id": certificate_id}
     row = connection.execute(_CURRENT[untrusted], parameters).mappings().first()
     return None if row is None else _stored(connection, row)
 
 
 def get(connection: Connection, certificate_id: str) -> StoredCertificate:
-    """What ``current`` returns; raises ``Problem`` where there is none."""
+    """Return the current issue, as ``current`` does; raises ``Problem`` if there is none."""
     certificate = current(connection, certificate_id)
     if certificate is None:
         raise no_such(certificate_id)
@@ -268,7 +262,7 @@ def get(connection: Connection, certificate_id: str) -> StoredCertificate:
 
 
 def no_such(certificate_id: str) -> Problem:
-    """The problem of there being no such certificate."""
+    """Return the problem for a certificate that does not exist."""
     message = f"Certificate {certificate_id} not found; GET /v1/certificates lists them."
     return Problem(404, "not_found", message)
 
@@ -276,7 +270,7 @@ def no_such(certificate_id: str) -> Problem:
 def currents(
     connection: Connection, certificate_ids: Iterable[str], *, untrusted: bool | None = None
 ) -> dict[str, StoredCertificate]:
-    """As ``current``, for several ids in one look; those that have none are left out."""
+    """Return the current issues of several ids, by id; ids without an issue are omitted."""
     issues_by_id: dict[str, StoredCertificate] = {}
     ids = {"ids": sorted(set(certificate_ids))}
     for row in connection.execute(_CURRENTS, ids).mappings():
@@ -286,14 +280,14 @@ def currents(
 
 
 def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
-    """All issues of that id, the untrusted ones after the trusted, latest first."""
+    """Return all issues, trusted ones first, each latest first."""
     parameters = {"certificate_id": certificate_id}
     rows = connection.execute(_ISSUES, parameters).mappings().all()
     return [_stored(connection, row) for row in rows]
 
 
 def has_requested(connection: Connection, requester: str, plan_digest: str) -> bool:
-    """Whether ``requester`` ever sent this plan, under any rules and with any verdict."""
+    """Return whether ``requester`` ever submitted this plan, whatever the policy and verdict."""
     query = (
         select(requests.c.id)
         .join(certificates, certificates.c.id == requests.c.certificate_id)
@@ -305,17 +299,17 @@ def has_requested(connection: Connection, requester: str, plan_digest: str) -> b
 
 def insert_issues(
     connection: Connection,
-    issues_and_formers: Sequence[tuple[StoredCertificate, StoredCertificate | None]],
+    issues_and_previous: Sequence[tuple[StoredCertificate, StoredCertificate | None]],
     key: Mapping[str, Any],
 ) -> None:
-    """Insert new issues of one key, each after its former one, and the key where it is new.
+    """Insert new issues signed by one key, each with its predecessor or None, and the key.
 
-    Raises ``ConcurrentUpdate`` where another issue came between.
+    Raises ``ConcurrentUpdate`` if another issue was stored meanwhile.
     """
-    for certificate, former in issues_and_formers:
-        if certificate.issue != 1 + (0 if former is None else former.issue):
+    for certificate, before in issues_and_previous:
+        if certificate.issue != 1 + (0 if before is None else before.issue):
             raise ConcurrentUpdate
-    new = [certificate for certificate, _ in issues_and_formers]
+    new = [certificate for certificate, _ in issues_and_previous]
     insert_signing_key(connection, key, new[0].created_at)
     connection.execute(
         _CERTIFICATES, [{name: getattr(item, name) for name in _COLUMNS} for item in new]
@@ -325,7 +319,7 @@ def insert_issues(
 
 
 def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
-    """The row of ``certificate_facets`` of an issue."""
+    """Return the row of ``certificate_facets`` of an issue."""
     return {
         "certificate_id": certificate.id,
         "untrusted": certificate.untrusted,
@@ -340,20 +334,20 @@ def _stored(connection: Connection, row: RowMapping) -> StoredCertificate:
     return StoredCertificate(**{**row, "status": Status(row["status"])})
 
 
-# Built once: putting a statement together takes as long as running it.
+# Constants, because building a statement takes as long as executing it.
 _ISSUES = (
     select(certificates, status_at(NOW).label("status"))
     .where(certificates.c.id == bindparam("certificate_id"))
     .order_by(certificates.c.untrusted, certificates.c.issue.desc())
 )
-"""All issues, with where they stand now; the current one first."""
+"""All issues with their status, the current one first."""
 
 _CURRENTS = (
     select(certificates, status_at(NOW).label("status"))
     .where(certificates.c.id.in_(bindparam("ids", expanding=True)), ~SUPERSEDED)
     .order_by(certificates.c.id, certificates.c.untrusted)
 )
-"""The current issues of several ids, at most one of each trust."""
+"""The current issues of several ids, at most one trusted and one untrusted."""
 
 _CERTIFICATES = insert(certificates)
 _COLUMNS = tuple(column.name for column in certificates.columns)
@@ -371,7 +365,7 @@ def find_and_record(
     untrusted_too: bool,
     is_stale: IsStale,
 ) -> list[StoredCertificate | None]:
-    """What ``CertificateStore.repeat`` returns, for several ids and requests."""
+    """Do ``CertificateStore.repeat`` for several ids and requests."""
     trust = None if untrusted_too else False
     issues_by_id = currents(connection, (item for item, _ in requests_by_id), untrusted=trust)
     fresh = {item: issue for item, issue in issues_by_id.items() if not is_stale(issue)}
@@ -388,7 +382,7 @@ def find_and_record(
 def record_requests(
     connection: Connection, answered: Sequence[tuple[StoredCertificate, PlanRequest]]
 ) -> None:
-    """Record who requested each certificate and received it."""
+    """Record the requests that were answered with these certificates."""
     rows = [
         {
             "certificate_id": certificate.id,
@@ -407,23 +401,23 @@ def record_requests(
 
 _REQUESTS = insert(requests)
 
-_PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
+_SORT_KEY = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
 
 
-def _listed(
+def _select_current(
     *,
     status: Status | None = None,
     created_after: datetime | None = None,
     created_before: datetime | None = None,
     **equal: str | None,
 ) -> Select[Any]:
-    """The current issues; the earlier ones are listed with their certificate.
+    """Return a query of current issues.
 
-    ``equal`` are values of columns; None lets all through. The times themselves are left out.
+    ``equal`` are values of columns, None for any. The bounds of ``created_at`` are exclusive.
     """
     now = status_at(NOW)
-    shown = [column for column in certificates.c if column.name not in ("bundle", "result")]
-    query = select(*shown, now.label("status")).where(~SUPERSEDED)
+    columns = [column for column in certificates.c if column.name not in ("bundle", "result")]
+    query = select(*columns, now.label("status")).where(~SUPERSEDED)
     values = [(name, value) for name, value in equal.items() if value is not None]
     query = query.where(*(certificates.c[name] == value for name, value in values))
     if status is not None:

@@ -1,25 +1,25 @@
-"""The tables, as the store reads and writes them.
+"""Tables of certificates, and column types of all tables.
 
-``affidavit.migrations`` makes them in an empty database, and brings that of an earlier release up
-to date; nothing here ever creates a schema. Rows of ``certificates`` and ``requests`` are
-written once: triggers in the database refuse to change or remove them, so that not even a fault in
-this service can rewrite what it has signed.
+``affidavit.migrations`` creates and upgrades the schema. Rows of ``certificates`` and ``requests``
+are written once: database triggers refuse to change or delete them, so that even a fault in this
+service cannot rewrite what it has signed.
 
 ``certificates``
-    One row per issue of a certificate id, numbered from 1; a later issue supersedes the
-    earlier ones, which stay. ``untrusted`` rows were signed by a development key and are
-    numbered by themselves: a plan certified while trying the service out can be certified
-    again, under the same id, once there is a key that someone trusts. ``bundle`` is the
-    signed bundle byte for byte and ``result`` the answer that was given, without what may
-    change about it later (see ``affidavit.service.certificates``).
+    One row per issue of a certificate id, numbered from 1; each issue supersedes the earlier ones,
+    which remain. ``untrusted`` rows were signed by a development key and are numbered separately:
+    a plan that was certified on trial can be certified again under the same id with a trusted key.
+    ``bundle`` contains the signed bytes, and ``result`` the response without what may change later
+    (see ``affidavit.service.certificates``).
 ``certificate_facets``
-    By what an issue is searched for beside its own columns, read off its signed bytes, and its
-    time once more: the newest with a value are read by one index.
+    Further search keys of an issue, read from its signed bytes, with its time, so that one index
+    finds the newest issues with a value.
 ``signing_keys``
-    The public half of every key that signed a row, so that a bundle can still be
-    verified after its key was retired or, for a development key, forgotten.
+    The public half of every key that signed a row, so that bundles can be verified after a key was
+    retired or a development key was forgotten.
 ``requests``
-    Who asked, when, the very bytes that were asked, and which issue they were answered with.
+    Requester, time and body of each request, and the issue that answered it.
+``saved_views``
+    Saved searches of people.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from sqlalchemy.schema import SchemaItem
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An instant: aware in Python, UTC in the database (SQLite keeps no time zone)."""
+    """An instant: aware in Python, UTC in the database (SQLite stores no time zone)."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """To UTC; a naive time is a mistake of the caller. Raises ``ValueError`` for that."""
+        """Convert to UTC; raises ``ValueError`` for a naive time."""
         if value is not None and value.tzinfo is None:
             raise ValueError("a time without a zone is not an instant")
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """As an aware time in UTC."""
+        """Return an aware time in UTC."""
         if value is None:
             return None
         instant: datetime = value
@@ -55,21 +55,21 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only in a column that is INTEGER PRIMARY KEY."""
+"""SQLite generates ids only for INTEGER PRIMARY KEY."""
 
 metadata = sa.MetaData()
 ISSUE = ("certificate_id", "untrusted", "issue")
-"""The columns that say which issue of a certificate a row is about."""
+"""The columns that refer to an issue of a certificate."""
 
 
 def numbered(name: str, *items: SchemaItem) -> sa.Table:
-    """A table whose rows are numbered from 1 by their ``id``."""
+    """Return a table whose rows are numbered from 1 by ``id``."""
     positive = sa.CheckConstraint("id > 0", name=f"{name}_id_positive")
     return sa.Table(name, metadata, sa.Column("id", Sequence, primary_key=True), *items, positive)
 
 
 def issue_columns(table: str, *, primary_key: bool = False) -> tuple[SchemaItem, ...]:
-    """The columns of a row that is about an issue of a certificate, which the database checks."""
+    """Return columns that refer to an issue of a certificate, with their foreign key."""
     columns = (
         sa.Column("certificate_id", sa.String(71), primary_key=primary_key, nullable=False),
         sa.Column("untrusted", sa.Boolean, primary_key=primary_key, nullable=False),
@@ -82,7 +82,7 @@ def issue_columns(table: str, *, primary_key: bool = False) -> tuple[SchemaItem,
     return (*columns, sa.ForeignKeyConstraint([*ISSUE], issue, name=name))
 
 
-def _starts(column: str) -> dict[str, str]:
+def _prefix(column: str) -> dict[str, str]:
     return {column: "varchar_pattern_ops"}
 
 
@@ -147,11 +147,11 @@ certificates = sa.Table(
     sa.Index("certificates_by_epsilon", "epsilon_upper"),
     sa.Index("certificates_by_end", "not_after"),
     sa.Index("certificates_by_key", "key_id", "created_at"),
-    # By their beginnings: an index of PostgreSQL in the order of a language cannot do that.
-    sa.Index("certificates_by_dataset", "dataset", "created_at", postgresql_ops=_starts("dataset")),
-    sa.Index("certificates_by_name_start", "name", postgresql_ops=_starts("name")),
-    sa.Index("certificates_by_id_start", "id", postgresql_ops=_starts("id")),
-    sa.Index("certificates_by_plan_start", "plan_digest", postgresql_ops=_starts("plan_digest")),
+    # For prefix searches, which an index in a locale's collation does not support.
+    sa.Index("certificates_by_dataset", "dataset", "created_at", postgresql_ops=_prefix("dataset")),
+    sa.Index("certificates_by_name_start", "name", postgresql_ops=_prefix("name")),
+    sa.Index("certificates_by_id_start", "id", postgresql_ops=_prefix("id")),
+    sa.Index("certificates_by_plan_start", "plan_digest", postgresql_ops=_prefix("plan_digest")),
 )
 
 

@@ -1,14 +1,13 @@
-"""One clock for all replicas: that of the database.
+"""One clock for all replicas: the database's.
 
-A replica whose own clock is wrong would sign what is not valid yet, go on using a key whose window
-is over, or end leases that were just granted. So key windows, certificates, status lists,
-checkpoints, leases and reservations take the database's time. A replica that is more than
-``MAX_SKEW`` off writes nothing and is not ready (``operation.readiness``), because the other times
-that it would write are its own.
+A replica with a wrong clock would sign documents that are not valid yet, use keys after their
+window, or end leases too early. Therefore key windows, certificates, status lists, checkpoints,
+leases and reservations use the database's time. A replica whose clock differs by more than
+``MAX_SKEW`` writes nothing and is not ready (``operation.readiness``), because other times that it
+would write are its own.
 
-PostgreSQL is asked every few seconds; in between the time is counted on by the monotonic clock,
-which nobody sets. Statements that compare with the present name ``NOW``, the database's own.
-SQLite has no clock but the machine's.
+PostgreSQL is queried every few seconds; in between, the time advances with the monotonic clock.
+SQL statements use ``NOW``. With SQLite, the time is the machine's.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from affidavit.service.database import reader
 
 MAX_SKEW = timedelta(seconds=1)
 FRESH_SECONDS = 5.0
-"""For how long an answer of the database is counted on."""
-SLOWEST_SECONDS = 1.0
-"""An answer that took longer says too little about when it was given."""
+"""Time after which the database is queried again."""
+MAX_QUERY_SECONDS = 1.0
+"""The result of a slower query is too inexact."""
 
 _CLOCK = text("SELECT clock_timestamp()")
 
 
 class DatabaseNow(GenericFunction[datetime]):
-    """When a statement begins, by the database's clock."""
+    """The time at which a statement begins, by the database's clock."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -50,19 +49,19 @@ def _on_postgresql(*_: Any, **__: Any) -> str:
 
 @compiles(DatabaseNow, "sqlite")
 def _on_sqlite(*_: Any, **__: Any) -> str:
-    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"  # as the driver writes an instant
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"  # the driver's format
 
 
 NOW = DatabaseNow()
 
 
 def now_of(connection: Connection) -> datetime:
-    """The time of the database behind ``connection``."""
+    """Return the database's time."""
     return connection.execute(select(NOW)).scalar_one()
 
 
 class DatabaseClock:
-    """The database's time; safe to ask from several threads. ``wall`` is this machine's."""
+    """The database's time, for several threads; ``wall`` is this machine's clock."""
 
     def __init__(
         self, engine: Engine, wall: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -70,18 +69,18 @@ class DatabaseClock:
         self._reader = reader(engine) if engine.dialect.name == "postgresql" else None
         self._wall = wall
         self._lock = Lock()
-        self._asked_at = -FRESH_SECONDS
+        self._queried_at = -FRESH_SECONDS
         self._base: tuple[datetime, float] | None = None
 
     def now(self) -> datetime:
-        """The time; this machine's, as long as the database did not answer yet."""
+        """Return the database's time, or this machine's until the database has answered."""
         if self._reader is None:
             return self._wall()
-        if time.monotonic() >= self._asked_at + FRESH_SECONDS and self._lock.acquire(
+        if time.monotonic() >= self._queried_at + FRESH_SECONDS and self._lock.acquire(
             blocking=False
         ):
             try:
-                self._ask()
+                self._query()
             finally:
                 self._lock.release()
         if self._base is None:
@@ -90,20 +89,20 @@ class DatabaseClock:
         return at + timedelta(seconds=time.monotonic() - counted_from)
 
     def skew(self) -> timedelta:
-        """By how much this machine's clock is ahead; negative where it is behind."""
+        """Return how far this machine's clock is ahead; negative if it is behind."""
         now = self.now()
         return self._wall() - now
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         assert self._reader is not None
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             with self._reader.connect() as connection:
-                began = time.monotonic()
+                started_at = time.monotonic()
                 at = connection.execute(_CLOCK).scalar_one()
         except SQLAlchemyError:
-            return  # the request itself will say that there is no database
-        took = time.monotonic() - began
-        self._asked_at = began
-        if took <= SLOWEST_SECONDS:
-            self._base = at.astimezone(UTC), began + took / 2
+            return  # the request itself reports that the database is unreachable
+        seconds = time.monotonic() - started_at
+        self._queried_at = started_at
+        if seconds <= MAX_QUERY_SECONDS:
+            self._base = at.astimezone(UTC), started_at + seconds / 2

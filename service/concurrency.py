@@ -1,9 +1,9 @@
-"""Work shared by callers that come at the same time; each class belongs to one event loop.
+"""Sharing work among concurrent callers; each object belongs to one event loop.
 
 ``Batcher``
-    What comes while a batch is being done makes up the next one. A caller alone waits for
-    nobody. Under load a transaction, and the flush to the disk that ends it, serve all who
-    came during the one before, and each is answered only after it.
+    Requests that arrive while a batch is processed form the next batch. A single caller does not
+    wait. Under load, one transaction, with one flush to the disk, serves all requests that arrived
+    during the previous one; each is answered after it.
 ``SingleFlight``
     One computation for callers that need the same result.
 ``ComputationCache``
@@ -27,13 +27,13 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 MAX_BATCH = 64
-"""Callers in one batch."""
+"""Requests in one batch."""
 
 BatchWork = Callable[[Sequence[A]], Awaitable[Sequence[B]]]
 
 
 def in_thread_pool(work: Callable[[Sequence[A]], Sequence[B]]) -> BatchWork[A, B]:
-    """``work``, which waits for the database, as the event loop can wait for it."""
+    """Return ``work``, which blocks, as a coroutine function that runs it in a thread."""
 
     async def run(items: Sequence[A]) -> Sequence[B]:
         return await run_in_threadpool(work, items)
@@ -42,24 +42,23 @@ def in_thread_pool(work: Callable[[Sequence[A]], Sequence[B]]) -> BatchWork[A, B
 
 
 class Batcher(Generic[A, B]):
-    """``work`` gives an answer for each of its questions, or fails and has done nothing.
+    """Runs ``work`` on batches of requests; it returns one result for each, or fails as a whole.
 
-    A batch that fails is done again one question at a time, so that nobody fails for
-    another's question. As many as ``lanes`` are done at a time, which share what waits. A batch is
-    of callers who see the same team's rows, and so does ``work``. Belongs to one event loop,
-    which ``work`` must not block.
+    The requests of a batch that fails are repeated one at a time, so that no request fails because
+    of another. ``lanes`` batches run at a time and share the waiting requests. All requests of a
+    batch have the same team.
     """
 
-    def __init__(self, work: BatchWork[A, B], most: int = MAX_BATCH, lanes: int = 1) -> None:
+    def __init__(self, work: BatchWork[A, B], max_batch: int = MAX_BATCH, lanes: int = 1) -> None:
         self._work = work
-        self._most = most
+        self._max_batch = max_batch
         self._lanes = lanes
         self._working = 0
         self._waiting: list[tuple[A, asyncio.Future[B], str | None]] = []
         self._running: set[asyncio.Task[None] | None] = set()
 
     async def __call__(self, request: A) -> B:
-        """The answer to ``asked``; raises what ``work`` raises."""
+        """Return the result for ``request``; raises what ``work`` raises."""
         answer: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer, TEAM.get()))
         if len(self._running) < self._lanes:
@@ -69,43 +68,42 @@ class Batcher(Generic[A, B]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._next(self._share())
+                await self._run_batch(self._take_batch())
         finally:
-            # Before anything else runs, so that whoever comes now finds that a lane is free.
+            # Without awaiting, so that the next request finds a free lane.
             self._running.remove(asyncio.current_task())
 
-    def _share(self) -> list[tuple[A, asyncio.Future[B]]]:
-        """A lane's part of what waits, rounded up; the other lanes that are free take the rest.
+    def _take_batch(self) -> list[tuple[A, asyncio.Future[B]]]:
+        """Remove this lane's share of the waiting requests, rounded up, from the queue.
 
-        Only callers who see the rows of one team, the team of whoever waits longest.
+        All are of one team: the team of the request that has waited longest.
         """
         team = self._waiting[0][2]
-        places = [place for place, entry in enumerate(self._waiting) if entry[2] == team]
-        del places[min(self._most, -(-len(places) // (self._lanes - self._working))) :]
-        share = [self._waiting[place][:2] for place in places]
-        for place in reversed(places):
-            del self._waiting[place]
+        of_team = [entry for entry in self._waiting if entry[2] == team]
+        batch = of_team[: min(self._max_batch, -(-len(of_team) // (self._lanes - self._working)))]
+        taken = {answer for _, answer, _ in batch}
+        self._waiting = [entry for entry in self._waiting if entry[1] not in taken]
         TEAM.set(team)  # of this lane's task
-        return share
+        return [(request, answer) for request, answer, _ in batch]
 
-    async def _next(self, batch: Sequence[tuple[A, asyncio.Future[B]]]) -> None:
+    async def _run_batch(self, batch: Sequence[tuple[A, asyncio.Future[B]]]) -> None:
         self._working += 1
         try:
-            if not await self._do(batch, last=len(batch) == 1):
+            if not await self._try_batch(batch, last=len(batch) == 1):
                 for entry in batch:
-                    await self._do([entry], last=True)
+                    await self._try_batch([entry], last=True)
         finally:
             self._working -= 1
 
-    async def _do(self, batch: Sequence[tuple[A, asyncio.Future[B]]], *, last: bool) -> bool:
-        """Answer ``batch``; False where it failed and is to be tried in parts."""
+    async def _try_batch(self, batch: Sequence[tuple[A, asyncio.Future[B]]], *, last: bool) -> bool:
+        """Set the results of ``batch``; returns False if it failed and its parts remain to try."""
         try:
             results = await self._work([request for request, _ in batch])
         except Exception as error:
             if not last:
                 return False
             for _, answer in batch:
-                if not answer.done():  # its caller may have gone away
+                if not answer.done():  # its caller may be gone
                     answer.set_exception(error)
             return True
         for (_, answer), result in zip(batch, results, strict=True):
@@ -115,9 +113,9 @@ class Batcher(Generic[A, B]):
 
 
 class SingleFlight(Generic[T]):
-    """Runs ``work`` once per key at a time; callers that come meanwhile get the same outcome.
+    """Runs ``work`` once per key at a time; concurrent callers get the same result.
 
-    The computation goes on while any of them waits, and is cancelled with the last that goes away.
+    The computation continues while any caller waits, and is cancelled with the last one.
     """
 
     def __init__(self) -> None:
@@ -131,7 +129,7 @@ class SingleFlight(Generic[T]):
         return key in self._flights
 
     async def run(self, key: str, work: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """The outcome of ``work`` for ``key``, and whether this caller started it."""
+        """Return the result of ``work`` for ``key``, and whether this call started it."""
         flight = self._flights.get(key)
         started = flight is None
         if flight is None:
@@ -146,7 +144,7 @@ class SingleFlight(Generic[T]):
             if not self._callers[flight]:
                 del self._callers[flight]
                 if not flight.done():
-                    self._remove(key, flight)  # whoever comes now starts another
+                    self._remove(key, flight)  # the next caller starts another
                     flight.cancel()
 
     async def _fly(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -161,7 +159,7 @@ class SingleFlight(Generic[T]):
 
 
 class ComputationCache(Generic[T]):
-    """The latest ``max_results`` results by name, each computed once at a time."""
+    """A cache of the last ``max_results`` results by name, each computed once at a time."""
 
     def __init__(self, max_results: int) -> None:
         self._max_results = max_results
@@ -169,14 +167,11 @@ class ComputationCache(Generic[T]):
         self._results: OrderedDict[str, T] = OrderedDict()
 
     def get(self, name: str) -> T | None:
-        """The result of that name, if it is still in memory."""
+        """Return the cached result of that name, or None."""
         return self._results.get(name)
 
     async def __call__(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``work``, which is computed unless it is in memory.
-
-        Raises what ``work`` raises.
-        """
+        """Return the cached result, or that of ``work``; raises what ``work`` raises."""
         if name not in self._results:
             self._results[name], _ = await self._flights.run(name, work)
         self._results.move_to_end(name)

@@ -1,42 +1,42 @@
-"""One engine, set up so that what was answered is what was kept.
+"""SQLAlchemy engines for SQLite and PostgreSQL, transactions, and pages of a list.
 
-SQLite is given the settings that its defaults lack:
+SQLite needs settings that its defaults lack:
 
-- ``journal_mode=WAL``: readers never wait for the writer, and a killed process leaves a
-  file that opens at the last commit.
-- ``synchronous=FULL``: a certificate that was answered with 201 survives a power cut.
-  ``NORMAL`` would save one flush a commit and could lose the last answers.
-- ``busy_timeout``: a second process waits for its turn instead of failing.
+- ``journal_mode=WAL``: readers never wait for the writer, and after a crash the file opens at the
+  last commit.
+- ``synchronous=FULL``: a certificate that was answered with 201 survives a power cut. ``NORMAL``
+  would save one flush per commit and could lose the last answers.
+- ``busy_timeout``: a second process waits instead of failing.
 - ``foreign_keys``: off by default in SQLite.
-- ``recursive_triggers``: without it ``INSERT OR REPLACE`` deletes a row without asking
-  the trigger that refuses deletions.
+- ``recursive_triggers``: without it ``INSERT OR REPLACE`` bypasses the triggers that refuse
+  deletions.
 
-PostgreSQL plans as for a disk that seeks, unless it is told otherwise: it then reads through a
-table of certificates rather than fetch two thousand of them by their keys, which is slower. And it
-plans what is asked often for any values: of leases that ran out by any time it expects to meet one
-soon, and reads through all of them while there is none. Here each plan is for the values asked.
+PostgreSQL assumes a spinning disk by default, and reads a whole table rather than two thousand
+rows by key (``RANDOM_PAGE_COST``). Generic plans of prepared statements do the same to find
+expired leases, of which there are nearly none, so every plan is made for the actual values.
+Statements, waits for locks and idle transactions are bounded (``TIMEOUTS``), whatever the
+server's settings. Connections are tested before use, because the server may have closed them.
 
-Errors do not repeat the parameters of a statement, which hold plans, so that none gets
-into a log.
+Error messages omit the parameters of statements, because these contain plans.
 
-Statements, waiting for a lock and pausing in a transaction are bounded on PostgreSQL
-(``TIMEOUTS``), whatever the server's own settings are.
+Transactions are begun here and not by the driver, which would begin one only at the first write: a
+transaction that reads and then writes could then fail instead of waiting. ``writer`` takes the
+write lock at once, with ``BEGIN IMMEDIATE``. ``reader`` uses autocommit on PostgreSQL, where each
+statement sees what is committed at its time in any case.
 
-A connection to PostgreSQL that the server closed is noticed before it is used: a server that goes
-says so, which is looked for without asking it anything. What only reads needs no transaction
-there (``reader``): each statement would see what is committed at its time in any case.
-
-Transactions are begun by us, not by the driver, which would begin one only at the first
-write: a transaction that reads and then writes could then fail instead of waiting. A
-writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDIATE``.
-
-``any_of`` is a condition that a few ids fulfil. PostgreSQL joins ``id IN (SELECT ...)`` as it
-thinks best, and for a thousand of a hundred thousand rows thinks it best to read the whole table.
-Of an array it expects few elements, and looks each up by the index.
+``any_of`` is a condition for a few ids. For ``id IN (SELECT ...)`` PostgreSQL may read the whole
+table; for an array it expects few elements and uses the index.
 
 >>> from sqlalchemy import column, select
 >>> print(any_of(column("id"), select(column("other"))))
 id IN (SELECT other)
+
+A cursor encodes the time and the id of the last row of a page, and is opaque to clients. Rows
+that are inserted meanwhile are neither repeated nor skipped.
+
+>>> cursor = cursor_at(datetime(2026, 11, 21, tzinfo=UTC), "a", True)
+>>> read_cursor(cursor, str, bool)
+(datetime.datetime(2026, 11, 21, 0, 0, tzinfo=datetime.timezone.utc), 'a', True)
 
 Reference: PostgreSQL, Row and Array Comparisons, ``expression = ANY (array expression)``.
 """
@@ -46,7 +46,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import select
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -61,7 +60,6 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Connection,
-    Dialect,
     Engine,
     Row,
     Select,
@@ -71,7 +69,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DisconnectionError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -81,25 +79,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BUSY_MILLISECONDS = 10_000
-_HELD = "affidavit_turn"
+_LOCKED = "affidavit_locked"
 CONNECT_SECONDS = 5
-CONNECTIONS = 5
-"""That a process has to PostgreSQL at most, beside one ``aside``; each is opened when first needed.
+MAX_CONNECTIONS = 5
+"""Connections of a process to PostgreSQL, beside the one of an engine that is ``aside``.
 
-More would do no more at once, because one interpreter computes for all of them: threads that wait
-for a connection leave it to those that have one, and it is handed back and forth less often.
+One interpreter serves all threads, so that more connections would not increase throughput.
 """
 RANDOM_PAGE_COST = 1.1
-"""Of reading a page anywhere, in times of the page that follows: as for solid-state disks."""
+"""Cost of a random page over that of a sequential page, for solid-state disks."""
 TIMEOUTS = {
     "statement_timeout": 60,
     "lock_timeout": 10,
     "idle_in_transaction_session_timeout": 15,
 }
-"""Seconds, on each connection to PostgreSQL. A process that stops in the middle of a transaction,
-or whose machine is gone, holds what it locked no longer than that; who waits gets 503 before."""
+"""Seconds, for each connection to PostgreSQL. They bound how long a process that hangs or vanishes
+in a transaction keeps its locks; requests that wait for them are answered with 503 before."""
 READ_ONLY = "25006"
-"""What PostgreSQL says of a write to a server that takes none (``read_only_sql_transaction``)."""
+"""SQLSTATE of a write to a read-only server (``read_only_sql_transaction``)."""
 PRAGMAS = (
     f"busy_timeout={BUSY_MILLISECONDS}",
     "journal_mode=WAL",
@@ -110,41 +107,41 @@ PRAGMAS = (
 
 
 def open_engine(url: str, *, bounded: bool = True, aside: bool = False) -> Engine:
-    """An engine for ``url`` as ``settings.database_url`` returns it; opens nothing yet.
+    """Return an engine for ``url``, which is validated by ``settings.database_url``.
 
-    ``bounded`` sets ``TIMEOUTS``; an operator's command may take longer. One ``aside`` has a
-    connection of its own, for what is read in the middle of another's transaction: the connections
-    of that one may all wait for what the transaction has locked.
+    Connections are opened when they are needed. ``bounded`` sets ``TIMEOUTS``, which an operator's
+    command may exceed. An engine that is ``aside`` has a single connection, for reads during a
+    transaction of another engine, whose connections may all wait for a lock.
     """
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(url, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
-        turn = _Turn()
-        event.listen(engine, "begin", turn.begin)
-        event.listen(engine, "checkin", turn.end)
+        lock = _WriteLock()
+        event.listen(engine, "begin", lock.begin)
+        event.listen(engine, "checkin", lock.release)
         teams.confine(engine)
         return engine
-    # All connections are kept: to open one costs more than most of what is asked of it.
+    # The pool keeps all connections: opening one costs more than most queries.
     engine = create_engine(
         url,
-        pool_size=1 if aside else CONNECTIONS,
+        pool_size=1 if aside else MAX_CONNECTIONS,
         max_overflow=0,
+        pool_pre_ping=True,
         connect_args={"connect_timeout": CONNECT_SECONDS},
         hide_parameters=True,
     )
     event.listen(engine, "connect", _prepare_postgresql)
     if bounded:
         event.listen(engine, "connect", _set_timeouts)
-    event.listen(engine, "checkout", _require_open(engine.dialect))
-    event.listen(engine, "handle_error", _leave_a_standby)
+    event.listen(engine, "handle_error", _disconnect_from_standby)
     teams.confine(engine)
     return engine
 
 
 def reader(engine: Engine) -> Engine:
-    """``engine`` for what only reads; shares its connections.
+    """Return ``engine`` for reading; it shares the connections.
 
-    On SQLite all that one connection reads is of one moment, as it is with ``engine``.
+    On SQLite, a connection still reads from one snapshot.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -152,12 +149,12 @@ def reader(engine: Engine) -> Engine:
 
 
 def writer(engine: Engine) -> Engine:
-    """``engine`` for transactions that write; shares its connections."""
+    """Return ``engine`` for transactions that write; it shares the connections."""
     return engine.execution_options(affidavit_writes=True)
 
 
 class Store:
-    """What is stored behind one engine; safe to use from several threads and processes."""
+    """Base of repositories; safe to use from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._reader, self._writer = engine, reader(engine), writer(engine)
@@ -165,17 +162,17 @@ class Store:
     def read(
         self, query: Callable[Concatenate[Connection, P], T], *values: P.args, **named: P.kwargs
     ) -> T:
-        """The result of ``query`` on a connection of its own."""
+        """Return the result of ``query`` on a new connection."""
         with self._reader.connect() as connection:
             return query(connection, *values, **named)
 
     def writing(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes."""
+        """Return a transaction that writes."""
         return self._writer.begin()
 
 
 def write(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """``work`` in one transaction; once more, if another one stored the same row first."""
+    """Run ``work`` in a transaction, and again if another transaction stored the same row first."""
     try:
         with writer(engine).begin() as connection:
             return work(connection)
@@ -189,25 +186,25 @@ _SHARE = text("SELECT pg_advisory_xact_lock_shared(hashtextextended(:name, 0))")
 
 
 def hold(connection: Connection, name: str, *, shared: bool = False) -> None:
-    """Let no other transaction hold ``name`` until ours ends, or where ``shared`` only share it.
+    """Lock ``name`` until the transaction ends; a ``shared`` lock excludes only exclusive ones.
 
-    SQLite has one writer at a time. Of two names with one hash, one waits in vain.
+    SQLite needs no lock, because it has one writer at a time. Names with equal hashes share a lock.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_SHARE if shared else _HOLD, {"name": name})
 
 
 def is_missing_file(url: URL) -> bool:
-    """Whether ``url`` is an SQLite file that is not there; opening it would make it."""
+    """Return whether ``url`` is an SQLite file that does not exist; opening it would create it."""
     if url.get_backend_name() != "sqlite" or not url.database:
         return False
     return not Path(url.database).exists()
 
 
-def make_room(url: str) -> None:
-    """Make an SQLite file and its directory, for their owner alone: it will hold plans.
+def create_sqlite_file(url: str) -> None:
+    """Create the file and directory of an SQLite database, readable by their owner only.
 
-    SQLite gives the files beside it the same mode. One that exists is closed to others.
+    SQLite creates its other files with the same mode. The mode of an existing file is changed too.
     """
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database:
@@ -226,7 +223,7 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _set(cursor: sqlite3.Cursor, pragma: str) -> None:
-    """Set ``pragma``; SQLite itself does not wait while two connections begin to write ahead."""
+    """Set ``pragma``, retrying while another connection switches the file to WAL mode."""
     end = time.monotonic() + BUSY_MILLISECONDS / 1000
     while True:
         try:
@@ -239,7 +236,7 @@ def _set(cursor: sqlite3.Cursor, pragma: str) -> None:
 
 
 def _prepare_postgresql(connection: Any, _record: Any) -> None:
-    # Said in a transaction that is undone it would be undone too.
+    # A rollback would undo settings made in a transaction.
     connection.autocommit = True
     connection.execute(f"SET random_page_cost = {RANDOM_PAGE_COST}")
     connection.execute("SET plan_cache_mode = force_custom_plan")
@@ -253,60 +250,39 @@ def _set_timeouts(connection: Any, _record: Any) -> None:
     connection.autocommit = False
 
 
-def _require_open(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
-    """A check that makes the pool reopen a connection that the server closed.
+def _disconnect_from_standby(context: Any) -> None:
+    """Reopen all connections when the server has become a read-only standby.
 
-    A server sends nothing to an idle client except that it closes; so only a connection that has
-    something to be read is asked for an answer.
-    """
-
-    def check(connection: Any, _record: Any, _proxy: Any) -> None:
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
-        if not poll.poll(0):
-            return
-        try:
-            dialect.do_ping(connection)
-        except dialect.loaded_dbapi.Error as error:
-            raise DisconnectionError(str(error)) from None
-
-    return check
-
-
-def _leave_a_standby(context: Any) -> None:
-    """Reopen all connections once the server no longer accepts writes.
-
-    It became a standby, whose connections live on; the name in the URL leads to the new primary.
+    Its connections stay open, while the host name in the URL resolves to the new primary.
     """
     if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
         context.is_disconnect = True
 
 
-class _Turn:
-    """Whose turn it is to write to an SQLite file, among the threads of this process.
+class _WriteLock:
+    """A lock for the threads of this process that write to one SQLite file.
 
-    SQLite lets those who wait sleep ever longer and then takes whoever wakes first; a
-    thread that waits here goes on the moment the one before it is done.
+    SQLite polls with growing pauses; a thread that waits here continues without delay.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
 
     def begin(self, connection: Connection) -> None:
-        """Begin a transaction; one that writes waits for its turn."""
+        """Begin a transaction; one that writes waits for the lock."""
         if not connection.get_execution_options().get("affidavit_writes", False):
             connection.exec_driver_sql("BEGIN")
             return
         record = connection.connection.record_info
-        # After so long SQLite itself says that the file is locked.
-        waits = BUSY_MILLISECONDS / 1000
-        if record is not None and _HELD not in record and self._lock.acquire(timeout=waits):
-            record[_HELD] = True
+        # After this time SQLite itself reports that the file is locked.
+        timeout = BUSY_MILLISECONDS / 1000
+        if record is not None and _LOCKED not in record and self._lock.acquire(timeout=timeout):
+            record[_LOCKED] = True
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    def end(self, _connection: Any, record: Any) -> None:
-        """A connection comes back, whatever became of its transaction."""
-        if record.record_info.pop(_HELD, False):
+    def release(self, _connection: Any, record: Any) -> None:
+        """Release the lock when the connection returns to the pool."""
+        if record.record_info.pop(_LOCKED, False):
             self._lock.release()
 
 
@@ -314,14 +290,14 @@ class _Turn:
 
 
 class _AnyOf(FunctionElement[bool]):
-    """The construct; its clauses are a column and a subquery."""
+    """The SQL construct; its clauses are a column and a subquery."""
 
     type = Boolean()
     inherit_cache = True
 
 
 def any_of(column: ColumnElement[Any], query: Select[Any]) -> ColumnElement[bool]:
-    """Whether ``column`` is among what ``query`` selects."""
+    """Return the condition that ``query`` selects the value of ``column``."""
     return _AnyOf(column, query.scalar_subquery())
 
 
@@ -347,49 +323,49 @@ class InvalidCursor(ValueError):
     """A cursor that this service did not issue."""
 
 
-def cursor_at(moment: datetime, *rest: str | bool) -> str:
-    """The cursor of a page whose last row is of ``moment``; ``rest`` tells it from its equals."""
-    text = json.dumps([(moment - _EPOCH) // _MICROSECOND, *rest], separators=(",", ":"))
+def cursor_at(at: datetime, *key: str | bool) -> str:
+    """Return the cursor of a page whose last row has the time ``at`` and the unique ``key``."""
+    text = json.dumps([(at - _EPOCH) // _MICROSECOND, *key], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def read_cursor(cursor: str, *kinds: type[str] | type[bool]) -> tuple[Any, ...]:
-    """The time and the rest, of these ``kinds``; raises ``InvalidCursor``.
+def read_cursor(cursor: str, *types: type[str] | type[bool]) -> tuple[Any, ...]:
+    """Return the time and the key, of these ``types``; raises ``InvalidCursor``.
 
-    Texts are printable ASCII, which every database takes.
+    Texts are printable ASCII, which every database accepts.
     """
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        microseconds, *rest = json.loads(raw)
-        moment = _EPOCH + microseconds * _MICROSECOND
+        microseconds, *key = json.loads(raw)
+        at = _EPOCH + microseconds * _MICROSECOND
     except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidCursor("this service did not issue the cursor") from None
-    known = [type(item) for item in rest] == list(kinds)
-    plain = all(entry.isascii() and entry.isprintable() for entry in rest if isinstance(entry, str))
-    if not known or not plain:
+    texts = [item for item in key if isinstance(item, str)]
+    is_plain = all(text.isascii() and text.isprintable() for text in texts)
+    if [type(item) for item in key] != list(types) or not is_plain:
         raise InvalidCursor("this service did not issue the cursor")
-    return (moment, *rest)
+    return (at, *key)
 
 
 def page_of(
     connection: Connection,
     query: Select[Any],
-    place: Sequence[ColumnElement[Any]],
+    sort_key: Sequence[ColumnElement[Any]],
     cursor: str | None,
     limit: int,
 ) -> tuple[Sequence[Row[Any]], str | None]:
-    """At most ``limit`` rows after ``cursor``, and the cursor of the next page, if there is one.
+    """Return at most ``limit`` rows after ``cursor``, and the cursor of the next page or None.
 
-    ``place`` are columns of ``query``, a time first, by which the newest row comes first. Raises
+    ``sort_key`` are columns of ``query``, a time first; rows are sorted in descending order. Raises
     ``InvalidCursor``.
     """
     if cursor is not None:
-        types = [column.type for column in place]
-        after = read_cursor(cursor, *(kind.python_type for kind in types[1:]))
-        query = query.where(tuple_(*place) < tuple_(*after, types=types))
-    ordered = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
+        types = [column.type for column in sort_key]
+        after = read_cursor(cursor, *(type_.python_type for type_ in types[1:]))
+        query = query.where(tuple_(*sort_key) < tuple_(*after, types=types))
+    ordered = query.order_by(*(column.desc() for column in sort_key)).limit(limit + 1)
     rows = connection.execute(ordered).all()
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]._mapping
-    return rows[:limit], cursor_at(*(last[column] for column in place))
+    return rows[:limit], cursor_at(*(last[column] for column in sort_key))

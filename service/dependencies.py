@@ -1,4 +1,4 @@
-"""Everything that a request may need, made once for an application."""
+"""The services of an application, which requests use."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from affidavit.service.settings import Settings
 
 
 class Services:
-    """The parts of one application; ``head`` is the schema revision that it needs."""
+    """The services of one application; ``head`` is the schema revision that it needs."""
 
     def __init__(self, settings: Settings) -> None:
-        """Put together what ``settings`` describe; opens and starts nothing yet."""
+        """Create the services for ``settings`` without opening or starting anything."""
         self.engine = open_engine(settings.database_url)
         self._aside = open_engine(settings.database_url, aside=True)
         self.clock = DatabaseClock(self._aside)
@@ -132,13 +132,13 @@ class Services:
         self.public_url = settings.public_url
 
     def call_of(self, actor: Actor) -> CommandContext:
-        """The context of a change that ``actor`` makes now."""
+        """Return the context of a change that ``actor`` makes now."""
         return CommandContext(actor=actor.name, at=self.clock.now())
 
     def key_records(self) -> list[dict[str, Any]]:
-        """Public records of every key that signs here, signed certificates, or is in the keyset.
+        """Return the public records of all keys of the service, its certificates and its keyset.
 
-        Where a key is both stored and in the directory, the directory's record counts.
+        The key directory takes precedence over stored records.
         """
         keyset = self.keysets.signed()
         of_keyset = [] if keyset is None else [key.key_id for key in keyset.keyset.keys]
@@ -146,12 +146,12 @@ class Services:
         return list({record["key_id"]: record for record in records}.values())
 
     def readiness(self) -> Readiness:
-        """Whether the application can do its work now."""
+        """Return whether the application can work now."""
         suspended = self.safety.reasons()
         return check_readiness(self.engine, self.head, self.keyring, suspended, self.log_watch)
 
     def close(self) -> None:
-        """Stop the log's threads and the accounting, and let go of the database."""
+        """Stop the threads and accounting processes, and close the database."""
         self.dispatcher.stop()
         self.sequencer.stop()
         self.publisher.stop()
@@ -163,7 +163,7 @@ class Services:
 def _provider_parts(
     provider: Provider | None, now: Callable[[], datetime]
 ) -> tuple[ProviderTokens | None, CodeFlow | None]:
-    """Bearer tokens of the provider, and signing in with it; both by the same keys."""
+    """Return the verifier of the provider's tokens and the sign-in flow, which share its keys."""
     if provider is None:
         return None, None
     keys = ProviderKeys.of(provider)
@@ -173,12 +173,12 @@ def _provider_parts(
 
 
 def services_of(request: Request) -> Services:
-    """The services of the application that handles ``request``."""
+    """Return the services of the application that handles ``request``."""
     services: Services = request.app.state.services
     return services
 
 
-async def _services(request: Request) -> Services:  # a plain one would be run in a thread
+async def _services(request: Request) -> Services:  # async, to run outside the thread pool
     return services_of(request)
 
 

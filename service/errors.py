@@ -1,23 +1,23 @@
-"""Errors of the domain: what a well-formed request may not do, and bodies that are not well formed.
+"""Errors of the domain, and malformed request bodies.
 
 ::
 
     DomainError            status, code, message and remedy; answered as a problem document
     ├── WrongState         409
-    └── ...                each resource has its own, beside what raises them
+    └── ...                each resource has its own, beside the code that raises them
     AccountingUnavailable  503
     ├── AccountingTimeout
     ├── AccountingFailed
     └── TooBusy
     MalformedRequest       400 (413 if too large), with a reason for each mistake
-    OperatorError          the end of a command, in one line
+    OperatorError          ends a command with one line
     └── SettingsError      ...
 
 >>> WrongState("The run is settled.", "Settled runs cannot be stopped.").code
 'wrong_state'
 
-The application turns them into problem documents (``affidavit.service.problems``), so that a
-route just lets them pass.
+Routes need not catch them: the application converts them to problem documents
+(``affidavit.service.problems``).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from affidavit.plan import PlanError, Reason
 
 
 class OperatorError(Exception):
-    """What only the operator can fix; the message says what to do. Commands end with it."""
+    """An error that only the operator can fix, in a message that says how; it ends a command."""
 
 
 class SettingsError(OperatorError):
-    """A setting that cannot be used; the text names it and says what to give."""
+    """An invalid setting; the message names it and describes valid values."""
 
 
 class DomainError(Exception):
-    """Base of the errors of a request that was understood and cannot be carried out.
+    """Base of errors of well-formed requests that cannot be carried out.
 
-    ``code`` is stable and part of the API; ``status`` is that of the HTTP response.
+    ``code`` is stable and part of the API; ``status`` is the status of the HTTP response.
     """
 
     code: str = "refused"
@@ -81,7 +81,7 @@ class OtherTeam(DomainError):
 
 
 class AccountingUnavailable(Exception):
-    """Base of the errors of accounting that did not finish; nothing was stored."""
+    """Base of errors of accounting that did not finish; nothing was stored."""
 
 
 class AccountingTimeout(AccountingUnavailable):

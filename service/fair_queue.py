@@ -1,18 +1,18 @@
-"""Turns at the processors: each caller gets a share, however much it sends.
+"""Fair shares of the processors among callers, however many requests each sends.
 
-Start-time fair queueing: a caller's next plan is tagged with the time that its plans before took,
-or with the tag served last where that is later, and the lowest tag is next. So whoever sends
-one plan at a time waits for no other's queue, and a caller alone has all that there is, but for
-one slot. Where the queue is full, whoever has most waiting is turned away. ``Use`` is how much a
-caller used of late.
+Start-time fair queueing: a caller's next task is tagged with the processor time of its previous
+tasks, or with the tag served last if that is later, and the lowest tag is served next. A caller
+that sends one plan at a time therefore waits for no other's queue, and a caller alone may use all
+slots but one. When the queue is full, the caller with the most waiting tasks is rejected.
+``RecentUse`` tracks how much processor time a caller used recently.
 
 References: P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queueing", SIGCOMM 1996.
 
-``Turns`` are those of requests at the service's own process, which one caller's requests would
-fill. A request takes its turn once its caller is known. It leaves it while it waits for what takes
-no processor (its body, accounting, a client that reads slowly), so that nobody holds one for long.
-A caller alone has nearly all turns. Beside others of late it has a part of them, and a share of the
-time once it used ``BURST``: whoever comes next finds the process nearly free.
+``Turns`` applies this to requests in the service's own process. A request takes a turn once its
+caller is known. It releases the turn while it waits for anything but the processor (its body,
+accounting, a client that reads slowly), so that no request holds one for long. A caller alone has
+nearly all turns. Recently active callers divide the turns among them, and each that has used
+``BURST_SECONDS`` gets a share of the time, which leaves the process nearly free for others.
 """
 
 from __future__ import annotations
@@ -27,69 +27,68 @@ from contextvars import ContextVar
 from affidavit.service.errors import TooBusy
 
 MAX_WAITING = 256
-"""Computations that wait, of all callers."""
+"""Waiting computations of all callers."""
 MAX_WAITING_EACH = 64
-"""Those of one caller, so that nobody fills the queue alone."""
+"""Waiting computations of one caller, so that no caller fills the queue alone."""
 
-NOBODY = "service"
-"""Whoever works for no caller in particular, or for many at once; may hold every process."""
-CALLER: ContextVar[str] = ContextVar("affidavit_caller", default=NOBODY)
-"""For whom the current task works; requests set it once they are authenticated."""
+SERVICE = "service"
+"""The caller of work for nobody in particular or for several callers; it may use every process."""
+CALLER: ContextVar[str] = ContextVar("affidavit_caller", default=SERVICE)
+"""The caller for whom the current task works; set once a request is authenticated."""
 
 
-class Use:
-    """Seconds that each caller used, up to ``most``; of them ``share`` is forgotten each second."""
+class RecentUse:
+    """The processor seconds that each caller used recently.
 
-    def __init__(self, share: float, most: float) -> None:
-        self._share, self._most = share, most
-        self._of: dict[str, tuple[float, float]] = {}
+    They are capped at ``max_seconds`` and decay by ``decay_rate`` per second.
+    """
+
+    def __init__(self, decay_rate: float, max_seconds: float) -> None:
+        self._decay_rate, self._max_seconds = decay_rate, max_seconds
+        self._used: dict[str, tuple[float, float]] = {}
 
     def add(self, caller: str, seconds: float) -> None:
-        """Add what a caller used just now."""
-        if caller == NOBODY:
+        """Add seconds that a caller has just used."""
+        if caller == SERVICE:
             return
-        now = time.monotonic()
-        self._of = {name: entry for name, entry in self._of.items() if self._left(entry, now) > 0}
-        self._of[caller] = min(self._most, self.of(caller) + seconds), now
+        self._used = {name: entry for name, entry in self._used.items() if self.of(name) > 0}
+        self._used[caller] = min(self._max_seconds, self.of(caller) + seconds), time.monotonic()
 
     def of(self, caller: str) -> float:
-        """What a caller used of late."""
+        """Return the seconds that a caller used recently."""
         now = time.monotonic()
-        return self._left(self._of.get(caller, (0.0, now)), now)
-
-    def _left(self, entry: tuple[float, float], now: float) -> float:
-        used, at = entry
-        return max(0.0, used - self._share * (now - at))
+        seconds, at = self._used.get(caller, (0.0, now))
+        return max(0.0, seconds - self._decay_rate * (now - at))
 
 
 class FairQueue:
-    """Who may use one of ``slots`` next; belongs to one event loop.
+    """A queue for ``slots`` processors; belongs to one event loop.
 
-    ``most_waiting`` and ``most_waiting_each`` bound what waits, of all and of one caller.
+    At most ``max_waiting`` tasks wait, and ``max_waiting_each`` of one caller.
     """
 
     def __init__(
         self,
         slots: int,
         *,
-        most_waiting: int = MAX_WAITING,
-        most_waiting_each: int = MAX_WAITING_EACH,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_each: int = MAX_WAITING_EACH,
     ) -> None:
         self._free = slots
-        self._most_waiting, self._most_waiting_each = most_waiting, most_waiting_each
-        self._most_each = max(1, slots - 1)
+        self._max_waiting, self._max_waiting_each = max_waiting, max_waiting_each
+        self._max_running_each = max(1, slots - 1)
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._tags: dict[str, float] = {}
         self._now = 0.0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of waiting tasks."""
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A slot, for the length of a block; raises ``TooBusy`` where too many wait."""
+        """Hold a slot during a block; raises ``TooBusy`` if too many tasks wait."""
         caller = CALLER.get()
         await self.enter(caller)
         started_at = time.monotonic()
@@ -99,8 +98,8 @@ class FairQueue:
             self.leave(caller, time.monotonic() - started_at)
 
     async def enter(self, caller: str) -> None:
-        """Wait for a slot; raises ``TooBusy`` where too many wait."""
-        self._make_room(caller)
+        """Wait for a slot; raises ``TooBusy`` if too many tasks wait."""
+        self._reject_excess(caller)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         self._tags[caller] = max(self._tags.get(caller, 0.0), self._now)
@@ -111,22 +110,22 @@ class FairQueue:
             if turn.done() and not turn.cancelled():
                 if turn.exception() is None:
                     self.leave(caller, 0.0)
-            elif turn in self._waiting.get(caller, ()):  # unless it was passed over since
-                self._forget(caller, turn)
+            elif turn in self._waiting.get(caller, ()):  # unless it was rejected meanwhile
+                self._remove(caller, turn)
             raise
 
-    def _make_room(self, caller: str) -> None:
-        """Raise ``TooBusy`` in whoever has most waiting, if the queue is full."""
-        own = len(self._waiting.get(caller, ()))
-        if own >= self._most_waiting_each:
+    def _reject_excess(self, caller: str) -> None:
+        """If the queue is full, raise ``TooBusy`` in the caller with the most waiting tasks."""
+        count = len(self._waiting.get(caller, ()))
+        if count >= self._max_waiting_each:
             raise TooBusy
-        if len(self) < self._most_waiting:
+        if len(self) < self._max_waiting:
             return
-        greediest = max(self._waiting, key=lambda name: len(self._waiting[name]))
-        if len(self._waiting[greediest]) <= own + 1:
+        busiest = max(self._waiting, key=lambda name: len(self._waiting[name]))
+        if len(self._waiting[busiest]) <= count + 1:
             raise TooBusy
-        last = self._waiting[greediest][-1]
-        self._forget(greediest, last)
+        last = self._waiting[busiest][-1]
+        self._remove(busiest, last)
         if not last.done():
             last.set_exception(TooBusy())
 
@@ -135,9 +134,9 @@ class FairQueue:
             ready = [caller for caller in self._waiting if self._may_run(caller)]
             if not ready:
                 return
-            caller = min(ready, key=lambda one: (self._tags[one], self._running[one]))
+            caller = min(ready, key=lambda name: (self._tags[name], self._running[name]))
             turn = self._waiting[caller][0]
-            self._forget(caller, turn)
+            self._remove(caller, turn)
             if turn.cancelled():
                 continue
             self._now = max(self._now, self._tags[caller])
@@ -146,10 +145,10 @@ class FairQueue:
             turn.set_result(None)
 
     def _may_run(self, caller: str) -> bool:
-        return caller == NOBODY or self._running[caller] < self._most_each
+        return caller == SERVICE or self._running[caller] < self._max_running_each
 
     def leave(self, caller: str, seconds: float) -> None:
-        """Give back a slot that the caller used for as many seconds."""
+        """Release a slot that the caller used for ``seconds``."""
         self._free += 1
         self._running[caller] -= 1
         self._tags[caller] = self._tags.get(caller, self._now) + seconds
@@ -158,7 +157,7 @@ class FairQueue:
             if name not in self._waiting and not self._running[name]:
                 del self._tags[name], self._running[name]
 
-    def _forget(self, caller: str, turn: asyncio.Future[None]) -> None:
+    def _remove(self, caller: str, turn: asyncio.Future[None]) -> None:
         queue = self._waiting[caller]
         queue.remove(turn)
         if not queue:
@@ -168,89 +167,91 @@ class FairQueue:
 # ---- turns at the service's own process ----------------------------------------------
 
 TURNS = 32
-"""Requests at a time; the service has a few more threads."""
-LATELY = 5.0
-"""Callers of as many seconds share them."""
-BURST, SHARE = 1.0, 0.25
-"""Seconds that a caller may use beside others at once, and of each second then."""
-MIN_REST = 0.001
-"""Seconds until a caller who used up its share is looked at again, at least."""
+"""Requests processed at a time; the service has a few more threads."""
+RECENT_SECONDS = 5.0
+"""A caller is active for this time after its last request; active callers share the turns."""
+BURST_SECONDS, BURST_RECOVERY_RATE = 1.0, 0.25
+"""Processor seconds that one of several callers may use at once, and regains per second."""
+MIN_RECHECK_SECONDS = 0.001
+"""Least time until a caller that used up its share is considered again."""
 MAX_REQUESTS = 1024
 
 
 class Turns(FairQueue):
-    """The turns of one process, for up to ``at_once`` requests of each caller."""
+    """The turns of one process, for at most ``at_once`` requests of each caller."""
 
     def __init__(self, at_once: int) -> None:
-        super().__init__(TURNS, most_waiting=max(MAX_REQUESTS, at_once), most_waiting_each=at_once)
-        self._use = Use(SHARE, 2 * BURST)
-        self._seen: OrderedDict[str, float] = OrderedDict()
+        super().__init__(TURNS, max_waiting=max(MAX_REQUESTS, at_once), max_waiting_each=at_once)
+        self._use = RecentUse(BURST_RECOVERY_RATE, 2 * BURST_SECONDS)
+        self._active: OrderedDict[str, float] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self, caller: str) -> None:
-        """Wait for a turn; raises ``TooBusy`` where too many wait."""
+        """Wait for a turn; raises ``TooBusy`` if too many requests wait."""
         now = time.monotonic()
-        self._seen[caller] = now
-        self._seen.move_to_end(caller)
-        while next(iter(self._seen.values())) < now - LATELY:
-            self._seen.popitem(last=False)
+        self._active[caller] = now
+        self._active.move_to_end(caller)
+        while next(iter(self._active.values())) < now - RECENT_SECONDS:
+            self._active.popitem(last=False)
         await super().enter(caller)
 
     def leave(self, caller: str, seconds: float) -> None:
-        """Give back a turn that took as many seconds."""
+        """Release a turn that took ``seconds``."""
         self._use.add(caller, seconds)
         super().leave(caller, seconds)
 
     def _may_run(self, caller: str) -> bool:
-        if caller == NOBODY or len(self._seen) == 1:
+        if caller == SERVICE or len(self._active) == 1:
             return super()._may_run(caller)
-        return self._has_room(caller) and self._use.of(caller) <= BURST
+        return self._has_room(caller) and self._use.of(caller) <= BURST_SECONDS
 
     def _has_room(self, caller: str) -> bool:
-        return self._running[caller] < max(1, TURNS // len(self._seen))
+        return self._running[caller] < max(1, TURNS // len(self._active))
 
     def _serve(self) -> None:
         super()._serve()
-        if self._waiting and self._free and self._timer is None and len(self._seen) > 1:
-            # Who has room waits for time alone, of which all may have passed since it was read.
-            rests = [self._use.of(who) - BURST for who in self._waiting if self._has_room(who)]
-            if rests:
-                seconds = max(MIN_REST, min(rests) / SHARE)
-                self._timer = asyncio.get_running_loop().call_later(seconds, self._rested)
+        if self._waiting and self._free and self._timer is None and len(self._active) > 1:
+            # Callers that have room wait only until their recent use has decayed.
+            excess = [
+                self._use.of(name) - BURST_SECONDS for name in self._waiting if self._has_room(name)
+            ]
+            if excess:
+                seconds = max(MIN_RECHECK_SECONDS, min(excess) / BURST_RECOVERY_RATE)
+                self._timer = asyncio.get_running_loop().call_later(seconds, self._recheck)
 
-    def _rested(self) -> None:
+    def _recheck(self) -> None:
         self._timer = None
         self._serve()
 
 
 class Turn:
-    """A request's turn, which it can leave and take again."""
+    """A request's turn, which the request can release and take again."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self._caller = CALLER.get()
-        self._since: float | None = None
+        self._started_at: float | None = None
 
     async def take(self) -> None:
-        """Wait for it; raises ``TooBusy`` where too many wait."""
+        """Wait for the turn; raises ``TooBusy`` if too many requests wait."""
         await self.turns.enter(self._caller)
-        self._since = time.monotonic()
+        self._started_at = time.monotonic()
 
     def leave(self) -> bool:
-        """Give it back; False where it is not taken."""
-        if self._since is None:
+        """Release the turn; returns False if it is not taken."""
+        if self._started_at is None:
             return False
-        seconds, self._since = time.monotonic() - self._since, None
+        seconds, self._started_at = time.monotonic() - self._started_at, None
         self.turns.leave(self._caller, seconds)
         return True
 
 
 TURN: ContextVar[Turn | None] = ContextVar("affidavit_turn", default=None)
-"""The turn of the request for which the current task works."""
+"""The turn of the request that the current task processes."""
 
 
 def leave_turn() -> None:
-    """Leave the turn of the request, which goes on without."""
+    """Release the request's turn; the request continues without one."""
     turn = TURN.get()
     if turn is not None:
         turn.leave()
@@ -258,17 +259,17 @@ def leave_turn() -> None:
 
 @asynccontextmanager
 async def outside_turn() -> AsyncIterator[None]:
-    """Leave the request's turn for the length of a block."""
+    """Release the request's turn during a block, and take it again afterwards."""
     turn = TURN.get()
-    left = turn is not None and turn.leave()
+    was_taken = turn is not None and turn.leave()
     yield
-    if turn is not None and left:
+    if turn is not None and was_taken:
         await turn.take()
 
 
 @asynccontextmanager
 async def another_turn() -> AsyncIterator[None]:
-    """A turn for work of a request that left its own."""
+    """Hold another turn during a block, for a request that has released its own."""
     turn = TURN.get()
     if turn is None:
         yield

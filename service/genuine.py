@@ -1,11 +1,11 @@
-"""Whether a row of ``certificates`` says what was signed and logged.
+"""Verification that a row of ``certificates`` matches what was signed and logged.
 
-Whoever can write to the database can insert a row or change one. So a row is read only if its
-columns and its result say what its envelope says, a stored key signed the envelope, and the
-envelope's entry is in the log, where monitors see the key: a stored key may be anybody's.
+An attacker with write access to the database can insert or change a row. Therefore a row is used
+only if its columns and result match its envelope, a stored key signed the envelope, and the
+envelope's entry is in the log, where monitors see the key.
 
-Signed bytes never change, so a row is verified once by each process. Lists are an index: they show
-columns alone, which the audit compares with the signed bytes.
+Signed bytes never change, so each process verifies a row once. Lists show columns without this
+check; the audit compares the columns with the signed bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from affidavit.service.errors import DomainError
 from affidavit.service.log.entries import logged
 
 MAX_VERIFIED = 100_000
-"""Rows of a database that are known to be genuine."""
+"""Verified rows that are remembered for each database."""
 ROUNDING = 1e-9
-"""How much smaller than its signed decimal a number may be."""
+"""Relative tolerance below the signed decimal, which is rounded up."""
 UNREADABLE = (
     ValueError,
     TypeError,
@@ -57,13 +57,13 @@ UNREADABLE = (
 
 
 class NotGenuine(DomainError):
-    """A stored certificate is not as it was signed and logged: run affidavit audit verify."""
+    """A stored certificate differs from what was signed and logged: run affidavit audit verify."""
 
     code = "not_genuine"
 
 
 def require_genuine(connection: Connection, row: RowMapping) -> None:
-    """Raise ``NotGenuine`` unless ``row`` is as it was signed and logged."""
+    """Raise ``NotGenuine`` unless ``row`` matches what was signed and logged."""
     verified = _VERIFIED.setdefault(connection.engine.pool, set())
     digest = sha256(row["bundle"])
     digest.update(row["result"].encode())
@@ -72,7 +72,7 @@ def require_genuine(connection: Connection, row: RowMapping) -> None:
         return
     if not _is_genuine(connection, row):
         raise NotGenuine(
-            f"The database says of issue {row['issue']} of {row['id']} what nobody signed.",
+            f"The stored issue {row['issue']} of {row['id']} differs from what was signed.",
             "Tell the operator: run affidavit audit verify, and restore a backup.",
         )
     if len(verified) >= MAX_VERIFIED:
@@ -81,7 +81,7 @@ def require_genuine(connection: Connection, row: RowMapping) -> None:
 
 
 _VERIFIED: WeakKeyDictionary[Pool, set[bytes]] = WeakKeyDictionary()
-"""By database the digests of genuine rows."""
+"""The digests of verified rows of each database."""
 
 
 def _is_genuine(connection: Connection, row: RowMapping) -> bool:
@@ -103,14 +103,14 @@ _KEY = select(signing_keys.c.record).where(signing_keys.c.key_id == bindparam("k
 
 
 def signed_facets(predicate: Mapping[str, Any]) -> dict[str, str]:
-    """What ``certificate_facets`` repeats of a signed statement."""
-    # A plan that names no optimizer means the first one.
+    """Return the columns of ``certificate_facets`` that repeat a signed statement."""
+    # DP-SGD is the default optimizer.
     mechanism = predicate["plan"].get("optimizer", {}).get("name", "dp_sgd")
     return {"mechanism": mechanism, "requester": predicate["requester"]}
 
 
 def signed_columns(predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``certificates`` repeats of a signed statement, to be searched by."""
+    """Return the columns of ``certificates`` that repeat a signed statement."""
     plan, approvals = predicate["plan"], Approvals.of(predicate)
     return {
         "id": predicate["certificate_id"],
@@ -129,7 +129,7 @@ def signed_columns(predicate: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedContents:
-    """What a row has signed: its bundle, the envelope in it, and the envelope's statement."""
+    """The bundle of a row, its envelope, and the signed statement."""
 
     bundle: Any
     envelope: Envelope
@@ -137,7 +137,7 @@ class SignedContents:
 
     @classmethod
     def of(cls, row: RowMapping) -> Self:
-        """The signed contents of a row; raises one of ``UNREADABLE``."""
+        """Parse the bundle of a row; raises one of ``UNREADABLE``."""
         bundle = json.loads(row["bundle"])
         envelope = read_envelope(bundle["envelope"])
         statement = json.loads(envelope.payload)
@@ -145,12 +145,12 @@ class SignedContents:
 
     @property
     def waivers(self) -> set[str]:
-        """The ids of the waivers that the certificate relies on."""
+        """Ids of the waivers that the certificate relies on."""
         return {item["waiver"]["id"] for item in self.statement["predicate"].get("waived", ())}
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns, and those of ``certificate_facets``, that repeat the signed bytes."""
+        """The columns of ``certificates`` and ``certificate_facets`` that repeat signed content."""
         predicate = self.statement["predicate"]
         return {
             **signed_columns(predicate),
@@ -160,25 +160,25 @@ class SignedContents:
         }
 
     def contradicted_by(self, row: RowMapping, keys: Sequence[PublicKey]) -> list[str]:
-        """What of ``row`` contradicts its signed bytes; ``signature`` if no key signed."""
+        """Return the columns that contradict the signed bytes; ``signature`` if no key signed."""
         predicate = self.statement["predicate"]
         differing = [name for name, value in self.columns.items() if row.get(name, value) != value]
-        kind = [key for key in keys if key.development is predicate["untrusted"]]
-        if not self.envelope.signers(kind):
+        candidates = [key for key in keys if key.development is predicate["untrusted"]]
+        if not self.envelope.signers(candidates):
             differing.append("signature")
         if format_instant(row["created_at"]) != predicate["validity"]["not_before"]:
             differing.append("created_at")
         result = json.loads(row["result"])
         same = result["certificate"]["bundle"] == self.bundle and all(
-            result.get(name) == predicate.get(name) for name in _SAID_TWICE
+            result.get(name) == predicate.get(name) for name in _SHARED_FIELDS
         )
         if not same:
             differing.append("result")
-        if not _has_noise(result["noise_multiplier"], predicate["noise_multiplier"]):
+        if not _has_same_noise(result["noise_multiplier"], predicate["noise_multiplier"]):
             differing.append("noise_multiplier")
         guarantee = predicate["guarantee"]
         if guarantee is None:
-            # δ is then the plan's own, and no ε is claimed.
+            # δ is then the plan's.
             claims_epsilon = row["epsilon_upper"] is not None or bool(result["epsilon"])
             return differing + ["epsilon"] * claims_epsilon
         for name, column in (("epsilon", row["epsilon_upper"]), ("delta", row["delta"])):
@@ -190,23 +190,23 @@ class SignedContents:
         return differing
 
 
-_SAID_TWICE = ("verdict", "reasons", "obligations", "assumptions", "policy", "waived")
-"""Fields that a result and its signed statement have alike."""
+_SHARED_FIELDS = ("verdict", "reasons", "obligations", "assumptions", "policy", "waived")
+"""Fields that are equal in a result and its signed statement."""
 
 
 def _rounds_to(value: float | None, signed: str | None) -> bool:
-    """Whether the signed decimal, which is rounded up, can stand for ``value``."""
+    """Return whether ``signed`` is ``value`` rounded up."""
     if signed is None or not isfinite(float(signed)):
         return value is None or not isfinite(value)
     return value is not None and float(signed) * (1 - ROUNDING) <= value <= float(signed)
 
 
-def _has_noise(shown: Mapping[str, Any], signed: Mapping[str, Any]) -> bool:
-    """Whether ``shown`` has the names and numbers of ``signed``, which has rounded them."""
-    releases = list(zip(shown["releases"], signed["releases"], strict=True))
-    pairs = [(shown["joint"], signed["joint"])]
-    pairs += [(ours[end], theirs[end]) for ours, theirs in releases for end in _NOISE]
-    return all(ours["name"] == theirs["name"] for ours, theirs in releases) and all(
+def _has_same_noise(result: Mapping[str, Any], signed: Mapping[str, Any]) -> bool:
+    """Return whether both have the same releases and, up to rounding, the same noise."""
+    releases = list(zip(result["releases"], signed["releases"], strict=True))
+    pairs = [(result["joint"], signed["joint"])]
+    pairs += [(first[name], second[name]) for first, second in releases for name in _NOISE]
+    return all(first["name"] == second["name"] for first, second in releases) and all(
         value is decimal is None or isclose(value, float(decimal), rel_tol=ROUNDING)
         for value, decimal in pairs
     )

@@ -1,29 +1,26 @@
 """The keys that the service signs with, and the keysets that publish and revoke them.
 
-The key directory says which keys there are; ``affidavit keys new`` makes them. It is looked
-at for every certificate, so that a new key or the end of an old one's window needs no
-restart, and read again only when something in it has changed. Where the private halves
-are kept is a setting (``certificate.keys.signers``). A key that the published keyset revokes
-does not sign.
+``affidavit keys new`` creates keys in the key directory. The directory is checked for every
+certificate, so that a new key or the end of an old one's window needs no restart, and is read
+again only after a change. A setting says where private halves are stored
+(``certificate.keys.signers``). Keys that the published keyset revokes do not sign.
 
-While there is no key at all, keys that live in this process alone sign instead, and every
-certificate that it signs carries the warning ``untrusted``: nobody outside this process
-can know the keys, so the signature proves nothing to them. Once there are keys and none of
-them may sign, nothing is signed: falling back to development keys would hide that from
-those who trust the service.
+If the directory is empty, development keys of this process sign, and certificates are marked
+``untrusted``: nobody else can know these keys, so that their signatures prove nothing. If there
+are keys but none of them may sign, nothing is signed, because development keys would conceal the
+problem.
 
-The service cannot create a keyset, because it has no root key. It verifies one before it
-stores it as every verifier does: by the previous version, whose roots must have signed it.
-The first version is only vouched for by its own roots; verifiers must have the roots from
-elsewhere and do not rely on the service for that.
+The service has no root key and cannot create keysets. It verifies a new keyset as every verifier
+does: the roots of the previous version must have signed it. The first version is signed by its own
+roots only, which verifiers must obtain from another source.
 
-Two tables, both append-only:
+Both tables are append-only:
 
 ``keysets``
-    One row per version, without gaps, with the document as it was signed.
+    One row per version, without gaps, with the signed document.
 ``revoked_keys``
-    The keys that each version revokes, and since when, so that a query can compute the
-    status of certificates. Later versions revoke at least as much.
+    The keys that each version revokes and since when, so that queries can compute the status of
+    certificates. Later versions revoke at least as much.
 """
 
 from __future__ import annotations
@@ -75,8 +72,8 @@ Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 class Keyring:
     """The keys of one service process.
 
-    Every method raises ``KeyFailure`` when the directory holds a key that cannot be used,
-    or keys of which none may sign.
+    Every method raises ``KeyFailure`` if the directory contains an unusable key, or keys none of
+    which may sign.
     """
 
     def __init__(
@@ -93,26 +90,26 @@ class Keyring:
         self.now = now
         self._development = {role: development_key(role) for role in KeyRole}
         self._lock = Lock()
-        self._seen: Fingerprint | None = None
+        self._fingerprint: Fingerprint | None = None
         self._records: tuple[PublicKey, ...] = ()
-        self._found: dict[str, SigningPort | None] = {}
+        self._signers: dict[str, SigningPort | None] = {}
 
     def revoked(self) -> Collection[str]:
-        """The ids of keys whose signatures do not count any more."""
+        """Return the ids of revoked keys."""
         return self._revoked()
 
     def current(self, role: KeyRole = KeyRole.CERTIFICATE) -> SigningPort:
-        """Who signs for ``role`` now. Raises ``KeyFailure`` where nobody can."""
+        """Return the signer for ``role``; raises ``KeyFailure`` if no key can sign."""
         with self._lock:
-            self._look()
+            self._refresh()
             if not self._records:
                 return self._development[role]
             for public in self._valid(role):
-                if public.key_id not in self._found:
-                    self._found[public.key_id] = self._halves.find(public)
-                result = self._found[public.key_id]
-                if result is not None:
-                    return result
+                if public.key_id not in self._signers:
+                    self._signers[public.key_id] = self._halves.find(public)
+                signer = self._signers[public.key_id]
+                if signer is not None:
+                    return signer
         raise KeyFailure(
             f"no key in {self._directory} can sign for the role {role} now: there is none, or each "
             "is outside its window, revoked or without its private half; run affidavit keys "
@@ -120,37 +117,37 @@ class Keyring:
         )
 
     def signer(self, role: KeyRole) -> Callable[[], SigningPort]:
-        """Who signs for ``role``, asked each time."""
+        """Return a function that returns the current signer for ``role``."""
         return partial(self.current, role)
 
     def accepts(self, role: KeyRole, signature: bytes, message: bytes) -> bool:
-        """Whether a key that may sign for ``role`` now made ``signature``."""
+        """Return whether a key that may sign for ``role`` now made ``signature``."""
         with self._lock:
-            self._look()
+            self._refresh()
             keys = self._valid(role) if self._records else [self._development[role].public]
         return any(key.accepts(signature, message) for key in keys)
 
     def signed(self, bundle: bytes) -> bool:
-        """Whether a key of the directory for certificates, that is not revoked, signed it."""
+        """Return whether an unrevoked certificate key of the directory signed ``bundle``."""
         envelope = read_envelope(json.loads(bundle)["envelope"])
         with self._lock:
-            self._look()
+            self._refresh()
             keys = [key for key in self._records if key.may(KeyRole.CERTIFICATE)]
         return bool(envelope.signers(keys) - set(self._revoked()))
 
     def all_current(self) -> tuple[SigningPort, ...]:
-        """Who signs for each role of a service. Raises ``KeyFailure`` where nobody can."""
+        """Return the signer for each role of a service; raises ``KeyFailure`` if one is missing."""
         return tuple(self.current(role) for role in SERVICE_ROLES)
 
     def public_records(self) -> list[dict[str, Any]]:
-        """The public records of the directory's keys, and of the development key if it signs."""
+        """Return the public records of the directory's keys, or else of the development keys."""
         with self._lock:
-            self._look()
+            self._refresh()
             development = (key.public for key in self._development.values())
             return [key.as_record() for key in self._records or development]
 
     def announce(self) -> None:
-        """Say in the log who signs, loudly when it is a development key."""
+        """Log which key signs, with a warning if it is a development key."""
         key, *_ = self.all_current()
         if key.public.development:
             log.warning(
@@ -162,32 +159,32 @@ class Keyring:
             log.info("certificates are signed by key %s", key.key_id)
 
     def _valid(self, role: KeyRole) -> list[PublicKey]:
-        """The directory's keys that may sign for ``role`` now, newest first."""
+        """Return the directory's keys that may sign for ``role`` now, newest first."""
         now, revoked = self.now(), self._revoked()
         may = [key for key in self._records if key.may(role) and key.covers(now)]
         return [key for key in reversed(may) if key.key_id not in revoked]
 
-    def _look(self) -> None:
-        """Read the directory again if anything in it is not as it was."""
-        seen = _fingerprint(self._directory)
-        if seen != self._seen:
+    def _refresh(self) -> None:
+        """Read the directory again if a file in it has changed."""
+        fingerprint = _fingerprint(self._directory)
+        if fingerprint != self._fingerprint:
             self._records = self._store.public_keys()
-            self._found = {}
-            self._seen = seen
+            self._signers = {}
+            self._fingerprint = fingerprint
 
 
 def _fingerprint(directory: Path) -> Fingerprint:
     try:
-        with os.scandir(directory) as entries:
-            result = [(entry.name, entry.stat()) for entry in entries]
+        files = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
     except OSError:
         return ()
     return tuple(
-        sorted((name, at.st_ino, at.st_mtime_ns, at.st_size, at.st_mode) for name, at in result)
+        sorted((name, st.st_ino, st.st_mtime_ns, st.st_size, st.st_mode) for name, st in files)
     )
 
 
 FRESH_SECONDS = 1.0
+"""Time after which revoked keys are read again."""
 
 keysets = sa.Table(
     "keysets",
@@ -221,23 +218,23 @@ revoked_keys = sa.Table(
 
 
 class KeysetStore(Store):
-    """The keysets."""
+    """Reads and publishes keysets."""
 
     def newest(self) -> bytes | None:
-        """The newest version, byte for byte."""
+        """Return the signed bytes of the newest version, or None."""
         return self.read(_newest)[1]
 
     def signed(self) -> SignedKeyset | None:
-        """The newest version."""
+        """Return the newest version, or None."""
         return self.read(_newest)[0]
 
     def administrators(self) -> int:
-        """How many people a budget or a policy needs; 1 without a keyset."""
+        """Return how many people must agree to a budget or policy; 1 without a keyset."""
         newest = self.signed()
         return 1 if newest is None else newest.keyset.administrators or 1
 
     def find(self, version: int) -> bytes | None:
-        """That version, byte for byte."""
+        """Return the signed bytes of a version, or None."""
         query = select(keysets.c.document).where(keysets.c.version == version)
         with self._reader.connect() as connection:
             return connection.execute(query).scalar_one_or_none()
@@ -245,10 +242,10 @@ class KeysetStore(Store):
     def publish(
         self, content: bytes, *, actor: str, at: datetime, approve: Approve = alone
     ) -> tuple[SignedKeyset, bool]:
-        """Store the keyset in ``content``; returns it and whether it is new.
+        """Store the keyset in ``content`` and return it, with whether it is new.
 
-        Raises ``KeysetError``: that of ``accept_keyset``, or ``keyset_gap`` if a version between is
-        missing. Publishing the newest version again is not an error.
+        Publishing the newest version again is not an error. Raises the ``KeysetError`` of
+        ``accept_keyset``, or ``keyset_gap`` if a version in between is missing.
         """
         signed = read_keyset(content)
 
@@ -302,9 +299,9 @@ def _insert_rows(
 
 
 def _newest(connection: Connection) -> tuple[SignedKeyset | None, bytes | None]:
-    """The newest version up to which the roots of each signed the next, and its bytes.
+    """Return the newest version to which an unbroken chain of root signatures leads, and its bytes.
 
-    Others were inserted by whoever can write to the database, and count for nothing.
+    Versions after a break are ignored: an attacker with write access to the database inserted them.
     """
     newest, content = None, None
     for document in connection.execute(_DOCUMENTS).scalars():
@@ -321,10 +318,7 @@ _DOCUMENTS = select(keysets.c.document).order_by(keysets.c.version)
 
 
 class RevokedKeys:
-    """The keys that the newest keyset revokes, queried at most once in ``FRESH_SECONDS``.
-
-    Called for every signature.
-    """
+    """The keys that the newest keyset revokes, cached for ``FRESH_SECONDS``."""
 
     def __init__(
         self, store: KeysetStore, now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -335,7 +329,7 @@ class RevokedKeys:
         self._key_ids: Collection[str] = frozenset()
 
     def __call__(self) -> Collection[str]:
-        """Key ids; raises SQLAlchemy's errors if the database cannot be reached."""
+        """Return key ids; raises SQLAlchemy's errors if the database cannot be reached."""
         now = time.monotonic()
         if self._read_at is None or now - self._read_at >= FRESH_SECONDS:
             self._key_ids = _revoked_keys(self._store.signed(), self._now())
@@ -347,7 +341,7 @@ def _revoked_keys(newest: SignedKeyset | None, now: datetime) -> frozenset[str]:
     if newest is None:
         return frozenset()
     since = newest.keyset.revoked_since()
-    return frozenset(key_id for key_id, moment in since.items() if moment <= now)
+    return frozenset(key_id for key_id, start in since.items() if start <= now)
 
 
 class EnvelopeSignature(ResponseModel):

@@ -1,17 +1,15 @@
-"""ASGI middleware: body size, security headers, and what is recorded of every request.
+"""ASGI middleware: body size, security headers, and logs and metrics of every request.
 
-``BodyLimit`` bounds a body while it streams, whatever ``Content-Length`` says and for chunked
-bodies too. A body that is announced or found to be too large is answered with 413 and never
-stored; what the client is still sending is thrown away for a short while first, because a
-connection closed in the middle of an upload loses the response on its way to the client.
+``BodyLimit`` limits a body while it streams, whatever its ``Content-Length``, and chunked bodies
+too. A body that is too large is answered with 413. The rest of it is discarded for a short while
+first, because closing the connection during an upload would lose the response.
 
-``RequestMiddleware`` sees every request once: a line in the log, the counts, a span, an id that
-joins them, and the security headers of the response.
+``RequestMiddleware`` handles every request: a log record, metrics, a span, a request id, and the
+security headers of the response.
 
-The id is the client's ``X-Request-Id`` where that is harmless text, else a random one; it
-is answered in the same header. What is told of a request is how it was routed, by whose
-token and how it ended: not its path, its query or its body, which hold names. Probes that
-succeed are not written down.
+The request id is the client's ``X-Request-Id`` if it is valid, or else random, and is returned in
+the same header. Logs contain the route, the actor and the outcome, but neither path, query nor
+body, which contain names. Successful probes are not logged.
 """
 
 from __future__ import annotations
@@ -35,18 +33,20 @@ from affidavit.service.operation.telemetry import METHODS, Metrics, Tracing
 from affidavit.service.problems import Problem
 
 HEADER = b"x-request-id"
+CLIENT_CLOSED_REQUEST = 499
+"""Status in logs for a client that disconnected, as of other servers."""
 RATE_LIMIT_HEADERS = "rate_limit"
-"""What of a request's state names the header fields that tell of its rate limit."""
-HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+"""Attribute of a request's state with the header fields of its rate limit."""
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 UNROUTED = "unrouted"
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
-NOTED = ("actor", "code", "verdict")
-"""What the application notes about a request, in ``request.state``."""
+LOGGED_STATE = ("actor", "code", "verdict")
+"""Attributes of ``request.state`` that are logged."""
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_SECONDS = 2.0
 WATCH_SECONDS = 1.0
-"""After which a request whose body nobody reads is watched for the end of its connection."""
+"""Time after which a request whose body is not read is watched for a disconnect."""
 _CALLBACKS = "after_response"
 
 CONTENT_SECURITY_POLICY = (
@@ -60,12 +60,12 @@ SECURITY_HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
 }
-"""Of every response that does not set them itself.
+"""Headers of every response that does not set them itself.
 
-The content security policy allows scripts, styles, images, requests and forms of this service and
-nothing else; inline scripts and styles are never run. ``Referrer-Policy`` is ``same-origin``: no
-other site learns where its visitor came from, while a form that is sent to this service still has
-its ``Origin``, which ``no-referrer`` would make ``null``.
+The content security policy allows scripts, styles, images, requests and forms of this service
+only, and none inline. With ``Referrer-Policy: same-origin``, other sites learn nothing of the page
+that links to them, while forms for this service still send their ``Origin``, which ``no-referrer``
+would make ``null``.
 
 References: CSP Level 3; Fetch 3.2 (the Origin header and referrer policies).
 """
@@ -76,10 +76,9 @@ Callback = Callable[[], Awaitable[None]]
 
 
 def add_after_response(request: Request, callback: Callback) -> None:
-    """Have ``callback`` called after the response, however it ends; the last added first.
+    """Call ``callback`` after the response, however it ends; the last one is called first.
 
-    A dependency that yields does the same, but needs two context managers and a stack of them
-    for each request, which takes longer than most of our requests do.
+    A dependency that yields would do the same, but costs more than most requests.
     """
     request.scope["state"].setdefault(_CALLBACKS, []).append(callback)
 
@@ -91,7 +90,7 @@ async def _call_after_response(scope: Scope) -> None:
 
 
 class RequestMiddleware:
-    """ASGI middleware around everything else."""
+    """ASGI middleware around the application."""
 
     def __init__(self, app: ASGIApp, meters: Metrics, tracing: Tracing | None = None) -> None:
         self._app = app
@@ -99,36 +98,36 @@ class RequestMiddleware:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and tell of it when it is answered."""
+        """Process a request and record it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        seen = _ObservedRequest(scope, send)
+        observed = _ObservedRequest(scope, send)
         with self._meters.running.track_inprogress(), self._span(scope) as span:
-            watching = _Disconnect(receive, seen)
+            watch = _DisconnectWatch(receive, observed)
             try:
-                await self._app(scope, watching.receive, seen.send)
+                await self._app(scope, watch.receive, observed.send)
             except Exception as error:
                 scope["state"]["code"] = "internal_error"
-                if not seen.begun:
-                    # Starlette answers outside of all middleware, and so without these headers.
-                    answer = await scope["app"].exception_handlers[Exception](
+                if not observed.started:
+                    # Starlette would respond outside of all middleware, without these headers.
+                    response = await scope["app"].exception_handlers[Exception](
                         Request(scope, receive), error
                     )
-                    await answer(scope, receive, seen.send)
+                    await response(scope, receive, observed.send)
                 raise
             except asyncio.CancelledError:
-                # The service stops, and waited for this as long as it may; or nobody waits.
-                if seen.begun:
+                # The service stops and cannot wait longer, or the client has disconnected.
+                if observed.started:
                     raise
-                if watching.gone:
+                if watch.gone:
                     scope["state"]["code"] = "client_gone"
-                    seen.left_alone()
+                    observed.status = CLIENT_CLOSED_REQUEST
                 else:
-                    await _stopping().as_response()(scope, receive, seen.send)
+                    await _stopping().as_response()(scope, receive, observed.send)
             finally:
-                watching.end()
-                self._tell(seen, span)
+                watch.end()
+                self._record(observed, span)
                 await _call_after_response(scope)
 
     def _span(self, scope: Scope) -> AbstractContextManager[Any]:
@@ -139,119 +138,114 @@ class RequestMiddleware:
         }
         return self._tracing.request(_method(scope), headers)
 
-    def _tell(self, seen: _ObservedRequest, span: Any) -> None:
-        fields = seen.fields()
+    def _record(self, observed: _ObservedRequest, span: Any) -> None:
+        fields = observed.fields()
         route, status = fields["route"], fields["status"]
-        self._meters.answered(fields["method"], route, status, seen.seconds())
+        self._meters.answered(fields["method"], route, status, observed.seconds())
         if fields.get("code") is not None:
             self._meters.problem(fields["code"])
         if fields.get("verdict") is not None:
             self._meters.issued(fields["verdict"])
         if self._tracing is not None:
             self._tracing.finish(span, fields)
-        quiet = route in PROBES and status < 400
-        log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
+        is_probe = route in PROBES and status < 400
+        log.log(logging.DEBUG if is_probe else logging.INFO, "request", extra=fields)
 
 
-class _Disconnect:
-    """Cancels a request whose client goes away before it is answered.
+class _DisconnectWatch:
+    """Cancels a request whose client disconnects before the response.
 
-    Once the body was read, nothing but the end of the connection can come. Routes without a body
-    never ask for one; they are watched if they take long. A transaction that has begun in a
-    thread is finished in any case.
+    After the body, the next message can only be a disconnect. Routes that read no body are watched
+    if they take long. A transaction in a thread is finished in any case.
     """
 
-    def __init__(self, receive: Receive, seen: _ObservedRequest) -> None:
+    def __init__(self, receive: Receive, observed: _ObservedRequest) -> None:
         self._receive = receive
-        self._seen = seen
+        self._observed = observed
         self._request = asyncio.current_task()
         self._watch: asyncio.Task[None] | None = None
-        self._early: list[Message] = []
+        self._buffered: list[Message] = []
         self._reading = False
         self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch_unread)
         self.gone = False
 
     async def receive(self) -> Message:
-        """The next message, as the application receives it."""
+        """Return the next message to the application."""
         self._reading = True
-        message = self._early.pop() if self._early else await self._receive()
+        message = self._buffered.pop() if self._buffered else await self._receive()
         if message["type"] == "http.request" and not message.get("more_body"):
-            self._begin()
+            self._watch_disconnect()
         return message
 
     def end(self) -> None:
-        """The request is over."""
+        """Stop watch; the request is finished."""
         self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()
 
     def _watch_unread(self) -> None:
         if not self._reading:
-            self._begin()
+            self._watch_disconnect()
 
-    def _begin(self) -> None:
-        if self._watch is None and not self._seen.begun:
-            self._watch = asyncio.create_task(self._until_gone())
+    def _watch_disconnect(self) -> None:
+        if self._watch is None and not self._observed.started:
+            self._watch = asyncio.create_task(self._cancel_on_disconnect())
 
-    async def _until_gone(self) -> None:
+    async def _cancel_on_disconnect(self) -> None:
         message = await self._receive()
         if not self._reading and message["type"] == "http.request":
-            self._early.append(message)
+            self._buffered.append(message)
             if message.get("more_body"):
-                return  # of a route that does not read its body
+                return  # a route that does not read its body
             message = await self._receive()
-        if message["type"] == "http.disconnect" and not self._seen.begun and self._request:
+        if message["type"] == "http.disconnect" and not self._observed.started and self._request:
             self.gone = True
             self._request.cancel()
 
 
 class _ObservedRequest:
-    """One request on its way through."""
+    """A request in progress, with what is recorded of it."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
         self._started_at = time.perf_counter()
-        self._status = 500  # what is answered when nothing was
-        self.begun = False
+        self.status = 500  # unless a response starts
+        self.started = False
         sent = dict(scope["headers"]).get(HEADER, b"")
-        own = secrets.token_hex(16)
-        self.request_id = sent.decode("ascii") if HARMLESS.fullmatch(sent) else own
-        # What the application notes in request.state is noted in this very dictionary.
+        is_valid = REQUEST_ID.fullmatch(sent)
+        self.request_id = sent.decode("ascii") if is_valid else secrets.token_hex(16)
+        # The dictionary behind request.state.
         self._state = scope.setdefault("state", {})
         self._state["request_id"] = self.request_id
 
     async def send(self, message: Message) -> None:
-        """Send, with our id and ``SECURITY_HEADERS`` in the head of the answer."""
+        """Send a message; the start of a response gets the id and ``SECURITY_HEADERS``."""
         if message["type"] == "http.response.start":
-            self._status = message["status"]
-            self.begun = True
-            leave_turn()  # the client may take its time to read
+            self.status = message["status"]
+            self.started = True
+            leave_turn()  # the client may read slowly
             identified = (HEADER, self.request_id.encode("ascii"))
             limits = self._state.get(RATE_LIMIT_HEADERS, ())
             headers = [*message.get("headers", ()), identified, *limits]
-            own = {name.lower() for name, _ in headers}
-            headers += [item for item in SECURITY_HEADERS.items() if item[0] not in own]
+            names = {name.lower() for name, _ in headers}
+            headers += [item for item in SECURITY_HEADERS.items() if item[0] not in names]
             message = {**message, "headers": headers}
         await self._send(message)
 
-    def left_alone(self) -> None:
-        """The client went away before the answer: 499, as other servers write it in their logs."""
-        self._status = 499
-
     def seconds(self) -> float:
-        """Since the request came."""
+        """Return the seconds since the request arrived."""
         return time.perf_counter() - self._started_at
 
     def fields(self) -> dict[str, Any]:
-        """What is told of it."""
+        """Return the fields of the log record."""
         return {
             "request_id": self.request_id,
             "method": _method(self._scope),
             "route": getattr(self._scope.get("route"), "path", UNROUTED),
-            "status": self._status,
+            "status": self.status,
             "duration_ms": round(self.seconds() * 1000, 3),
-            **{name: self._state.get(name) for name in NOTED},
+            **{name: self._state.get(name) for name in LOGGED_STATE},
         }
 
 
@@ -270,9 +264,9 @@ def _method(scope: Scope) -> str:
 
 
 class BodyLimit:
-    """ASGI middleware: no request body beyond ``limit`` bytes reaches the application.
+    """ASGI middleware that rejects request bodies of more than ``limit`` bytes.
 
-    Nor one of two lengths, which a proxy may take for another than we do (RFC 9112, 6.3).
+    It also rejects bodies with two lengths, which a proxy may read differently (RFC 9112, 6.3).
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -280,28 +274,28 @@ class BodyLimit:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 400 or 413."""
+        """Process a request, or respond with 400 or 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if {b"content-length", b"transfer-encoding"} <= headers.keys():
-            both = Problem(
+            problem = Problem(
                 400,
                 "malformed_request",
                 "The request has both Content-Length and Transfer-Encoding. Send one of them.",
                 headers={"Connection": "close"},
             )
-            await both.as_response()(scope, receive, send)
+            await problem.as_response()(scope, receive, send)
             return
-        if _announced(headers) > self._limit:
-            if b"expect" not in headers:  # else the client waits for our word to send
+        if _declared_length(headers) > self._limit:
+            if b"expect" not in headers:  # such a client waits before it sends the body
                 await _drain(receive)
             await self._too_large().as_response()(scope, receive, send)
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(scope, self._count_bytes(receive), send)
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _count_bytes(self, receive: Receive) -> Receive:
         seen = 0
 
         async def counted() -> Message:
@@ -325,7 +319,7 @@ class BodyLimit:
         return Problem(413, "too_large", f"{reason}", reason, headers={"Connection": "close"})
 
 
-def _announced(headers: dict[bytes, bytes]) -> int:
+def _declared_length(headers: dict[bytes, bytes]) -> int:
     length = headers.get(b"content-length", b"")
     if not length.isdigit():
         return 0
@@ -333,7 +327,7 @@ def _announced(headers: dict[bytes, bytes]) -> int:
 
 
 async def _drain(receive: Receive) -> None:
-    """Throw away what still arrives, within bounds of size and time."""
+    """Discard the rest of the body, up to a limit of size and time."""
     seen = 0
     try:
         async with asyncio.timeout(DRAIN_SECONDS):

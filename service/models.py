@@ -1,8 +1,8 @@
 r"""Wire models: base classes and field types of request and response bodies.
 
 A request body is a ``RequestModel``, parsed as strictly as a plan: duplicate keys, NaN, lone
-surrogates, unknown fields, depth and size are refused with the position of the mistake. A
-response body is a ``ResponseModel``, filled from the attributes of what a route returns.
+surrogates, unknown fields, excessive depth and size are refused with the position of the mistake.
+A response body is a ``ResponseModel``, filled from the attributes of the returned object.
 
 >>> class CommentRequest(RequestModel):
 ...     noun = "a comment"
@@ -13,9 +13,8 @@ response body is a ``ResponseModel``, filled from the attributes of what a route
 Traceback (most recent call last):
 affidavit.service.errors.MalformedRequest: duplicate_key at /text: ...
 
-Of certificates, a result, a bundle and curves are stored or computed as text and returned byte for
-byte; their models document them. ``PlanDocument`` stands for a plan, whose schema is that of the
-plan room.
+Results, bundles and curves of certificates are stored or computed as text and returned unchanged;
+their models only document them. ``PlanDocument`` refers to the plan's own schema.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from affidavit.service.certificates.status import Status
 from affidavit.service.errors import MalformedRequest
 
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-# Of the control characters only tab and line ends are text; PostgreSQL takes no NUL at all.
+# Tabs and line ends are the only control characters in text; PostgreSQL refuses NUL.
 _PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
 
 Digest = Annotated[str, StringConstraints(strict=True, pattern=DIGEST)]
@@ -50,10 +49,10 @@ Comment = Annotated[str, StringConstraints(strict=True, max_length=2000, pattern
 
 
 class RequestModel(StrictModel):
-    """Base of JSON request bodies: frozen, and closed to unknown fields.
+    """Base of JSON request bodies: frozen, without unknown fields.
 
-    ``noun`` and ``guide`` (the page that describes the fields) stand in error messages,
-    ``error_code`` is the code of the problem, and ``max_bytes`` bounds the body.
+    Error messages contain ``noun`` and ``guide``, the page that describes the fields.
+    ``error_code`` is the code of the problem, and ``max_bytes`` limits the body.
     """
 
     noun: ClassVar[str] = "a request"
@@ -63,11 +62,11 @@ class RequestModel(StrictModel):
 
     @classmethod
     def load(cls, content: bytes) -> Any:
-        """The JSON data of ``content``, before validation; raises ``MalformedRequest``."""
+        """Parse ``content`` as JSON without validation; raises ``MalformedRequest``."""
         try:
             return load_json(content, cls.max_bytes).data
         except MalformedPlan as error:
-            raise cls._malformed([cls._adapted(reason) for reason in error.reasons]) from None
+            raise cls._malformed([cls._with_remedy(reason) for reason in error.reasons]) from None
 
     @classmethod
     def from_data(cls, data: Any) -> Self:
@@ -83,8 +82,8 @@ class RequestModel(StrictModel):
         return MalformedRequest(*reasons, code=cls.error_code)
 
     @classmethod
-    def _adapted(cls, reason: Reason) -> Reason:
-        """``reason`` with a remedy for this model where the loader's own is one for plans."""
+    def _with_remedy(cls, reason: Reason) -> Reason:
+        """Return ``reason`` with this model's remedy where the loader's own is about plans."""
         remedies = {
             "empty": f"Send {cls.noun}; see {cls.guide}.",
             "too_large": f"Send {cls.noun} of at most {cls.max_bytes} bytes; see {cls.guide}.",
@@ -93,13 +92,13 @@ class RequestModel(StrictModel):
 
 
 class QueryModel(BaseModel):
-    """Base of query parameters that a route takes together: closed to unknown names."""
+    """Base of query parameters, without unknown names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Position = Annotated[int | None, Field(ge=1, exclude_if=is_none)]
-"""A line or a column, left out where the text has no positions."""
+"""A line or column, omitted if the text has no positions."""
 
 
 class ProblemReason(ResponseModel):
@@ -126,7 +125,7 @@ Claimed = (
 
 
 def optional(description: str | None = None) -> Any:
-    """A field that is left out where it has no value."""
+    """Return a field that is omitted if it has no value."""
     return Field(default=None, exclude_if=is_none, description=description)
 
 

@@ -1,15 +1,13 @@
-"""The OpenAPI document: what FastAPI derives from the routes, and what it cannot.
+"""The OpenAPI document, derived by FastAPI and completed here.
 
-Derived are parameters, request bodies and responses, from the models of each route. Written
-here are the problems, which access each operation needs, and plans and policies as request
-bodies, which our own strict loader reads. A test compares every response with the document.
+FastAPI derives parameters, request bodies and responses from the models of each route. This module
+adds the problems, the access rules, and plans and policies as request bodies, which our own strict
+loader reads. A test compares every response with the document.
 
-``python -m affidavit.service.openapi`` prints the document as it is kept in ``docs``; no
-database is opened.
+``python -m affidavit.service.openapi`` prints the document for ``docs`` without opening a database.
 
-Each body and each answer has an example: ``openapi_examples.json`` has one for each model, as the
-service sent or took it in a test, with long texts and lists cut. A test checks each against the
-schema of its model.
+``openapi_examples.json`` has an example of each body, recorded in a test, with long texts and lists
+shortened. A test validates each against the schema of its model.
 """
 
 from __future__ import annotations
@@ -56,11 +54,11 @@ _TEXTS = {
     "/v1/runs/{run_id}/events": "id: 7-120\nevent: progress\n"
     'data: {"steps": 120, "certified": 400, "spent": null}\n\n',
 }
-"""Examples of answers that are not JSON."""
+"""Examples of responses that are not JSON."""
 
 
 def with_examples(document: Schema) -> Schema:
-    """``document`` with an example for every body and answer."""
+    """Add an example to every request body and response of ``document``."""
     examples = document["components"]["examples"] = _examples()
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -69,7 +67,7 @@ def with_examples(document: Schema) -> Schema:
 
 
 def _examples() -> dict[str, Schema]:
-    """An example of each model that is a body or an answer, and of a problem of each status."""
+    """Return an example of each model of a body, and of a problem of each status."""
     recorded = json.loads(RECORDED.read_bytes())
     recorded["RunPage"] = {"items": [recorded["Run"]], "next": None}
     for status, (code, meaning) in _STATUSES.items():
@@ -96,7 +94,7 @@ def _show_examples(operation: Schema, examples: Schema, text: str | None) -> Non
 
 
 def _model_of(schema: Schema) -> str:
-    """The model that a schema names, alone or beside null."""
+    """Return the name of the model that a schema refers to, alone or with null."""
     for part in (schema, *schema.get("anyOf", ())):
         if "$ref" in part:
             return str(part["$ref"].rpartition("/")[2])
@@ -128,7 +126,7 @@ TAGS = {
     "mechanisms": "What optimisers release.",
     "health": "Probes and metrics.",
 }
-"""The resources, by the first part of their paths."""
+"""The resources by the first segment of their paths."""
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -152,7 +150,7 @@ _STATUSES = {
         "Temporarily unavailable: accounting cut off, too many plans waiting, or no database.",
     ),
 }
-"""A code of each status, for its example, and what the status means."""
+"""An example code and the description of each status."""
 _CHALLENGE = {
     "WWW-Authenticate": {
         "schema": {"type": "string"},
@@ -200,10 +198,10 @@ class ProblemDocument(ResponseModel):
 
 
 def problems(*statuses: int) -> Responses:
-    """Documentation of a route's own error statuses.
+    """Return the documentation of a route's own error statuses.
 
-    What any request of its kind may meet is added by itself: 401, 403 and 429 by its access,
-    400, 408 and 415 by its body, 422 by its parameters.
+    Others are added automatically: 401, 403 and 429 for its access, 400, 408 and 415 for its body,
+    422 for its parameters.
     """
     content = {PROBLEM: {"schema": _ref("ProblemDocument")}}
     return {
@@ -212,7 +210,7 @@ def problems(*statuses: int) -> Responses:
 
 
 def body(schema: str, description: str) -> dict[str, Any]:
-    """Documentation of a request body that our own loader reads."""
+    """Return the documentation of a plan or policy as request body."""
     content = {"schema": _ref(schema)}
     return {
         "requestBody": {
@@ -224,13 +222,13 @@ def body(schema: str, description: str) -> dict[str, Any]:
 
 
 def json_body(schema: str, description: str) -> dict[str, Any]:
-    """Documentation of a request body that comes as JSON and nothing else."""
+    """Return the documentation of a request body that must be JSON."""
     content = {JSON: {"schema": _ref(schema)}}
     return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
 def install(app: FastAPI) -> None:
-    """Give ``app`` the document; it is put together when it is first asked for."""
+    """Let ``app`` generate this document on first use."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
@@ -270,7 +268,7 @@ def _document(app: FastAPI) -> Schema:
 
 
 def _with_public_names(document: Schema) -> Schema:
-    """``document`` with ``RunPage`` for ``Page_Run_``, and the plan's own schema for a document."""
+    """Rename ``Page_Run_`` to ``RunPage``, and refer to the plan's own schema."""
     text = re.sub(r"\bPage_(\w+?)_\b", r"\1Page", json.dumps(document))
     text = re.sub(r"schemas/(Plan|Policy)Document\b", r"schemas/\1", text)
     renamed: Schema = with_schema_keywords(json.loads(text, object_hook=_without_object_default))
@@ -278,35 +276,37 @@ def _with_public_names(document: Schema) -> Schema:
 
 
 def _without_object_default(part: Schema) -> Schema:
-    """``part`` without a default that is an object, which generators of clients do not take."""
+    """Remove a default that is an object, which client generators reject."""
     if isinstance(part.get("default"), dict) and "title" in part:
         del part["default"]
     return part
 
 
 def _name_operation(operation: Schema, method: str, path: str) -> None:
-    """Tag an operation by its resource, and name it by a verb and that: ``cancel_run``.
+    """Tag an operation with its resource and name it by verb and resource, as ``cancel_run``.
 
-    A function that changes something is named by its verb, or by the whole; one that reads, by
-    what it reads.
+    Functions that change something have the name of the verb or the whole operation; functions
+    that read have the name of what they return.
     """
     resource = path.removeprefix("/v1").split("/")[1]
     operation["tags"] = [resource if resource in TAGS else "health"]
-    function = operation["operationId"].partition(re.sub(r"\W", "_", path))[0]  # as FastAPI adds it
-    one = re.sub("ies$", "y", resource).removesuffix("s") if resource != "status" else resource
+    function = operation["operationId"].partition(re.sub(r"\W", "_", path))[
+        0
+    ]  # FastAPI appends the path
+    singular = re.sub("ies$", "y", resource).removesuffix("s") if resource != "status" else resource
     if resource not in TAGS:
         name = function
     elif method != "get":
-        name = function if "_" in function else f"{function}_{one}"
+        name = function if "_" in function else f"{function}_{singular}"
     elif function == resource and function not in ("keyset", "status"):
         name = f"list_{function}"
     else:
-        name = f"get_{function}" if function.startswith(one) else f"get_{one}_{function}"
+        name = f"get_{function}" if function.startswith(singular) else f"get_{singular}_{function}"
     operation["operationId"] = name
 
 
 def _describe_operation(operation: Schema, access: Guard | Open) -> None:
-    """Add who may use an operation, and the problems that any request of its kind may meet."""
+    """Add the access rules of an operation, and the problems that they and its body imply."""
     responses = operation["responses"]
     statuses = set(_problem_statuses(operation, access))
     if isinstance(access, Guard):
@@ -341,7 +341,7 @@ def _ref(name: str) -> Schema:
 
 
 def _schemas() -> dict[str, Schema]:
-    """The components that no route's signature leads to."""
+    """Return the schemas that no route's signature refers to."""
     shown: list[tuple[type[ResponseModel], Literal["serialization"]]] = [
         (ProblemDocument, "serialization"),
         (DiagnosisRequest, "serialization"),
@@ -360,7 +360,7 @@ def _schemas() -> dict[str, Schema]:
 
 
 def document_text() -> str:
-    """The document as text whose lines can be compared."""
+    """Return the document as sorted, indented JSON."""
     from affidavit.service.app import create_app  # which imports this module
     from affidavit.service.settings import Settings
 

@@ -1,17 +1,16 @@
 """Accounting in processes that can be killed.
 
-``certify`` refuses a plan whose estimated cost is too high, but an estimate can be wrong
-and a foreign library can hang. So it runs in a process of its own under a wall-clock
-limit, and a process that passes it is killed and replaced; the event loop and the other
-requests never wait for it.
+``certify`` refuses plans whose estimated cost is too high, but an estimate can be wrong and a
+foreign library can hang. Therefore each accounting runs in its own process under a time limit. A
+process that exceeds the limit is killed and replaced, while the event loop and other requests
+continue.
 
-Processes come from a fork server that has imported the accountants once: forking the
-service itself would copy its threads' locks in whatever state they are in. A pool that
-broke (a worker that was killed while idle, say by the kernel for want of memory) is
-discarded and replaced for the next plan.
+A fork server that has imported the accountants starts the processes: forking the service itself
+would copy the locks of its threads in an arbitrary state. A broken pool, for example after the
+kernel killed an idle worker, is replaced when the next plan arrives.
 
-Long plans, and those of callers who account much, have processes of their own, to which the
-operating system gives what the others leave: no ordinary plan waits for them.
+Long plans, and those of callers with much recent use, have processes of their own with a lower
+priority, so that no ordinary plan waits for them.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.concurrency import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout
-from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue, Use, leave_turn
+from affidavit.service.fair_queue import CALLER, SERVICE, FairQueue, RecentUse, leave_turn
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
 MAX_QUICK = 16
-"""Plans handed over at once, and releases of one of them."""
+"""Quick plans sent to a process together, and releases of a quick plan."""
 ORDINARY_SECONDS = 5.0
-"""What takes longer is a long plan, and so are the plans of a caller who used more of late."""
-SHARE = 1 / 6
-"""Of a process that a caller may use all the time."""
-MAX_USE = ORDINARY_SECONDS + 60 * SHARE
-"""Whoever used as much, or sent a long plan, is back among the ordinary after a minute."""
+"""A plan that takes longer is long, and so are the plans of a caller with more recent use."""
+SUSTAINED_SHARE = 1 / 6
+"""Share of a process that a caller may use all the time."""
+MAX_RECENT_SECONDS = ORDINARY_SECONDS + 60 * SUSTAINED_SHARE
+"""A caller with this use, or with a long plan, may use the ordinary processes after a minute."""
 NICENESS, LONG_NICENESS = 5, 19
-"""Of the processes that account, beside the service's own."""
+"""Of the accounting processes; the service's own is 0."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,35 +55,35 @@ T = TypeVar("T")
 log = logging.getLogger("affidavit.service")
 
 
-class _UsedMuch(Exception):
-    """The caller used more of late than whoever these processes are for."""
+class _RecentUseExceeded(Exception):
+    """The caller's recent use exceeds the limit of these processes."""
 
 
 class _Processes:
-    """``number`` processes, at which callers take turns who used less than ``most_use`` of late."""
+    """``number`` processes, for callers whose recent use is below ``max_use`` seconds."""
 
     def __init__(
-        self, number: int, niceness: int, context: BaseContext, most_use: float = math.inf
+        self, number: int, niceness: int, context: BaseContext, max_use: float = math.inf
     ) -> None:
         self.number = number
-        self._most_use = most_use
+        self._max_use = max_use
         self._niceness = niceness
         self._context = context
         self._turns = FairQueue(number)
         self._lock = Lock()
-        self._pool = self._new()
+        self._pool = self._new_pool()
 
     async def run(
-        self, seconds: float, use: Use, work: Callable[..., T], *args: Any, **kwargs: Any
+        self, seconds: float, use: RecentUse, work: Callable[..., T], *args: Any, **kwargs: Any
     ) -> T:
-        """What ``work`` returns within ``seconds``, counted as the caller's ``use``.
+        """Return the result of ``work``, which may take ``seconds``, and add to ``use``.
 
-        Raises ``_UsedMuch`` where the caller's plans before took too long meanwhile.
+        Raises ``_RecentUseExceeded`` if the caller reached the limit while it waited.
         """
         async with self._turns.turn():
-            if use.of(CALLER.get()) >= self._most_use:
-                raise _UsedMuch
-            # A pool that broke is replaced, for which a thread has to wait.
+            if use.of(CALLER.get()) >= self._max_use:
+                raise _RecentUseExceeded
+            # Replacing a broken pool blocks, so it happens in a thread.
             pool = self._pool if self._pool.active else await run_in_threadpool(self.usable)
             began = time.monotonic()
             try:
@@ -95,16 +94,16 @@ class _Processes:
         return result
 
     def usable(self) -> ProcessPool:
-        """The pool, another one if it broke."""
+        """Return the pool, after replacing a broken one."""
         with self._lock:
             if not self._pool.active:
                 log.warning("the accounting pool broke; starting another")
                 self._stop()
-                self._pool = self._new()
+                self._pool = self._new_pool()
             return self._pool
 
     def close(self) -> None:
-        """Stop the processes; what they are computing is lost."""
+        """Stop the processes and discard their computations."""
         with self._lock:
             self._stop()
 
@@ -112,10 +111,10 @@ class _Processes:
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
-    def _new(self) -> ProcessPool:
+    def _new_pool(self) -> ProcessPool:
         return ProcessPool(
             max_workers=self.number,
-            initializer=_end_with_the_service,
+            initializer=_initialise_worker,
             initargs=(self._niceness,),
             context=self._context,
         )
@@ -124,8 +123,8 @@ class _Processes:
 class AccountingPool:
     """``workers`` processes, each accounting one plan for at most ``time_limit`` seconds.
 
-    Beside them one less, and one at least, for long plans, which start with the first of these.
-    ``unanswered`` are the computations handed to them so far and not yet answered.
+    Long plans have ``workers - 1`` more processes, at least one, which start when they are needed.
+    ``unanswered`` counts the computations in progress or waiting.
     """
 
     def __init__(self, workers: int, time_limit: float) -> None:
@@ -136,43 +135,46 @@ class AccountingPool:
         context.set_forkserver_preload(["affidavit.service.accounting_preload", certify.__module__])
         self._ordinary = _Processes(workers, NICENESS, context, ORDINARY_SECONDS)
         self._long = _Processes(max(1, workers - 1), LONG_NICENESS, context)
-        self._use = Use(SHARE, MAX_USE)
-        self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MAX_QUICK, lanes=workers)
+        self._use = RecentUse(SUSTAINED_SHARE, MAX_RECENT_SECONDS)
+        self._quick: Batcher[Plan, Assessment] = Batcher(
+            self._assess_quick, MAX_QUICK, lanes=workers
+        )
 
     async def assess(self, plan: Plan) -> Assessment:
-        """What ``certify`` finds; raises like ``run``.
+        """Return the assessment by ``certify``; raises like ``run``.
 
-        Plans of which one takes less than handing it over go to a process several at once.
+        Quick plans cost less than sending them to a process, so several are sent together.
         """
         if is_quick(plan):
             return await self._quick(plan)
         return await (self.run_long if is_long(plan) else self.run)(certify, plan)
 
-    async def _together(self, plans: Sequence[Plan]) -> list[Assessment]:
-        CALLER.set(NOBODY)  # of this task: these are plans of many, and take milliseconds
-        return await self.run(each_of, certify, plans)
+    async def _assess_quick(self, plans: Sequence[Plan]) -> list[Assessment]:
+        CALLER.set(SERVICE)  # these plans of several callers take milliseconds
+        return await self.run(map_plans, certify, plans)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``work`` returns; raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
+        """Return the result of ``work``.
 
-        Callers take turns (``FairQueue``). Time spent waiting for a free process does not count
-        against the limit. Cancelled, the work ends in its process too. What takes longer than
-        ``ORDINARY_SECONDS`` begins again as a long plan.
+        Callers take turns (``FairQueue``). Waiting for a process does not count against the time
+        limit. Cancelling the task also ends the work in its process. Work that takes longer than
+        ``ORDINARY_SECONDS`` starts again as a long plan.
+        Raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
         """
         if self._use.of(CALLER.get()) < ORDINARY_SECONDS:
             seconds = min(ORDINARY_SECONDS, self.time_limit)
             try:
                 return await self._run(False, seconds, work, *args, **kwargs)
-            except _UsedMuch:
+            except _RecentUseExceeded:
                 pass
             except AccountingTimeout:
                 if seconds == self.time_limit:
                     raise
-                self._use.add(CALLER.get(), MAX_USE)
+                self._use.add(CALLER.get(), MAX_RECENT_SECONDS)
         return await self.run_long(work, *args, **kwargs)
 
     async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``run`` for what is known to take long, and for what shows rather than decides."""
+        """Run ``work`` as a long plan; also used for charts and other work that is not urgent."""
         return await self._run(True, self.time_limit, work, *args, **kwargs)
 
     async def _run(
@@ -191,18 +193,18 @@ class AccountingPool:
             self.unanswered -= 1
 
     def warm_up(self) -> None:
-        """Start the processes now, so that the first plan need not wait for imports."""
+        """Start the processes, so that the first plan does not wait for imports."""
         for _ in range(self.workers):
-            self._ordinary.usable().schedule(_ready)
+            self._ordinary.usable().schedule(_do_nothing)
 
     def close(self) -> None:
-        """Stop the processes; what they are computing is lost."""
+        """Stop the processes and discard their computations."""
         self._ordinary.close()
         self._long.close()
 
 
 def is_quick(plan: Plan) -> bool:
-    """Whether ``certify`` takes milliseconds: the run is one Gaussian, and nothing is sought."""
+    """Return whether ``certify`` takes milliseconds: one Gaussian, and nothing to solve for."""
     phase = plan.phases[0]
     return (
         len(plan.phases) == 1
@@ -214,35 +216,35 @@ def is_quick(plan: Plan) -> bool:
 
 
 def is_long(plan: Plan) -> bool:
-    """Whether ``certify`` takes seconds or minutes: it samples the bounds of correlated noise."""
+    """Return whether ``certify`` takes seconds or minutes, to sample bounds of correlated noise."""
     return any(
         phase.sampling.scheme == "balls_in_bins" and phase.noise.kind != "independent"
         for phase in plan.phases
     )
 
 
-def each_of(work: Callable[[Plan], T], plans: Sequence[Plan]) -> list[T]:
-    """In a worker: what ``work`` returns for each of ``plans``."""
+def map_plans(work: Callable[[Plan], T], plans: Sequence[Plan]) -> list[T]:
+    """Return the results of ``work`` for several plans, in a worker process."""
     return [work(plan) for plan in plans]
 
 
-def _end_with_the_service(niceness: int) -> None:
-    """In a worker: watch the service, and end when it is gone, even if it was killed.
+def _initialise_worker(niceness: int) -> None:
+    """Initialise a worker, which exits when the service is gone, even if it was killed.
 
-    A worker that is computing would notice only when it is done, which a runaway never is. It
-    gives way to the service itself, which answers what needs no accounting.
+    A worker that is computing would notice only after its computation, which may never end. Its
+    niceness gives the service's own process priority.
     """
     os.nice(niceness)
-    gc.freeze()  # what was imported is not looked through for garbage between two plans
-    Thread(target=_watch, daemon=True).start()
+    gc.freeze()  # exclude imported modules from garbage collection
+    Thread(target=_exit_with_service, daemon=True).start()
 
 
-def _watch() -> None:
+def _exit_with_service() -> None:
     service = multiprocessing.parent_process()
     if service is not None:
         service.join()
         os._exit(1)
 
 
-def _ready() -> None:
-    """Nothing; that a worker can run it shows that it is up."""
+def _do_nothing() -> None:
+    """Do nothing; a worker that runs it has started."""

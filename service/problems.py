@@ -8,10 +8,9 @@
                   "remedy": "Did you mean steps?", "line": 3, "column": 1}]}
 
 ``code`` and the reasons' codes never change their meaning once published; ``detail`` and
-``message`` are for people. A reason's ``pointer`` leads into the plan, except for a
-parameter of the URL or a header, where it reads ``/query/NAME``, ``/path/NAME`` or
-``/header/NAME``. Every error that
-the service answers has this shape, 404, 405 and 500 included, and none shows a traceback.
+``message`` are for people. A reason's ``pointer`` points into the plan or body, or is
+``/query/NAME``, ``/path/NAME`` or ``/header/NAME``. Every error response has this shape, including
+404, 405 and 500, and none contains a traceback.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ from affidavit.service.log.stored_tree import LogDamaged, NotLogged
 from affidavit.service.policies.store import PolicyTampered
 
 MEDIA_TYPE = "application/problem+json"
-SHOWN = 80
-"""Characters of a wrong value that are repeated in an answer."""
+MAX_ECHOED = 80
+"""Characters of an invalid value that are repeated in a response."""
 
-OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
-"""What a database says of a statement that it should not have been sent; all else is its own."""
+STATEMENT_ERRORS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
+"""Errors of a statement, which are faults of this service; others are the database's."""
 
 log = logging.getLogger("affidavit.service")
 
 
 class Problem(Exception):
-    """An answer that is an error; what is raised is what the client reads."""
+    """An error response; the client receives its code, detail and reasons."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Problem(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
-        """The problem document."""
+        """Return the problem document."""
         return {
             "type": f"/problems/{self.code}",
             "title": HTTPStatus(self.status).phrase,
@@ -94,14 +93,14 @@ class Problem(Exception):
         }
 
     def as_response(self) -> Response:
-        """The problem as an HTTP response."""
-        # Escaped to ASCII: a message may repeat text that has no valid UTF-8.
+        """Return the problem as an HTTP response."""
+        # ASCII, because a message may repeat text that is not valid UTF-8.
         content = json.dumps(self.document(), ensure_ascii=True).encode("ascii")
         return _ProblemResponse(self.code, content, self.status, self.headers)
 
 
 class _ProblemResponse(Response):
-    """A response that notes its code for the log and the counts as it is sent."""
+    """A response that stores its code for logs and metrics when it is sent."""
 
     media_type = MEDIA_TYPE
 
@@ -110,13 +109,13 @@ class _ProblemResponse(Response):
         self._code = code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         scope.setdefault("state", {})["code"] = self._code
         await super().__call__(scope, receive, send)
 
 
-def not_well_formed(code: str, error: PlanError) -> Problem:
-    """The problem of a body that cannot be read, with every reason."""
+def malformed(code: str, error: PlanError) -> Problem:
+    """Return the problem of a malformed body, with every reason."""
     too_large = any(reason.code == "too_large" for reason in error.reasons)
     return _of_reasons(413 if too_large else 400, code, error.reasons)
 
@@ -127,12 +126,12 @@ def _of_reasons(status: int, code: str, reasons: tuple[Reason, ...]) -> Problem:
 
 
 def problem_of(error: DomainError) -> Problem:
-    """The problem of a request that was understood and cannot be carried out."""
+    """Return the problem of a request that cannot be carried out."""
     return Problem(error.status, error.code, str(error), error.reason)
 
 
 def unavailable(error: AccountingUnavailable) -> Problem:
-    """The problem of accounting that came to no end."""
+    """Return the problem of accounting that did not finish."""
     match error:
         case AccountingTimeout():
             return Problem(
@@ -155,7 +154,7 @@ def unavailable(error: AccountingUnavailable) -> Problem:
 
 
 def invalid_cursor(error: InvalidCursor) -> Problem:
-    """The problem of a cursor that is not one of ours."""
+    """Return the problem of a cursor that this service did not issue."""
     reason = Reason(
         code="invalid_cursor",
         pointer="/query/cursor",
@@ -166,7 +165,7 @@ def invalid_cursor(error: InvalidCursor) -> Problem:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of ``app`` with a problem document."""
+    """Respond to every error of ``app`` with a problem document."""
     app.add_exception_handler(HTTPException, _http)
     for kind, problem in _PROBLEMS.items():
         app.add_exception_handler(kind, _handler(problem))
@@ -177,11 +176,11 @@ def _handler(problem: Callable[[Any], Problem]) -> Callable[[Request, Exception]
 
 
 def _http(request: Request, error: Exception) -> Response:
-    """What the router itself answers: no such path, or not with this method."""
+    """Return the response to an error of the router: an unknown path or method."""
     assert isinstance(error, HTTPException)
     code, detail = {
         404: ("not_found", "Path not found; /openapi.json lists the paths."),
-        405: ("method_not_allowed", f"{request.method[:SHOWN]} is not allowed at this path."),
+        405: ("method_not_allowed", f"{request.method[:MAX_ECHOED]} is not allowed at this path."),
     }.get(error.status_code, ("http_error", str(error.detail)))
     return Problem(error.status_code, code, detail, headers=error.headers).as_response()
 
@@ -192,7 +191,7 @@ _PARAMETER = Kind("a parameter of this path", dict, "/openapi.json")
 def _parameter(details: ErrorDetails) -> Reason:
     where, name = ([*details["loc"], "parameters"])[:2]
     if details["type"] == "extra_forbidden":
-        field = str(name)[:SHOWN]
+        field = str(name)[:MAX_ECHOED]
         return Reason(
             code="unknown_parameter",
             pointer=pointer_to(where, field),
@@ -204,17 +203,17 @@ def _parameter(details: ErrorDetails) -> Reason:
 
 
 def _database(error: DatabaseError | NoFreeConnection) -> Problem:
-    if isinstance(error, OURS):
+    if isinstance(error, STATEMENT_ERRORS):
         raise error
     log.error("the database cannot be used: %s", error)
     later = {"Retry-After": "5"}
-    # Without a statement, on a connection that there was: at its commit.
+    # Without a statement, the connection broke during a commit.
     if isinstance(error, DBAPIError) and error.connection_invalidated and not error.statement:
         return Problem(
             503,
             "database_unavailable",
-            "The connection to the database broke at the end; it may be stored or not. Look it up, "
-            "or send it again later, with the same Idempotency-Key if it had one.",
+            "The connection to the database broke during the commit, so the change may be stored "
+            "or not. Check, or send the request again with the same Idempotency-Key if it had one.",
             headers=later,
         )
     return Problem(
@@ -260,9 +259,9 @@ def _not_logged(error: NotLogged | BadTile) -> Problem:
 
 _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     Problem: lambda problem: problem,
-    MalformedPlan: lambda error: not_well_formed("malformed_plan", error),
-    MalformedPolicy: lambda error: not_well_formed("malformed_policy", error),
-    MalformedRequest: lambda error: not_well_formed(error.code, error),
+    MalformedPlan: lambda error: malformed("malformed_plan", error),
+    MalformedPolicy: lambda error: malformed("malformed_policy", error),
+    MalformedRequest: lambda error: malformed(error.code, error),
     RequestValidationError: lambda error: _of_reasons(
         422, "invalid_parameter", tuple(map(_parameter, error.errors()))
     ),
@@ -282,16 +281,16 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     LogDamaged: _log,
     NotLogged: _not_logged,
     BadTile: _not_logged,
-    # A fault of ours. The server logs the traceback; the client gets none of it.
+    # A fault of this service: the traceback is logged and not sent.
     Exception: lambda _: Problem(
         500, "internal_error", "Internal error; the service's log has the details."
     ),
 }
-"""The problem of each kind of error."""
+"""Functions that convert each kind of error to a problem."""
 
 
 def problem_of_error(error: BaseException) -> Problem:
-    """The problem that ``error`` would be answered with; a fault of ours is logged."""
+    """Return the problem for ``error``, and log faults of this service."""
     kind = next(kind for kind in type(error).__mro__ if kind in _PROBLEMS)
     if kind is Exception:
         log.error("internal error", exc_info=error)

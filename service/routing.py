@@ -1,13 +1,12 @@
-"""``JsonRoute``: FastAPI's routes with strict JSON bodies that are read after authorization.
+"""``JsonRoute``: FastAPI routes with strict JSON bodies that are read after authorization.
 
-FastAPI reads a body before it calls any dependency, and with the lax parser of the standard
-library. A router with ``route_class=JsonRoute`` authorizes first, reads the body within its
-bounds of time and size, and parses it as strictly as a plan; the route itself declares an
-ordinary body parameter, which is a ``RequestModel``. Routes that take plans or policies, which
-may be YAML, call ``syntax_of_body`` and ``read_body`` themselves.
+FastAPI reads a body before it calls any dependency, and parses it with the lax parser of the
+standard library. A router with ``route_class=JsonRoute`` authorizes first, limits the body's time
+and size, and parses it as strictly as a plan. Its routes declare an ordinary body parameter of a
+``RequestModel``. Routes for plans or policies, which may be YAML, call ``syntax_of_body`` and
+``read_body`` themselves.
 
-Path and query parameters that several routes take are here too; a valid one is safe to hand to
-any database.
+The module also defines path and query parameters that several routes use.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from affidavit.service.problems import Problem
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 READ_SECONDS = 10.0
-"""How long a client may take to send a body of at most the limit."""
+"""Time that a client may take to send a body."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JsonRoute(APIRoute):
-    """A route whose body parameter, if it has one, is parsed strictly and after authorization.
+    """A route whose body parameter, if any, is parsed strictly and after authorization.
 
-    Mistakes in the body are answered with 400, others of the request with 422; a body that is
-    not declared as JSON with 415. Raises ``TypeError`` for a body that is no ``RequestModel``.
+    Mistakes in the body are answered with 400, other mistakes with 422, and a body that is not
+    declared as JSON with 415. Raises ``TypeError`` if the body is not a ``RequestModel``.
     """
 
     def get_route_handler(self) -> Handler:
-        """The handler that Starlette calls for a request."""
+        """Return the handler that Starlette calls for a request."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -62,7 +61,7 @@ class JsonRoute(APIRoute):
             if access is not None:
                 await authorize(access, request)
             content = await _json_content(request, required=required)
-            # An empty body leaves the parameter its default.
+            # With an empty body, the parameter has its default.
             data = model.load(content) if content or required else None
             if content and not isinstance(data, dict):
                 model.from_data(data)
@@ -79,7 +78,7 @@ class JsonRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """A request whose JSON body was parsed already."""
+    """A request whose JSON body has been parsed."""
 
     def __init__(self, request: Request, content: bytes, data: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -87,16 +86,16 @@ class _ParsedRequest(Request):
         self._data = data
 
     async def body(self) -> bytes:
-        """The body as it was read."""
+        """Return the bytes of the body."""
         return self._content
 
     async def json(self) -> Any:
-        """The data of the body."""
+        """Return the data of the body."""
         return self._data
 
 
 async def _json_content(request: Request, *, required: bool) -> bytes:
-    """The body; raises ``Problem`` unless it is declared as JSON, or empty and not required."""
+    """Return the body; raises ``Problem`` unless it is declared as JSON, or empty and optional."""
     declared = request.headers.get("content-type", "")
     is_json = declared.partition(";")[0].strip().lower() == JSON
     if declared and required and not is_json:
@@ -120,7 +119,7 @@ def _unsupported() -> Problem:
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body; raises ``Problem`` when it does not come in time."""
+    """Return the body; raises ``Problem`` if it does not arrive in time."""
     try:
         async with outside_turn(), asyncio.timeout(READ_SECONDS):
             return await request.body()
@@ -135,7 +134,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def syntax_of_body(http: Request) -> Syntax:
-    """The syntax that the headers declare; there is no guessing."""
+    """Return the syntax that the headers declare; raises ``Problem`` for any other."""
     declared = http.headers.get("content-type", "")
     media, *parameters = [part.strip().lower() for part in declared.split(";")]
     charsets = [
@@ -158,21 +157,21 @@ async def syntax_of_body(http: Request) -> Syntax:
 
 
 async def read_json(request: Request) -> bytes:
-    """The body; raises ``Problem`` unless it is declared as JSON."""
+    """Return the body; raises ``Problem`` unless it is declared as JSON."""
     return await _json_content(request, required=True)
 
 
 # ---- pages of a list ----------------------------------------------------------------
 
 
-def next_page(response: Response, path: str, query: BaseModel, **place: Any) -> str | None:
-    """The path of the page at ``place``, with the filters of ``query``; also as ``Link`` header.
+def next_page(response: Response, path: str, query: BaseModel, **start: Any) -> str | None:
+    """Return the path of the page from ``start`` with the filters of ``query``.
 
-    None if a value of ``place`` is None, because there is no such page.
+    The path is also the response's ``Link`` header. Returns None if a value of ``start`` is None.
     """
-    if None in place.values():
+    if None in start.values():
         return None
-    parameters = query.model_dump(mode="json", exclude_none=True, exclude_unset=True) | place
+    parameters = query.model_dump(mode="json", exclude_none=True, exclude_unset=True) | start
     following = f"{path}?{urlencode(parameters)}"
     response.headers["Link"] = f'<{following}>; rel="next"'
     return following
@@ -192,8 +191,8 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("this time does not exist in UTC") from None
 
 
-def _no_number(value: object) -> object:
-    """``value`` unless it reads as a number, which would count as seconds since 1970."""
+def _reject_number(value: object) -> object:
+    """Return ``value`` unless it is a number, which pydantic takes as seconds since 1970."""
     try:
         float(str(value))
     except ValueError:
@@ -202,5 +201,5 @@ def _no_number(value: object) -> object:
     raise PydanticKnownError("datetime_from_date_parsing", wrong)
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_in_utc)]
+Instant = Annotated[AwareDatetime, BeforeValidator(_reject_number), AfterValidator(_in_utc)]
 """An RFC 3339 time with its zone."""

@@ -1,12 +1,11 @@
-"""Run the service: check first, then listen.
+"""Run the service with uvicorn.
 
-What would make every request fail is found before the port is opened and said in one
-sentence: a database that does not answer, a schema that is not at head, a port that is
-taken. The address is printed once it is known, so that ``--port 0`` can be used.
+Before the port is opened, the database, its schema and the signing keys are checked, and a problem
+is reported in one sentence. The address is logged once it is known, so that ``--port 0`` works.
 
-On SIGTERM or Ctrl-C no new request is taken, those in progress are finished (within
-``GRACE_SECONDS``), what waits is entered into the log, the accounting processes are
-stopped, and the exit code is 0.
+On SIGTERM or Ctrl-C, the service accepts no new requests, finishes those in progress (within
+``GRACE_SECONDS``), adds pending entries to the log, stops the accounting processes, and exits with
+code 0.
 """
 
 from __future__ import annotations
@@ -37,35 +36,34 @@ from affidavit.service.settings import Settings
 
 GRACE_SECONDS = 20
 HEADER_SECONDS = 10
-"""How long the head of a request may take to arrive, from the connection's first moment on."""
+"""Time from the start of a connection for the head of a request to arrive."""
 IDLE_SECONDS = 75
-"""How long a connection is left open between two requests: longer than the 60 s of the common load
-balancers, which would send a request just as the service closes the connection."""
+"""Time for which an idle connection stays open. It exceeds the 60 s of common load balancers, which
+would otherwise send a request while the service closes the connection."""
 WRITE_SECONDS = 60
-"""How long a client may take to read what it was sent."""
+"""Time that a client may take to read what was sent."""
 SWITCH_SECONDS = 0.0005
-"""How long a thread computes before the event loop gets its turn: every answer waits for that
-once or more, and with Python's 5 ms even /livez would."""
+"""The interpreter's switch interval, below Python's 5 ms: every response, even of /livez, waits for
+it at least once while other threads compute."""
 
 log = logging.getLogger("affidavit.service")
 
 
 def serve(host: str, port: int, settings: Settings) -> None:
-    """Serve until told to stop.
+    """Serve until a signal stops the process.
 
-    Raises ``SchemaNotAtHead``, ``OperatorError``, ``KeyFailure`` when the signing key cannot be
-    used, SQLAlchemy's errors when the database does not answer, and ``OSError`` when the
-    address cannot be listened on.
+    Raises ``SchemaNotAtHead``, ``OperatorError``, ``KeyFailure`` for an unusable signing key,
+    SQLAlchemy's errors if the database is unreachable, and ``OSError`` if the address is.
     """
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
-        known = settings.provider is not None or TokenRepository(engine).exist()
+        has_users = settings.provider is not None or TokenRepository(engine).exist()
     finally:
         engine.dispose()
     Keyring(settings.key_directory, settings.halves).all_current()
     with listen(host, port) as listening:
-        _require_somebody(listening.getsockname()[0], known=known)
+        _require_users(listening.getsockname()[0], has_users=has_users)
         _run(listening, settings)
 
 
@@ -84,9 +82,8 @@ def _run(listening: socket.socket, settings: Settings) -> None:
 def run_until_stopped(
     app: ASGIApp, listening: socket.socket, end_streams: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve ``app``; ``end_streams`` is called before it waits for answers in progress."""
-    # uvicorn ends its own process by the signal that stopped it; to have been asked to
-    # stop is no failure, so that the signal no longer means anything then.
+    """Serve ``app``; ``end_streams`` is called before waiting for responses in progress."""
+    # uvicorn raises the signal again after stopping, which would end the process with an error.
     signal.signal(signal.SIGTERM, lambda *_: None)
     config = uvicorn.Config(
         app,
@@ -96,7 +93,7 @@ def run_until_stopped(
         log_config=None,
         access_log=False,
         server_header=False,
-        # Whatever a header says, the peer is who connected.
+        # The client is the peer of the connection, whatever a header says.
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -104,18 +101,18 @@ def run_until_stopped(
 
 
 def prepare_process() -> None:
-    """Have threads take turns often, and leave what was imported out of every look for garbage.
+    """Set the switch interval, and exclude imported objects from garbage collection.
 
-    Looking through all of it again and again would keep answers waiting for a tenth of a second.
+    Collecting them would delay responses by a tenth of a second.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
 
 
-def _require_somebody(address: str, *, known: bool) -> None:
-    """Raise ``OperatorError`` where strangers would reach a service that knows nobody."""
-    if not known and not is_loopback(address):
+def _require_users(address: str, *, has_users: bool) -> None:
+    """Raise ``OperatorError`` if other machines could reach a service that has no users."""
+    if not has_users and not is_loopback(address):
         raise OperatorError(
             f"nobody could use the service on {address}: it has no tokens and no OpenID provider; "
             "run: affidavit tokens new --name NAME --scope submit, or set AFFIDAVIT_OIDC_ISSUER "
@@ -124,39 +121,39 @@ def _require_somebody(address: str, *, known: bool) -> None:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol, which ends a connection that does not send or read in time.
+    """uvicorn's protocol with time limits for sending a request head and reading a response.
 
-    Bodies have a time limit of their own (``routing.read_body``). h11 bounds heads at 64 KiB;
-    uvicorn's other parser does not.
+    Bodies have their own time limit (``routing.read_body``). h11 limits heads to 64 KiB; uvicorn's
+    other parser does not.
     """
 
-    _head: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # whatever the client does not take pauses us
-        self._head = self.loop.call_later(HEADER_SECONDS, self._close_unless_in_request)
+        transport.set_write_buffer_limits(high=0)  # any unread data pauses writing
+        self._head_timer = self.loop.call_later(HEADER_SECONDS, self._close_unless_in_request)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._in_request():
-            self._forget_head()
-        elif self._head is None:
-            self._head = self.loop.call_later(HEADER_SECONDS, self._close_unless_in_request)
+            self._cancel_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEADER_SECONDS, self._close_unless_in_request)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
+        self._cancel_head_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -164,20 +161,20 @@ class _Protocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _close_unless_in_request(self) -> None:
-        self._head = None
+        self._head_timer = None
         if not self._in_request():
             self.transport.close()
 
-    def _forget_head(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says where it listens once it really does.
+    """uvicorn's server; it logs its address once it listens.
 
-    ``end_streams`` is called before it waits for the answers in progress to be finished.
+    ``end_streams`` is called before waiting for responses in progress.
     """
 
     def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
@@ -196,12 +193,12 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at that address to listen on; raises ``OSError``."""
+    """Return a socket that is bound to the address; raises ``OSError``."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    # asyncio sends at once (TCP_NODELAY) on sockets that name their protocol alone; without it
-    # every answer after a connection's first would wait 40 ms for an acknowledgement.
+    # asyncio sets TCP_NODELAY only on sockets with a protocol; without it, every response after the
+    # first of a connection would wait 40 ms for an acknowledgement.
     listening = socket.socket(family, kind, protocol)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,28 +1,27 @@
-"""What an operator may set, read from the environment once.
+"""Settings of the service, read from environment variables at start-up.
 
-None of it can change a guarantee: whatever can is in the plan. A value that cannot be
-read is refused at start-up with the variable's name, not replaced by the default.
+No setting can change a guarantee; everything that can is in the plan. An invalid value is an error
+that names the variable, and is not replaced by the default.
 
 =============================  =====================================================
-``DATABASE_URL``               ``sqlite:///<home>/affidavit.db`` when it is not set
-``AFFIDAVIT_HOME``             database and keys; ``~/.affidavit`` when it is not set
-``AFFIDAVIT_WORKERS``          processes that account, 2 when it is not set
-``AFFIDAVIT_TIME_LIMIT``       seconds after which an accounting is killed, 120
-``AFFIDAVIT_BODY_LIMIT``       bytes of a request body, 1048576
-``AFFIDAVIT_RATE_LIMIT``       requests a minute of one token or address, 6000
-``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
-``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
-``AFFIDAVIT_PUBLIC_URL``       where browsers reach the pages, like ``https://dp.example.com``
-``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
-``AFFIDAVIT_LOG_ENTRIES``      ``public``: everybody may read what was logged, at ``/v1/tlog``
+``DATABASE_URL``               default ``sqlite:///<home>/affidavit.db``
+``AFFIDAVIT_HOME``             folder of database and keys, default ``~/.affidavit``
+``AFFIDAVIT_WORKERS``          accounting processes, default 2
+``AFFIDAVIT_TIME_LIMIT``       seconds after which an accounting is killed, default 120
+``AFFIDAVIT_BODY_LIMIT``       bytes of a request body, default 1048576
+``AFFIDAVIT_RATE_LIMIT``       requests per minute and token or address, default 6000
+``AFFIDAVIT_CONCURRENCY``      concurrent requests per token or address, default 128
+``AFFIDAVIT_DATABASE_APP_ROLE``  PostgreSQL role to which ``migrate`` grants the tables
+``AFFIDAVIT_PUBLIC_URL``       where browsers reach the pages, as ``https://dp.example.com``
+``AFFIDAVIT_LOG_ORIGIN``       the log's name, as ``affidavit.example.com/log``
+``AFFIDAVIT_LOG_ENTRIES``      ``public``: everybody may read log entries at ``/v1/tlog``
 ``AFFIDAVIT_CHECKPOINT_EXPORT``  see ``service.log.checkpoint_publisher``
 ``AFFIDAVIT_DISPATCH``           the engine that executes runs: ``service.dispatch.engines``
-``AFFIDAVIT_JOB``                what it starts for a run, there too
+``AFFIDAVIT_JOB``                what the engine starts for a run, described there
 =============================  =====================================================
 
-``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.
-
-Where the private half of the signing key is kept: ``certificate.signers``.
+``service.identity.provider`` describes ``AFFIDAVIT_OIDC_...``, for an OpenID provider, and
+``certificate.keys.signers`` the variables for the private halves of keys.
 
 >>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
 'sqlite:////srv/affidavit/affidavit.db'
@@ -56,14 +55,14 @@ TIME_LIMIT = 120
 RATE_LIMIT = 6000
 CONCURRENCY_LIMIT = 128
 
-_USUAL = {"http": ":80", "https": ":443"}
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The settings of one service process; times in seconds, sizes in bytes.
 
-    ``loopback`` is no variable: only who opened the port knows that nobody else reaches it.
+    ``loopback`` has no variable; it is set when the opened port is reachable only locally.
     """
 
     database_url: str
@@ -86,20 +85,20 @@ class Settings:
 
     @property
     def worker_keys(self) -> Path:
-        """Where the public records of workers' keys are, beside the keys of the service."""
+        """The folder of the public records of workers' keys, beside the service's keys."""
         return self.key_directory.with_name("worker-keys")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The settings of ``environment``; raises ``SettingsError`` and ``KeyFailure``.
+        """Return the settings of ``environment``; raises ``SettingsError`` and ``KeyFailure``.
 
-        A private key in the process's own environment is taken out of it, so that no
-        process that is started later inherits it.
+        A private key is removed from the process's environment, so that child processes do not
+        inherit it.
         """
         variables = dict(os.environ if environment is None else environment)
         if environment is None:
             os.environ.pop(PRIVATE_KEY, None)
-        place = Path(variables["AFFIDAVIT_HOME"]) if variables.get("AFFIDAVIT_HOME") else home()
+        folder = Path(variables["AFFIDAVIT_HOME"]) if variables.get("AFFIDAVIT_HOME") else home()
         provider = provider_of(variables)
         public_url = _public_url(variables.get("AFFIDAVIT_PUBLIC_URL", ""))
         if provider is not None and provider.client is not None and public_url is None:
@@ -109,28 +108,30 @@ class Settings:
             )
         return cls(
             database_url=database_url(
-                variables.get("DATABASE_URL") or f"sqlite:///{place / 'affidavit.db'}"
+                variables.get("DATABASE_URL") or f"sqlite:///{folder / 'affidavit.db'}"
             ),
-            key_directory=place / "keys",
-            workers=_whole(variables, "AFFIDAVIT_WORKERS", WORKERS, 256),
-            time_limit=float(_whole(variables, "AFFIDAVIT_TIME_LIMIT", TIME_LIMIT, 86_400)),
-            body_limit=_whole(variables, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
-            rate_limit=_whole(variables, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
-            concurrency_limit=_whole(variables, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
+            key_directory=folder / "keys",
+            workers=_integer(variables, "AFFIDAVIT_WORKERS", WORKERS, 256),
+            time_limit=float(_integer(variables, "AFFIDAVIT_TIME_LIMIT", TIME_LIMIT, 86_400)),
+            body_limit=_integer(variables, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
+            rate_limit=_integer(variables, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
+            concurrency_limit=_integer(
+                variables, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000
+            ),
             provider=provider,
             public_url=public_url,
-            log_origin=_name(variables, "AFFIDAVIT_LOG_ORIGIN"),
+            log_origin=_log_name(variables, "AFFIDAVIT_LOG_ORIGIN"),
             checkpoint_export=variables.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
-            dispatch=_dispatch(variables),
+            dispatch=_validated_dispatch(variables),
             job=variables.get("AFFIDAVIT_JOB", ""),
-            public_log_entries=_public(variables, "AFFIDAVIT_LOG_ENTRIES"),
+            public_log_entries=_is_public(variables, "AFFIDAVIT_LOG_ENTRIES"),
             halves=private_key_source(variables),
             app_role=variables.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
 
 
 def _public_url(text: str) -> str | None:
-    """Scheme and host as browsers write an origin: small letters, and no slash at the end."""
+    """Return scheme and host as an origin: in lower case, without a trailing slash."""
     text = text.strip()
     if not text:
         return None
@@ -141,10 +142,10 @@ def _public_url(text: str) -> str | None:
             "https://dp.example.com, without a path."
         )
     scheme, host, port = match[1], match[2], match[3] or ""
-    return f"{scheme}://{host}{'' if port == _USUAL[scheme] else port}"
+    return f"{scheme}://{host}{'' if port == _DEFAULT_PORTS[scheme] else port}"
 
 
-def _name(variables: Mapping[str, str], variable: str) -> str | None:
+def _log_name(variables: Mapping[str, str], variable: str) -> str | None:
     name = variables.get(variable)
     if not name:
         return None
@@ -157,21 +158,21 @@ def _name(variables: Mapping[str, str], variable: str) -> str | None:
     return name
 
 
-def _dispatch(variables: Mapping[str, str]) -> str:
+def _validated_dispatch(variables: Mapping[str, str]) -> str:
     dispatch = variables.get("AFFIDAVIT_DISPATCH") or "local"
     engine_of(dispatch, variables.get("AFFIDAVIT_JOB", ""))
     return dispatch
 
 
-def database_url(variables: str) -> str:
-    """``given`` with the driver that this service uses; raises ``SettingsError``.
+def database_url(text: str) -> str:
+    """Return ``url`` with the driver that this service uses; raises ``SettingsError``.
 
     >>> database_url("postgres://db/affidavit")
     'postgresql+psycopg://db/affidavit'
     """
     remedy = "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
     try:
-        url = make_url(variables)
+        url = make_url(text)
     except (ArgumentError, ValueError):  # a port that is no number
         raise SettingsError(f"DATABASE_URL is not the URL of a database; {remedy}.") from None
     if url.drivername in ("postgresql", "postgres"):
@@ -179,21 +180,21 @@ def database_url(variables: str) -> str:
     if url.drivername not in ("sqlite", "postgresql+psycopg"):
         raise SettingsError(f"DATABASE_URL names {url.drivername!r}; {remedy}.")
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
-        raise SettingsError(f"DATABASE_URL names no file, so nothing would be kept; {remedy}.")
+        raise SettingsError(f"DATABASE_URL names no file, so nothing would be stored; {remedy}.")
     return url.render_as_string(hide_password=False)
 
 
-def _public(variables: Mapping[str, str], name: str) -> bool:
+def _is_public(variables: Mapping[str, str], name: str) -> bool:
     text = variables.get(name)
     if text not in (None, "", "public"):
         raise SettingsError(f"{name} is {text[:40]!r}; give public, or leave it out.")
     return bool(text)
 
 
-def _whole(variables: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _integer(variables: Mapping[str, str], name: str, default: int, maximum: int) -> int:
     text = variables.get(name)
     if not text:
         return default
-    if text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= most:
+    if text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= maximum:
         return int(text)
-    raise SettingsError(f"{name} is {text[:40]!r}; give a number from 1 to {most}.")
+    raise SettingsError(f"{name} is {text[:40]!r}; give a number from 1 to {maximum}.")

@@ -1,18 +1,17 @@
-"""Teams: who sees which rows, as one rule for each table, for every statement of the service.
+"""Teams: row-level access rules for every statement of the service.
 
-Every object belongs to a team. A request sets ``TEAM`` to the team of its caller once they are
-authenticated; what the service does for nobody in particular, and for callers of the organisation,
-leaves it ``None`` and sees everything. While it is set, each table of ``RULES`` is read as if it
-held the team's rows alone: a connection that is opened then compiles every ``SELECT`` so
-(``confine``), on SQLite and PostgreSQL alike, so that no query can forget to. Objects of others
-are then not found, in lists, counts and searches too.
+Every object belongs to a team. An authenticated request sets ``TEAM`` to its caller's team. For
+callers of the whole organisation and for the service's own work it is ``None``, and all rows are
+visible. Otherwise each table of ``RULES`` contains only the team's rows: connections compile the
+rule into every ``SELECT`` (``confine``), on SQLite and PostgreSQL alike, so that no query can omit
+it. Lists, counts and searches do not include the objects of other teams.
 
-PostgreSQL enforces the same rules by row-level security (``install``), for the role that
-the service works as: its connections name the team in ``SETTING``, and one that names none sees
-nothing. The owner of the tables and superusers are not held by it.
+PostgreSQL also enforces the rules by row-level security (``install``) for the service's role: a
+connection names its team in ``SETTING``, and sees nothing if it names none. Owners of tables and
+superusers are exempt.
 
-A data set belongs to the team of its ledgers. Others use it by a grant (``dataset_grants``), which
-shows them the whole ledger, because what they may spend depends on all of it.
+A data set belongs to the team of its ledgers. Other teams use it with a grant
+(``dataset_grants``), which shows them the whole ledger, because it determines what they may spend.
 
 References: PostgreSQL, Row Security Policies.
 """
@@ -29,35 +28,35 @@ from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import OperationalError
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
-"""Names of teams. They stand in statements as they are."""
+"""Valid team names, which are inserted into SQL statements without quoting."""
 DEFAULT = "default"
-"""The team of whoever has none, and of all that was stored before there were teams."""
-EVERY = "*"
-"""What ``SETTING`` is where every row may be seen; no team's name."""
+"""The team of callers without a team, and of rows from before teams existed."""
+ALL_TEAMS = "*"
+"""Value of ``SETTING`` for connections that see every row."""
 SETTING = "affidavit.team"
 
 TEAM: ContextVar[str | None] = ContextVar("affidavit_team", default=None)
-"""Whose rows connections show that are opened now; None for all."""
+"""The team whose rows new connections show; None for all."""
 
-_ME = "{me}"
+_TEAM = "{team}"
 
 
-def _of(parent: str, key: str, value: str) -> str:
-    """Of rows whose ``value`` is the ``key`` of something that belongs to a team."""
+def _refers_to_team(parent: str, key: str, value: str) -> str:
+    """Return the rule of rows that refer by ``value`` to the ``key`` of a team's row."""
     return (
         f"EXISTS (SELECT 1 FROM {parent} AS subject WHERE subject.{key} = {value}"
-        f" AND subject.team = {_ME})"
+        f" AND subject.team = {_TEAM})"
     )
 
 
 def _ledger(name: str) -> str:
-    """Its own, one that it may read now, and one that it was ever allowed to reserve from.
+    """Return the rule of ledgers: the team's own, and those that a grant makes visible.
 
-    In the last its runs stand.
+    A grant to reserve makes a ledger visible permanently, because it contains the team's runs.
     """
     return (
-        f"({name}.team = {_ME} OR EXISTS (SELECT 1 FROM dataset_grants AS given"
-        f" WHERE given.dataset = {name}.dataset AND given.team = {_ME}"
+        f"({name}.team = {_TEAM} OR EXISTS (SELECT 1 FROM dataset_grants AS given"
+        f" WHERE given.dataset = {name}.dataset AND given.team = {_TEAM}"
         " AND (given.may = 'reserve' OR (given.may = 'read' AND NOT EXISTS"
         " (SELECT 1 FROM dataset_grants AS later WHERE later.dataset = given.dataset"
         " AND later.team = given.team AND later.id > given.id)))))"
@@ -72,32 +71,32 @@ def _of_ledger(table: str) -> str:
 
 
 RULES = {
-    **{name: f"{name}.team = {_ME}" for name in ("certificates", "runs", "waivers")},
+    **{name: f"{name}.team = {_TEAM}" for name in ("certificates", "runs", "waivers")},
     **{
-        name: _of("certificates", "id", f"{name}.certificate_id")
+        name: _refers_to_team("certificates", "id", f"{name}.certificate_id")
         for name in ("certificate_facets", "requests", "approvals", "revocations", "waiver_uses")
     },
     **{
-        name: _of("runs", "id", f"{name}.run_id")
+        name: _refers_to_team("runs", "id", f"{name}.run_id")
         for name in ("run_events", "run_leases", "run_records")
     },
-    "waiver_revocations": _of("waivers", "waiver_id", "waiver_revocations.waiver_id"),
+    "waiver_revocations": _refers_to_team("waivers", "waiver_id", "waiver_revocations.waiver_id"),
     "ledgers": _ledger("ledgers"),
     "reservations": _of_ledger("reservations"),
     "ledger_events": _of_ledger("ledger_events"),
-    "dataset_grants": f"dataset_grants.team = {_ME}",
+    "dataset_grants": f"dataset_grants.team = {_TEAM}",
 }
-"""Which rows of each table a team sees. Other tables are the organisation's."""
+"""The rows of each table that a team sees; other tables belong to the organisation."""
 
 
-def in_id(team: str) -> str | None:
-    """What ids of certificates are made of beside the rest; those of ``DEFAULT`` stay."""
+def team_in_id(team: str) -> str | None:
+    """Return the team as part of certificate ids; None for ``DEFAULT``, whose ids lack it."""
     return None if team == DEFAULT else team
 
 
 @contextmanager
 def acting_for(team: str | None) -> Iterator[None]:
-    """Let connections that are opened in a block show that team's rows; all of them for None."""
+    """Restrict connections that are opened in a block to a team's rows; None for all rows."""
     before = TEAM.set(team)
     try:
         yield
@@ -106,20 +105,20 @@ def acting_for(team: str | None) -> Iterator[None]:
 
 
 def may_see(team: str) -> bool:
-    """Whether rows of ``team`` are shown now."""
+    """Return whether rows of ``team`` are visible now."""
     return TEAM.get() in (None, team)
 
 
 # ---- every statement ------------------------------------------------------------------
 
 _OPTION = "affidavit_team"
-_MARK = "'affidavit:team'"
+_PLACEHOLDER = "'affidavit:team'"
 _CONFINED = {"affidavit:confined": None}
-"""No schema is called so; that there is a map makes the statement another one in the cache."""
+"""A map without effect, which makes the statement distinct in SQLAlchemy's cache."""
 
 
 def confine(engine: Engine) -> None:
-    """Make connections of ``engine`` show what ``TEAM`` says when they are opened."""
+    """Restrict each new connection of ``engine`` to the rows of ``TEAM``."""
     compiler: Any = engine.dialect.statement_compiler
 
     class Compiler(compiler):  # type: ignore[misc]  # the dialect's own
@@ -131,7 +130,7 @@ def confine(engine: Engine) -> None:
                 return text
             alias = options.get("enclosing_alias")
             named = "" if alias is not None and alias.element is table else f" AS {text}"
-            return f"(SELECT * FROM {text} WHERE {rule.replace(_ME, _MARK)}){named}"
+            return f"(SELECT * FROM {text} WHERE {rule.replace(_TEAM, _PLACEHOLDER)}){named}"
 
     engine.dialect.statement_compiler = Compiler
     event.listen(engine, "engine_connect", _open)
@@ -141,19 +140,19 @@ def confine(engine: Engine) -> None:
 def _open(connection: Connection) -> None:
     team = TEAM.get()
     if connection.dialect.name == "postgresql":
-        _tell(connection, team or EVERY)
+        _set_team(connection, team or ALL_TEAMS)
     if team is not None:
         connection.execution_options(schema_translate_map=_CONFINED, **{_OPTION: team})
 
 
-def _tell(connection: Connection, team: str) -> None:
-    """Say it to the server, unless it was the last that this connection said."""
+def _set_team(connection: Connection, team: str) -> None:
+    """Set the team on the server, unless the connection has set it already."""
     if connection.info.get(_OPTION) == team:
         return
     driver: Any = connection.connection.dbapi_connection
     try:
         before = driver.autocommit
-        driver.autocommit = True  # said in a transaction that is undone it would be undone too
+        driver.autocommit = True  # a rollback would undo it
         driver.execute("SELECT set_config(%s, %s, false)", (SETTING, team))
         driver.autocommit = before
     except connection.dialect.loaded_dbapi.Error as error:
@@ -167,20 +166,20 @@ def _name_team(
     connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any
 ) -> tuple[str, Any]:
     team = connection.get_execution_options().get(_OPTION)
-    return (statement if team is None else statement.replace(_MARK, f"'{team}'")), parameters
+    return (statement if team is None else statement.replace(_PLACEHOLDER, f"'{team}'")), parameters
 
 
 # ---- PostgreSQL -----------------------------------------------------------------------
 
 
 def install(connection: Connection) -> None:
-    """Enforce the rules by row-level security; PostgreSQL only, by the owner of the tables."""
+    """Enforce the rules by row-level security; for PostgreSQL, as the owner of the tables."""
     setting = f"current_setting('{SETTING}', true)"
     for table, rule in RULES.items():
         for statement in (
             f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
             f"DROP POLICY IF EXISTS {table}_of_team ON {table}",
             f"CREATE POLICY {table}_of_team ON {table} "
-            f"USING ({setting} = '{EVERY}' OR ({rule.replace(_ME, setting)}))",
+            f"USING ({setting} = '{ALL_TEAMS}' OR ({rule.replace(_TEAM, setting)}))",
         ):
             connection.exec_driver_sql(statement)

@@ -48,8 +48,8 @@ from affidavit.service.certificate_store import (
     NewCertificate,
     PlanRequest,
     StoredCertificate,
-    expired,
     find_and_record,
+    is_expired,
 )
 from affidavit.service.certificates.status import DECIDED, Status
 from affidavit.service.clock import MAX_SKEW
@@ -67,7 +67,7 @@ from affidavit.service.policies.policy_set import (
 )
 from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
-from affidavit.service.teams import DEFAULT, acting_for, in_id
+from affidavit.service.teams import DEFAULT, acting_for, team_in_id
 
 # ---- plans parsed before -------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class SubmitPlan:
             return False
         if _is_pending_budget(certificate):
             return True
-        if certificate.status is Status.KEY_REVOKED or expired(certificate):
+        if certificate.status is Status.KEY_REVOKED or is_expired(certificate):
             return True
         if certificate.created_at > self._keyring.now() + MAX_SKEW:
             return True  # a clock that was wrong then dated it, and nobody accepts it yet
@@ -406,7 +406,7 @@ def sign(
         evaluation=under,
         previous=former,
         ledger=ledger,
-        team=in_id(team),
+        team=team_in_id(team),
     )
     result, predicate = certificate.as_result(assessment), certificate.statement["predicate"]
     approved = Approvals.of(predicate).complete
@@ -452,4 +452,6 @@ def _is_pending_budget(certificate: StoredCertificate) -> bool:
 def _has_same_reasons(certificate: StoredCertificate, assessment: Assessment) -> bool:
     """Whether a stored refusal gives the very reasons of ``assessment``, and is still valid."""
     reasons = json.loads(certificate.result)["reasons"]
-    return not expired(certificate) and reasons == [item.as_dict() for item in assessment.reasons]
+    return not is_expired(certificate) and reasons == [
+        item.as_dict() for item in assessment.reasons
+    ]

@@ -39,7 +39,7 @@ from affidavit.certificate import fsync_directory
 from affidavit.service import keys
 from affidavit.service.certificate_tables import metadata
 from affidavit.service.certificates import certifications, status
-from affidavit.service.database import is_missing_file, make_room, open_engine, writer
+from affidavit.service.database import create_sqlite_file, is_missing_file, open_engine, writer
 from affidavit.service.errors import OperatorError, SettingsError
 from affidavit.service.identity import four_eyes, tokens
 from affidavit.service.ledger import state
@@ -125,7 +125,7 @@ def upgrade(url: str) -> None:
 
     Raises ``UnknownSchema`` when no revision of this release leads there from its own.
     """
-    make_room(url)
+    create_sqlite_file(url)
     engine = open_engine(url, bounded=False)
     try:
         revision = revision_of(engine)

@@ -22,7 +22,7 @@ from affidavit.certificate import Assessment, certificate_id
 from affidavit.certificate.policy import BUILT_IN, Budget, Policy, Waiver, in_force
 from affidavit.plan import Plan, digest
 from affidavit.service.errors import DomainError
-from affidavit.service.teams import DEFAULT, in_id
+from affidavit.service.teams import DEFAULT, team_in_id
 
 Head = tuple[int, int, int]
 """The last row ids of policies, waivers and revocations; equal heads are equal policy sets."""
@@ -122,7 +122,7 @@ class CertificationRequest:
     @cached_property
     def id(self) -> str:
         """The id of its certificate."""
-        return certificate_id(self.plan, self.policy, self.waivers, in_id(self.team))
+        return certificate_id(self.plan, self.policy, self.waivers, team_in_id(self.team))
 
     def with_id(self, known: str) -> CertificationRequest:
         """This request, with its id computed before."""

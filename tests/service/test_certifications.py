@@ -19,7 +19,7 @@ from affidavit.service import fair_queue, pool
 from affidavit.service.certificates import certifications
 from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.errors import AccountingTimeout
-from affidavit.service.fair_queue import CALLER, NOBODY, Use
+from affidavit.service.fair_queue import CALLER, SERVICE, RecentUse
 from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pool import AccountingPool
@@ -205,7 +205,7 @@ def test_whoever_floods_with_long_plans_holds_the_last_process_once(
         for caller in ("flood", "flood", "other", "flood"):
             CALLER.set(caller)
             await accounting.run(abs, -1)
-        accounting._use = Use(pool.SHARE, pool.MAX_USE)
+        accounting._use = RecentUse(pool.SUSTAINED_SHARE, pool.MAX_RECENT_SECONDS)
         CALLER.set("flood")
         await accounting.run(abs, -1)
 
@@ -219,19 +219,19 @@ def test_whoever_accounts_much_gives_way_until_a_minute_after(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(fair_queue, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    use = Use(pool.SHARE, pool.MAX_USE)
+    use = RecentUse(pool.SUSTAINED_SHARE, pool.MAX_RECENT_SECONDS)
     for seconds in range(1000):
         clock[0] = float(seconds)
         use.add("flood", 1.0)
-        use.add("other", pool.SHARE / 2)
-        use.add(NOBODY, 1.0)
+        use.add("other", pool.SUSTAINED_SHARE / 2)
+        use.add(SERVICE, 1.0)
     assert use.of("flood") > pool.ORDINARY_SECONDS
-    assert use.of("other") + use.of(NOBODY) < 1
+    assert use.of("other") + use.of(SERVICE) < 1
     clock[0] += 61
     assert use.of("flood") < pool.ORDINARY_SECONDS
     clock[0] += 60
     use.add("late", 0.1)
-    assert list(use._of) == ["late"]
+    assert list(use._used) == ["late"]
 
 
 def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(
@@ -264,7 +264,7 @@ def test_plans_that_waited_while_their_caller_accounted_much_give_way_too(
     slow: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accounting = AccountingPool(1, 600)
-    monkeypatch.setattr(accounting._ordinary, "_most_use", 0.5)
+    monkeypatch.setattr(accounting._ordinary, "_max_use", 0.5)
 
     async def run() -> list[int]:
         CALLER.set("flood")

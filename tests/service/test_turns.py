@@ -13,9 +13,9 @@ import pytest
 from affidavit.service import fair_queue
 from affidavit.service.app import create_app
 from affidavit.service.fair_queue import (
-    BURST,
+    BURST_RECOVERY_RATE,
+    BURST_SECONDS,
     CALLER,
-    SHARE,
     TURN,
     TURNS,
     Turn,
@@ -86,13 +86,17 @@ def test_beside_others_a_caller_has_a_share_of_the_time(monkeypatch: pytest.Monk
                 held.set()
                 await flooding
                 flooding, held, started = None, asyncio.Event(), []
-            queue._rested()  # the clock of the event loop stands still
+            queue._recheck()  # the clock of the event loop stands still
         if flooding is not None:
             flooding.cancel()
         return used
 
     used = asyncio.run(run())
-    assert BURST + 10 * SHARE - 2 * took <= used <= BURST + 10 * SHARE + 2 * took
+    assert (
+        BURST_SECONDS + 10 * BURST_RECOVERY_RATE - 2 * took
+        <= used
+        <= BURST_SECONDS + 10 * BURST_RECOVERY_RATE + 2 * took
+    )
 
 
 def test_a_share_that_is_earned_between_two_looks_is_not_missed(
@@ -109,7 +113,7 @@ def test_a_share_that_is_earned_between_two_looks_is_not_missed(
             CALLER.set(caller)
             async with queue.turn():
                 pass
-        queue._use.add("one", BURST + beyond)
+        queue._use.add("one", BURST_SECONDS + beyond)
         CALLER.set("one")
         async with asyncio.timeout(5), queue.turn():
             pass

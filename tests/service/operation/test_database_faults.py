@@ -172,7 +172,7 @@ def test_what_a_transaction_asks_on_the_way_needs_none_of_the_connections_that_m
     postgresql_url: str, serving: Any, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where all others wait for what this transaction has locked."""
-    monkeypatch.setattr(database, "CONNECTIONS", 1)
+    monkeypatch.setattr(database, "MAX_CONNECTIONS", 1)
     for module in (clock, keys):  # asked each time
         monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
     app, headers = serving(postgresql_url)
