@@ -1,12 +1,12 @@
-"""Accounted events of a plan beside its steps of training.
+"""Accounted releases of a plan besides its training steps.
 
-* ``gaussian``: a metric or statistic released with Gaussian noise, on the whole data set
-  or on a Poisson sample of its own.
+* ``gaussian``: a metric or statistic released with Gaussian noise, on the whole data set or on a
+  Poisson sample of its own.
 * ``laplace``: the same with Laplace noise, on the whole data set.
-* ``adaptive_clipping_quantile``: at every step, how many records of the *same lot* were
-  below the clip norm, released with Gaussian noise to steer the next clip norm.
-* ``repeat_and_select``: the whole run is repeated a random number of times, for example
-  with random hyperparameters, and only the best is released.
+* ``adaptive_clipping_quantile``: at every step, the number of records of the *same lot* below the
+  clip norm, released with Gaussian noise to adapt the clip norm.
+* ``repeat_and_select``: the whole run is repeated a random number of times, for example with
+  random hyperparameters, and only the best is released.
 
 References: Andrew, Thakkar, McMahan and Ramaswamy, arXiv:1905.03871 (quantiles);
 Papernot and Steinke, arXiv:2110.03620 (repeat and select).
@@ -24,11 +24,11 @@ Distribution = Literal["poisson", "geometric", "logarithmic", "truncated_negativ
 
 
 class Metric(StrictModel):
-    """A Gaussian mechanism, ``count`` times.
+    """A Gaussian mechanism that is released ``count`` times.
 
-    ``noise_multiplier`` is the standard deviation of its noise over its sensitivity under
-    the plan's adjacency. With ``sampling_probability`` each of the releases is of a fresh
-    Poisson sample, independent of the lots of training.
+    ``noise_multiplier`` is the standard deviation of its noise over its sensitivity under the
+    plan's adjacency. With ``sampling_probability``, each release reads a fresh Poisson sample,
+    independent of the lots of training.
     """
 
     kind: Literal["gaussian"]
@@ -40,9 +40,10 @@ class Metric(StrictModel):
 
 
 class LaplaceMetric(StrictModel):
-    """A Laplace mechanism, ``count`` times; ``noise_multiplier`` is scale over l1 sensitivity.
+    """A Laplace mechanism that is released ``count`` times.
 
-    The sensitivity is that under the plan's adjacency.
+    ``noise_multiplier`` is the scale of its noise over its l1 sensitivity under the plan's
+    adjacency.
     """
 
     kind: Literal["laplace"]
@@ -53,12 +54,12 @@ class LaplaceMetric(StrictModel):
 
 
 class ClippingQuantile(StrictModel):
-    """The number of records below the clip norm, on each step's own lot, with noise.
+    """The number of records below the clip norm in the lot of each step, with noise.
 
     Each record of the lot adds +1/2 if its norm is at most the clip norm and -1/2 if not.
-    ``noise_std`` is σ_b, the standard deviation of the noise on that sum; ``quantile`` and
-    ``learning_rate`` steer the next clip norm and cost nothing. ``count`` such sums are
-    released at every step, one for each clip norm that is adapted.
+    ``noise_std`` is σ_b, the standard deviation of the noise on this sum. ``quantile`` and
+    ``learning_rate`` control the next clip norm and are post-processing. Every step releases
+    ``count`` such sums, one per adapted clip norm.
     """
 
     kind: Literal["adaptive_clipping_quantile"]
@@ -70,10 +71,10 @@ class ClippingQuantile(StrictModel):
 
 
 class Selection(StrictModel):
-    """The run, repeated K times and the best released; K has ``distribution`` and ``mean``.
+    """A run that is repeated K times, of which only the best is released.
 
-    ``shape`` is η of the truncated negative binomial: 1 is geometric, 0 logarithmic, and
-    Poisson its limit. The mean counts runs and is at least 1.
+    K has the given ``distribution`` and ``mean``, the mean number of runs. ``shape`` is η of the
+    truncated negative binomial: 1 is geometric, 0 logarithmic, and Poisson is its limit.
     """
 
     kind: Literal["repeat_and_select"]

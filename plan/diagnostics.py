@@ -1,17 +1,17 @@
-"""Diagnostics: why a plan was refused, in words that a person can act on.
+"""Diagnostics: why a plan is refused, and how to correct it.
 
-Three kinds of refusal are told apart, because their remedies differ:
+There are two kinds of refusal, because their remedies differ:
 
 ::
 
     PlanError
     ├── MalformedPlan    the document is not a plan (HTTP 4xx, exit code 2)
-    └── RefusedPlan      a plan, but no theorem or no accountant covers it, or it is
-                         known to be unsound (a signed refusal, exit code 1)
+    └── RefusedPlan      a plan that no theorem or accountant covers, or that is known
+                         to be unsound (a signed refusal, exit code 1)
 
 A ``code`` never changes its meaning once published. ``explain`` looks it up in ``codes.json``,
-which ``make docs`` generates from the source. ``Kind`` turns pydantic's errors about a document
-into reasons: the field, what is wrong and how to correct it.
+which ``make docs`` generates from the source. ``DocumentKind`` turns pydantic's errors about a
+document into reasons.
 
 >>> explain("yaml_alias")[0].remedy
 'Write the value out where it is used.'
@@ -35,10 +35,10 @@ from pydantic_core import ErrorDetails
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """One diagnostic: a stable code, where, what is wrong, and how to correct it.
+    """One diagnostic: a stable code, a place, what is wrong, and how to correct it.
 
-    ``pointer`` is an RFC 6901 JSON pointer into the plan, by default to all of it; ``line`` and
-    ``column`` count from 1 and are given when the plan was read from text that has positions.
+    ``pointer`` is an RFC 6901 JSON pointer into the plan, by default to the whole plan. ``line``
+    and ``column`` count from 1 and are set if the plan was read from text.
     """
 
     code: str
@@ -49,7 +49,7 @@ class Reason:
     column: int | None = None
 
     def as_dict(self) -> dict[str, str | int]:
-        """The reason as it stands in a result document."""
+        """Return the reason as JSON data."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Reason:
 
 
 class CodedError(Exception):
-    """What went wrong, with a stable ``code`` and a ``remedy``; each room has kinds of its own."""
+    """The base of errors with a stable ``code`` and a ``remedy``."""
 
     def __init__(self, code: str, message: str, remedy: str) -> None:
         super().__init__(f"{message} {remedy}".rstrip())
@@ -68,7 +68,7 @@ class CodedError(Exception):
 
 
 class PlanError(Exception):
-    """Base of both refusals; always carries at least one reason."""
+    """The base of both refusals, with at least one reason."""
 
     def __init__(self, *reasons: Reason) -> None:
         if not reasons:
@@ -78,7 +78,7 @@ class PlanError(Exception):
 
     @classmethod
     def with_reason(cls, *, code: str, pointer: str = "", message: str, remedy: str) -> Self:
-        """The error of one reason."""
+        """Return the error with one reason."""
         return cls(Reason(code=code, pointer=pointer, message=message, remedy=remedy))
 
 
@@ -87,7 +87,7 @@ class MalformedPlan(PlanError):
 
 
 class RefusedPlan(PlanError):
-    """A well-formed plan that nothing may be claimed about, with the reason."""
+    """The plan is well-formed, but no privacy guarantee can be certified for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ def explain(code: str) -> tuple[CodeMeaning, ...]:
 
 
 def pointer_to(*tokens: str | int) -> str:
-    """An RFC 6901 pointer.
+    """Return an RFC 6901 pointer.
 
     >>> pointer_to("releases", 0, "a/b")
     '/releases/0/a~1b'
@@ -124,21 +124,21 @@ def pointer_to(*tokens: str | int) -> str:
 
 
 def conflict(pointer: str, message: str, remedy: str) -> Reason:
-    """Two fields that cannot both be meant."""
+    """Return the reason for two fields that contradict each other."""
     return Reason(code="conflict", pointer=pointer, message=message, remedy=remedy)
 
 
 def missing_field(pointer: str, message: str, remedy: str) -> Reason:
-    """A field that the others need."""
+    """Return the reason for a missing field that other fields require."""
     return Reason(code="missing_field", pointer=pointer, message=message, remedy=remedy)
 
 
 def invalid_value(pointer: str, message: str, remedy: str) -> Reason:
-    """A value that is never valid here."""
+    """Return the reason for a value that is never valid in its field."""
     return Reason(code="invalid_value", pointer=pointer, message=message, remedy=remedy)
 
 
-KNOWN_AS = {
+FIELD_SYNONYMS = {
     "lr": "learning_rate",
     "batch_size": "lot_size",
     "expected_batch_size": "lot_size",
@@ -165,69 +165,69 @@ KNOWN_AS = {
     "sgd": "dp_sgd",
     "muon": "dp_muon",
 }
-"""What other libraries call a field or a value of a plan."""
+"""The field or value of a plan by its name in other libraries."""
 MAX_REASONS = 20
-SHOWN = 80
-"""Characters of a name or a value that are repeated."""
+MAX_SHOWN_CHARACTERS = 80
+"""Characters of a name or value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of document: how it is called, its fields, and the page that lists them.
+class DocumentKind:
+    """A kind of document: its name, its fields, and the page that lists them.
 
-    ``places`` returns where in the document each field stands, by the field's name.
+    ``field_paths`` returns the path of each field in the document, by the name of the field.
     """
 
-    what: str
-    places: Callable[[], Mapping[str, str]]
+    name: str
+    field_paths: Callable[[], Mapping[str, str]]
     page: str
 
     def reasons(self, error: ValidationError, data: Any) -> tuple[Reason, ...]:
-        """The first of pydantic's errors about ``data``, each once."""
+        """Return reasons for the first errors of pydantic about ``data``."""
         errors = error.errors(include_url=False)
-        own = (details for details in errors if not _echoes(details, errors))
-        return tuple(self.reason(details, data) for details in islice(own, MAX_REASONS))
+        causes = (details for details in errors if not _is_consequence(details, errors))
+        return tuple(self.reason(details, data) for details in islice(causes, MAX_REASONS))
 
     def reason(self, details: ErrorDetails, data: Any) -> Reason:
-        """One of pydantic's errors about ``data``."""
-        details = _of_its_tag(details)
-        path = _path_in(data, details["loc"])
-        field = _field_at(path) if path else self.what.replace("a ", "the ", 1)
+        """Return the reason for one error of pydantic about ``data``."""
+        details = _tag_error_as_field_error(details)
+        path = _document_path(data, details["loc"])
+        field = _field_name(path) if path else self.name.replace("a ", "the ", 1)
         kind = details["type"]
         if kind == "extra_forbidden":
             return Reason(
                 code="unknown_field",
                 pointer=pointer_to(*path),
-                message=f"{field} is not a field of {self.what}.",
-                remedy=self._did_you_mean(path, field),
+                message=f"{field} is not a field of {self.name}.",
+                remedy=self._suggest(path, field),
             )
         if kind == "missing":
             return Reason(
                 code="missing_field",
                 pointer=pointer_to(*path),
                 message=f"{field} is missing.",
-                remedy=f"Add it; {self.page} lists what each field takes.",
+                remedy=f"Add it; {self.page} lists the values of each field.",
             )
         if kind in ("literal_error", "enum"):
-            return _one_of(path, field, details)
+            return _not_allowed(path, field, details)
         wrong_type = kind.endswith("_type") or kind.endswith("_parsing")
         return Reason(
             code="wrong_type" if wrong_type else "invalid_value",
             pointer=pointer_to(*path),
-            message=f"{field}{_rule(details)}, not {_shown(details['input'])}.",
-            remedy=f"Correct the value; {self.page} lists what each field takes.",
+            message=f"{field}{_rule(details)}, not {_format_value(details['input'])}.",
+            remedy=f"Correct the value; {self.page} lists the values of each field.",
         )
 
-    def _did_you_mean(self, path: tuple[str | int, ...], field: str) -> str:
-        places = self.places()
-        known_as = KNOWN_AS.get(field.lower(), "")
-        if field in places and known_as not in places:
-            return f"Write it as {places[field]}; {self.page} lists the fields."
-        near = [known_as] if known_as in places else difflib.get_close_matches(field, places, n=1)
+    def _suggest(self, path: tuple[str | int, ...], field: str) -> str:
+        paths = self.field_paths()
+        synonym = FIELD_SYNONYMS.get(field.lower(), "")
+        if field in paths and synonym not in paths:
+            return f"Write it as {paths[field]}; {self.page} lists the fields."
+        near = [synonym] if synonym in paths else difflib.get_close_matches(field, paths, n=1)
         if near:
             owners = [part for part in path[:-1] if isinstance(part, str)]
-            beside = ".".join([*owners, near[0]]) == places[near[0]]
-            return f"Did you mean {near[0] if beside else places[near[0]]}?"
+            is_sibling = ".".join([*owners, near[0]]) == paths[near[0]]
+            return f"Did you mean {near[0] if is_sibling else paths[near[0]]}?"
         return f"Remove it; {self.page} lists the fields."
 
 
@@ -245,18 +245,18 @@ RULES = {
     "string": "a text",
     "tuple": "a list",
 }
-"""What a field must be, by the first word of pydantic's kind of error."""
+"""The rule for a field, by the first word of pydantic's error type."""
 FORMS = {
     r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, hyphens or underscores",
     r"^[0-9a-f]{64}$": "64 digits of 0-9 and a-f",
     r"^sha256:[0-9a-f]{64}$": "sha256: and 64 digits of 0-9 and a-f",
 }
-"""What a text must be, by the pattern that it does not match."""
+"""The rule for a text, by its pattern."""
 BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
-def _of_its_tag(details: ErrorDetails) -> ErrorDetails:
-    """An error about a union's tag as one about the field that has it; others as they are."""
+def _tag_error_as_field_error(details: ErrorDetails) -> ErrorDetails:
+    """Return an error about the tag of a union as an error about the field with the tag."""
     context = details.get("ctx", {})
     field = context.get("discriminator", "").strip("'")
     if details["type"] == "union_tag_not_found":
@@ -272,15 +272,15 @@ def _of_its_tag(details: ErrorDetails) -> ErrorDetails:
     return details
 
 
-def _field_at(path: tuple[str | int, ...]) -> str:
-    """What a message calls the last of ``path``: a field, or an item of one."""
+def _field_name(path: tuple[str | int, ...]) -> str:
+    """Return the name of the last token of ``path``: a field, or an item of one."""
     if isinstance(path[-1], int) and len(path) > 1:
-        return f"{str(path[-2])[:SHOWN]}[{path[-1]}]"
-    return str(path[-1])[:SHOWN]
+        return f"{str(path[-2])[:MAX_SHOWN_CHARACTERS]}[{path[-1]}]"
+    return str(path[-1])[:MAX_SHOWN_CHARACTERS]
 
 
 def _rule(details: ErrorDetails) -> str:
-    """What the field must be, in the words of a plan and not of its validator."""
+    """Return the rule that the field violates, in the vocabulary of a plan."""
     kind, context = details["type"], details.get("ctx", {})
     for bound, words in BOUNDS.items():
         if bound in context:
@@ -290,69 +290,69 @@ def _rule(details: ErrorDetails) -> str:
         return f" must be {form}" if form else f" must match the pattern {context['pattern']}"
     for limit, words in (("min_length", "at least"), ("max_length", "at most")):
         if limit in context:
-            return f" must have {words} {_parts(kind, context[limit])}"
+            return f" must have {words} {_count_parts(kind, context[limit])}"
     rule = RULES.get(kind.partition("_")[0])
     message = details["msg"]
     return f": {message[0].lower()}{message[1:]}" if rule is None else f" must be {rule}"
 
 
-def _parts(kind: str, count: int) -> str:
+def _count_parts(kind: str, count: int) -> str:
     part = "character" if kind.startswith("string") else "item"
     return f"{count} {part}{'' if count == 1 else 's'}"
 
 
-def _shown(value: Any) -> str:
-    """A refused value, as a document writes it, cut where it is long."""
+def _format_value(value: Any) -> str:
+    """Return a refused value as in a document, truncated if it is long."""
     if isinstance(value, dict | list | tuple):
         kind = "mapping" if isinstance(value, dict) else "list"
         return f"a {kind} of {len(value)}" if value else f"an empty {kind}"
     words = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
-def _one_of(path: tuple[str | int, ...], field: str, details: ErrorDetails) -> Reason:
-    """A value that is none of those that the field takes."""
+def _not_allowed(path: tuple[str | int, ...], field: str, details: ErrorDetails) -> Reason:
+    """Return the reason for a value that is none of the choices."""
     choices = re.findall(r"'([^']+)'", details.get("ctx", {}).get("expected", ""))
     value = details["input"]
     text = value.lower() if isinstance(value, str) else ""
-    known_as = KNOWN_AS.get(text, "")
-    near = [known_as] if known_as in choices else difflib.get_close_matches(text, choices, n=1)
-    taken = f"Use one of {', '.join(choices)}." if len(choices) > 1 else f"Write {choices[0]}."
+    synonym = FIELD_SYNONYMS.get(text, "")
+    near = [synonym] if synonym in choices else difflib.get_close_matches(text, choices, n=1)
+    remedy = f"Use one of {', '.join(choices)}." if len(choices) > 1 else f"Write {choices[0]}."
     return Reason(
         code="invalid_value",
         pointer=pointer_to(*path),
-        message=f"{field} is {_shown(value)}, which is not an allowed value.",
-        remedy=f"Did you mean {near[0]}? {taken}" if near else taken,
+        message=f"{field} is {_format_value(value)}, which is not an allowed value.",
+        remedy=f"Did you mean {near[0]}? {remedy}" if near else remedy,
     )
 
 
-def _echoes(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
-    """Whether a list is called too short only because an item of it was already refused."""
+def _is_consequence(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
+    """Whether a list is too short only because one of its items was refused."""
     loc = details["loc"]
     return details["type"] == "too_short" and any(
         len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors
     )
 
 
-def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """pydantic's location as a path in the document.
+def _document_path(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Return pydantic's location as a path in the document.
 
-    The location also names the variant of a union, and the phase that a plan of one phase
-    leaves out; neither is in the document, so a token that leads nowhere is dropped, unless
-    it is the last one (a field that is missing).
+    The location also names the variant of a union, and the phase that a plan of one phase omits.
+    Neither is in the document, so tokens that do not exist are dropped, except for the last one
+    (a missing field).
     """
     if loc[:2] == ("phases", 0) and isinstance(data, dict) and "phases" not in data:
         loc = loc[2:]
     path: list[str | int] = []
     node = data
-    for place, token in enumerate(loc):
-        inside = (isinstance(node, dict) and token in node) or (
+    for position, token in enumerate(loc):
+        exists = (isinstance(node, dict) and token in node) or (
             isinstance(node, list) and isinstance(token, int) and token < len(node)
         )
-        if inside:
+        if exists:
             node = node[token]
             path.append(token)
-        elif place == len(loc) - 1 and isinstance(node, dict) and token != "[key]":
+        elif position == len(loc) - 1 and isinstance(node, dict) and token != "[key]":
             path.append(token)
     return tuple(path)

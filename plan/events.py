@@ -1,35 +1,35 @@
-"""Privacy events: what a plan releases, as data that every accountant can read.
+"""Privacy events: the releases of a plan, as data that every accountant can read.
 
-A mechanism lowers a plan to one ``Event``; an accountant turns the event into a privacy
-curve. The union is closed: a new kind of event is added here, and ``assert_never`` in
-each accountant makes the type checker list the places to visit.
+A mechanism lowers a plan to one ``Event``, and an accountant turns the event into a privacy curve.
+The union is closed: a new kind of event is added here, and ``assert_never`` in each accountant
+makes the type checker list the places to update.
 
-Rules that every event keeps:
+Rules for every event:
 
-* Events are frozen and valid at construction. Sensitivities are already folded in: the
-  ``noise_multiplier`` of a ``Gaussian`` is the standard deviation of the noise over the l2
-  distance between the means of the two hypotheses. That of a subsampled leaf is over the clip
-  norm, and its pair says how far apart the means are. No accountant ever multiplies by two.
-* A leaf stands for **one** release. Only ``Repeated`` carries a count, and only the one
-  traversal (``affidavit.accountants.composition``) reads it.
-* The steps of a composition may be chosen adaptively, one after the other.
+* Events are frozen and valid at construction. Sensitivities are folded in: the
+  ``noise_multiplier`` of a ``Gaussian`` is the standard deviation of the noise over the l2 distance
+  between the means of the two hypotheses. For a subsampled leaf it is over the clip norm, and the
+  pair says how far apart the means are. No accountant multiplies by two.
+* A leaf stands for **one** release. Only ``Repeated`` has a count, which only the traversal
+  (``affidavit.accountants.composition``) reads.
+* The steps of a composition may be chosen adaptively.
 
 >>> event = Composed(events=(Repeated(event=Gaussian(noise_multiplier=2.0), count=3),))
 >>> event.events[0].count
 3
 
-References: dp_accounting's ``dp_event`` module for the idea of events as data;
-Zhu, Dong and Wang, "Optimal Accounting of Differential Privacy via Characteristic
-Function", arXiv:2106.08567, for dominating pairs; Dong, Roth and Su, arXiv:1905.02383, for μ.
-
-``event_document`` and ``parse_event`` write an event as JSON data and read it back, so that
-what was accounted can be accounted again.
+``event_document`` and ``parse_event`` convert an event to JSON data and back, so that accounting
+can be repeated.
 
 >>> event = Repeated(event=Gaussian(noise_multiplier=2.0), count=3)
 >>> event_document(event)
 {'kind': 'Repeated', 'event': {'kind': 'Gaussian', 'noise_multiplier': 2.0}, 'count': 3}
 >>> parse_event(event_document(event)) == event
 True
+
+References: dp_accounting's ``dp_event`` module for events as data; Zhu, Dong and Wang, "Optimal
+Accounting of Differential Privacy via Characteristic Function", arXiv:2106.08567, for dominating
+pairs; Dong, Roth and Su, arXiv:1905.02383, for μ.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 Neighbours = Literal["add_remove", "replace_one", "zero_out"]
-"""The adjacency that a leaf stands for, where its bound differs between all three."""
+"""The adjacency of a leaf whose bound differs between all three."""
 
 SubsampledPair = Literal["add_remove", "replace_one"]
-"""Which dominating pair a subsampled leaf stands for.
+"""The dominating pair of a subsampled leaf.
 
 ``add_remove``: the two orders of ((1-q) N(0) + q N(1), N(0)); it also serves
 ``zero_out``. ``replace_one``: the two orders of
@@ -53,8 +53,8 @@ SubsampledPair = Literal["add_remove", "replace_one"]
 """
 
 
-class _Checked:
-    """What every event checks of the fields that it has, and that have one meaning everywhere."""
+class _Validated:
+    """Validates the fields that have the same meaning in every event."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class _Checked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gaussian(_Checked):
+class Gaussian(_Validated):
     """One Gaussian release; N(0, σ²) against N(1, σ²).
 
     ``noise_multiplier`` is σ, the noise standard deviation over the l2 sensitivity under
@@ -84,7 +84,7 @@ class Gaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Laplace(_Checked):
+class Laplace(_Validated):
     """One Laplace release; Lap(0, s) against Lap(1, s), which is (1/s, 0)-DP.
 
     ``noise_multiplier`` is s, the scale of the noise over the l1 sensitivity under the
@@ -95,7 +95,7 @@ class Laplace(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoissonSubsampledGaussian(_Checked):
+class PoissonSubsampledGaussian(_Validated):
     """One Gaussian release on a Poisson sample; probability q in (0, 1).
 
     ``noise_multiplier`` is the noise standard deviation over the clip norm, for both
@@ -109,15 +109,16 @@ class PoissonSubsampledGaussian(_Checked):
 
 
 MAX_RECORDS = 200
-"""Records of one user whose draws are counted one by one."""
+"""Records of one user up to which draws are counted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoissonSampledGroupGaussian(_Checked):
-    """One Gaussian release on a Poisson sample of records, of which one user has ``records``.
+class PoissonSampledGroupGaussian(_Validated):
+    """One Gaussian release on a Poisson sample of records, ``records`` of them of one user.
 
-    With K binomial of ``records`` draws at q, in units of the clip norm, over which
-    ``noise_multiplier`` is the noise standard deviation, ``pair`` names the dominating pair:
+    K, the number of the user's records in the sample, is binomial with ``records`` draws at q. In
+    units of the clip norm, with ``noise_multiplier`` the noise standard deviation over it, the
+    dominating ``pair`` is
 
     * ``add_remove``: the two orders of (Σ_k P(K = k) N(k), N(0)). It also serves zero_out;
     * ``replace_one``: (Σ_k P(K = k) N(k), Σ_k P(K = k) N(-k)).
@@ -132,17 +133,18 @@ class PoissonSampledGroupGaussian(_Checked):
 
 
 MAX_WEIGHTS = 512
-"""Weights of one mixture."""
+"""Maximum number of weights of a mixture."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianMixture(_Checked):
+class GaussianMixture(_Validated):
     """One Gaussian release that one record moves by k units with probability ``weights``[k].
 
-    The two orders of (Σ_k weights[k] N(k), N(0)) or, where ``pair`` is ``replace_one``,
-    (Σ_k weights[k] N(k), Σ_k weights[k] N(-k)), ``noise_multiplier`` the noise standard deviation
-    over the unit. The weights are positive and add up to one. A record may move it further with
-    the probability ``conceded``, which adds to δ. Source: docs/theorems/group-sampling.md.
+    The two orders of (Σ_k weights[k] N(k), N(0)) or, for the pair ``replace_one``,
+    (Σ_k weights[k] N(k), Σ_k weights[k] N(-k)), with ``noise_multiplier`` the noise standard
+    deviation over the unit. The weights are positive and add up to one. With probability
+    ``conceded``, which adds to δ, a record moves it further. Source:
+    docs/theorems/group-sampling.md.
     """
 
     weights: tuple[float, ...]
@@ -151,7 +153,7 @@ class GaussianMixture(_Checked):
     pair: SubsampledPair = "add_remove"
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if not 2 <= len(self.weights) <= MAX_WEIGHTS:
             raise ValueError(f"a mixture has 2 to {MAX_WEIGHTS} weights, got {len(self.weights)}")
         if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= 1e-15):
@@ -161,13 +163,13 @@ class GaussianMixture(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithoutReplacementGaussian(_Checked):
+class WithoutReplacementGaussian(_Validated):
     """One Gaussian release on a uniform sample of fixed size, under replace_one.
 
     The two orders of ((1-γ) N(0) + γ N(2), N(0)) in units of the clip norm, with
-    γ = ``sample_size`` / ``dataset_size`` and ``noise_multiplier`` the noise standard
-    deviation over the clip norm (not over the replacement distance of 2). Both sizes are in
-    records. Source: docs/theorems/without-replacement.md.
+    γ = ``sample_size`` / ``dataset_size``, both in records, and ``noise_multiplier`` the noise
+    standard deviation over the clip norm (not over the replacement distance of 2). Source:
+    docs/theorems/without-replacement.md.
     """
 
     dataset_size: int
@@ -175,7 +177,7 @@ class WithoutReplacementGaussian(_Checked):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if not 0 < self.sample_size < self.dataset_size:
             raise ValueError(
                 "sample_size must lie strictly between 0 and dataset_size, got "
@@ -184,8 +186,8 @@ class WithoutReplacementGaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithoutReplacementGroupGaussian(_Checked):
-    """As ``WithoutReplacementGaussian``, where one user has at most ``records`` records.
+class WithoutReplacementGroupGaussian(_Validated):
+    """``WithoutReplacementGaussian`` for users with at most ``records`` records.
 
     Neighbours differ in all records of one user. K of them are drawn, K hypergeometric, and move
     the sum by at most 2K clip norms. Source: docs/theorems/without-replacement.md.
@@ -197,7 +199,7 @@ class WithoutReplacementGroupGaussian(_Checked):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if not 0 < self.sample_size < self.dataset_size or self.records > self.dataset_size:
             raise ValueError(
                 "sample_size must lie strictly between 0 and dataset_size, and records not above "
@@ -206,13 +208,13 @@ class WithoutReplacementGroupGaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TruncatedPoissonGaussian(_Checked):
-    """One Gaussian release on a Poisson sample that is cut to a largest lot, uniformly.
+class TruncatedPoissonGaussian(_Validated):
+    """One Gaussian release on a Poisson sample that is truncated to a largest lot, uniformly.
 
-    Of a data set of at most ``dataset_size`` records each enters the sample with
-    ``sampling_probability``; a sample above ``max_lot_size`` is replaced by a uniformly
-    random part of it of that size. ``noise_multiplier`` is the noise standard deviation
-    over the clip norm. Source: docs/theorems/truncated-poisson.md.
+    Each of at most ``dataset_size`` records enters the sample with ``sampling_probability``. A
+    sample above ``max_lot_size`` is replaced by a uniformly random subset of that size.
+    ``noise_multiplier`` is the noise standard deviation over the clip norm. Source:
+    docs/theorems/truncated-poisson.md.
     """
 
     dataset_size: int
@@ -222,7 +224,7 @@ class TruncatedPoissonGaussian(_Checked):
     neighbours: Neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if not 0 < self.max_lot_size <= self.dataset_size:
             raise ValueError(
                 "max_lot_size must lie between 1 and dataset_size, got "
@@ -231,8 +233,8 @@ class TruncatedPoissonGaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TruncatedPoissonGroupGaussian(_Checked):
-    """As ``TruncatedPoissonGaussian``, where one user has at most ``records`` records.
+class TruncatedPoissonGroupGaussian(_Validated):
+    """``TruncatedPoissonGaussian`` for users with at most ``records`` records.
 
     Neighbours differ in all records of one user. Source: docs/theorems/truncated-poisson.md.
     """
@@ -245,7 +247,7 @@ class TruncatedPoissonGroupGaussian(_Checked):
     neighbours: Neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if self.neighbours != "add_remove" and self.records > self.dataset_size:
             raise ValueError(
                 f"records must not be above dataset_size, got {self.records} of {self.dataset_size}"
@@ -258,17 +260,17 @@ class TruncatedPoissonGroupGaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomAllocationGaussian(_Checked):
-    """A record thrown into one of ``bins`` bins, uniformly, and one Gaussian release a bin.
+class RandomAllocationGaussian(_Validated):
+    """A record in one of ``bins`` bins, uniformly random, and one Gaussian release per bin.
 
     The two orders of (1/b Σ_i N(e_i, σ² I_b), N(0, σ² I_b)) in units of the clip norm;
-    ``noise_multiplier`` is σ. One leaf is the releases of all bins. It serves add_remove and
-    zero_out. Source: docs/theorems/random-allocation.md.
+    ``noise_multiplier`` is σ. One leaf stands for the releases of all bins. It serves add_remove
+    and zero_out. Source: docs/theorems/random-allocation.md.
 
-    A run that ends within a later pass of kept bins is dominated by the leaf and does not attain
-    it: ``attained_at`` is then the σ of the whole passes, and lower bounds are taken there;
-    nothing is attained where it is infinite. ``released`` is the number of bins of a pass that
-    ends before the last one; who does not use it bounds the whole pass.
+    If bins are kept and the run ends within a later pass, the leaf dominates it and is not
+    attained: ``attained_at`` is then the σ of the whole passes, used for lower bounds (infinite if
+    nothing is attained). ``released`` is the number of bins of a pass that ends early; ignoring it
+    bounds the whole pass.
     """
 
     bins: int
@@ -277,7 +279,7 @@ class RandomAllocationGaussian(_Checked):
     released: int | None = None
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if self.bins < 1:
             raise ValueError(f"bins must be at least 1, got {self.bins}")
         if self.attained_at is not None and not self.attained_at >= self.noise_multiplier:
@@ -289,10 +291,10 @@ class RandomAllocationGaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplacedAllocationGaussian(_Checked):
-    """As ``RandomAllocationGaussian``, where the record is replaced by another.
+class ReplacedAllocationGaussian(_Validated):
+    """``RandomAllocationGaussian`` for a record that is replaced by another.
 
-    (1/b Σ_i N(e_i, σ² I_b), 1/b Σ_i N(-e_i, σ² I_b)) dominates it, and no lower end rests on it.
+    It is dominated by (1/b Σ_i N(e_i, σ² I_b), 1/b Σ_i N(-e_i, σ² I_b)). No lower bound uses it.
     Source: docs/theorems/random-allocation.md.
     """
 
@@ -302,10 +304,11 @@ class ReplacedAllocationGaussian(_Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShuffledEpoch:
-    """No event but an attack: whether any sum of an epoch's ``lots`` shuffled lots is large.
+    """An attack, not an event: it tests whether any sum of an epoch's shuffled lots is large.
 
-    A record is in one of them with the chance ``drawn``. Its lot's sum is two clip norms from the
-    others' with the record, and ``without`` it so many. Source: docs/theorems/shuffled-lots.md.
+    A record is in one of the ``lots`` with probability ``drawn``. The sum of its lot differs from
+    those of the others by two clip norms with the record, and by ``without`` clip norms without
+    it. Source: docs/theorems/shuffled-lots.md.
     """
 
     lots: int
@@ -315,17 +318,16 @@ class ShuffledEpoch:
 
 
 MAX_BINS = 1024
-"""Lots per epoch for which a Gram matrix is held: a million products."""
+"""Maximum lots per epoch of a Gram matrix, which then has a million products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """The products ⟨m_i, m_j⟩ of the means that a record may add, one mean a bin.
+    """The products ⟨m_i, m_j⟩ of the means that a record may add, one mean per bin.
 
-    ``rows`` is square, symmetric and finite, in squared clip norms, its entries at least zero
-    and no smaller than the true products; a bin whose lot a short run never reaches has a
-    mean of zero.
-    ``digest`` is the sha256 of the doubles, by which matrices are told apart.
+    ``rows`` is square, symmetric and finite, in squared clip norms. Its entries are at least zero
+    and no smaller than the true products. A bin whose lot a short run never reaches has mean zero.
+    ``digest`` is the sha256 of the doubles and identifies the matrix.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -341,7 +343,7 @@ class Gram:
             raise ValueError("the products of a Gram matrix are finite and at least zero")
         if tuple(zip(*self.rows, strict=True)) != self.rows:
             raise ValueError("a Gram matrix is symmetric")
-        if all(row[place] <= 0 for place, row in enumerate(self.rows)):
+        if all(row[index] <= 0 for index, row in enumerate(self.rows)):
             raise ValueError("the diagonal of a Gram matrix is not all zero")
         doubles = b"".join(struct.pack(f"<{bins}d", *row) for row in self.rows)
         object.__setattr__(self, "digest", hashlib.sha256(doubles).hexdigest())
@@ -354,8 +356,8 @@ class Gram:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BallsInBinsGaussian(_Checked):
-    """A whole run in which each record fell into one uniformly random bin, under add_remove.
+class BallsInBinsGaussian(_Validated):
+    """A whole run in which each record is in one uniformly random bin, under add_remove.
 
     The two orders of (1/b Σ_i N(m_i, σ² I), N(0, σ² I)), i = 1..b: bin i is the record's lot
     of every epoch, m_i the sum of the columns of the strategy at that lot's steps, and
@@ -404,11 +406,11 @@ class Composed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatAndSelect:
-    """``event`` run K times, independently of each other, and only the best output released.
+    """``event`` run K times independently, with only the best output released.
 
     K does not depend on the data. ``shape`` η in [0, inf) is the truncated negative binomial
     with mean ``mean`` (η = 1 geometric, η = 0 logarithmic); η = inf is Poisson with that
-    mean. The score by which runs are compared is part of ``event``'s output.
+    mean. The score that selects the best run is part of the output of ``event``.
     Source: Papernot and Steinke, arXiv:2110.03620, Definitions 1 and 5.
     """
 
@@ -425,25 +427,25 @@ class RepeatAndSelect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EitherBound:
-    """A run that each of the ``events``, two or more, bounds from above, whichever costs least.
+    """A run that each of the ``events`` bounds from above, two or more.
 
-    Accountants know the first; ``alternatives`` are for those that can tell which is least. Where
-    events are what a record attains, it attains each, and the first seems to cost most.
+    Accountants read the first; ``alternatives`` are for those that can find the cheapest. If the
+    events are attained, a record attains each of them, and the first is estimated to cost most.
     """
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampledColumns(_Checked):
-    """A whole run into which one record is drawn step by step, with add_remove or zero_out.
+class SampledColumns(_Validated):
+    """A whole run that samples one record step by step, for add_remove or zero_out.
 
-    It takes part in a step with ``sampling_probability``, up to the rounding of a double, and then
-    in none of the next ``separation`` - 1. In step i it moves the run by the column c_i of the
-    strategy, and two columns that are d steps apart have a product ⟨|c_i|, |c_j|⟩ of at most
-    ``products``[d] squared clip norms, or of zero beyond. ``noise_multiplier`` is the noise
-    standard deviation over the clip norm. It bounds one order of its two hypotheses, that in which
-    the record is there. Source: docs/theorems/correlated-noise.md, Theorem 16.
+    The record takes part in a step with ``sampling_probability``, up to the rounding of a double,
+    and then in none of the next ``separation`` - 1. In step i it moves the run by the column c_i of
+    the strategy. Two columns d steps apart have a product ⟨|c_i|, |c_j|⟩ of at most
+    ``products``[d] squared clip norms, zero beyond. ``noise_multiplier`` is the noise standard
+    deviation over the clip norm. It bounds the order of hypotheses in which the record is present.
+    Source: docs/theorems/correlated-noise.md, Theorem 16.
     """
 
     products: tuple[float, ...]
@@ -453,7 +455,7 @@ class SampledColumns(_Checked):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Validated.__post_init__(self)
         if not self.products or not all(0 <= product < math.inf for product in self.products):
             raise ValueError("products must be finite and not negative, and at least one")
         if self.separation < 1 or self.steps < 1:
@@ -462,7 +464,7 @@ class SampledColumns(_Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainOfNeighbours:
-    """A run on two data sets so many ``links`` apart, of which each costs at most ``event``."""
+    """A run on data sets that are ``links`` apart, where each link costs at most ``event``."""
 
     event: Event
     links: int
@@ -478,56 +480,56 @@ Event = (
 
 
 def alternatives(event: Event) -> tuple[Event, ...]:
-    """``event``, or the events that each bound it, where it has any ``EitherBound`` in it.
+    """Return the events that each bound ``event``, one per choice from its ``EitherBound``.
 
-    A chain in one of them is around all of it: what is beside the chain costs its whole each link.
-    Bounds of its neighbours stay in it, because each link may have another.
+    A chain in one of them encloses the whole event, and the rest of the event then costs its whole
+    for each link. Bounds inside a chain stay, because each link may have another.
     """
-    chosen = (_chosen(event, which) for which in range(_most_bounds(event)))
-    return tuple(dict.fromkeys(map(_around_chains, chosen)))
+    chosen = (_choose_bound(event, choice) for choice in range(_count_bounds(event)))
+    return tuple(dict.fromkeys(map(_enclose_in_chain, chosen)))
 
 
-def _around_chains(event: Event) -> Event:
-    inner, links = _without_chains(event)
+def _enclose_in_chain(event: Event) -> Event:
+    inner, links = _split_chain(event)
     return event if inner == event else ChainOfNeighbours(event=inner, links=links)
 
 
-def _without_chains(event: Event) -> tuple[Event, int]:
-    """``event`` of one link of the longest chain in it, and how long that is; 1 without any."""
+def _split_chain(event: Event) -> tuple[Event, int]:
+    """Return the event of one link, and the length of the longest chain (1 without a chain)."""
     match event:
         case ChainOfNeighbours(event=inner, links=links):
             return inner, links
         case Repeated(event=inner) | RepeatAndSelect(event=inner):
-            one, links = _without_chains(inner)
+            one, links = _split_chain(inner)
             return replace(event, event=one), links
         case Composed(events=events) if events:
-            ones, numbers = zip(*map(_without_chains, events), strict=True)
+            ones, numbers = zip(*map(_split_chain, events), strict=True)
             return Composed(events=ones), max(numbers)
         case _:
             return event, 1
 
 
-def _most_bounds(event: Event) -> int:
+def _count_bounds(event: Event) -> int:
     match event:
         case EitherBound(events=events):
             return len(events)
         case Repeated(event=inner) | RepeatAndSelect(event=inner):
-            return _most_bounds(inner)
+            return _count_bounds(inner)
         case Composed(events=events):
-            return max(map(_most_bounds, events), default=1)
+            return max(map(_count_bounds, events), default=1)
         case _:
             return 1
 
 
-def _chosen(event: Event, which: int) -> Event:
+def _choose_bound(event: Event, choice: int) -> Event:
     match event:
         case EitherBound(events=events):
-            # Parts that have fewer bounds begin again with their first.
-            return events[which % len(events)]
+            # Parts with fewer bounds start over with their first.
+            return events[choice % len(events)]
         case Repeated(event=inner) | RepeatAndSelect(event=inner):
-            return replace(event, event=_chosen(inner, which))
+            return replace(event, event=_choose_bound(inner, choice))
         case Composed(events=events):
-            return Composed(events=tuple(_chosen(part, which) for part in events))
+            return Composed(events=tuple(_choose_bound(part, choice) for part in events))
         case _:
             return event
 
@@ -536,14 +538,14 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def event_document(event: Event) -> dict[str, Any]:
-    """``event`` as JSON data; an infinite number is written as a string."""
-    values = {field.name: _written(getattr(event, field.name)) for field in fields(event)}
+    """Return ``event`` as JSON data; infinity is a string."""
+    values = {field.name: _to_json(getattr(event, field.name)) for field in fields(event)}
     return {"kind": type(event).__name__, **values}
 
 
 def parse_event(document: Mapping[str, Any]) -> Event:
-    """The event of ``event_document``; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
-    provided = {name: _read(value) for name, value in document.items()}
+    """Parse an ``event_document``; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+    provided = {name: _from_json(value) for name, value in document.items()}
     kind = provided.pop("kind")
     if kind not in _KINDS:
         raise ValueError(f"{kind!r} is not a kind of event")
@@ -553,19 +555,19 @@ def parse_event(document: Mapping[str, Any]) -> Event:
     return result
 
 
-def _written(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Gram):
-        return _written(value.rows)
+        return _to_json(value.rows)
     if isinstance(value, tuple):
-        return [_written(item) for item in value]
+        return [_to_json(item) for item in value]
     if type(value).__name__ in _KINDS:
         return event_document(value)
     return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
-def _read(value: Any) -> Any:
+def _from_json(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_read(item) for item in value)
+        return tuple(_from_json(item) for item in value)
     if isinstance(value, dict):
         return parse_event(value)
     return math.inf if value == "Infinity" else value

@@ -1,4 +1,4 @@
-"""Extensions: what installed packages add by entry points.
+"""Extensions: additions of installed packages by entry points.
 
 ==========================  ==========================  ====================================
 group                       name of the entry point     object
@@ -9,8 +9,7 @@ group                       name of the entry point     object
 ``affidavit.optimizers``    an ``optimizer.name``       a class: the trainer's ``DPOptimizer``
 ==========================  ==========================  ====================================
 
-A package is loaded when what it adds is first used, not before. Names that this package
-defines cannot be taken.
+A package is loaded when its extension is first used. It cannot redefine names of this package.
 
 References: https://packaging.python.org/en/latest/specifications/entry-points/
 """
@@ -41,21 +40,21 @@ Group = Literal[
 
 @cache
 def installed_extensions(group: Group) -> Mapping[str, EntryPoint]:
-    """The entry points of ``group`` by name."""
+    """Return the entry points of ``group`` by name."""
     return {entry_point.name: entry_point for entry_point in entry_points(group=group)}
 
 
 @cache
 def load_extension(group: Group, name: str) -> Any:
-    """What an installed package adds to ``group`` as ``name``.
+    """Return the object that an installed package registers in ``group`` as ``name``.
 
-    Raises ``KeyError`` for a name that is not installed, and what loading the package raises.
+    Raises ``KeyError`` for a name that is not installed, and any error of loading the package.
     """
     return installed_extensions(group)[name].load()
 
 
 def noise_forms() -> tuple[type[NoiseForm], ...]:
-    """``FORMS`` and the forms of installed packages, which are loaded."""
+    """Return ``FORMS`` and the forms of installed packages, which are loaded."""
     extensions = (load_extension("affidavit.strategies", name) for name in _installed_kinds())
     return (*FORMS, *dict.fromkeys(extensions))
 
@@ -65,7 +64,7 @@ def _installed_kinds() -> list[str]:
 
 
 class _InstalledForms:
-    """Validates a kind of an installed package by that package's form."""
+    """Validates a kind of an installed package with the form of that package."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -86,8 +85,8 @@ class _InstalledForms:
         if isinstance(value, NoiseForm):
             return value
         kind = value.get("kind") if isinstance(value, dict) else None
-        own = not isinstance(kind, str) or kind in NOISE_KINDS
-        if not own and kind in installed_extensions("affidavit.strategies"):
+        is_builtin = not isinstance(kind, str) or kind in NOISE_KINDS
+        if not is_builtin and kind in installed_extensions("affidavit.strategies"):
             return load_extension("affidavit.strategies", kind).model_validate(value)
         return handler(value)
 

@@ -1,10 +1,10 @@
-"""Plans from keywords: each field of a plan by its own name, wherever it stands.
+"""Plans from keywords: each field of a plan by its own name.
 
 >>> document = with_fields({"version": 1}, sampling="poisson", lot_size=256, delta=1e-5)
 >>> document["sampling"], document["target"]
 ({'scheme': 'poisson', 'lot_size': 256}, {'delta': 1e-05})
 
-A field that several places share is set in all of them: ``noise_multiplier`` in every release,
+A field that occurs in several places is set in all of them: ``noise_multiplier`` in every release,
 ``steps`` in every phase. Fields that exclude each other replace each other.
 """
 
@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from affidavit.plan.diagnostics import KNOWN_AS, MalformedPlan, pointer_to
+from affidavit.plan.diagnostics import FIELD_SYNONYMS, MalformedPlan, pointer_to
 from affidavit.plan.document import (
     Adjacency,
     Allocation,
@@ -31,12 +31,12 @@ from affidavit.plan.optimizer import Optimizer
 
 
 class PlanFields(TypedDict, total=False):
-    """The fields that have a name of their own.
+    """The fields of a plan that have a unique name.
 
     ``epsilon`` is in nats, ``delta`` and ``probability`` are probabilities, ``clip_norm`` is in
     l2, ``noise_multiplier`` is the noise standard deviation over the clip norm and ``noise_std``
-    that standard deviation, both on the sum. ``size`` and ``lot_size`` are in records. None asks
-    for ``steps``, ``lot_size`` or ``probability``; noise is asked for by leaving it out.
+    that standard deviation, both on the sum. ``size`` and ``lot_size`` are in records. None solves
+    for ``steps``, ``lot_size`` or ``probability``; noise is solved for where it is left out.
     """
 
     name: str
@@ -121,9 +121,9 @@ _REPLACES = {
 
 
 def with_fields(document: Mapping[str, Any], /, **fields: Any) -> dict[str, Any]:
-    """A copy of the plan ``document`` with each of ``fields`` set; None unsets a noise or a target.
+    """Return a copy of the plan ``document`` with ``fields`` set; None unsets noise or a target.
 
-    Raises ``MalformedPlan`` for a name that no field has.
+    Raises ``MalformedPlan`` for an unknown name.
     """
     result = copy.deepcopy(dict(document))
     phases: list[dict[str, Any]] = result.get("phases", [result])
@@ -152,7 +152,7 @@ def with_fields(document: Mapping[str, Any], /, **fields: Any) -> dict[str, Any]
 
 
 def _set_part(whole: dict[str, Any], part: str, field: str, value: Any) -> None:
-    """Set a field of a part of the document, or the whole part where its own name is set."""
+    """Set a field of a part of the document, or the whole part if ``value`` is a mapping."""
     if isinstance(value, Mapping) and field in ("name", "scheme", ""):
         whole[part] = dict(value)
     else:
@@ -170,7 +170,11 @@ def _set(part: dict[str, Any], field: str, value: Any) -> None:
 
 def _unknown(name: str) -> MalformedPlan:
     names = sorted(PlanFields.__annotations__)
-    near = [KNOWN_AS[name]] if name in KNOWN_AS else difflib.get_close_matches(name, names, n=1)
+    near = (
+        [FIELD_SYNONYMS[name]]
+        if name in FIELD_SYNONYMS
+        else difflib.get_close_matches(name, names, n=1)
+    )
     return MalformedPlan.with_reason(
         code="unknown_field",
         pointer=pointer_to(name),

@@ -1,12 +1,11 @@
 """The optimiser of a plan: its name and its public hyperparameters.
 
-Almost all of these act on released values and cost nothing (post-processing). Those that
-change the guarantee, or decide whether there is one, are few and are marked below:
-``combine`` and ``noise_divisor`` (DP-DiSK), ``error_clip_norm`` and ``pre_clip_norm``
-(DP-Dice). A field that the optimiser does not have is refused: a value that nothing reads
-would be taken for one that something does.
+Most hyperparameters act on released values and are post-processing. ``GUARANTEE_FIELDS`` are the
+few that change the guarantee or decide whether there is one: ``combine`` and ``noise_divisor``
+(DP-DiSK), ``error_clip_norm`` and ``pre_clip_norm`` (DP-Dice). A field that the optimiser does not
+have is refused, because a reader could take it for one that has an effect.
 
->>> sorted(OPTIMIZER_FIELDS["dp_muon"] - EVERYWHERE)
+>>> sorted(OPTIMIZER_FIELDS["dp_muon"] - COMMON_FIELDS)
 ['auxiliary_learning_rate', 'beta1', 'beta2', 'momentum', 'newton_schulz_degree', \
 'newton_schulz_start', 'newton_schulz_steps']
 """
@@ -56,9 +55,9 @@ NonNegative = Annotated[Real, Field(ge=0)]
 class Denoise(StrictModel):
     """Singular-value shrinkage of each released mean before the optimiser reads it.
 
-    It acts where the largest singular value exceeds ``threshold`` σ'(√n + √m), σ' the
-    noise standard deviation of the released mean. Source: "Sample-efficient DP fine-tuning via
-    gradient matrix denoising".
+    It applies if the largest singular value exceeds ``threshold`` σ'(√n + √m), with σ' the noise
+    standard deviation of the released mean. Source: "Sample-efficient DP fine-tuning via gradient
+    matrix denoising".
     """
 
     threshold: Annotated[
@@ -68,7 +67,7 @@ class Denoise(StrictModel):
 
 
 class _InstalledNames:
-    """Accepts the optimisers of installed packages beside those of this one."""
+    """Accepts the optimisers of installed packages as well."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -95,18 +94,18 @@ class _InstalledNames:
         return handler(value)
 
 
-def _switch(value: Any) -> Any:
-    """``true`` is the published threshold and ``false`` is no denoising."""
+def _expand_switch(value: Any) -> Any:
+    """Read ``true`` as the published threshold and ``false`` as no denoising."""
     if isinstance(value, bool):
         return {} if value else None
     return value
 
 
 class Optimizer(StrictModel):
-    """What is done with the noisy releases; public parameters only.
+    """The optimiser and its public hyperparameters.
 
     ``combine``, ``noise_divisor``, ``error_clip_norm`` (C₂, l2, on the mean) and
-    ``pre_clip_norm`` (G, l2) change what is certified; the others are post-processing.
+    ``pre_clip_norm`` (G, l2) change the guarantee; the others are post-processing.
     """
 
     name: Annotated[OptimizerName, _InstalledNames()] = "dp_sgd"
@@ -168,17 +167,17 @@ class Optimizer(StrictModel):
     ] = None
     denoise: Annotated[
         Denoise | None,
-        BeforeValidator(_switch, json_schema_input_type=Denoise | bool | None),
+        BeforeValidator(_expand_switch, json_schema_input_type=Denoise | bool | None),
         Field(description="singular-value shrinkage of the released means"),
     ] = None
 
 
 GUARANTEE_FIELDS = frozenset({"combine", "noise_divisor", "error_clip_norm", "pre_clip_norm"})
-"""Fields that decide what may be claimed; all others are post-processing."""
+"""Fields that change the guarantee; all others are post-processing."""
 
-EVERYWHERE = frozenset({"name", "learning_rate", "weight_decay", "denoise"})
-_SGD = EVERYWHERE | {"momentum"}
-_ADAM = EVERYWHERE | {"beta1", "beta2"}
+COMMON_FIELDS = frozenset({"name", "learning_rate", "weight_decay", "denoise"})
+_SGD = COMMON_FIELDS | {"momentum"}
+_ADAM = COMMON_FIELDS | {"beta1", "beta2"}
 _MUON = (
     _SGD
     | _ADAM
@@ -209,13 +208,13 @@ OPTIMIZER_FIELDS: dict[str, frozenset[str]] = {
     "dp_matrix_me": _SGD,
     "dp_matrix_me_lambda": _SGD,
 }
-"""The fields that each optimiser takes."""
+"""The fields of each optimiser."""
 
 assert OPTIMIZER_FIELDS.keys() == set(get_args(OptimizerName))
 
 
 def optimizer_fields(name: str) -> frozenset[str]:
-    """The fields that the optimiser ``name`` takes; an installed package says so itself."""
+    """Return the fields of the optimiser ``name``, which may be one of an installed package."""
     if name in OPTIMIZER_FIELDS:
         return OPTIMIZER_FIELDS[name]
     fields: frozenset[str] = load_extension("affidavit.mechanisms", name).takes

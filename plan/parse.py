@@ -1,4 +1,4 @@
-"""From text to a plan, or to reasons that name the field, the line and the remedy.
+"""Parsing: from text to a plan, or to reasons with the field, the line and the remedy.
 
 >>> plan = parse_plan(b'''
 ... version: 1
@@ -21,68 +21,68 @@ from typing import Any, Literal, Unpack
 
 from pydantic import ValidationError, model_validator
 
-from affidavit.plan.diagnostics import Kind, MalformedPlan, Reason, pointer_to
+from affidavit.plan.diagnostics import DocumentKind, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
 from affidavit.plan.fields import PlanFields, with_fields
 from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml
-from affidavit.plan.validators import contradictions
+from affidavit.plan.validators import find_conflicts
 
 Syntax = Literal["json", "yaml"]
 
 
 class Plan(PlanDocument):
-    """A training plan; a document with its phase's fields at the top has one phase."""
+    """A training plan. A document with the fields of a phase at the top has one phase."""
 
     @classmethod
     def dp_sgd(cls, **fields: Unpack[PlanFields]) -> Plan:
-        """A plan of DP-SGD with one release a step, clipped to 1 unless ``clip_norm`` is given.
+        """Return a plan of DP-SGD with one release per step, clipped to 1 by default.
 
-        The fields are those of ``PlanFields``, in its units. The sampling scheme and the
-        adjacency have no default, because every number rests on them. Raises ``MalformedPlan``.
+        The fields are those of ``PlanFields``, in its units. The sampling scheme and the adjacency
+        have no default, because every number depends on them. Raises ``MalformedPlan``.
 
         >>> plan = Plan.dp_sgd(adjacency="add_remove", sampling="poisson", size=60000,
         ...     lot_size=256, epochs=15, noise_multiplier=1.1, delta=1e-5)
         >>> plan.phases[0].releases[0].clip_norm
         1.0
         """
-        return _built("dp_sgd", {"all": 1}, fields)
+        return _build("dp_sgd", {"all": 1}, fields)
 
     @classmethod
     def dp_adam(cls, **fields: Unpack[PlanFields]) -> Plan:
-        """A plan of DP-Adam, as ``dp_sgd``; raises ``MalformedPlan``."""
-        return _built("dp_adam", {"all": 1}, fields)
+        """Return a plan of DP-Adam, like ``dp_sgd``; raises ``MalformedPlan``."""
+        return _build("dp_adam", {"all": 1}, fields)
 
     @classmethod
     def dp_muon(cls, *, blocks: int | Mapping[str, int], **fields: Unpack[PlanFields]) -> Plan:
-        """A plan of DP-Muon, whose ``blocks`` of a step are clipped and noised each by itself.
+        """Return a plan of DP-Muon, which clips and noises each block of a step by itself.
 
-        ``blocks`` is their number, or a number for each name. Other fields as in ``dp_sgd``;
-        ``clip_norm`` and ``noise_multiplier`` are those of every block. Raises ``MalformedPlan``.
+        ``blocks`` is their number, or a number for each name. Other fields are as in ``dp_sgd``;
+        ``clip_norm`` and ``noise_multiplier`` apply to every block. Raises ``MalformedPlan``.
         """
-        return _built("dp_muon", {"all": blocks} if isinstance(blocks, int) else blocks, fields)
+        return _build("dp_muon", {"all": blocks} if isinstance(blocks, int) else blocks, fields)
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Plan:
-        if reasons := contradictions(self):
+    def _validate_consistency(self) -> Plan:
+        if reasons := find_conflicts(self):
             raise MalformedPlan(*reasons)
         return self
 
 
-def _built(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Plan:
+def _build(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Plan:
     releases = [{"name": name, "count": count, "clip_norm": 1.0} for name, count in counts.items()]
     start = {"version": 1, "optimizer": {"name": optimizer}, "releases": releases}
     return plan_from(with_fields(start, **fields))
 
 
 def syntax_of(name: str, raw: bytes) -> Syntax:
-    """The syntax of a file by its suffix, or by its first character when it has none."""
+    """Return the syntax of a file by its suffix, or else by its first character."""
     if name.endswith((".yaml", ".yml")):
         return "yaml"
     return "json" if name.endswith(".json") or raw.lstrip()[:1] in (b"{", b"[") else "yaml"
 
 
 def parse_plan(raw: bytes, syntax: Syntax) -> Plan:
-    """The plan that ``raw`` says; raises ``MalformedPlan`` with every reason found."""
+    """Parse a plan; raises ``MalformedPlan`` with every reason."""
     document = load_yaml(raw) if syntax == "yaml" else load_json(raw)
     try:
         return plan_from(document.data)
@@ -91,12 +91,12 @@ def parse_plan(raw: bytes, syntax: Syntax) -> Plan:
 
 
 def locate_in_text(reasons: tuple[Reason, ...], raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
-    """``reasons`` about an accepted plan, with line and column in the text it came from."""
+    """Return ``reasons`` about an accepted plan with their line and column in its text."""
     return locate_in_document(reasons, load_yaml(raw) if syntax == "yaml" else load_json(raw))
 
 
 def plan_from(data: Any) -> Plan:
-    """The plan of an already loaded tree; raises ``MalformedPlan`` without positions."""
+    """Return the plan of parsed ``data``; raises ``MalformedPlan`` without positions."""
     if not isinstance(data, dict):
         raise MalformedPlan.with_reason(
             code="wrong_type",
@@ -116,39 +116,41 @@ def plan_from(data: Any) -> Plan:
         raise MalformedPlan(*_PLAN.reasons(error, data)) from None
 
 
-def locate_in_document(reasons: tuple[Reason, ...], places: Document) -> tuple[Reason, ...]:
-    """``reasons`` with the line and column of their pointers in ``places``."""
+def locate_in_document(reasons: tuple[Reason, ...], document: Document) -> tuple[Reason, ...]:
+    """Return ``reasons`` with the line and column of their pointers in ``document``."""
     return tuple(
-        reason if reason.line is not None else places.locate(reason, _path_of(reason.pointer))
+        reason
+        if reason.line is not None
+        else document.locate(reason, _split_pointer(reason.pointer))
         for reason in reasons
     )
 
 
-def _path_of(pointer: str) -> Path:
+def _split_pointer(pointer: str) -> Path:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
 
 
 @cache
-def _places() -> dict[str, str]:
-    """Where each field of a plan stands: ``sampling.scheme``; the outermost where several do."""
+def _field_paths() -> dict[str, str]:
+    """Return the path of each field of a plan, such as ``sampling.scheme``, the outermost first."""
     schema = Plan.model_json_schema(ref_template="{model}")
     parts: dict[str, Any] = schema["$defs"]
-    places: dict[str, str] = {}
+    paths: dict[str, str] = {}
     level = [("", parts["Phase"]), ("", schema)]
     while level:
         deeper: list[tuple[str, Any]] = []
         for prefix, part in level:
             for name, field in part.get("properties", {}).items():
-                if name not in places:
-                    places[name] = prefix + name
+                if name not in paths:
+                    paths[name] = prefix + name
                     below = referenced_models(field)
                     deeper += [(f"{prefix}{name}.", parts[reference]) for reference in below]
         level = deeper
-    return places
+    return paths
 
 
 def referenced_models(schema: Any) -> list[str]:
-    """The names of the models that a part of a schema refers to, however deep."""
+    """Return the names of all models that a part of a schema refers to."""
     if isinstance(schema, dict):
         own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
         return own + [name for part in schema.values() for name in referenced_models(part)]
@@ -156,4 +158,4 @@ def referenced_models(schema: Any) -> list[str]:
     return [name for part in parts for name in referenced_models(part)]
 
 
-_PLAN = Kind("a plan", _places, "`affidavit schema`")
+_PLAN = DocumentKind("a plan", _field_paths, "`affidavit schema`")

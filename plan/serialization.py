@@ -1,9 +1,9 @@
 """A plan as data: its canonical bytes, its digest and its JSON Schemas.
 
-The digest is sha256 over RFC 8785 canonical JSON of the plan after its defaults are
-filled in. A default of None is left out, so that a field added in a later release does
-not change the digest of a plan that does not use it. A plan with one phase is written
-with the phase's fields at the top, whichever way it was given.
+The digest is sha256 over the RFC 8785 canonical JSON of the plan with its defaults filled in. A
+field whose value is None is left out, so a field that is added in a later release does not change
+the digest of plans that do not use it. A plan with one phase has the fields of the phase at the
+top, whichever way it was given.
 
 >>> from affidavit.plan.parse import plan_from
 >>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
@@ -12,7 +12,7 @@ with the phase's fields at the top, whichever way it was given.
 >>> digest(plan_from(one)) == digest(plan_from({**one, "steps": 1e1, "extra": []}))
 True
 
-``plan_schemas`` describes both forms: with phases, and with one phase's fields at the top.
+``plan_schemas`` describes both forms: with phases, and with the fields of one phase at the top.
 
 >>> sorted(set(plan_schemas("#/$defs/{model}")) & {"PlanOfOnePhase", "PlanOfPhases"})
 ['PlanOfOnePhase', 'PlanOfPhases']
@@ -30,7 +30,7 @@ from affidavit.plan.parse import Plan
 
 
 def as_document(plan: PlanDocument) -> dict[str, Any]:
-    """The plan as plain data, defaults filled in, in its canonical shape."""
+    """Return the plan as plain data in canonical form, with defaults filled in."""
     document: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
     for phase, written in zip(plan.phases, document["phases"], strict=True):
         if phase.asks_for_steps:
@@ -46,30 +46,30 @@ def as_document(plan: PlanDocument) -> dict[str, Any]:
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 canonical JSON."""
+    """Return the RFC 8785 canonical JSON of ``value``."""
     return rfc8785.dumps(value)
 
 
 def digest_of(value: Any) -> str:
-    """``sha256:`` and the hexadecimal digest of the canonical JSON of ``value``."""
+    """Return ``sha256:`` and the hexadecimal digest of the canonical JSON of ``value``."""
     return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def digest(plan: PlanDocument) -> str:
-    """The plan's digest."""
+    """Return the digest of the plan."""
     return digest_of(as_document(plan))
 
 
 Schema = dict[str, Any]
 SCHEMA_ID = "https://affidavit.dev/schemas/plan-v1.json"
 KEYWORDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
-"""JSON Schema's keyword of each bound."""
+"""The JSON Schema keyword of each bound."""
 
 
 def plan_schemas(ref_template: str) -> dict[str, Schema]:
-    """``PlanOfOnePhase``, ``PlanOfPhases`` and their parts by name.
+    """Return the schemas ``PlanOfOnePhase``, ``PlanOfPhases`` and their parts by name.
 
-    They name one another by ``ref_template``, in which ``{model}`` stands for the name.
+    They refer to one another by ``ref_template``, in which ``{model}`` stands for the name.
     """
     phased = Plan.model_json_schema(ref_template=ref_template)
     parts: dict[str, Schema] = phased.pop("$defs")
@@ -90,7 +90,7 @@ def plan_schemas(ref_template: str) -> dict[str, Schema]:
 
 
 def plan_schema() -> Schema:
-    """The JSON Schema of a plan of either form, for editors; ``$id`` names it and its version."""
+    """Return the JSON Schema of a plan in either form, for editors."""
     parts = plan_schemas("#/$defs/{model}")
     roots = [{"$ref": f"#/$defs/{name}"} for name in ("PlanOfOnePhase", "PlanOfPhases")]
     return {
@@ -103,9 +103,9 @@ def plan_schema() -> Schema:
 
 
 def with_schema_keywords(schema: Any) -> Any:
-    """``schema`` with the keywords of JSON Schema for the bounds that pydantic leaves in its own.
+    """Return ``schema`` with JSON Schema keywords for bounds.
 
-    It does so where a bound follows a validator, as in every bound of an ``Integer``.
+    Pydantic leaves its own keywords for bounds that follow a validator, as in ``Integer``.
     """
     if isinstance(schema, list):
         return [with_schema_keywords(item) for item in schema]

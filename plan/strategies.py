@@ -1,15 +1,15 @@
-"""Noise that is correlated across steps, as a plan writes it.
+"""The forms of correlated noise in a plan.
 
-Each class is one form of ``noise:``, with the checks of its own fields; what it means (which
-matrix N is injected, and how sensitive its inverse is) belongs to ``affidavit.mechanisms``.
-``participation`` says in which steps one record may take part, and ``workload`` what the noise
-is optimised for. ``Noise``, the union of these forms and of what installed packages add, stands
-in ``affidavit.plan.extensions``.
+Each class is one form of ``noise:``, with the checks of its own fields. Their meaning (the injected
+matrix N, and the sensitivity of its inverse) belongs to ``affidavit.mechanisms``.
+``participation`` says in which steps one record may take part, and ``workload`` what the noise is
+optimised for. ``Noise``, the union of these forms and those of installed packages, is in
+``affidavit.plan.extensions``.
 
 T is the number of steps of the phase. z is independent noise of standard deviation 1, and
-σ_g C_g w, w = N z, is what is injected; coefficients have no unit.
+σ_g C_g w, w = N z, is injected; coefficients have no unit.
 
-References: docs/theorems/correlated-noise.md; those of each family stand in its module of
+References: docs/theorems/correlated-noise.md; those of each family are in its module of
 ``affidavit.mechanisms.strategies``.
 """
 
@@ -37,19 +37,19 @@ Bands = Annotated[Integer, Field(ge=1)]
 Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
 
 
-LARGEST, LEAST = 1e100, 1e-100
-"""Coefficients beyond these have squares that are not doubles."""
+MAX_COEFFICIENT, MIN_COEFFICIENT = 1e100, 1e-100
+"""The squares of coefficients beyond these are not doubles."""
 INVERSE_ROUNDING = 1e-12
-"""Share of the diagonal up to which an entry above it is rounding, as a computed inverse has."""
+"""An entry above the diagonal up to this share of it counts as rounding of a computed inverse."""
 
 Pointer = Callable[..., str]
-"""From the names of a field of the noise to its JSON pointer in the plan."""
+"""From the path of a field within the noise to its JSON pointer in the plan."""
 
 
 class NoiseForm(StrictModel):
-    """One form of a plan's ``noise``; ``kind`` is a ``Literal`` of the kinds that it has.
+    """One form of a plan's ``noise``; ``kind`` is a ``Literal`` of its kinds.
 
-    ``any_length`` says that its cost does not grow with the steps; ``examples`` has a smallest
+    ``any_length`` is true if its cost does not grow with the steps. ``examples`` has a minimal
     document of each kind, for a few dozen steps.
     """
 
@@ -59,25 +59,25 @@ class NoiseForm(StrictModel):
 
     @property
     def depends_on_steps(self) -> bool:
-        """Whether the strategy is made for its number of steps, which must then be given."""
+        """Whether the strategy is made for its number of steps, which then cannot be solved for."""
         return False
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """Fields that are each valid and do not agree; whether it suits the run is asked later."""
+        """Yield contradictions between fields; whether the noise suits the run is decided later."""
         del pointer
         yield from ()
 
     @classmethod
     def kinds(cls) -> tuple[str, ...]:
-        """The kinds that this form has."""
+        """Return the kinds of this form."""
         return get_args(get_type_hints(cls)["kind"])
 
 
 class Independent(NoiseForm):
     """Fresh noise at every step.
 
-    With ``arithmetic: exact_grid`` noisy sums are rounded to a grid, exactly, so that their
-    low-order bits say nothing of the data; otherwise noise is added in floating point.
+    With ``arithmetic: exact_grid``, noisy sums are rounded to a grid exactly, so their low-order
+    bits reveal nothing about the data. Otherwise noise is added in floating point.
     """
 
     kind: Literal["independent"] = "independent"
@@ -86,7 +86,7 @@ class Independent(NoiseForm):
 
 
 class Bidiagonal(NoiseForm):
-    """w_t = z_t - λ z_{t-1}, z_0 = 0; without λ the best one for the workload."""
+    """w_t = z_t - λ z_{t-1}, z_0 = 0; λ is optimised for the workload if it is not given."""
 
     kind: Literal["bidiagonal"]
     lambda_: Annotated[Annotated[Real, Field(ge=-1, le=1)] | None, Field(alias="lambda")] = None
@@ -96,11 +96,11 @@ class Bidiagonal(NoiseForm):
 
     @property
     def depends_on_steps(self) -> bool:
-        """Where the columns are normalised, or λ is to be found."""
+        """Whether the columns are normalised or λ is optimised."""
         return self.normalized or self.lambda_ is None
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """λ is found for columns that are not normalised."""
+        """λ is optimised only without normalised columns."""
         if self.lambda_ is None and self.normalized:
             yield missing_field(
                 pointer("lambda"),
@@ -110,26 +110,26 @@ class Bidiagonal(NoiseForm):
 
 
 class Toeplitz(NoiseForm):
-    """First column of the strategy C, zero afterwards."""
+    """The first column of the strategy C, zero beyond the given coefficients."""
 
     kind: Literal["toeplitz"]
     coefficients: Coefficients
     examples = ({"kind": "toeplitz", "coefficients": [1, 0.5, 0.25]},)
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """The first coefficient is not zero, and their squares are doubles."""
+        """The first coefficient is not zero, and all squares are doubles."""
         yield from _check_column(pointer("coefficients"), self.coefficients)
 
 
 class ToeplitzInverse(NoiseForm):
-    """First column of the injected noise matrix N = C⁻¹."""
+    """The first column of the injected noise matrix N = C⁻¹."""
 
     kind: Literal["toeplitz_inverse"]
     coefficients: Coefficients
     examples = ({"kind": "toeplitz_inverse", "coefficients": [1, -0.5]},)
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """The first coefficient is not zero, and their squares are doubles."""
+        """The first coefficient is not zero, and all squares are doubles."""
         yield from _check_column(pointer("coefficients"), self.coefficients)
 
 
@@ -152,11 +152,11 @@ class SquareRoot(NoiseForm):
 
     @property
     def depends_on_steps(self) -> bool:
-        """Where the bands are optimised."""
+        """Whether the bands are optimised."""
         return self.kind in ("banded", "banded_inverse")
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """Every kind but ``sqrt`` has a number of bands."""
+        """Every kind except ``sqrt`` has a number of bands."""
         if self.kind == "sqrt" and self.bands is not None:
             yield conflict(
                 pointer("bands"), "sqrt takes no number of bands.", "Remove bands, or write bsr."
@@ -168,9 +168,9 @@ class SquareRoot(NoiseForm):
 
 
 class BufferedLinearToeplitz(NoiseForm):
-    """BLT: decays θ and scales ω given, or a number of buffers to have them optimised.
+    """BLT with given decays θ and scales ω, or with a number of optimised buffers.
 
-    ``objective`` is the error that optimised buffers make least: ``rms`` where it is left out.
+    ``objective`` is the error that the buffers minimise, by default ``rms``.
     """
 
     kind: Literal["blt"]
@@ -188,11 +188,11 @@ class BufferedLinearToeplitz(NoiseForm):
 
     @property
     def depends_on_steps(self) -> bool:
-        """Where the buffers are optimised."""
+        """Whether the buffers are optimised."""
         return self.buffers is not None
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """Decays with as many scales, or buffers, for which alone there is an objective."""
+        """Either decays and as many scales, or buffers and an optional objective."""
         if (self.buffers is None) == (self.decays is None):
             yield conflict(
                 pointer(),
@@ -214,13 +214,13 @@ class BufferedLinearToeplitz(NoiseForm):
 
 
 class ConvergenceAware(StrictModel):
-    """The weighting Λ_τ of the objective, τ in steps; it never changes the injected noise."""
+    """The weighting Λ_τ of the objective, τ in steps, which does not change the injected noise."""
 
     tau: Annotated[Integer, Field(ge=1)]
 
 
 class Dense(NoiseForm):
-    """The optimal lower-triangular strategy for the workload: T x T, of least rms or max error."""
+    """The optimal lower-triangular T x T strategy for the rms or maximum error of the workload."""
 
     kind: Literal["dense"]
     objective: Literal["rms", "max"] = "rms"
@@ -229,12 +229,12 @@ class Dense(NoiseForm):
 
     @property
     def depends_on_steps(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
 
 class Tree(NoiseForm):
-    """Binary-tree aggregation; with ``restart`` a new tree begins with every epoch."""
+    """Binary-tree aggregation; with ``restart``, each epoch begins a new tree."""
 
     kind: Literal["tree"]
     restart: Annotated[bool, Field(strict=True)] = False
@@ -251,11 +251,11 @@ class Matrix(NoiseForm):
 
     @property
     def depends_on_steps(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """Rows of a lower-triangular matrix, or a file with its digest."""
+        """Either the rows of a lower-triangular matrix, or a file with its digest."""
         if (self.rows is None) == (self.file is None):
             yield conflict(
                 pointer(),
@@ -273,15 +273,15 @@ class Matrix(NoiseForm):
 
 
 def _check_column(pointer: str, coefficients: tuple[float, ...]) -> Iterator[Reason]:
-    if not LEAST <= abs(coefficients[0]) <= LARGEST:
+    if not MIN_COEFFICIENT <= abs(coefficients[0]) <= MAX_COEFFICIENT:
         yield invalid_value(
             f"{pointer}/0",
-            "the first coefficient is each step's own noise and must lie between 1e-100 and 1e100 "
-            "in absolute value.",
+            "the first coefficient scales the noise of each step and must lie between 1e-100 and "
+            "1e100 in absolute value.",
             "Correct it.",
         )
     for place, value in enumerate(coefficients):
-        if abs(value) > LARGEST:
+        if abs(value) > MAX_COEFFICIENT:
             yield invalid_value(
                 f"{pointer}/{place}", "the coefficient is above 1e100.", "Correct it."
             )
@@ -289,44 +289,43 @@ def _check_column(pointer: str, coefficients: tuple[float, ...]) -> Iterator[Rea
 
 
 def _check_rows(pointer: str, rows: tuple[tuple[float, ...], ...]) -> Iterator[Reason]:
-    """The first row that is not one of a lower-triangular matrix with a diagonal."""
-    for place, row in enumerate(rows):
-        at_row = f"{pointer}/{place}"
+    """Yield the error of the first row that is not part of a lower-triangular matrix."""
+    for index, row in enumerate(rows):
+        row_pointer = f"{pointer}/{index}"
         if len(row) != len(rows):
             yield invalid_value(
-                at_row,
+                row_pointer,
                 f"the row has {len(row)} entries in a matrix of {len(rows)} rows.",
                 "Give a square matrix.",
             )
             return
-        if not LEAST <= abs(row[place]) <= LARGEST:
+        if not MIN_COEFFICIENT <= abs(row[index]) <= MAX_COEFFICIENT:
             yield invalid_value(
-                f"{at_row}/{place}",
-                "the diagonal is each step's own noise and must lie between 1e-100 and 1e100 in "
-                "absolute value.",
+                f"{row_pointer}/{index}",
+                "the diagonal scales the noise of each step and must lie between 1e-100 and "
+                "1e100 in absolute value.",
                 "Correct it.",
             )
             return
-        later = next((at for at in range(place + 1, len(row)) if row[at] != 0), None)
-        if later is not None and not _is_rounding(rows, place):
+        later = next((at for at in range(index + 1, len(row)) if row[at] != 0), None)
+        if later is not None and not _is_rounding(rows, index):
             yield invalid_value(
-                f"{at_row}/{later}",
-                "a step uses noise that is drawn later.",
+                f"{row_pointer}/{later}",
+                "a step uses the noise of a later step.",
                 "Give a lower-triangular matrix.",
             )
             return
-        if max(map(abs, row)) > LARGEST:
-            yield invalid_value(at_row, "an entry is above 1e100.", "Correct it.")
+        if max(map(abs, row)) > MAX_COEFFICIENT:
+            yield invalid_value(row_pointer, "an entry is above 1e100.", "Correct it.")
             return
 
 
-def _is_rounding(rows: tuple[tuple[float, ...], ...], place: int) -> bool:
-    """Whether what stands above the diagonal in row ``place`` is as small as in an inverse."""
+def _is_rounding(rows: tuple[tuple[float, ...], ...], index: int) -> bool:
+    """Whether the entries above the diagonal in row ``index`` are rounding of an inverse."""
     diagonal = [abs(row[at]) if at < len(row) else 0.0 for at, row in enumerate(rows)]
-    later = range(place + 1, len(rows))
     return all(
-        abs(rows[place][at]) <= INVERSE_ROUNDING * min(diagonal[place], diagonal[at])
-        for at in later
+        abs(rows[index][at]) <= INVERSE_ROUNDING * min(diagonal[index], diagonal[at])
+        for at in range(index + 1, len(rows))
     )
 
 
@@ -341,7 +340,7 @@ FORMS: tuple[type[NoiseForm], ...] = (
     Tree,
     Matrix,
 )
-"""The forms of noise that this package defines; the union ``Noise`` is built from them."""
+"""The forms of noise of this package, of which ``Noise`` is the union."""
 NOISE_KINDS = frozenset(kind for form in FORMS for kind in form.kinds())
 """Every ``kind`` of ``FORMS``."""
 
@@ -349,7 +348,7 @@ NOISE_KINDS = frozenset(kind for form in FORMS for kind in form.kinds())
 class Participation(StrictModel):
     """At most ``participations`` (k) steps of one record, ``separation`` (b) steps apart.
 
-    Exactly b under ``fixed_epoch``, at least b under ``min_separation``.
+    The distance is exactly b for ``fixed_epoch`` and at least b for ``min_separation``.
     """
 
     schema_: Annotated[Literal["single", "fixed_epoch", "min_separation"], Field(alias="schema")]
@@ -357,7 +356,7 @@ class Participation(StrictModel):
     separation: Annotated[Integer, Field(ge=1)] | None = None
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """One participation has no separation; several have one."""
+        """Only several participations have a separation."""
         if self.schema_ != "single":
             if self.separation is None:
                 yield missing_field(
@@ -379,9 +378,9 @@ class Participation(StrictModel):
 
 
 class Workload(StrictModel):
-    """What the released stream is summed into; it shapes the noise, not the guarantee.
+    """The sums of releases that the noise is optimised for; they do not change the guarantee.
 
-    ``momentum`` is β of the heavy ball, and ``learning_rates`` has one for each step of the plan.
+    ``momentum`` is β of the heavy ball. ``learning_rates`` has one rate per step of the plan.
     """
 
     kind: Literal["prefix_sum", "momentum"] = "prefix_sum"
@@ -389,7 +388,7 @@ class Workload(StrictModel):
     learning_rates: Annotated[tuple[Positive, ...], Field(fail_fast=True)] | None = None
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """Momentum and learning rates belong to the workload of momentum, which has the first."""
+        """The momentum workload requires momentum and may have learning rates."""
         for name in ("momentum", "learning_rates"):
             if self.kind == "prefix_sum" and getattr(self, name) is not None:
                 yield conflict(

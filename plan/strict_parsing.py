@@ -1,19 +1,17 @@
-"""Strict reading of JSON and YAML: the text says one thing, or it is refused.
+"""Strict parsing of JSON and YAML: a text has one meaning, or it is refused.
 
-Stock parsers accept NaN, duplicate keys, numbers that overflow to infinity or vanish to
-zero, lone surrogates, and (in YAML) aliases that expand without bound. Any of these can
-make two readers see two plans, so all of them are refused here, each naming the field
-and, where there is text to point at, its line and column.
+Stock parsers accept NaN, duplicate keys, numbers that overflow to infinity or vanish to zero, lone
+surrogates, and (in YAML) aliases that expand without bound. Two readers may disagree about any of
+these, so they are refused, with the field and, if there is one, its line and column.
 
-JSON is RFC 8259. YAML is the 1.2 core schema without what YAML adds: no anchors, aliases,
-tags, directives or second documents; ``yes`` is a string and ``1e-5`` a number. Its tree is
-built from the parser's events, so that nothing is expanded before it is known to be allowed,
-and each field's line and column are kept beside it. Numbers are read as IEEE doubles;
-integers must be exact in one (at most 2^53 - 1).
+JSON is RFC 8259. YAML is the 1.2 core schema without anchors, aliases, tags, directives or several
+documents; ``yes`` is a string and ``1e-5`` a number. Its tree is built from the events of the
+parser, so nothing is expanded before it is validated, and the line and column of each field are
+recorded. Numbers are IEEE doubles; integers must be exact in one (at most 2^53 - 1).
 
-Both readers build a tree of ``Pairs``, lists, texts and numbers, with a ``BadNumber`` where a
-literal has no value that every reader agrees on; ``checked`` turns it into plain data, or
-raises ``Refused`` with the place of the first thing that is not allowed.
+Both readers build a tree of ``Pairs``, lists, texts and numbers, with a ``BadNumber`` for a literal
+on whose value readers disagree. ``validate_tree`` returns it as plain data, or raises ``Refused``
+with the place of the first error.
 
 >>> load_yaml(b"target: {delta: 1e-5}").data
 {'target': {'delta': 1e-05}}
@@ -54,20 +52,21 @@ from affidavit.plan.types import MAX_INTEGER
 
 MAX_JSON_BYTES = 1024 * 1024
 MAX_YAML_BYTES = 64 * 1024
-"""YAML is parsed in Python, at about 100 kB a second; a larger plan belongs in JSON."""
+"""YAML is parsed at about 100 kB per second; a larger plan belongs in JSON."""
 MAX_DEPTH = 32
-"""Levels of nesting; a plan needs seven."""
+"""Levels of nesting; a plan has at most seven."""
 
 Path = tuple[str, ...]
-"""Where a field stands: keys and indices, both as text, because a key may be digits too."""
+"""The path of a field: keys and indices, both as text, because a key may be digits."""
 Position = tuple[int, int]
+"""Line and column, from 1."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """The tree that a text stands for, and where each of its fields stands in the text.
+    """The tree of a text, and the position of each field in the text.
 
-    ``places`` are the positions, or the JSON text in which they are looked for when asked.
+    ``places`` are the positions, or the JSON text that is searched when a position is needed.
     """
 
     data: Any
@@ -75,12 +74,12 @@ class Document:
 
     @cached_property
     def positions(self) -> Mapping[Path, Position]:
-        """Line and column of each field, as far as they are known."""
+        """Line and column of each field, if known."""
         places = self.places
-        return _positions_in_json(places) if isinstance(places, str) else places
+        return _find_json_positions(places) if isinstance(places, str) else places
 
     def locate(self, reason: Reason, path: Path) -> Reason:
-        """``reason`` with the line and column of ``path``, or of its nearest parent."""
+        """Return ``reason`` with the line and column of ``path``, or of its nearest parent."""
         for length in range(len(path), -1, -1):
             if (position := self.positions.get(path[:length])) is not None:
                 return replace(reason, line=position[0], column=position[1])
@@ -88,7 +87,7 @@ class Document:
 
 
 class Refused(Exception):
-    """A reason with the path at which it was found; never leaves this module."""
+    """A reason with its path; never leaves this module."""
 
     def __init__(
         self, path: Path, code: str, message: str, remedy: str, pointer: str | None = None
@@ -101,18 +100,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BadNumber:
-    """A numeric literal that has no value, and why."""
+    """A numeric literal without a valid value, and the reason."""
 
     code: str
     message: str
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object's members in order, before duplicates are looked for."""
+    """The members of an object in order, before duplicates are refused."""
 
 
 def read_limited(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> bytes:
-    """The bytes of a file, cut one byte after ``limit``: a device may have no end.
+    """Return the bytes of a file, cut one byte after ``limit``, because a device has no end.
 
     Raises ``OSError``.
     """
@@ -121,14 +120,14 @@ def read_limited(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> b
 
 
 def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:
-    """Read one JSON document of at most ``limit`` bytes strictly; raises ``MalformedPlan``."""
-    text = _decoded(raw, limit, "JSON")
+    """Parse one JSON document of at most ``limit`` bytes; raises ``MalformedPlan``."""
+    text = _decode(raw, limit, "JSON")
     try:
         parsed = json.loads(
             text,
             object_pairs_hook=Pairs,
-            parse_int=lambda literal: number(literal, integral=True),
-            parse_float=lambda literal: number(literal, integral=False),
+            parse_int=lambda literal: parse_number(literal, integral=True),
+            parse_float=lambda literal: parse_number(literal, integral=False),
             parse_constant=lambda name: BadNumber("not_finite", f"{name} is not a finite number"),
         )
     except json.JSONDecodeError as error:
@@ -142,33 +141,33 @@ def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:
     except RecursionError:
         raise MalformedPlan(replace(_too_deep(()).reason, line=1, column=1)) from None
     try:
-        return Document(checked(parsed, ()), text)
+        return Document(validate_tree(parsed, ()), text)
     except Refused as refusal:
         raise MalformedPlan(Document(None, text).locate(refusal.reason, refusal.path)) from None
 
 
 def load_yaml(raw: bytes) -> Document:
-    """Read one YAML 1.2 document strictly; raises ``MalformedPlan``."""
-    reader = YamlReader(_decoded(raw, MAX_YAML_BYTES, "YAML"))
+    """Parse one YAML 1.2 document; raises ``MalformedPlan``."""
+    reader = YamlReader(_decode(raw, MAX_YAML_BYTES, "YAML"))
     try:
-        return Document(checked(reader.read(), ()), reader.positions)
+        return Document(validate_tree(reader.read(), ()), reader.positions)
     except Refused as refusal:
         positions = Document(None, reader.positions)
         raise MalformedPlan(positions.locate(refusal.reason, refusal.path)) from None
 
 
-def _positions_in_json(text: str) -> Mapping[Path, Position]:
-    """JSON is (but for details that no plan uses) YAML, whose parser knows positions."""
+def _find_json_positions(text: str) -> Mapping[Path, Position]:
+    """Find positions with the YAML parser, which reads JSON (except details that no plan uses)."""
     if len(text) > MAX_YAML_BYTES:
         return {}
     reader = YamlReader(text)
-    with contextlib.suppress(MalformedPlan, Refused):  # what was read so far has its positions
+    with contextlib.suppress(MalformedPlan, Refused):  # keeps the positions before the error
         reader.read()
     return reader.positions
 
 
-def _decoded(raw: bytes, limit: int, kind: str) -> str:
-    """The text of ``raw``; raises ``MalformedPlan`` if it is too long, empty or not UTF-8."""
+def _decode(raw: bytes, limit: int, kind: str) -> str:
+    """Return the text; raises ``MalformedPlan`` if it is too long, empty or not UTF-8."""
     if len(raw) > limit:
         raise _malformed(
             "too_large",
@@ -208,10 +207,10 @@ def _empty() -> MalformedPlan:
     return _malformed("empty", "the document is empty.", "Give a plan, such as one of examples/.")
 
 
-def number(literal: str, *, integral: bool) -> int | float | BadNumber:
-    """The value of a decimal literal, or why it has none that two readers agree on."""
+def parse_number(literal: str, *, integral: bool) -> int | float | BadNumber:
+    """Return the value of a decimal literal, or why readers disagree about it."""
     if integral and len(literal) < 16 and (small := int(literal)):
-        return small  # nearly all of them; a hostile text has a hundred thousand
+        return small  # a fast path: a hostile text has a hundred thousand integers
     short = literal if len(literal) <= 40 else literal[:37] + "..."
     if integral:
         digits = literal.lstrip("+-").lstrip("0")
@@ -231,27 +230,27 @@ def number(literal: str, *, integral: bool) -> int | float | BadNumber:
     return value
 
 
-def checked(node: Any, path: Path) -> Any:
-    """``node`` as plain dicts and lists; raises ``Refused`` for what may not be in them."""
+def validate_tree(node: Any, path: Path) -> Any:
+    """Return ``node`` as plain dicts and lists; raises ``Refused`` for anything not allowed."""
     if len(path) > MAX_DEPTH:
         raise _too_deep(path)
     match node:
         case Pairs():
-            return _checked_object(node, path)
+            return _validate_object(node, path)
         case list():
-            return [checked(item, (*path, str(index))) for index, item in enumerate(node)]
+            return [validate_tree(item, (*path, str(index))) for index, item in enumerate(node)]
         case str():
-            return _checked_characters(node, path)
+            return _validate_characters(node, path)
         case BadNumber(code=code, message=message):
             raise Refused(path, code, message + ".", "Give a plain decimal number in range.")
         case _:
             return node
 
 
-def _checked_object(pairs: Pairs, path: Path) -> dict[str, Any]:
+def _validate_object(pairs: Pairs, path: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
-        _checked_characters(key, path)
+        _validate_characters(key, path)
         if key in result:
             raise Refused(
                 (*path, key),
@@ -259,11 +258,11 @@ def _checked_object(pairs: Pairs, path: Path) -> dict[str, Any]:
                 f"the key {key!r} is given twice.",
                 "Keep one of the two.",
             )
-        result[key] = checked(value, (*path, key))
+        result[key] = validate_tree(value, (*path, key))
     return result
 
 
-def _checked_characters(text: str, path: Path) -> str:
+def _validate_characters(text: str, path: Path) -> str:
     if _SURROGATE.search(text):
         raise Refused(path, "bad_text", "the text has a lone surrogate.", "Use valid Unicode.")
     return text
@@ -277,38 +276,38 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-def _plain_scalar(text: str) -> Any:
+def _resolve_scalar(text: str) -> Any:
     """Resolve an unquoted scalar by the core schema (YAML 1.2.2, section 10.3.2)."""
     if _NULL.fullmatch(text):
         return None
     if _BOOLEAN.fullmatch(text):
         return text.lower() == "true"
     if _INTEGER.fullmatch(text):
-        return number(text, integral=True)
+        return parse_number(text, integral=True)
     if _FLOAT.fullmatch(text):
-        return number(text, integral=False)
+        return parse_number(text, integral=False)
     if _NOT_FINITE.fullmatch(text):
         return BadNumber("not_finite", f"{text} is not a finite number")
     return text
 
 
 class YamlReader:
-    """Reads one document; ``positions`` grows with what has been read, also when it fails."""
+    """Reads one document; ``positions`` has all fields up to the end, or up to an error."""
 
     def __init__(self, text: str) -> None:
         self.positions: dict[Path, Position] = {}
         self._events: Iterator[Event] = YAML(typ="safe", pure=True).parse(text)
 
     def read(self) -> Any:
-        """The tree; raises ``Refused`` or ``MalformedPlan``."""
+        """Return the tree; raises ``Refused`` or ``MalformedPlan``."""
         try:
-            next(self._events)  # the stream begins
+            next(self._events)  # start of the stream
             start = next(self._events)
-            if isinstance(start, StreamEndEvent):  # comments alone
+            if isinstance(start, StreamEndEvent):  # only comments
                 raise _empty()
             assert isinstance(start, DocumentStartEvent)
             if start.version not in (None, (1, 2)) or start.tags:
-                self.positions[()] = _mark(start)
+                self.positions[()] = _position(start)
                 raise Refused(
                     (),
                     "yaml_directive",
@@ -316,7 +315,7 @@ class YamlReader:
                     "Remove the %YAML or %TAG line; plans are YAML 1.2.",
                 )
             tree = self._node(next(self._events), ())
-            next(self._events)  # the document ends
+            next(self._events)  # end of the document
             if not isinstance(next(self._events), StreamEndEvent):
                 raise Refused(
                     (),
@@ -350,7 +349,7 @@ class YamlReader:
         )
 
     def _node(self, event: Event, path: Path) -> Any:
-        self.positions.setdefault(path, _mark(event))
+        self.positions.setdefault(path, _position(event))
         if len(path) > MAX_DEPTH:
             raise _too_deep(path)
         if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
@@ -365,7 +364,7 @@ class YamlReader:
         match event:
             case ScalarEvent():
                 quoted = event.style in ("'", '"', "|", ">")
-                return event.value if quoted else _plain_scalar(event.value)
+                return event.value if quoted else _resolve_scalar(event.value)
             case SequenceStartEvent():
                 items = iter(self._until(SequenceEndEvent))
                 return [self._node(item, (*path, str(index))) for index, item in enumerate(items)]
@@ -381,9 +380,9 @@ class YamlReader:
                 raise Refused(
                     path, "syntax", "a mapping key is not a plain word.", "Use field names as keys."
                 )
-            here = (*path, key.value)
-            self.positions[here] = _mark(key)
-            pairs.append((key.value, self._node(next(self._events), here)))
+            field = (*path, key.value)
+            self.positions[field] = _position(key)
+            pairs.append((key.value, self._node(next(self._events), field)))
         return pairs
 
     def _until(self, end: type[Event]) -> Iterator[Event]:
@@ -393,6 +392,6 @@ class YamlReader:
             yield event
 
 
-def _mark(event: Event) -> Position:
+def _position(event: Event) -> Position:
     mark = event.start_mark
     return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)

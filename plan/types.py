@@ -1,8 +1,8 @@
-"""The scalar types of a plan, and the base of its parts.
+"""The scalar types of a plan, and the base class of its parts.
 
-Coercion is what makes two readers disagree, so there is none: a boolean is not a number
-and a string is not a number. The one liberty is that an integral float is an integer,
-because JSON has one kind of number and ``1``, ``1.0`` and ``1e0`` are equal in it.
+Values are not coerced, because coercion makes two readers disagree: a boolean is not a number and
+a string is not a number. Only an integral float counts as an integer, because ``1``, ``1.0`` and
+``1e0`` are equal in JSON.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 
-def _integral(value: Any) -> Any:
+def _integral_to_int(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def max_items(items: int) -> BeforeValidator:
-    """Refuse a longer list before its items are looked at, each of which may be an error."""
+    """Refuse a longer list before its items are validated, since each could be an error."""
 
-    def short_enough(value: Any) -> Any:
+    def check_length(value: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) > items:
             raise PydanticCustomError("too_long", f"the list has more than {items} items")
         return value
 
-    return BeforeValidator(short_enough)
+    return BeforeValidator(check_length)
 
 
 MAX_INTEGER = 2**53 - 1
-"""Beyond it integers are not exact in a double, and so not one number to every reader."""
+"""Larger integers are not exact in a double, so readers would disagree."""
 
 Integer = Annotated[
-    int, Field(strict=True, ge=-MAX_INTEGER, le=MAX_INTEGER), BeforeValidator(_integral)
+    int, Field(strict=True, ge=-MAX_INTEGER, le=MAX_INTEGER), BeforeValidator(_integral_to_int)
 ]
 
 
-def _read_back(value: float) -> float:
+def _require_canonical(value: float) -> float:
     # RFC 8785 writes these as whole numbers, which no reader of a signed plan accepts.
     if MAX_INTEGER < value < 1e21:
         raise PydanticCustomError("inexact", "a number must be below 2^53 or at least 10^21")
@@ -51,7 +51,7 @@ def _read_back(value: float) -> float:
 
 
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[Real, Field(ge=1e-100, le=1e100), AfterValidator(_read_back)]
+Positive = Annotated[Real, Field(ge=1e-100, le=1e100), AfterValidator(_require_canonical)]
 Probability = Annotated[Real, Field(gt=0, lt=1)]
 Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Text = Annotated[str, StringConstraints(strict=True, max_length=10_000)]

@@ -1,9 +1,9 @@
-"""Validators: fields that are each valid and cannot all be meant.
+"""Validators: fields that are each valid and contradict each other.
 
-A plan that says one thing twice, or half of a thing, has no meaning that an accountant
-may choose. Each check here names the field to change and what to write instead; the forms of
-noise, a participation and a workload check their own fields (``affidavit.plan.strategies``).
-Whether a well-formed plan can be *certified* is not decided here.
+A plan that gives a quantity twice, or only half of it, is ambiguous. Each check names the field to
+change and what to write instead. The forms of noise, a participation and a workload check their
+own fields (``affidavit.plan.strategies``). Whether a well-formed plan can be *certified* is not
+decided here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from affidavit.plan.schedule import steps
 from affidavit.plan.types import MAX_INTEGER
 
 
-def contradictions(plan: PlanDocument) -> tuple[Reason, ...]:
-    """Every contradiction in ``plan``, in the order of its fields."""
+def find_conflicts(plan: PlanDocument) -> tuple[Reason, ...]:
+    """Return every contradiction in ``plan``, in the order of its fields."""
     reasons = [*_version(plan), *_privacy_unit(plan)]
     for index, phase in enumerate(plan.phases):
         reasons += [*_length(plan, index, phase), *_lot(plan, index, phase)]
@@ -38,19 +38,19 @@ def contradictions(plan: PlanDocument) -> tuple[Reason, ...]:
     reasons += [*_optimizer(plan), *_target(plan), *_allocation(plan), *_canaries(plan)]
     if plan.claim is not None:
         reasons += find_claim_conflicts(plan.claim, plan)
-    return tuple(reasons) or tuple(_horizon(plan))
+    return tuple(reasons) or tuple(_step_limit(plan))
 
 
 def _canaries(plan: PlanDocument) -> Iterator[Reason]:
-    """An audit is of what a record's presence changes, and its canaries are records."""
+    """An audit tests the presence of records, and its canaries are records of the data set."""
     if plan.canaries is None:
         return
     count, guesses, size = plan.canaries.count, plan.canaries.guesses, plan.dataset.size
     if plan.adjacency == "replace_one":
         yield conflict(
             "/canaries",
-            "under replace_one neighbours differ in more than a record's presence, and canaries "
-            "take part or not.",
+            "canaries test whether a record takes part, and under replace_one neighbours differ in "
+            "more than that.",
             "Write adjacency: add_remove or zero_out, or remove canaries.",
         )
     if size is None:
@@ -62,8 +62,8 @@ def _canaries(plan: PlanDocument) -> Iterator[Reason]:
     elif count > size:
         yield conflict(
             "/canaries/count",
-            f"{count} canaries are more than the {size} records of the data set, which includes "
-            "them.",
+            f"the data set has {size} records, including the canaries, but there are {count} "
+            "canaries.",
             "Add them to dataset.size.",
         )
     if guesses is not None and (guesses % 2 or guesses > count):
@@ -116,12 +116,12 @@ def _length(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
         )
     elif plan.asks_for_noise:
         yield conflict(
-            pointer, "the steps and the noise cannot both be left open.", "Give one of the two."
+            pointer, "the steps and the noise cannot both be solved for.", "Give one of the two."
         )
 
 
-def _horizon(plan: PlanDocument) -> Iterator[Reason]:
-    """Steps that are counted exactly; checked last, because it reads the other fields."""
+def _step_limit(plan: PlanDocument) -> Iterator[Reason]:
+    """The steps are counted exactly. This is checked last, because it reads the other fields."""
     for index, phase in enumerate(plan.phases):
         if phase.epochs is not None and (steps(plan, phase) or 0) > MAX_INTEGER:
             yield invalid_value(
@@ -132,7 +132,7 @@ def _horizon(plan: PlanDocument) -> Iterator[Reason]:
 
 
 def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
-    """The lot size or the sampling probability, and the size of the data set for either."""
+    """The lot size or the sampling probability, and the data set size that it needs."""
     sampling, size = phase.sampling, plan.dataset.size
     at_lot, at_probability = (
         plan.pointer(index, "sampling", name) for name in ("lot_size", "probability")
@@ -183,7 +183,7 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
 
 
 def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
-    """Fields that belong to one sampling scheme."""
+    """Fields of one sampling scheme only."""
     sampling = phase.sampling
     if sampling.bins_drawn is not None:
         pointer = plan.pointer(index, "sampling", "bins_drawn")
@@ -196,7 +196,7 @@ def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
         elif sampling.bins_drawn == "each_epoch" and phase.noise.kind != "independent":
             yield conflict(
                 pointer,
-                "noise that is correlated across epochs is accounted for bins that are kept.",
+                "with correlated noise, only bins that are drawn once are accounted.",
                 "Write bins_drawn: once, or use independent noise.",
             )
     for scheme, name in REQUIRED_FIELDS.items():
@@ -235,7 +235,7 @@ def _blocks(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
         if counts[release.name] > 1:
             yield conflict(
                 plan.pointer(index, "releases", place, "name"),
-                f"the name {release.name} is used twice.",
+                f"the name {release.name} is given twice.",
                 "Give each its own name.",
             )
             return
@@ -249,7 +249,7 @@ def _blocks(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
 
 
 def _unknowns(plan: PlanDocument) -> Iterator[Reason]:
-    """One question is asked at a time, of a plan with one phase and a full target."""
+    """Only one quantity is solved for, in a plan with one phase and a full target."""
     for index, phase in enumerate(plan.phases):
         if phase.asks_for_lot_size:
             yield from _unknown(plan, index, "lot_size", "lot size")
@@ -276,13 +276,13 @@ def _unknown(plan: PlanDocument, index: int, name: str, words: str) -> Iterator[
         other = "noise" if plan.asks_for_noise else "steps"
         yield conflict(
             pointer,
-            f"the {words} and the {other} cannot both be left open.",
+            f"the {words} and the {other} cannot both be solved for.",
             "Give one of the two.",
         )
     if phase.epochs is not None and name == "probability":
         yield conflict(
             plan.pointer(index, "epochs"),
-            "epochs cannot be converted to steps while the probability is open.",
+            "epochs cannot be converted to steps if the probability is solved for.",
             "Give steps instead.",
         )
     if name == "lot_size" and plan.dataset.size is None:
@@ -312,7 +312,7 @@ def _additional_releases(plan: PlanDocument) -> Iterator[Reason]:
         at = f"/extra/{index}"
         if release.name in names:
             yield conflict(
-                f"{at}/name", f"the name {release.name} is used twice.", "Give each its own name."
+                f"{at}/name", f"the name {release.name} is given twice.", "Give each its own name."
             )
         names.add(release.name)
         if isinstance(release, Selection):
@@ -332,7 +332,7 @@ def _additional_releases(plan: PlanDocument) -> Iterator[Reason]:
                 "Remove it, or add the repeat_and_select event.",
             )
     if any(isinstance(release, ClippingQuantile) for release in plan.extra):
-        yield from _adapted_clip_norm(plan)
+        yield from _adaptive_clip_norm(plan)
 
 
 def _selection_shape(selection: Selection, pointer: str) -> Iterator[Reason]:
@@ -351,7 +351,7 @@ def _selection_shape(selection: Selection, pointer: str) -> Iterator[Reason]:
         )
 
 
-def _adapted_clip_norm(plan: PlanDocument) -> Iterator[Reason]:
+def _adaptive_clip_norm(plan: PlanDocument) -> Iterator[Reason]:
     for index, phase in enumerate(plan.phases):
         for place, release in enumerate(phase.releases):
             if release.noise_std is not None:
@@ -365,24 +365,24 @@ def _adapted_clip_norm(plan: PlanDocument) -> Iterator[Reason]:
 
 
 def _optimizer(plan: PlanDocument) -> Iterator[Reason]:
-    """Fields that the optimiser does not have, and a pre-clip below the clip norm."""
+    """Fields that the optimiser does not have, and a pre-clip norm below the clip norm."""
     optimizer = plan.optimizer
     fields = optimizer_fields(optimizer.name)
     for field in type(optimizer).model_fields:
         if field not in fields and getattr(optimizer, field) is not None:
-            owners = [name for name, taken in OPTIMIZER_FIELDS.items() if field in taken]
+            owners = [name for name, accepted in OPTIMIZER_FIELDS.items() if field in accepted]
             yield conflict(
                 pointer_to("optimizer", field),
                 f"{optimizer.name} has no {field}.",
                 f"Remove it; it belongs to {', '.join(owners)}.",
             )
-    least = optimizer.pre_clip_norm
+    pre_clip_norm = optimizer.pre_clip_norm
     norms = [release.clip_norm for phase in plan.phases for release in phase.releases]
-    if least is not None and any(least < norm for norm in norms):
+    if pre_clip_norm is not None and any(pre_clip_norm < norm for norm in norms):
         yield conflict(
             "/optimizer/pre_clip_norm",
-            "a record is clipped to pre_clip_norm before it is clipped to clip_norm, so "
-            "that a smaller pre_clip_norm would be the clip norm.",
+            "pre_clip_norm is below clip_norm, so it would be the effective clip norm: records are "
+            "clipped to pre_clip_norm first.",
             "Give a pre_clip_norm of at least clip_norm.",
         )
 
@@ -416,35 +416,35 @@ def _allocation(plan: PlanDocument) -> Iterator[Reason]:
 
 
 def find_claim_conflicts(claim: Claim, plan: PlanDocument) -> Iterator[Reason]:
-    """Why ``claim`` cannot be held against ``plan``: what either of them leaves open."""
+    """Yield why ``claim`` cannot be compared with ``plan``: what either of them leaves open."""
     if (claim.epsilon is None) == (claim.noise_multiplier is None):
-        yield _unanswerable(
+        yield _claim_conflict(
             "/claim",
             "a claim takes exactly one number.",
             "Give claim.epsilon or claim.noise_multiplier.",
         )
         return
     if plan.is_open and not plan.asks_for_noise:
-        yield _unanswerable(
+        yield _claim_conflict(
             "/target",
             "a claim needs a plan without open steps or sampling.",
             "Give its steps and sampling.",
         )
     if plan.target.delta is None:
-        yield _unanswerable("/target/delta", "a claimed ε needs a δ.", "Give target.delta.")
+        yield _claim_conflict("/target/delta", "a claimed ε needs a δ.", "Give target.delta.")
     if claim.noise_multiplier is not None and plan.target.epsilon is None:
-        yield _unanswerable(
+        yield _claim_conflict(
             "/target/epsilon",
             "a claimed noise multiplier needs the ε that it should meet.",
             "Give target.epsilon.",
         )
     if claim.epsilon is not None and plan.asks_for_noise:
-        yield _unanswerable(
+        yield _claim_conflict(
             plan.pointer(0, "releases", 0, "noise_multiplier"),
-            "a claimed ε needs the noise, which is left open.",
+            "a claimed ε needs the noise of the plan.",
             "Give the noise, or claim a noise_multiplier.",
         )
 
 
-def _unanswerable(pointer: str, message: str, remedy: str) -> Reason:
+def _claim_conflict(pointer: str, message: str, remedy: str) -> Reason:
     return Reason(code="claim_unanswerable", pointer=pointer, message=message, remedy=remedy)

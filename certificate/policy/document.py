@@ -47,8 +47,8 @@ from affidavit.certificate.dsse import (
 from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort
 from affidavit.plan import (
     Adjacency,
+    DocumentKind,
     Integer,
-    Kind,
     MalformedPlan,
     Name,
     PlanError,
@@ -243,7 +243,7 @@ def _of_a_policy(reason: Reason) -> Reason:
     return reason
 
 
-_POLICY = Kind(
+_POLICY = DocumentKind(
     "a policy",
     lambda: (
         {name: f"group_cap.{name}" for name in GroupCap.model_fields}

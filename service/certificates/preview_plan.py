@@ -45,7 +45,7 @@ from affidavit.importers import LIBRARIES, PartialPlan, import_document, import_
 from affidavit.plan import (
     Claim,
     Claimed,
-    Kind,
+    DocumentKind,
     MalformedPlan,
     Plan,
     Reason,
@@ -365,7 +365,9 @@ class _Question(StrictModel):
     claimed_noise_multiplier: Claimed | None = None
 
 
-_QUESTION = Kind("a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json")
+_QUESTION = DocumentKind(
+    "a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json"
+)
 
 
 async def diagnosis_of(pool: AccountingPool, body: bytes, syntax: Syntax) -> dict[str, Any]:

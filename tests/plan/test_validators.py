@@ -431,7 +431,7 @@ def test_every_rule_has_a_plan_that_it_rejects(
 
     rules: set[tuple[str, int]] = set()
     for module in (validators, strategies):
-        for name in ("conflict", "missing_field", "invalid_value", "_unanswerable"):
+        for name in ("conflict", "missing_field", "invalid_value", "_claim_conflict"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, watch(getattr(module, name)))
         rules |= {
