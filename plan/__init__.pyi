@@ -10,7 +10,7 @@ from .claim import Claim as Claim
 from .claim import Claimed as Claimed
 from .claim import significant_digits as significant_digits
 from .diagnostics import CodedError as CodedError
-from .diagnostics import DocumentKind as DocumentKind
+from .diagnostics import DocumentSchema as DocumentSchema
 from .diagnostics import MalformedPlan as MalformedPlan
 from .diagnostics import PlanError as PlanError
 from .diagnostics import Reason as Reason

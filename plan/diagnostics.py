@@ -10,7 +10,7 @@ There are two kinds of refusal, because their remedies differ:
                          to be unsound (a signed refusal, exit code 1)
 
 A ``code`` never changes its meaning once published. ``explain`` looks it up in ``codes.json``,
-which ``make docs`` generates from the source. ``DocumentKind`` turns pydantic's errors about a
+which ``make docs`` generates from the source. ``DocumentSchema`` turns pydantic's errors about a
 document into reasons.
 
 >>> explain("yaml_alias")[0].remedy
@@ -172,7 +172,7 @@ MAX_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentKind:
+class DocumentSchema:
     """A kind of document: its name, its fields, and the page that lists them.
 
     ``field_paths`` returns the path of each field in the document, by the name of the field.

@@ -21,7 +21,7 @@ from typing import Any, Literal, Unpack
 
 from pydantic import ValidationError, model_validator
 
-from affidavit.plan.diagnostics import DocumentKind, MalformedPlan, Reason, pointer_to
+from affidavit.plan.diagnostics import DocumentSchema, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
 from affidavit.plan.fields import PlanFields, with_fields
 from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml
@@ -158,4 +158,4 @@ def referenced_models(schema: Any) -> list[str]:
     return [name for part in parts for name in referenced_models(part)]
 
 
-_PLAN = DocumentKind("a plan", _field_paths, "`affidavit schema`")
+_PLAN = DocumentSchema("a plan", _field_paths, "`affidavit schema`")

@@ -31,7 +31,7 @@ from affidavit.plan import (
     CLAIM_PATTERN,
     MAX_CLAIM,
     MIN_CLAIM,
-    DocumentKind,
+    DocumentSchema,
     MalformedPlan,
     Reason,
     StrictModel,
@@ -74,7 +74,7 @@ class RequestModel(StrictModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            kind = DocumentKind(
+            kind = DocumentSchema(
                 cls.noun, lambda: {name: name for name in cls.model_fields}, cls.guide
             )
             raise cls._malformed(kind.reasons(error, data)) from None

@@ -41,7 +41,7 @@ from starlette.types import Receive, Scope, Send
 from affidavit.certificate import KeyFailure, KeysetError
 from affidavit.certificate.log import BadTile
 from affidavit.certificate.policy import MalformedPolicy
-from affidavit.plan import DocumentKind, MalformedPlan, PlanError, Reason, pointer_to
+from affidavit.plan import DocumentSchema, MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.database import InvalidCursor
 from affidavit.service.errors import (
     AccountingFailed,
@@ -185,7 +185,7 @@ def _http(request: Request, error: Exception) -> Response:
     return Problem(error.status_code, code, detail, headers=error.headers).as_response()
 
 
-_PARAMETER = DocumentKind("a parameter of this path", dict, "/openapi.json")
+_PARAMETER = DocumentSchema("a parameter of this path", dict, "/openapi.json")
 
 
 def _parameter(details: ErrorDetails) -> Reason:

@@ -47,7 +47,7 @@ from affidavit.certificate.dsse import (
 from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort
 from affidavit.plan import (
     Adjacency,
-    DocumentKind,
+    DocumentSchema,
     Integer,
     MalformedPlan,
     Name,
@@ -243,7 +243,7 @@ def _of_a_policy(reason: Reason) -> Reason:
     return reason
 
 
-_POLICY = DocumentKind(
+_POLICY = DocumentSchema(
     "a policy",
     lambda: (
         {name: f"group_cap.{name}" for name in GroupCap.model_fields}

@@ -45,7 +45,7 @@ from affidavit.importers import LIBRARIES, PartialPlan, import_document, import_
 from affidavit.plan import (
     Claim,
     Claimed,
-    DocumentKind,
+    DocumentSchema,
     MalformedPlan,
     Plan,
     Reason,
@@ -365,7 +365,7 @@ class _Question(StrictModel):
     claimed_noise_multiplier: Claimed | None = None
 
 
-_QUESTION = DocumentKind(
+_QUESTION = DocumentSchema(
     "a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json"
 )
 
