@@ -1,10 +1,10 @@
-"""Balls in bins with correlated noise, bounded without sampling: by the bin that weighs most.
+"""Proved bounds of balls in bins with correlated noise, by the bin with the largest ratio.
 
-The likelihood ratio S is a mean of b correlated lognormals v_i, and a large S is nearly always
-one large v_i with its neighbours. So δ(ε) = E (S - e^ε)_+ is a sum over which v_i is the
-largest: an integral over v_i, in which near bins count as if one normal moved them all, and far
-bins, independent of it, by their moments. In the other direction S is at least its terms'
-geometric mean, whose curve is a closed form.
+The likelihood ratio S is a mean of b correlated lognormals v_i, and a large S nearly always comes
+from one large v_i and its neighbours. So δ(ε) = E (S - e^ε)_+ is a sum over the index of the
+largest v_i: an integral over v_i, in which near bins move with one common normal, and far bins,
+independent of it, enter by their moments. In the other direction S is at least the geometric mean
+of its terms, whose curve is a closed form.
 
 >>> from affidavit.plan.events import BallsInBinsGaussian, Gram
 >>> gram = Gram(((1.0, 0.5), (0.5, 1.0)))
@@ -14,8 +14,8 @@ geometric mean, whose curve is a closed form.
 True
 
 Guarantees
-    * Both ends are proved, and hold with certainty. ``upper`` is near the truth at large ε and
-      for bins of few neighbours, and loose for many neighbours and small ε.
+    * Both bounds hold with certainty. ``upper`` is near the truth at large ε and for bins with few
+      neighbours, and loose for many neighbours and small ε.
 
 Reference: docs/theorems/balls-in-bins-correlated.md, Theorem 2.
 """
@@ -34,7 +34,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import GaussianCurve
-from affidavit.accountants.monte_carlo.dominating_pair import Bins, Pair, pair_of
+from affidavit.accountants.monte_carlo.dominating_pair import Bins, Pair, build_pair
 from affidavit.accountants.monte_carlo.importance_sampling import Tilt, tilts
 from affidavit.accountants.protocol import (
     AccountantError,
@@ -50,19 +50,19 @@ from affidavit.plan import Event, RandomAllocationGaussian
 ROUNDING = 1e-9
 """Relative allowance for floating point, far above what sums of positive terms lose."""
 MAX_SQUARE = 300.0
-"""Largest ‖m_i‖² that the integral is taken for: its doubles end at e^700."""
-TOP, SPREAD = 9.5, 7.0
-"""Deviations at which the integrals over v_i, and over its neighbours, end."""
-FAR = 0.26
-"""Products of far bins are at most this part of the largest."""
-NODES = 121
-"""Values of ε at which the integral is taken; in between δ lies below its chord in e^ε."""
+"""Largest ‖m_i‖² of the integral; beyond it doubles overflow at e^700."""
+MAX_Z, MAX_NEIGHBOUR_Z = 9.5, 7.0
+"""Deviations at which the integrals over v_i and over its neighbours end."""
+FAR_SHARE = 0.26
+"""Products of far bins are at most this share of the largest."""
+TABLE_SIZE = 121
+"""Number of ε at which the integral is computed; between them δ lies below its chord in e^ε."""
 ORDERS = np.arange(1, 49)
 """Moments of the far bins."""
-WIDTH_BELOW = 1e-2
-"""Relative width of the bracket whose lower end is used."""
-SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
-"""Parts of e^ε that are left to the far bins; the best is taken for each v_i."""
+LOWER_BOUND_WIDTH = 1e-2
+"""Relative width of the bracket that gives the lower bound."""
+THRESHOLD_SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
+"""Shares of e^ε for the far bins; the best is used for each v_i."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,45 +73,45 @@ class LargestBinAccountant:
     version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> PrivacyCurve:
-        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach`` as ``pair_of`` does."""
+        """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         releases = leaves(event)
-        return LargestBinCurve(pair=pair_of(releases)) if releases else GaussianCurve(mu=0.0)
+        return LargestBinCurve(pair=build_pair(releases)) if releases else GaussianCurve(mu=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBinCurve:
-    """ε against δ of one run with bins."""
+    """Privacy curve of one run with bins."""
 
     pair: Pair
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        """Return the bracket of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
         require_delta(delta)
-        known = self._alone.epsilon(delta).upper
+        known = self._known_bin.epsilon(delta).upper
         remove = min(known, *(tilt.epsilon(delta) for tilt in self._tilts))
         for integral in self._integrals:
             remove = min(remove, _crossing(integral.delta, delta, remove))
         add = min(known, _crossing(self._add, delta, known))
-        lower = 0.0 if self._below is None else self._below.epsilon(delta).lower
+        lower = 0.0 if self._lower_curve is None else self._lower_curve.epsilon(delta).lower
         upper = max(remove, add)
         return Bracket(lower=min(lower, upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats); raises ``ValueError`` below 0."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises ``ValueError`` if ε < 0."""
         require_epsilon(epsilon)
-        known = self._alone.delta(epsilon).upper
+        known = self._known_bin.delta(epsilon).upper
         log_remove = min(tilt.log_range(epsilon) for tilt in self._tilts)
         remove = min(known, math.exp(min(0.0, log_remove)))
         for integral in self._integrals:
             remove = min(remove, integral.delta(epsilon))
-        lower = 0.0 if self._below is None else self._below.delta(epsilon).lower
+        lower = 0.0 if self._lower_curve is None else self._lower_curve.delta(epsilon).lower
         upper = min(1.0, max(remove, min(known, self._add(epsilon))) + math.ulp(0.0))
         return Bracket(lower=min(lower, upper), upper=upper)
 
     @cached_property
-    def _alone(self) -> GaussianCurve:
-        """The record's bin known: no mixture over bins costs more (joint convexity)."""
-        return GaussianCurve(mu=math.sqrt(self.pair.largest) * (1 + ROUNDING))
+    def _known_bin(self) -> GaussianCurve:
+        """The curve of a known bin. No mixture over bins costs more (joint convexity)."""
+        return GaussianCurve(mu=math.sqrt(self.pair.max_square) * (1 + ROUNDING))
 
     @cached_property
     def _tilts(self) -> tuple[Tilt, ...]:
@@ -120,25 +120,25 @@ class LargestBinCurve:
     @cached_property
     def _integrals(self) -> tuple[Integral, ...]:
         bins = self.pair.bins[0]
-        if len(self.pair.bins) > 1 or bins.copies > 1 or self.pair.largest > MAX_SQUARE:
+        if len(self.pair.bins) > 1 or bins.copies > 1 or self.pair.max_square > MAX_SQUARE:
             return ()
-        return integrals_of(bins)
+        return build_integrals(bins)
 
     @cached_property
-    def _below(self) -> PrivacyCurve | None:
-        """Bins with independent noise and the least of the squares: no product is larger."""
+    def _lower_curve(self) -> PrivacyCurve | None:
+        """The curve of bins with independent noise and the least square."""
         bins = self.pair.bins[0]
         square = (float(bins.squares.min()) - bins.excess) * (1 - ROUNDING)
         if square <= 0:
             return None
         leaf = RandomAllocationGaussian(bins=bins.count, noise_multiplier=1 / math.sqrt(square))
         try:
-            return AllocationAccountant(relative_width=WIDTH_BELOW).curve(leaf)
+            return AllocationAccountant(relative_width=LOWER_BOUND_WIDTH).curve(leaf)
         except AccountantError:
             return None
 
     def _add(self, epsilon: float) -> float:
-        """A bound on δ of the direction add: E (1 - e^ε G)_+, G the geometric mean of the v_i."""
+        """Return a bound on δ of the direction add, E (1 - e^ε G)_+ with G the geometric mean."""
         variance = self.pair.square_of_mean * (1 + ROUNDING)
         drift = math.fsum(float(item.squares.mean()) * item.copies for item in self.pair.bins) / 2
         deviation = math.sqrt(variance)
@@ -149,25 +149,25 @@ class LargestBinCurve:
         return min(1.0, max(0.0, float(ndtr(place)) * (1 + ROUNDING) - second))
 
 
-def integrals_of(bins: Bins) -> tuple[Integral, ...]:
-    """The integrals of ``bins`` for two neighbourhoods beyond which products are small."""
+def build_integrals(bins: Bins) -> tuple[Integral, ...]:
+    """Return the integrals of ``bins`` for two neighbourhoods beyond which products are small."""
     places = np.arange(bins.count)
     by_lag = bins.products[places[:, None], (places[:, None] + places) % bins.count].max(axis=0)
     result: list[Integral] = []
     width = 1
     while 2 * width <= bins.count and len(result) < 2:
         level = float(by_lag[width : bins.count - width + 1].max())
-        if level <= FAR * by_lag[0]:
+        if level <= FAR_SHARE * by_lag[0]:
             result.append(_integral(by_lag, width, level))
         width = 2 * width if level > ROUNDING * by_lag[0] else bins.count
     return tuple(result)
 
 
 def _integral(by_lag: Array, width: int, level: float) -> Integral:
-    """A Gram matrix that is circular, ``level`` and products of near bins, and nowhere smaller."""
+    """Return the integral of a circular Gram matrix that is nowhere smaller than ``by_lag``."""
     rest = np.maximum(by_lag - level, 0.0)
     rest[width : rest.size - width + 1] = 0.0
-    # More on the diagonal makes any circular matrix one of products.
+    # A larger diagonal makes any circular matrix a Gram matrix.
     least = float(np.fft.fft(rest).real.min())
     rest[0] += max(0.0, -least) + ROUNDING * float(rest.sum())
     return Integral(products=rest, width=width, level=level)
@@ -177,7 +177,7 @@ def _integral(by_lag: Array, width: int, level: float) -> Integral:
 class Integral:
     """The bound of the direction remove for ``products`` by lag, (b,), zero from ``width`` on.
 
-    ``level`` is the product that all pairs of bins share; all are in squared noise deviations.
+    All pairs of bins share the product ``level``. Units are squared noise deviations.
     """
 
     products: Array
@@ -185,20 +185,20 @@ class Integral:
     level: float
 
     def delta(self, epsilon: float) -> float:
-        """A bound on δ at ``epsilon`` (nats), the Gaussian mechanism of μ² = ``level`` beside."""
+        """Return a bound on δ at ``epsilon`` (nats), composed with a Gaussian of μ² = ``level``."""
         if self.level <= 0:
             return float(np.interp(math.exp(epsilon), *self._table))
-        edges = np.linspace(-TOP, TOP, 401)
+        edges = np.linspace(-MAX_Z, MAX_Z, 401)
         loss = self.level / 2 + math.sqrt(self.level) * edges[1:]
         values = np.interp(np.exp(epsilon - loss), *self._table)
-        total = float(np.diff(ndtr(edges)) @ values) + 2 * float(ndtr(-TOP))
+        total = float(np.diff(ndtr(edges)) @ values) + 2 * float(ndtr(-MAX_Z))
         return total * (1 + ROUNDING)
 
     @cached_property
     def _table(self) -> tuple[Array, Array]:
-        """e^ε with the bound of δ at each, without ``level``; δ is convex in it, and 1 at 0."""
-        epsilons = np.linspace(0.0, self._square / 2 + 8.5 * math.sqrt(self._square), NODES)
-        values = np.minimum(1.0, [self._at(float(item)) for item in epsilons])
+        """e^ε and the bound of δ at each without ``level``. δ is convex in e^ε, and 1 at 0."""
+        epsilons = np.linspace(0.0, self._square / 2 + 8.5 * math.sqrt(self._square), TABLE_SIZE)
+        values = np.minimum(1.0, [self._delta_without_level(float(item)) for item in epsilons])
         return np.append(0.0, np.exp(epsilons)), np.append(1.0, values)
 
     @property
@@ -207,10 +207,10 @@ class Integral:
 
     @cached_property
     def _edges(self) -> Array:
-        """Normal deviations of the largest term; below the first S is at most 1."""
+        """Normal deviations of the largest term. Below the first one S is at most 1."""
         deviation = math.sqrt(self._square)
         step = min(0.03, max(0.006, 0.03 / deviation))
-        return np.append(np.arange(-deviation / 2 - step, TOP, step), TOP)
+        return np.append(np.arange(-deviation / 2 - step, MAX_Z, step), MAX_Z)
 
     @cached_property
     def _largest(self) -> Array:
@@ -220,15 +220,15 @@ class Integral:
 
     @cached_property
     def _cells(self) -> Array:
-        """Chances, under the hypothesis of bin i, of the cells between the edges."""
+        """Probabilities of the cells between the edges, under the hypothesis of bin i."""
         return np.diff(ndtr(self._edges)) * (1 + ROUNDING)
 
     @cached_property
     def _near(self) -> tuple[Array, Array]:
-        """In each cell at most so much of the near bins, by their common normal; its chances."""
+        """Upper bounds of the near bins by cell and common normal, and its probabilities."""
         square, top = self._square, self._largest[1:]
         deviation = square + math.sqrt(square) * self._edges[1:]
-        common = np.linspace(-4.0, SPREAD, 89)
+        common = np.linspace(-4.0, MAX_NEIGHBOUR_Z, 89)
         near = [*self.products[1 : self.width], *self.products[-self.width + 1 :]]
         total = np.zeros((top.size, common.size + 1))
         for product in near if self.width > 1 else ():
@@ -238,18 +238,18 @@ class Integral:
             term = np.exp(np.minimum(log_term, 700.0)) / self.products.size
             total[:, :-1] += np.minimum(term, top[:, None])
             total[:, -1] += top
-        chances = np.diff(ndtr(common), prepend=0.0, append=1.0)
-        chances[-1] = ndtr(-SPREAD)
-        return total, chances
+        probabilities = np.diff(ndtr(common), prepend=0.0, append=1.0)
+        probabilities[-1] = ndtr(-MAX_NEIGHBOUR_Z)
+        return total, probabilities
 
     @cached_property
     def _far(self) -> Array:
-        """log E F^k by cell and order, F the far terms none of which exceeds the largest."""
+        """log E F^k by cell and order, with F the far terms, none of which exceeds the largest."""
         bins = self.products.size
         count = bins - 2 * self.width + 1
         independent = max(1, count // self.width)
         square, places = self._square, np.append(0, ORDERS)
-        # Few truncations serve all cells, each one no lower than that of its cell.
+        # A few truncations serve all cells; each is no lower than that of its cell.
         first, last = np.log(self._largest[[0, -1]])
         log_ceilings = np.linspace(first, last, 40)
         rows = []
@@ -262,26 +262,26 @@ class Integral:
         chosen = np.searchsorted(log_ceilings, np.log(self._largest[1:]) - ROUNDING)
         return np.asarray(rows)[np.minimum(chosen, 39)]
 
-    def _at(self, epsilon: float) -> float:
-        """The bound of δ at ``epsilon`` (nats), without what all bins share."""
+    def _delta_without_level(self, epsilon: float) -> float:
+        """Return the bound of δ at ``epsilon`` (nats) without the product that all bins share."""
         threshold, bins = math.exp(epsilon), self.products.size
-        # Where no term is above e^ε, their mean is not.
+        # If no term is above e^ε, their mean is not.
         cells = slice(int(np.searchsorted(self._largest[1:] * bins, threshold)), None)
-        near, chances = self._near
+        near, probabilities = self._near
         ahead, k = self._largest[1:][cells, None] + near[cells], ORDERS
         # (y - c)_+ is at most y^k (k - 1)^(k - 1) / (k^k c^(k - 1)).
         peak = (k - 1) * np.log(np.maximum(k - 1, 1)) - k * np.log(k)
         best = np.full(len(ahead), np.inf)
-        for far in threshold * SHARES:
-            above = np.maximum(ahead - (threshold - far), 0.0) @ chances
+        for far in threshold * THRESHOLD_SHARES:
+            above = np.maximum(ahead - (threshold - far), 0.0) @ probabilities
             beyond = self._far[cells] + peak - (k - 1) * math.log(far)
             best = np.minimum(best, above + np.exp(np.minimum(beyond.min(axis=1), 600.0)))
         inside = float(self._cells[cells] @ (best / self._largest[:-1][cells]))
-        return (inside + bins * float(ndtr(-TOP))) * (1 + ROUNDING)
+        return (inside + bins * float(ndtr(-MAX_Z))) * (1 + ROUNDING)
 
 
 def _crossing(bound: Callable[[float], float], delta: float, top: float) -> float:
-    """An ε (nats) at which ``bound`` was at most ``delta``, as small as bisection tells; or ∞."""
+    """Return about the least ε (nats) at which ``bound`` is at most ``delta``, or infinity."""
     if bound(0.0) <= delta:
         return 0.0
     if bound(top) > delta:

@@ -64,7 +64,7 @@ def main() -> None:
         result = curve.epsilon(delta)
         seconds = time.perf_counter() - start
         assert curve.pair is not None
-        design = design_at_delta(tilts(curve.pair, "remove"), delta, 27.0, 1)
+        design, _ = design_at_delta(tilts(curve.pair, "remove"), delta, 27.0)
         # The slope of log δ at the answer turns the width in ε into one in δ.
         slope = design.tilts[0].decay
         relative = math.expm1(slope * (result.upper - result.lower) / 2)

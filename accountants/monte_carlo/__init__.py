@@ -1,7 +1,7 @@
 """Monte-Carlo accounting of balls in bins with correlated noise.
 
-Throughout, ε and losses are in nats, and the means m_i and their products in units of the
-noise's standard deviation and its square.
+Throughout, ε and losses are in nats. The means m_i and their products are in units of the noise's
+standard deviation and its square.
 """
 
 from affidavit.accountants.monte_carlo.accountant import MonteCarloAccountant, MonteCarloCurve

@@ -1,18 +1,17 @@
-"""The pair that is sampled: balls in bins as a mixture of Gaussians with known products.
+"""The sampled pair: balls in bins as a mixture of Gaussians with given products.
 
-One run with bins is the pair P = 1/b Σ_i N(m_i, I) against Q = N(0, I), in units of the
-noise. Only the products Γ_ij = ⟨m_i, m_j⟩ matter, and the hockey-stick curves of both
-orders do not decrease in any of them (docs/theorems/balls-in-bins-correlated.md, lemma 2). So Γ
-is replaced by the exact products of a matrix A of doubles, chosen with A Aᵀ ≥ Γ entry by
-entry: what is sampled dominates, whatever Cholesky's rounding did. How much larger it is
-(``excess``) is charged to the lower bounds.
+One run with bins is the pair P = 1/b Σ_i N(m_i, I) against Q = N(0, I), in units of the noise. Only
+the products Γ_ij = ⟨m_i, m_j⟩ matter, and the hockey-stick curves of both orders do not decrease in
+any of them (docs/theorems/balls-in-bins-correlated.md, lemma 2). So Γ is replaced by the exact
+products of a matrix A of doubles with A Aᵀ ≥ Γ entry by entry: the sampled pair dominates,
+regardless of Cholesky's rounding. The lower bounds allow for how much larger it is (``excess``).
 
-A composition is a product of such pairs. A Gaussian release beside them moves every mean
-by one more coordinate, μ, and adds μ² to every product.
+A composition is a product of such pairs. A Gaussian release beside them moves every mean by one
+more coordinate, μ, and adds μ² to every product.
 
-Three errors are named. ``slip`` bounds the rounding of the log-likelihood of one draw;
-``excess`` how far the products lie above Γ; and ``bias`` the total variation by which
-picking a bin from a table of rounded probabilities differs from its law.
+There are three errors: ``loss_error`` bounds the rounding of the log-likelihood of one draw,
+``excess`` the distance of the products above Γ, and ``bias`` the total variation between the exact
+law of bins and that of a table of rounded probabilities.
 """
 
 from __future__ import annotations
@@ -24,28 +23,26 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky
 
+from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import BallsInBinsGaussian, Gaussian, Leaf
 
-Array = NDArray[np.float64]
-
 MAX_PRODUCT = 1e4
-"""Largest ‖m_i‖² in units of the noise: beyond μ = 100 nothing useful is left to bound."""
+"""Largest ‖m_i‖² in units of the noise; beyond μ = 100 no bound is useful."""
 MAX_COPIES = 64
-"""Runs with bins of their own in one composition; each is sampled."""
-FARTHEST = 40.0
-"""No b-dimensional standard normal is longer than √b + FARTHEST, but with probability e^-800."""
+"""Runs with their own bins in one composition; each is sampled."""
+MAX_EXTRA_LENGTH = 40.0
+"""A b-dimensional standard normal is longer than √b plus this with probability e^-800."""
 _UNIT = sys.float_info.epsilon / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bins:
-    """One run with bins, drawn ``copies`` times: ``factor`` A and ``products`` A Aᵀ, (b, b).
+    """``copies`` runs with bins: ``factor`` A and ``products`` A Aᵀ, (b, b) each.
 
-    Products, and ``excess`` by which they may lie above Γ, are in squared noise deviations.
+    ``products`` and their ``excess`` over Γ are in squared noise deviations.
     """
 
     factor: Array
@@ -65,31 +62,31 @@ class Bins:
 
     @cached_property
     def square_of_mean(self) -> float:
-        """‖m̄‖², m̄ the mean of the m_i."""
+        """‖m̄‖², with m̄ the mean of the m_i."""
         return float(self.products.mean())
 
-    def slip(self, shift: float) -> float:
-        """Bound (nats) on a log-likelihood ratio's rounding where draws move by ``shift`` means."""
+    def loss_error(self, shift: float) -> float:
+        """Return a bound (nats) on the rounding of a loss if draws move by ``shift`` means."""
         largest = float(self.squares.max())
-        length = math.sqrt(self.count) + FARTHEST
+        length = math.sqrt(self.count) + MAX_EXTRA_LENGTH
         reach = math.sqrt(largest) * length + (shift + 1) * largest + 1
         return 4 * (self.count + 16) * _UNIT * reach
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A composition of runs with bins; ``seed`` is 128 bits in hexadecimal."""
+    """A composition of runs with bins. ``seed`` is 128 bits in hexadecimal."""
 
     bins: tuple[Bins, ...]
     seed: str
 
     @cached_property
     def width(self) -> int:
-        """Normals that one draw takes."""
+        """The number of normals of one draw."""
         return sum(item.count * item.copies for item in self.bins)
 
     @cached_property
-    def largest(self) -> float:
+    def max_square(self) -> float:
         """max ‖m_i‖² of the composition."""
         return math.fsum(float(item.squares.max()) * item.copies for item in self.bins)
 
@@ -100,21 +97,21 @@ class Pair:
 
     @cached_property
     def excess(self) -> float:
-        """A bound on what each product of the composition lies above the true one."""
+        """A bound on the distance of each product above the true one."""
         return math.fsum(item.excess * item.copies for item in self.bins)
 
     @cached_property
     def bias(self) -> float:
-        """Total variation between the table's law of bins and the exact one, for one draw."""
+        """Total variation between the table's law of bins and the exact law, for one draw."""
         return math.fsum(24 * item.count**2 * item.copies * _UNIT for item in self.bins)
 
-    def slip(self, shift: float) -> float:
-        """Bound (nats) on the rounding of the log-likelihood ratio of one draw."""
-        return math.fsum(item.slip(shift) * item.copies for item in self.bins)
+    def loss_error(self, shift: float) -> float:
+        """Return a bound (nats) on the rounding of the loss of one draw."""
+        return math.fsum(item.loss_error(shift) * item.copies for item in self.bins)
 
 
-def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
-    """The pair of a composition, its Gaussian releases folded into the first run with bins.
+def build_pair(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
+    """Return the pair of a composition, with Gaussian releases added to the first run with bins.
 
     Raises ``Unsupported`` for other kinds of release, and ``OutOfReach``.
     """
@@ -139,43 +136,42 @@ def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
     copies = sum(count for _, count in binned)
     if copies > MAX_COPIES:
         raise OutOfReach(
-            f"{copies} runs with bins of their own are more than the {MAX_COPIES} that are "
-            "sampled.",
+            f"{copies} runs with their own bins exceed the limit of {MAX_COPIES}.",
             "Keep the bins of the first epoch in the later ones.",
         )
     result = []
-    beside = math.fsum(precisions) * (1 + 8 * _UNIT)
+    mu_squared = math.fsum(precisions) * (1 + 8 * _UNIT)
     for leaf, count in binned:
-        first = 1 if beside else 0
+        first = 1 if mu_squared else 0
         if first:
-            result.append(_bins(leaf, 1, beside))
-            beside = 0.0
+            result.append(_bins(leaf, 1, mu_squared))
+            mu_squared = 0.0
         if count > first:
             result.append(_bins(leaf, count - first, 0.0))
     pair = Pair(bins=tuple(result), seed=_seed(binned))
-    if pair.largest > MAX_PRODUCT:
+    if pair.max_square > MAX_PRODUCT:
         raise OutOfReach(
-            f"a record moves the run by {math.sqrt(pair.largest):.4g} times its noise.",
+            f"a record moves the run by {math.sqrt(pair.max_square):.4g} times its noise.",
             "Add noise.",
         )
     return pair
 
 
 def _seed(binned: list[tuple[BallsInBinsGaussian, int]]) -> str:
-    """A seed that the strategies and a published word determine, whatever the noise.
+    """Return the seed, which the strategies and a published word determine, but not the noise.
 
-    Nobody chooses it, everybody can repeat it, and neighbouring noise multipliers share
-    their normals, so that a search over the noise sees a smooth curve.
+    Nobody chooses the seed and everybody can reproduce it. Since all noise multipliers share their
+    normals, a search over the noise sees a smooth curve.
     """
     words = [f"{leaf.gram.digest}*{count}" for leaf, count in binned]
     stated = "affidavit monte_carlo 1 " + " ".join(words)
     return hashlib.sha256(stated.encode()).hexdigest()[:32]
 
 
-def _bins(leaf: BallsInBinsGaussian, copies: int, beside: float) -> Bins:
+def _bins(leaf: BallsInBinsGaussian, copies: int, mu_squared: float) -> Bins:
     gram = np.array(leaf.gram.rows, dtype=np.float64)
-    requested = gram / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + beside
-    factor, products, slack = _dominating(requested)
+    requested = gram / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + mu_squared
+    factor, products, slack = _dominating_factor(requested)
     return Bins(
         factor=factor,
         products=products,
@@ -184,18 +180,18 @@ def _bins(leaf: BallsInBinsGaussian, copies: int, beside: float) -> Bins:
     )
 
 
-def _dominating(wanted: Array) -> tuple[Array, Array, float]:
-    """A with A Aᵀ ≥ ``wanted`` entry by entry, fl(A Aᵀ), and a bound on its rounding.
+def _dominating_factor(requested: Array) -> tuple[Array, Array, float]:
+    """Return A with A Aᵀ ≥ ``requested`` entry by entry, fl(A Aᵀ), and a bound on its rounding.
 
-    A constant on every entry keeps positive ones above; one on the diagonal makes a
-    singular matrix factor. Both are as small as the check allows.
+    A constant added to every entry keeps positive entries above, and one added to the diagonal
+    makes a singular matrix factor. Both are as small as the check allows.
     """
-    bins = len(wanted)
-    scale = float(np.max(np.diag(wanted)))
+    bins = len(requested)
+    scale = float(np.max(np.diag(requested)))
     slack = 4 * (bins + 4) * _UNIT * scale
     lift = 4 * slack
     while lift <= 1e-8 * scale:
-        raised = wanted + lift
+        raised = requested + lift
         raised[np.diag_indices(bins)] += bins * lift
         try:
             factor = np.asarray(cholesky(raised, lower=True, check_finite=False))
@@ -205,7 +201,7 @@ def _dominating(wanted: Array) -> tuple[Array, Array, float]:
         products = factor @ factor.T
         products = (products + products.T) / 2
         # |fl(A Aᵀ) - A Aᵀ| ≤ (b + 2) u |A| |Aᵀ|, and the rows of A are no longer than √max.
-        if np.all(products - slack >= wanted):
+        if np.all(products - slack >= requested):
             return factor, products, slack
         lift *= 8
     raise Unsupported(

@@ -11,8 +11,8 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.accountants.largest_bin import LargestBinAccountant, integrals_of
-from affidavit.accountants.monte_carlo.dominating_pair import pair_of
+from affidavit.accountants.largest_bin import LargestBinAccountant, build_integrals
+from affidavit.accountants.monte_carlo.dominating_pair import build_pair
 from affidavit.accountants.protocol import PrivacyCurve, Unsupported
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.plan import (
@@ -88,9 +88,9 @@ def test_bounds_contain_delta_of_simulated_runs(products: Matrix) -> None:
 @pytest.mark.ordinary("banded", "no order")
 @shapes
 def test_each_integral_alone_bounds_simulated_runs(products: Matrix) -> None:
-    (bins,) = pair_of(((binned(products), 1),)).bins
+    (bins,) = build_pair(((binned(products), 1),)).bins
     present, _ = ratios(products, np.random.default_rng(2), 200_000)
-    for integral in integrals_of(bins):
+    for integral in build_integrals(bins):
         for epsilon in (0.0, 1.0, 2.5):
             values = np.maximum(0.0, 1 - math.exp(epsilon) / present)
             error = 5 * values.std() / math.sqrt(values.size)

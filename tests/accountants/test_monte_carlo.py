@@ -16,7 +16,7 @@ from affidavit.accountants.calibration import MAX_LOOKS, WITHIN, find_confirmed_
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve
-from affidavit.accountants.monte_carlo.dominating_pair import Pair, pair_of
+from affidavit.accountants.monte_carlo.dominating_pair import Pair, build_pair
 from affidavit.accountants.monte_carlo.importance_sampling import DIRECTIONS, Direction, draw, tilts
 from affidavit.accountants.monte_carlo.pilot import (
     best_bet,
@@ -41,7 +41,7 @@ def binned(products: object, sigma: float = 1.0) -> BallsInBinsGaussian:
 
 
 def pair(products: object, sigma: float = 1.0) -> Pair:
-    return pair_of(((binned(products, sigma), 1),))
+    return build_pair(((binned(products, sigma), 1),))
 
 
 def curve(event: Event) -> MonteCarloCurve:
@@ -287,16 +287,14 @@ def test_the_bracket_of_epsilon_covers_two_bins_from_two_hundred_seeds(
     """The whole engine, pilots and both directions, with no more draws than it must take."""
     monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MAX_DRAWS", 4096)
     monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MIN_DRAWS", 4096)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.PILOT", 1024)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.PILOT_DRAWS", 1024)
     monkeypatch.setattr("affidavit.accountants.monte_carlo.importance_sampling.MAX_ROWS", 512)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.accountant.LOOKS", 1)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.accountant.MAX_BRACKETS", 1)
     bins, epsilon = pair([[1.0, 0.5], [0.5, 1.0]]).bins, 1.5
     delta = max(delta_of_two(1.0, 1.0, 0.5, epsilon, side) for side in DIRECTIONS)
     missed = 0
     for seed in range(200):
-        one = MonteCarloCurve(
-            pair=Pair(bins=bins, seed=f"{seed:032x}"), failure_probability=0.08, workers=1
-        )
+        one = MonteCarloCurve(pair=Pair(bins=bins, seed=f"{seed:032x}"), failure_probability=0.08)
         missed += not contains(one.epsilon(delta), epsilon)
     assert misses_within(missed, 200, 0.08)
 
@@ -327,12 +325,10 @@ def test_a_smaller_failure_probability_widens_the_bracket() -> None:
 
 
 @pytest.mark.soak
-def test_the_same_event_gives_the_same_numbers_on_any_number_of_workers() -> None:
+def test_the_same_event_gives_the_same_numbers() -> None:
     event = binned([[1.0, 0.5, 0.2], [0.5, 1.0, 0.5], [0.2, 0.5, 1.0]], 0.9)
-    result = [
-        MonteCarloAccountant(workers=workers).curve(event).epsilon(1e-5) for workers in (1, 1, 3)
-    ]
-    assert result[0] == result[1] == result[2]
+    one, other = (MonteCarloAccountant().curve(event).epsilon(1e-5) for _ in range(2))
+    assert one == other
 
 
 def test_the_seed_is_the_gram_matrix_s_and_not_the_noise_s() -> None:
