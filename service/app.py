@@ -80,7 +80,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(services.authenticator.announce)
     await run_in_threadpool(services.pool.warm_up)
     # Detect damage and rollbacks before the first request.
-    await run_in_threadpool(services.sequencer.check)
+    await run_in_threadpool(services.sequencer.try_step)
     services.sequencer.start()
     services.publisher.start()
     services.dispatcher.start()

@@ -18,8 +18,8 @@ from affidavit.service.certificates.submit_plan import SubmitPlan
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.dispatch.dispatcher import Dispatcher
-from affidavit.service.dispatch.engines import RayJobs, engine_of
-from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, judge_by
+from affidavit.service.dispatch.engines import RayJobs, build_engine
+from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, build_judge
 from affidavit.service.fair_queue import Turns
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.identity.authentication import Authenticator
@@ -89,9 +89,9 @@ class Services:
             self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
         )
         run_queue = RunQueue(self.engine)
-        engine, admission = engine_of(settings.dispatch, settings.job), None
+        engine, admission = build_engine(settings.dispatch, settings.job), None
         if isinstance(engine, KubernetesJobs):
-            judge = judge_by(self.engine, KeyStore(settings.key_directory))
+            judge = build_judge(self.engine, KeyStore(settings.key_directory))
             admission = AdmissionCheck(engine.client, engine.namespace, judge)
         self.dispatcher = Dispatcher(self.engine, engine, self.clock.now, admission)
         self.submit_plan = SubmitPlan(
@@ -108,7 +108,7 @@ class Services:
             settings.worker_keys,
             self.keyring.revoked,
             self.pool,
-            spreads=isinstance(engine, RayJobs),
+            multi_host=isinstance(engine, RayJobs),
         )
         self.run_events = RunEvents(run_queue, self.ledger)
         self.authenticator = Authenticator(

@@ -45,7 +45,7 @@ from affidavit.certificate import PrivateKeySource, home
 from affidavit.certificate.keys.signers import KEY_VARIABLE as PRIVATE_KEY
 from affidavit.certificate.keys.signers import private_key_source
 from affidavit.certificate.log import BadNote, require_name
-from affidavit.service.dispatch.engines import engine_of
+from affidavit.service.dispatch.engines import build_engine
 from affidavit.service.errors import SettingsError
 from affidavit.service.identity.provider import Provider, provider_of
 
@@ -160,7 +160,7 @@ def _log_name(variables: Mapping[str, str], variable: str) -> str | None:
 
 def _validated_dispatch(variables: Mapping[str, str]) -> str:
     dispatch = variables.get("AFFIDAVIT_DISPATCH") or "local"
-    engine_of(dispatch, variables.get("AFFIDAVIT_JOB", ""))
+    build_engine(dispatch, variables.get("AFFIDAVIT_JOB", ""))
     return dispatch
 
 

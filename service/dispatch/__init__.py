@@ -1,1 +1,1 @@
-"""Handing runs to an engine that decides where and when they execute."""
+"""Hand runs to an engine that schedules and executes them."""

@@ -1,24 +1,23 @@
-"""The loop that compares runs with the engine's jobs, and reservations with their age.
+"""The dispatcher: submits runs to an engine, and ends expired leases and reservations.
 
-A run is committed first and handed over afterwards, by whichever process looks next: one that dies
-in between loses nothing, and two that hand over the same run submit the same job. The engine's
-word only decides how soon a lost worker's run goes on. What may be charged and trained is decided
-by the lease: a job that an engine lost, doubled or revived holds no lease, and is refused.
+A run is committed first and submitted afterwards by any process, so a process that dies in between
+loses nothing, and two processes that submit the same run submit the same job. The engine's report
+only determines how soon a lost worker's run continues. The lease determines charges and training: a
+job that an engine lost, doubled or revived holds no lease and is refused.
 
 =======================  =======================  =========================================
-lease                    job                      what follows
+lease                    job                      action
 =======================  =======================  =========================================
-waits                    unknown                  it is submitted; where the engine refuses it,
-                                                  again after pauses that double, for a day
-waits                    waits or runs            nothing: it is about to claim the run
-waits                    runs, and lost its       it is cancelled, and another is submitted
-                         lease
-waits                    ended                    another is submitted; given up after a
-                                                  few that never claimed the run
-held by the job          ended                    the lease is lost
-held                     anything else            nothing: the lease ends by itself
-over, and expired        waits or runs            it is cancelled
-the run has a later job  waits or runs            it is cancelled
+queued                   unknown                  submit it; after a refusal again with
+                                                  doubling pauses, for a day
+queued                   waiting or running       none: it is about to claim the run
+queued                   running, lost its lease  cancel it and submit another
+queued                   ended                    submit another; give up after a few that
+                                                  never claimed the run
+held by the job          ended                    end the lease
+held                     any other                none: the lease expires
+ended and expired        waiting or running       cancel it
+the run has a later job  waiting or running       cancel it
 =======================  =======================  =========================================
 """
 
@@ -37,14 +36,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.service.database import reader
 from affidavit.service.dispatch.engines import (
-    JOB,
+    JOB_ID,
     Engine,
     EngineUnavailable,
     Job,
     JobRefused,
     JobState,
     job_id_of,
-    others_go_on,
+    log_refusal,
 )
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
 from affidavit.service.identity.actor import CommandContext
@@ -52,15 +51,15 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun, run_leases
 
-PERIOD = 2.0
-"""Seconds between two rounds."""
-EXPIRY_PERIOD = 600.0
+PERIOD_SECONDS = 2.0
+EXPIRY_PERIOD_SECONDS = 600.0
 MAX_WAITING = 500
-"""Jobs that wait in the engine; those that it did not start for ``PATIENCE`` do not count."""
-PATIENCE = timedelta(minutes=10)
-LONGEST_PAUSE = timedelta(hours=1)
-MAX_REFUSED = timedelta(days=1)
-"""How long an engine may refuse a run's job before the run has failed."""
+"""Jobs waiting in the engine, without those that have waited longer than ``STUCK_AFTER``."""
+STUCK_AFTER = timedelta(minutes=10)
+MAX_PAUSE = timedelta(hours=1)
+"""Pause between two submissions of a job that the engine refuses."""
+GIVE_UP_AFTER = timedelta(days=1)
+"""Time for which an engine may refuse a run's job before the run fails."""
 ACTOR = "service:dispatcher"
 
 log = logging.getLogger("affidavit.service.dispatch")
@@ -68,21 +67,21 @@ log = logging.getLogger("affidavit.service.dispatch")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the engine refused a run's job, at first ``since`` and last ``at``."""
+    """The engine's refusal of a run's job, first at ``since`` and last at ``at``."""
 
-    why: str
+    message: str
     since: datetime
     at: datetime
 
     @property
-    def until(self) -> datetime:
-        """When to submit the job again."""
-        pause = max(self.at - self.since, timedelta(seconds=PERIOD))
-        return self.at + min(pause, LONGEST_PAUSE)
+    def retry_at(self) -> datetime:
+        """The time to submit the job again."""
+        pause = max(self.at - self.since, timedelta(seconds=PERIOD_SECONDS))
+        return self.at + min(pause, MAX_PAUSE)
 
 
 class Dispatcher:
-    """The loop of one process; without an engine it only ends leases and reservations."""
+    """The dispatcher of one process; without an engine it only ends leases and reservations."""
 
     def __init__(
         self,
@@ -102,30 +101,32 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look, in a thread."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._loop, name="dispatcher", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its round."""
+        """Stop the thread after its current round."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
 
-    def page(self, run: StoredRun) -> str | None:
-        """A URL of the engine's dashboard about the latest job of a run."""
-        return None if self.engine is None else self.engine.page(job_id_of(run.id, run.job))
+    def dashboard_url(self, run: StoredRun) -> str | None:
+        """Return the URL of the latest job of a run in the engine's dashboard."""
+        if self.engine is None:
+            return None
+        return self.engine.dashboard_url(job_id_of(run.id, run.job))
 
     def refusal(self, run: StoredRun) -> str | None:
-        """Why the engine refused the job of a waiting run when it was last submitted."""
+        """Return the engine's last refusal of the job of a waiting run."""
         refusal = self._refusals.get(run.id)
-        return None if refusal is None or run.state != "queued" else refusal.why
+        return None if refusal is None or run.state != "queued" else refusal.message
 
     def _loop(self) -> None:
         rounds = 0
-        while not self._stopping.wait(PERIOD):
+        while not self._stopping.wait(PERIOD_SECONDS):
             try:
-                if rounds * PERIOD % EXPIRY_PERIOD == 0:
+                if rounds * PERIOD_SECONDS % EXPIRY_PERIOD_SECONDS == 0:
                     self._ledgers.expire(self._now())
                 self.reconcile(self._now())
             except (EngineUnavailable, SQLAlchemyError) as error:
@@ -135,34 +136,37 @@ class Dispatcher:
             rounds += 1
 
     def reconcile(self, at: datetime) -> None:
-        """Compare once; raises ``EngineUnavailable``."""
+        """Compare runs with jobs once, and act on the differences; raises ``EngineUnavailable``."""
         call = CommandContext(actor=ACTOR, at=at)
-        self._queue.reap(call)
+        self._queue.expire_leases(call)
         if self.engine is None:
             return
-        jobs = self.engine.jobs()  # before the leases: what has ended cannot hold one afterwards
+        jobs = self.engine.jobs()  # before the leases: an ended job cannot claim one afterwards
         leases = self._open_leases()
         numbers = {lease.run_id: lease.job for lease in leases}
         self._refusals = {run: item for run, item in self._refusals.items() if run in numbers}
-        waiting = (job_id for job_id, state in jobs.items() if state == "waiting")
-        self._waiting = {job_id: self._waiting.get(job_id, at) for job_id in waiting}
-        room = MAX_WAITING - sum(at - since < PATIENCE for since in self._waiting.values())
+        self._waiting = {
+            job_id: self._waiting.get(job_id, at)
+            for job_id, state in jobs.items()
+            if state == "waiting"
+        }
+        free = MAX_WAITING - sum(at - since < STUCK_AFTER for since in self._waiting.values())
         for lease in sorted(leases, key=lambda lease: lease.run_id in self._refusals):
             if lease.state == "queued" and job_id_of(lease.run_id, lease.job) not in jobs:
                 refusal = self._refusals.get(lease.run_id)
-                if room <= 0 or (refusal is not None and at < refusal.until):
+                if free <= 0 or (refusal is not None and at < refusal.retry_at):
                     continue
-                room -= 1
-            with others_go_on():
+                free -= 1
+            with log_refusal():
                 self._compare(self.engine, lease, jobs, call)
-        for job_id in self._needless(jobs, numbers, at):
-            with others_go_on():
+        for job_id in self._find_obsolete_jobs(jobs, numbers, at):
+            with log_refusal():
                 self.engine.cancel(job_id)
         if self._admission is not None:
-            self._admission.round(at)
+            self._admission.reconcile(at)
 
     def _open_leases(self) -> Sequence[Row[Any]]:
-        """Those of runs that are not over, the oldest first."""
+        """Return the leases of unfinished runs, oldest first."""
         table = run_leases.c
         columns = (table[name] for name in ("run_id", "state", "job", "fence", "worker"))
         unfinished = table.state.in_(["queued", "claimed", "running"])
@@ -177,8 +181,8 @@ class Dispatcher:
         state, claimed = jobs.get(job_id), lease.worker == job_id
         if lease.state != "queued":
             if state == "ended" and claimed:
-                why = f"its job {job_id} ended."
-                self._queue.change(lease.run_id, call, LockedRun.lose, lease.fence, why)
+                reason = f"its job {job_id} ended."
+                self._queue.change(lease.run_id, call, LockedRun.end_lease, lease.fence, reason)
             return
         if state in ("waiting", "running") and not claimed:
             return
@@ -191,35 +195,38 @@ class Dispatcher:
             self._submit(engine, run, call)
 
     def _submit(self, engine: Engine, run: StoredRun, call: CommandContext) -> None:
-        """Submit the job of a run; raises ``JobRefused``, and gives up after ``MAX_REFUSED``."""
+        """Submit the job of a run, and fail the run if it is refused for ``GIVE_UP_AFTER``.
+
+        Raises ``JobRefused``.
+        """
         try:
             engine.submit(
                 Job(run=run.id, number=run.job, queue=run.queue, **run.request["requirements"])
             )
         except JobRefused as error:
-            why, earlier = str(error), self._refusals.get(run.id)
-            refusal = Refusal(why, call.at if earlier is None else earlier.since, call.at)
+            message, earlier = str(error), self._refusals.get(run.id)
+            refusal = Refusal(message, call.at if earlier is None else earlier.since, call.at)
             self._refusals[run.id] = refusal
-            if refusal.at - refusal.since >= MAX_REFUSED:
-                self._queue.change(run.id, call, LockedRun.next_job, run.job, refusal=why)
+            if refusal.at - refusal.since >= GIVE_UP_AFTER:
+                self._queue.change(run.id, call, LockedRun.next_job, run.job, refusal=message)
             raise
         self._refusals.pop(run.id, None)
 
-    def _needless(
+    def _find_obsolete_jobs(
         self, jobs: Mapping[str, JobState], numbers: Mapping[str, int], at: datetime
     ) -> list[str]:
-        """The jobs that no run needs: earlier ones of a run, and those of one long over."""
-        ours = (JOB.fullmatch(job_id) for job_id, state in jobs.items() if state != "ended")
-        active = [(match[0], match[1], int(match[2])) for match in ours if match is not None]
+        """Return the active jobs of ended runs, and the earlier jobs of other runs."""
+        matches = (JOB_ID.fullmatch(job_id) for job_id, state in jobs.items() if state != "ended")
+        active = [(match[0], match[1], int(match[2])) for match in matches if match is not None]
         lease = run_leases.c
-        # The worker of a run that just ended is about to end by itself.
-        over = select(lease.run_id).where(
+        # The worker of a run that has just ended is about to exit.
+        expired = select(lease.run_id).where(
             lease.state == "ended",
             or_(lease.expires_at.is_(None), lease.expires_at < at),
             lease.run_id.in_([run for _, run, _ in active if run not in numbers]),
         )
         with self._reader.connect() as connection:
-            ended = set(connection.execute(over).scalars())
+            ended = set(connection.execute(expired).scalars())
         return [
             job_id
             for job_id, run, number in active

@@ -1,21 +1,21 @@
-"""Engines: Ray, Slurm, and the one that ``AFFIDAVIT_DISPATCH`` names.
+"""Engines that execute runs: their interface, Ray, Slurm, and the choice of ``AFFIDAVIT_DISPATCH``.
 
 =======================  ============================================================
-``local``                none: ``affidavit worker`` claims runs one after the other
+``local``                none: ``affidavit worker`` claims one run after another
 ``ray://HOST:8265``      a Ray cluster's Jobs API (``ray+https://`` behind TLS)
 ``slurm``                ``sbatch``, ``squeue`` and ``scancel``
 ``kubernetes:NAMESPACE``  Jobs of the cluster that the service runs in
 =======================  ============================================================
 
-``AFFIDAVIT_JOB`` is what the engine starts for a run: a command for Ray (``affidavit worker``), a
-batch script for Slurm, a Job's manifest for Kubernetes. ``--run``, ``--queue`` and ``--name`` are
-added. Addresses and keys of workers are on the nodes, so that no secret passes through the engine.
+``AFFIDAVIT_JOB`` is started for each run: a command for Ray (default ``affidavit worker``), a batch
+script for Slurm, a Job manifest for Kubernetes. ``--run``, ``--queue`` and ``--name`` are added.
+The nodes have the addresses and keys of workers, so no secret passes through the engine.
 
 Reference: Ray 2.60, "Ray Jobs REST API".
 
->>> engine_of("local", "") is None
+>>> build_engine("local", "") is None
 True
->>> engine_of("ray://head:8265", "").page("affidavit-1")
+>>> build_engine("ray://head:8265", "").dashboard_url("affidavit-1")
 'http://head:8265/#/jobs/affidavit-1'
 """
 
@@ -29,52 +29,49 @@ import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import httpx
 
 from affidavit.service.errors import SettingsError
 
 JobState = Literal["waiting", "running", "ended"]
-PREFIX = "affidavit-"
-JOB = re.compile(rf"{PREFIX}([0-9a-f-]{{36}})-([0-9]+)")
+JOB_PREFIX = "affidavit-"
+JOB_ID = re.compile(rf"{JOB_PREFIX}([0-9a-f-]{{36}})-([0-9]+)")
 
 log = logging.getLogger("affidavit.service.dispatch")
 
 
 class EngineUnavailable(Exception):
-    """The engine did not answer; the next round tries again."""
+    """The engine did not respond; the next round tries again."""
 
 
 class JobRefused(EngineUnavailable):
-    """The engine answered and refused, for the reason in the text; other jobs go on."""
-
-    @classmethod
-    def by(cls, answer: httpx.Response) -> Self:
-        """The refusal in an answer, whose text may be a traceback that ends in the reason."""
-        reason = answer.text.strip().rpartition("\n")[2]
-        return cls(f"HTTP {answer.status_code}: {reason[-500:]}")
+    """The engine refused the request, for the reason in the text; other jobs are unaffected."""
 
 
-def ask(
-    client: httpx.Client, method: str, url: str, *, same: Collection[int] = (), **sent: Any
+def request_json(
+    client: httpx.Client, method: str, url: str, *, accept: Collection[int] = (), **arguments: Any
 ) -> Any:
-    """The JSON that an engine answers; an empty object with a status in ``same`` as success.
+    """Return the JSON of an engine's response, or an empty object for a status in ``accept``.
 
     Raises ``JobRefused`` and ``EngineUnavailable``.
     """
     try:
-        answer = client.request(method, url, **sent)
-        return {} if answer.status_code in same else answer.raise_for_status().json()
+        response = client.request(method, url, **arguments)
+        return {} if response.status_code in accept else response.raise_for_status().json()
     except httpx.HTTPStatusError as error:
-        raise JobRefused.by(error.response) from None
+        # The text may be a traceback, whose last line is the reason.
+        reason = error.response.text.strip().rpartition("\n")[2]
+        message = f"HTTP {error.response.status_code}: {reason[-500:]}"
+        raise JobRefused(message) from None
     except (httpx.HTTPError, ValueError, OSError) as error:
         raise EngineUnavailable(f"{method} {url}: {error}") from None
 
 
 @contextmanager
-def others_go_on() -> Iterator[None]:
-    """Let a job that the engine refuses hold up no other."""
+def log_refusal() -> Iterator[None]:
+    """Log a job that the engine refuses, so that the other jobs are still handled."""
     try:
         yield
     except JobRefused as error:
@@ -83,9 +80,9 @@ def others_go_on() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One job of a run, the ``number``-th, with so many ``gpus`` on each of its ``hosts``.
+    """The ``number``-th job of a run, with ``gpus`` on each of its ``hosts``.
 
-    ``memory`` is in MiB, 0 for the engine's default.
+    ``memory`` is in MiB; 0 is the engine's default.
     """
 
     run: str
@@ -97,36 +94,36 @@ class Job:
 
     @property
     def id(self) -> str:
-        """What engines know it by: a second submission is of the same job."""
+        """The job's id in the engine; submitting the id again has no effect."""
         return job_id_of(self.run, self.number)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Options of ``affidavit worker``; the worker's name tells which job claimed a run."""
+        """Options of ``affidavit worker``; its name is the job's id."""
         ranks = ("--gpu", "--processes", str(self.gpus)) if self.gpus else ()
         hosts = ("--hosts", str(self.hosts)) if self.hosts > 1 else ()
         return ("--run", self.run, "--queue", self.queue, "--name", self.id, *ranks, *hosts)
 
 
 def job_id_of(run: str, number: int) -> str:
-    """The id of the ``number``-th job of a run."""
-    return f"{PREFIX}{run}-{number}"
+    """Return the id of the ``number``-th job of a run."""
+    return f"{JOB_PREFIX}{run}-{number}"
 
 
 class Engine(Protocol):
-    """What is needed of an engine; all methods raise ``EngineUnavailable`` or ``JobRefused``."""
+    """The interface of an engine; methods raise ``EngineUnavailable`` or ``JobRefused``."""
 
     def jobs(self) -> Mapping[str, JobState]:
-        """The jobs that it knows whose ids have our prefix; it may forget those that ended."""
+        """Return the states of jobs with ``JOB_PREFIX``; ended jobs may be missing."""
 
     def submit(self, job: Job) -> None:
-        """Submit a job; nothing happens if one of that id exists."""
+        """Submit a job; does nothing if a job of that id exists."""
 
     def cancel(self, job_id: str) -> None:
-        """End a job, as a signal would; nothing happens if it has ended or is unknown."""
+        """Terminate a job; does nothing if it has ended or is unknown."""
 
-    def page(self, job_id: str) -> str | None:
-        """A URL of the engine's dashboard about a job."""
+    def dashboard_url(self, job_id: str) -> str | None:
+        """Return the URL of a job in the engine's dashboard."""
 
 
 # ---- engines -------------------------------------------------------------------------
@@ -142,10 +139,10 @@ RAY_STATES: Mapping[str, JobState] = {
 
 
 class RayJobs:
-    """The jobs of the cluster whose dashboard answers at ``address``; ``command`` is started.
+    """The jobs of the Ray cluster with its dashboard at ``address``; each starts ``command``.
 
-    Ray's Jobs API is called over HTTP, so that the service needs no Ray. ``RAY_AUTH_TOKEN`` is the
-    token of a cluster that has one.
+    The service calls Ray's Jobs API over HTTP and does not need Ray. ``RAY_AUTH_TOKEN`` is the
+    cluster's token, if it has one.
     """
 
     def __init__(self, address: str, command: str, client: httpx.Client | None = None) -> None:
@@ -156,24 +153,27 @@ class RayJobs:
         self._command = shlex.split(command)
 
     def jobs(self) -> Mapping[str, JobState]:
-        """The jobs of the cluster, which a new head forgets; raises ``EngineUnavailable``."""
-        listed = ask(self._client, "GET", self._jobs)
+        """Return the jobs of the cluster, which a new head forgets.
+
+        Raises ``EngineUnavailable``.
+        """
+        listed = request_json(self._client, "GET", self._jobs)
         if not isinstance(listed, list):
             raise EngineUnavailable(f"{self._address} listed no jobs")
         entries = [entry for entry in listed if isinstance(entry, dict)]
         return {
             job_id: RAY_STATES.get(str(entry.get("status")), "running")
             for entry in entries
-            if (job_id := str(entry.get("submission_id"))).startswith(PREFIX)
+            if (job_id := str(entry.get("submission_id"))).startswith(JOB_PREFIX)
         }
 
     def submit(self, job: Job) -> None:
-        """Submit under the job's id, which Ray refuses a second time."""
+        """Submit the job under its id, which Ray accepts only once."""
         spread = job.hosts > 1 or "--hosts" in self._command
         body: dict[str, Any] = {
             "submission_id": job.id,
             "entrypoint": shlex.join([*self._command, *job.arguments]),
-            # Ranks on several nodes take what they need themselves.
+            # Ranks on several nodes request their own resources.
             "entrypoint_num_cpus": 0 if spread else 1,
             "entrypoint_num_gpus": 0 if spread else job.gpus,
             "metadata": {"run": job.run, "queue": job.queue},
@@ -181,7 +181,7 @@ class RayJobs:
         if job.memory:
             body["entrypoint_memory"] = job.memory * MIB
         try:
-            ask(self._client, "POST", self._jobs, json=body)
+            request_json(self._client, "POST", self._jobs, json=body)
         except EngineUnavailable:
             if job.id not in self.jobs():
                 raise
@@ -189,16 +189,15 @@ class RayJobs:
     def cancel(self, job_id: str) -> None:
         """Stop the job: SIGTERM, and SIGKILL some seconds later."""
         unknown = (httpx.codes.NOT_FOUND,)
-        ask(self._client, "POST", f"{self._jobs}{job_id}/stop", same=unknown)
+        request_json(self._client, "POST", f"{self._jobs}{job_id}/stop", accept=unknown)
 
-    def page(self, job_id: str) -> str:
-        """The job in Ray's dashboard."""
+    def dashboard_url(self, job_id: str) -> str:
+        """Return the URL of the job in Ray's dashboard."""
         return f"{self._address}/#/jobs/{job_id}"
 
 
 COMMAND_SECONDS = 60
-"""Seconds."""
-VARIABLES = (
+PASSED_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "SLURM_CONF"),
     *("AFFIDAVIT_SERVER", "AFFIDAVIT_SITE", "AFFIDAVIT_OUTPUTS"),
 )
@@ -212,36 +211,36 @@ SLURM_STATES: Mapping[str, JobState] = {
         "ended",
     ),
 }
-"""Other states are those of a job that runs."""
+"""Other states mean that the job is running."""
 
 
 class Slurm:
-    """The jobs of the cluster whose commands are on the path; a job's name is its id.
+    """The jobs of the Slurm cluster with its commands on the path; a job's name is its id.
 
-    ``sbatch`` starts the script with the worker's options as arguments. Slurm refuses no second
-    job of a name, so its queue is looked at before; of two all the same, one finds the run claimed
-    and ends. Jobs inherit the environment of ``sbatch``, which is the service's: only
-    ``VARIABLES`` of it are passed on, none of which is a secret.
+    ``sbatch`` starts the script with the worker's options as arguments. Slurm accepts several jobs
+    of one name, so its queue is checked first; if two start all the same, the second one finds the
+    run claimed and exits. Jobs inherit the environment of ``sbatch``, which is limited to
+    ``PASSED_VARIABLES`` and contains no secret.
     """
 
     def __init__(self, script: str) -> None:
         self._script = script
 
     def jobs(self) -> Mapping[str, JobState]:
-        """The jobs that ``squeue`` still shows; of two of a name, the one that has not ended."""
+        """Return the jobs that ``squeue`` lists; of two with one name, the active one."""
         listed = _run_command("squeue", "--noheader", "--states=all", "--format=%j %T")
         result: dict[str, JobState] = {}
         for line in listed.splitlines():
             name, _, state = line.strip().partition(" ")
-            if name.startswith(PREFIX) and result.get(name, "ended") == "ended":
+            if name.startswith(JOB_PREFIX) and result.get(name, "ended") == "ended":
                 result[name] = SLURM_STATES.get(state.strip(), "running")
         return result
 
     def submit(self, job: Job) -> None:
-        """Submit the script with the worker's options, unless a job of the name is there."""
+        """Submit the script with the worker's options, unless a job of that name exists."""
         if job.id in self.jobs():
             return
-        # A job that lost its node is not started again by Slurm: the dispatcher submits the next.
+        # Slurm must not restart a job that lost its node: the dispatcher submits the next one.
         options = [f"--job-name={job.id}", "--no-requeue", f"--gpus-per-node={job.gpus}"]
         options += [f"--mem={job.memory}M"] if job.memory else []
         # The script reads processes and GPUs from the allocation.
@@ -249,17 +248,17 @@ class Slurm:
         _run_command("sbatch", *options, self._script, *worker)
 
     def cancel(self, job_id: str) -> None:
-        """End the jobs of the name."""
+        """Cancel the jobs of that name."""
         _run_command("scancel", f"--name={job_id}")
 
-    def page(self, job_id: str) -> None:
-        """None: Slurm has no dashboard."""
+    def dashboard_url(self, job_id: str) -> None:
+        """Return None: Slurm has no dashboard."""
 
 
 def _run_command(*command: str) -> str:
-    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    environment = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     try:
-        ran = subprocess.run(
+        result = subprocess.run(
             command,
             capture_output=True,
             check=False,
@@ -269,13 +268,13 @@ def _run_command(*command: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineUnavailable(f"{command[0]}: {error}") from None
-    if ran.returncode:
-        raise JobRefused(f"{command[0]}: {ran.stderr.strip()[:500]}")
-    return ran.stdout
+    if result.returncode:
+        raise JobRefused(f"{command[0]}: {result.stderr.strip()[:500]}")
+    return result.stdout
 
 
-def engine_of(dispatch: str, job: str) -> Engine | None:
-    """The engine of a setting, None for ``local``; raises ``SettingsError``."""
+def build_engine(dispatch: str, job: str) -> Engine | None:
+    """Build the engine of ``AFFIDAVIT_DISPATCH``, None for ``local``; raises ``SettingsError``."""
     if dispatch == "local":
         return None
     kind, _, rest = dispatch.partition(":")

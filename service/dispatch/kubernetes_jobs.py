@@ -1,21 +1,18 @@
-"""Jobs of Kubernetes, from a manifest that the operator writes.
+"""Kubernetes Jobs, built from the operator's manifest, and Kueue's admission check.
 
 The manifest is a Job whose first container runs ``affidavit worker``. For each run it gets the
-job's name, the worker's options, the run's GPUs and memory, and the label of Kueue with the run's
-queue, which Kueue follows where it is installed. The service account needs to create, list and
-delete Jobs in the namespace, and for the admission check to list Workloads and AdmissionChecks and
-to patch their status.
+job's name, the worker's options, the run's GPUs and memory, and Kueue's label with the run's queue.
+The service account needs to create, list and delete Jobs in the namespace. For the admission check
+it also needs to list Workloads and AdmissionChecks and to patch their status.
 
-References: Kubernetes API, batch/v1 Job; Kueue, "Run a Kubernetes Job".
+Kueue asks the admission check before it starts a workload that waits in a ClusterQueue with an
+AdmissionCheck of the controller ``affidavit.dev/certificate``. The workload is Ready if its job is
+the current job of an unfinished run, the run's certificate verifies and is usable, and its budget
+is reserved or committed. Every other workload is Rejected. The check does not inspect containers:
+anybody who may create Jobs in the namespace under a run's name is admitted as that run.
 
-Kueue's admission check admits a workload for what was certified and reserved. Kueue asks before it
-starts a workload: one that waits in a ClusterQueue with an AdmissionCheck of the controller
-``affidavit.dev/certificate`` is Ready once the job is the present one of a run that is not over,
-its certificate verifies and is usable, and its budget is reserved or committed. Everything else is
-Rejected, jobs that are no runs too. What a container does is not looked at: whoever may create Jobs
-in the namespace under a run's name is admitted for it.
-
-References: Kueue, "Admission Check"; kueue.x-k8s.io/v1beta1, AdmissionCheck and Workload.
+References: Kubernetes API, batch/v1 Job; Kueue, "Run a Kubernetes Job" and "Admission Check";
+kueue.x-k8s.io/v1beta1, AdmissionCheck and Workload.
 """
 
 from __future__ import annotations
@@ -33,27 +30,27 @@ from affidavit.certificate import KeyStore, PublicKey, VerificationError, verify
 from affidavit.plan import MalformedPlan, load_yaml
 from affidavit.service.database import reader
 from affidavit.service.dispatch.engines import (
-    JOB,
-    PREFIX,
+    JOB_ID,
+    JOB_PREFIX,
     Job,
     JobState,
-    ask,
     job_id_of,
-    others_go_on,
+    log_refusal,
+    request_json,
 )
 from affidavit.service.errors import DomainError, SettingsError
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.store import require_reserved_usable
 from affidavit.service.runs import repository
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-SERVER = "https://kubernetes.default.svc"
-KUEUE = "kueue.x-k8s.io/queue-name"
-OURS = "affidavit.run"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+API_SERVER = "https://kubernetes.default.svc"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+RUN_LABEL = "affidavit.run"
 
 
 class KubernetesJobs:
-    """The Jobs of a namespace; ``manifest`` is what each is made from."""
+    """The Jobs of a namespace, each built from ``manifest``."""
 
     def __init__(self, client: httpx.Client, namespace: str, manifest: Mapping[str, Any]) -> None:
         self.client, self.namespace = client, namespace
@@ -62,7 +59,7 @@ class KubernetesJobs:
 
     @classmethod
     def in_cluster(cls, namespace: str, path: str) -> Self:
-        """The cluster that this process runs in; raises ``SettingsError``."""
+        """Connect to the cluster that this process runs in; raises ``SettingsError``."""
         try:
             manifest = load_yaml(Path(path).read_bytes()).data
             manifest["spec"]["template"]["spec"]["containers"][0]["name"]
@@ -71,45 +68,53 @@ class KubernetesJobs:
                 f"AFFIDAVIT_JOB is {path!r}, which is not a Job manifest: {error}"
             ) from None
         client = httpx.Client(
-            base_url=SERVER,
-            verify=str(ACCOUNT / "ca.crt") if (ACCOUNT / "ca.crt").exists() else True,
-            auth=_account,
+            base_url=API_SERVER,
+            verify=str(SERVICE_ACCOUNT / "ca.crt")
+            if (SERVICE_ACCOUNT / "ca.crt").exists()
+            else True,
+            auth=_add_token,
             timeout=30,
         )
         return cls(client, namespace, manifest)
 
     def jobs(self) -> Mapping[str, JobState]:
-        """The Jobs with our label."""
-        listed = ask(self.client, "GET", self._jobs, params={"labelSelector": OURS})
+        """Return the Jobs with ``RUN_LABEL``."""
+        listed = request_json(self.client, "GET", self._jobs, params={"labelSelector": RUN_LABEL})
         return {
             entry["metadata"]["name"]: _state(entry)
             for entry in listed.get("items", [])
-            if entry["metadata"]["name"].startswith(PREFIX)
+            if entry["metadata"]["name"].startswith(JOB_PREFIX)
         }
 
     def submit(self, job: Job) -> None:
-        """Create the Job; one of its name is the same."""
-        ask(self.client, "POST", self._jobs, json=self._of(job), same=(httpx.codes.CONFLICT,))
+        """Create the Job, unless a Job of that name exists."""
+        request_json(
+            self.client,
+            "POST",
+            self._jobs,
+            json=self._build_job(job),
+            accept=(httpx.codes.CONFLICT,),
+        )
 
     def cancel(self, job_id: str) -> None:
         """Delete the Job and its pods."""
         options, gone = {"propagationPolicy": "Background"}, (httpx.codes.NOT_FOUND,)
-        ask(self.client, "DELETE", f"{self._jobs}/{job_id}", params=options, same=gone)
+        request_json(self.client, "DELETE", f"{self._jobs}/{job_id}", params=options, accept=gone)
 
-    def page(self, job_id: str) -> None:
-        """None: a cluster has no dashboard of its own."""
+    def dashboard_url(self, job_id: str) -> None:
+        """Return None: Kubernetes has no dashboard by default."""
 
-    def _of(self, job: Job) -> dict[str, Any]:
+    def _build_job(self, job: Job) -> dict[str, Any]:
         manifest = copy.deepcopy(dict(self._manifest))
         manifest["metadata"] = {
             "name": job.id,
             "labels": {
                 **manifest.get("metadata", {}).get("labels", {}),
-                OURS: job.run,
-                KUEUE: job.queue,
+                RUN_LABEL: job.run,
+                QUEUE_LABEL: job.queue,
             },
         }
-        # A retry by Kubernetes would not see that its predecessor's lease is lost; we send another.
+        # A retry by Kubernetes would not have a lease: the dispatcher submits the next job.
         manifest["spec"]["backoffLimit"] = 0
         container = manifest["spec"]["template"]["spec"]["containers"][0]
         container["args"] = [*container.get("args", []), *job.arguments]
@@ -124,9 +129,11 @@ class KubernetesJobs:
         return manifest
 
 
-def _account(request: httpx.Request) -> httpx.Request:
-    """The service account's token, which the cluster renews in its file."""
-    request.headers["authorization"] = f"Bearer {(ACCOUNT / 'token').read_text('ascii').strip()}"
+def _add_token(request: httpx.Request) -> httpx.Request:
+    """Add the service account's token, which the cluster renews in its file."""
+    request.headers["authorization"] = (
+        f"Bearer {(SERVICE_ACCOUNT / 'token').read_text('ascii').strip()}"
+    )
     return request
 
 
@@ -142,42 +149,39 @@ def _state(entry: Mapping[str, Any]) -> JobState:
 # ---- Kueue's admission check ---------------------------------------------------------
 
 CONTROLLER = "affidavit.dev/certificate"
-VERSION = "kueue.x-k8s.io/v1beta1"
-MAX_MESSAGE = 500
+KUEUE_VERSION = "kueue.x-k8s.io/v1beta1"
+MAX_MESSAGE_LENGTH = 500
 
-State = Literal["Ready", "Rejected"]
-
-
-Verdict = tuple[State, str]
-"""Whether a workload may start, and why."""
+Verdict = tuple[Literal["Ready", "Rejected"], str]
+"""Whether a workload may start, and the reason."""
 
 
 class AdmissionCheck:
-    """The controller, for the workloads of a namespace; ``judge`` is asked about a job's name."""
+    """The controller for the workloads of a namespace; ``judge`` decides by the job's name."""
 
     def __init__(
         self, client: httpx.Client, namespace: str, judge: Callable[[str], Verdict]
     ) -> None:
         self._client = client
-        self._workloads = f"/apis/{VERSION}/namespaces/{namespace}/workloads"
+        self._workloads = f"/apis/{KUEUE_VERSION}/namespaces/{namespace}/workloads"
         self._judge = judge
 
-    def round(self, at: datetime) -> None:
-        """Decide about all that waits, if the cluster has a check of ours.
+    def reconcile(self, at: datetime) -> None:
+        """Decide about all waiting workloads, if the cluster has our AdmissionCheck.
 
         Raises ``EngineUnavailable``.
         """
         missing = (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN)
-        path = f"/apis/{VERSION}/admissionchecks"
-        listed = ask(self._client, "GET", path, same=missing).get("items", [])
+        path = f"/apis/{KUEUE_VERSION}/admissionchecks"
+        listed = request_json(self._client, "GET", path, accept=missing).get("items", [])
         checks = [one for one in listed if one["spec"]["controllerName"] == CONTROLLER]
         for check in checks:
             self._activate(check, at)
         if not checks:
             return
         names = {check["metadata"]["name"] for check in checks}
-        for workload in ask(self._client, "GET", self._workloads).get("items", []):
-            with others_go_on():
+        for workload in request_json(self._client, "GET", self._workloads).get("items", []):
+            with log_refusal():
                 self._decide(workload, names, at)
 
     def _decide(self, workload: Mapping[str, Any], names: Iterable[str], at: datetime) -> None:
@@ -197,7 +201,7 @@ class AdmissionCheck:
             {
                 "name": name,
                 "state": state,
-                "message": message[:MAX_MESSAGE],
+                "message": message[:MAX_MESSAGE_LENGTH],
                 "lastTransitionTime": _instant(at),
             }
             for name in waiting
@@ -214,25 +218,25 @@ class AdmissionCheck:
             "message": "The service checks certificates and budgets.",
             "lastTransitionTime": _instant(at),
         }
-        path = f"/apis/{VERSION}/admissionchecks/{check['metadata']['name']}/status"
+        path = f"/apis/{KUEUE_VERSION}/admissionchecks/{check['metadata']['name']}/status"
         self._apply(path, "AdmissionCheck", check, {"conditions": [condition]})
 
     def _apply(self, path: str, kind: str, item: Mapping[str, Any], status: Any) -> None:
-        """Set what is ours of a status; an item that is gone needs none."""
+        """Apply our part of a status; does nothing if the item no longer exists."""
         name = {"name": item["metadata"]["name"]}
-        ask(
+        request_json(
             self._client,
             "PATCH",
             path,
-            json={"apiVersion": VERSION, "kind": kind, "metadata": name, "status": status},
+            json={"apiVersion": KUEUE_VERSION, "kind": kind, "metadata": name, "status": status},
             params={"fieldManager": "affidavit", "force": "true"},
             headers={"content-type": "application/apply-patch+yaml"},
-            same=(httpx.codes.NOT_FOUND,),
+            accept=(httpx.codes.NOT_FOUND,),
         )
 
 
-def judge_by(database: Engine, keys: KeyStore) -> Callable[[str], Verdict]:
-    """Verdicts by what the service's database holds, and the keys that may certify."""
+def build_judge(database: Engine, keys: KeyStore) -> Callable[[str], Verdict]:
+    """Build a judge that reads the database and trusts the keys that may certify."""
     connections = reader(database)
 
     def judge(job_id: str) -> Verdict:
@@ -240,24 +244,25 @@ def judge_by(database: Engine, keys: KeyStore) -> Callable[[str], Verdict]:
             try:
                 return _verdict(connection, job_id, keys.public_keys())
             except VerificationError as error:
-                why = f"its certificate does not verify: {error.message}"
+                reason = f"its certificate does not verify: {error.message}"
             except DomainError as error:
-                why = error.message
-        return "Rejected", why
+                reason = error.message
+        return "Rejected", reason
 
     return judge
 
 
 def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) -> Verdict:
-    """Raises ``DomainError`` or ``VerificationError``."""
-    match = JOB.fullmatch(job_id)
+    """Judge a job; raises ``DomainError`` or ``VerificationError``."""
+    match = JOB_ID.fullmatch(job_id)
     if match is None:
         return "Rejected", "no run with this id was requested from Affidavit."
     run = repository.find(connection, match[1])
-    present, over = job_id_of(run.id, run.job), run.outcome is not None
-    if over or job_id != present:
-        why = f"run {run.id} is {run.state}" if over else f"its job is {present}"
-        return "Rejected", f"{why}."
+    if run.outcome is not None:
+        return "Rejected", f"run {run.id} is {run.state}."
+    current = job_id_of(run.id, run.job)
+    if job_id != current:
+        return "Rejected", f"its job is {current}."
     reservation = ledger_repository.find_reservation(connection, run.reservation_id)
     if reservation is None or reservation.state not in ("reserved", "committed"):
         return "Rejected", "no budget is reserved for it."

@@ -181,7 +181,7 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
     destination.send(newest)
     if reply is not None:
         _timestamp_path(path).write_bytes(reply)
-        Cosignatures(connection.engine).keep_timestamp(newest.note, reply)
+        Cosignatures(connection.engine).store_timestamp(newest.note, reply)
     typer.echo(f"Wrote {newest.checkpoint.size} entries of {newest.checkpoint.origin} to {path}.")
     return 0
 

@@ -1,26 +1,22 @@
 """Publish checkpoints outside the database, so that its owner cannot rewrite the log.
 
-Whoever owns the database can drop its triggers and write any row; whoever also has the
-signing key can sign the result. A rewritten log cannot be made to agree with a checkpoint
-that is kept elsewhere. The setting lists destinations, separated by commas:
+The owner of the database can drop its triggers and write any row, and with the signing key can sign
+the result. A rewritten log contradicts every checkpoint that is stored elsewhere. The setting lists
+destinations, separated by commas:
 
-``FILE``
-    The newest checkpoint, replaced atomically. When the service starts, the log must extend
-    the checkpoint in the file, or nothing is signed.
-``https://...``
-    Each new checkpoint is posted as it is, ``text/plain``.
-``witness+https://...#KEY``
-    Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last one.
-    While more than half of the witnesses say that it does not, nothing is spent or signed. The
-    witness is ``affidavit witness`` or any other. Its cosignatures are kept and served if they are
-    by ``KEY``, its verifier key.
+``FILE`` The newest checkpoint, replaced atomically. When the service starts, the log must extend
+the checkpoint in the file, or nothing is signed. ``https://...`` Each new checkpoint is posted as
+``text/plain``. ``witness+https://...#KEY`` Posted as C2SP's ``add-checkpoint``, with the proof that
+it extends the witness's last one. While more than half of the witnesses contradict the log, nothing
+is spent or signed. The witness is ``affidavit witness`` or any other. Its cosignatures by ``KEY``,
+its verifier key, are stored and served. Only valid cosignatures are stored, and readers verify them
+again.
 
-Publishing runs in threads of its own, so that a network that hangs does not stop the log, nor a
-witness that never ends its answer the other destinations.
-What cannot be delivered is logged and retried; a checkpoint that is superseded meanwhile is
+Each destination has a thread of its own, so a network that hangs delays neither the log nor another
+destination. Failed deliveries are logged and retried. A checkpoint that was superseded meanwhile is
 skipped, because the next one covers it.
 
-Reference: C2SP, tlog-witness.md.
+References: C2SP, tlog-witness.md, tlog-cosignature.md.
 """
 
 from __future__ import annotations
@@ -52,61 +48,59 @@ from affidavit.plan import Reason
 from affidavit.service.database import Store
 from affidavit.service.errors import OperatorError
 from affidavit.service.log.entries import log_checkpoints, log_cosignatures
-from affidavit.service.log.reader import STAMPS, LogReader
+from affidavit.service.log.reader import TIMESTAMP_PREFIX, LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
 
-TIMEOUT = 10.0
+TIMEOUT_SECONDS = 10.0
 TEXT = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
 STAMP_QUERY = "application/timestamp-query"
-MAX_BYTES = 100_000
-"""Of an answer that are read."""
-PERIOD = 0.5
-RETRY = 10.0
-"""Seconds before a failed delivery is retried."""
+MAX_RESPONSE_BYTES = 100_000
+PERIOD_SECONDS = 0.5
+RETRY_SECONDS = 10.0
 STOP_SECONDS = 15.0
 
 log = logging.getLogger("affidavit.service.log")
 
 
 class PublishError(OperatorError):
-    """A checkpoint could not be delivered; it is retried."""
+    """A checkpoint could not be delivered; the delivery is retried."""
 
 
 class Contradicted(PublishError):
-    """A witness saw more of the log than there is, or another one."""
+    """A witness saw more entries than the log has, or another log under its name."""
 
 
 class NotCosigned(Exception):
-    """The witness's answer holds no valid cosignature of its key; the text says why."""
+    """The witness's response has no valid cosignature of its key."""
 
 
 class Cosignatures(Store):
     """The cosignatures of checkpoints."""
 
-    def keep(self, note: str, answer: str, witness: WitnessKey) -> None:
-        """Store the earliest line of ``witness`` in ``answer`` under the checkpoint ``note``.
+    def store(self, note: str, response: str, witness: WitnessKey) -> None:
+        """Store the earliest cosignature of ``witness`` in ``response`` for a checkpoint.
 
-        Raises ``NotCosigned``, and ``BadNote`` for an answer or a cosignature that is none.
+        Raises ``NotCosigned``, and ``BadNote`` for a malformed response or cosignature.
         """
-        lines = [line for line in answer.splitlines() if line.startswith(f"— {witness.name} ")]
+        lines = [line for line in response.splitlines() if line.startswith(f"— {witness.name} ")]
         signed = parse_note(note + "".join(f"{line}\n" for line in lines))
         at = witness.cosigned(signed)
         if at is None:
-            raise NotCosigned(f"the answer has no cosignature of {witness.name}")
-        own = (line for line in signed.signatures if line.key_hash == witness.key_hash)
-        first = min(own, key=lambda line: line.signature)  # which begins with the time
-        self._keep(note, str(witness), str(type(signed)("", (first,))).lstrip("\n"), at)
+            raise NotCosigned(f"the response has no cosignature of {witness.name}")
+        cosigned = (line for line in signed.signatures if line.key_hash == witness.key_hash)
+        first = min(cosigned, key=lambda line: line.signature)  # it begins with the time
+        self._insert(note, str(witness), str(type(signed)("", (first,))).lstrip("\n"), at)
 
-    def keep_timestamp(self, note: str, reply: bytes) -> None:
+    def store_timestamp(self, note: str, reply: bytes) -> None:
         """Store a time-stamping authority's reply for the checkpoint ``note``."""
         from rfc3161_client import decode_timestamp_response
 
         at = decode_timestamp_response(reply).tst_info.gen_time
-        witness = f"{STAMPS}{hashlib.sha256(reply).hexdigest()}"
-        self._keep(note, witness, timestamp_line(reply), at)
+        witness = f"{TIMESTAMP_PREFIX}{hashlib.sha256(reply).hexdigest()}"
+        self._insert(note, witness, timestamp_line(reply), at)
 
-    def _keep(self, note: str, witness: str, line: str, at: datetime) -> None:
+    def _insert(self, note: str, witness: str, line: str, at: datetime) -> None:
         with self._reader.connect() as connection:
             checkpoint_id = connection.execute(
                 select(func.max(log_checkpoints.c.id)).where(log_checkpoints.c.note == note)
@@ -116,7 +110,7 @@ class Cosignatures(Store):
             with self._writer.begin() as connection:
                 connection.execute(insert(log_cosignatures).values(**row, cosigned_at=at))
         except IntegrityError:
-            return  # another replica had it cosigned too
+            return  # another replica stored it
 
 
 class FileDestination:
@@ -131,7 +125,7 @@ class FileDestination:
         return str(self._path)
 
     def last(self) -> Checkpoint | None:
-        """The checkpoint in the file; raises ``LogDamaged`` if it holds anything else."""
+        """Return the checkpoint in the file; raises ``LogDamaged`` for another content."""
         try:
             return read_checkpoint(self._path.read_bytes())
         except FileNotFoundError:
@@ -148,18 +142,18 @@ class FileDestination:
 
 
 class UrlDestination:
-    """A URL that accepts the note as it is."""
+    """A URL that accepts the note."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     @property
     def name(self) -> str:
-        """The host alone, because a URL may contain a secret."""
+        """The host only, because a URL may contain a secret."""
         return httpx.URL(self._url).host
 
     def last(self) -> Checkpoint | None:
-        """None: a URL is not read back."""
+        """Return None: a URL is not read back."""
         return None
 
     def send(self, stored: StoredCheckpoint) -> None:
@@ -170,7 +164,7 @@ class UrlDestination:
 
 
 class WitnessDestination(UrlDestination):
-    """A witness, which accepts a checkpoint only if it extends the last one."""
+    """A witness, which accepts only checkpoints that extend its last one."""
 
     def __init__(
         self,
@@ -186,9 +180,9 @@ class WitnessDestination(UrlDestination):
         self._size = 0
 
     def send(self, stored: StoredCheckpoint) -> None:
-        """Post the note with its proof, again if the witness is at another size.
+        """Post the note with its proof, and again if the witness is at another size.
 
-        Raises ``PublishError``, and ``Contradicted`` if the witness saw what the log does not have.
+        Raises ``PublishError``, and ``Contradicted`` if the witness saw entries that the log lacks.
         """
         response = post(self._url, self._body(stored).encode(), TEXT)
         media = response.headers.get("content-type", "").partition(";")[0]
@@ -206,7 +200,7 @@ class WitnessDestination(UrlDestination):
         if self._key is None or self._cosignatures is None:
             return
         try:
-            self._cosignatures.keep(stored.note, response.text, self._key)
+            self._cosignatures.store(stored.note, response.text, self._key)
         except (NotCosigned, BadNote) as error:
             raise PublishError(f"the witness {self.name}: {error}") from None
 
@@ -232,15 +226,12 @@ Destination = FileDestination | UrlDestination
 def destinations(
     setting: str, log: LogReader, cosignatures: Cosignatures | None = None
 ) -> tuple[Destination, ...]:
-    """The destinations in a setting, separated by commas.
-
-    Raises ``PublishError`` for a witness's verifier key that is none.
-    """
+    """Parse the destinations in a setting; raises ``PublishError`` for a bad verifier key."""
     parts = (part.strip() for part in setting.split(","))
-    return tuple(_destination(part, log, cosignatures) for part in parts if part)
+    return tuple(_parse_destination(part, log, cosignatures) for part in parts if part)
 
 
-def _destination(text: str, log: LogReader, cosignatures: Cosignatures | None) -> Destination:
+def _parse_destination(text: str, log: LogReader, cosignatures: Cosignatures | None) -> Destination:
     if text.startswith(("witness+http://", "witness+https://")):
         url, _, key = text.removeprefix("witness+").partition("#")
         try:
@@ -257,28 +248,30 @@ def _destination(text: str, log: LogReader, cosignatures: Cosignatures | None) -
 
 
 def published_checkpoints(places: Iterable[Destination]) -> list[Checkpoint]:
-    """The checkpoints that can be read back from ``places``; raises ``LogDamaged``."""
+    """Read the checkpoints back from ``places``; raises ``LogDamaged``."""
     checkpoints = (place.last() for place in places)
     return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
 
 
 def post(url: str, content: bytes, media: str) -> httpx.Response:
-    """The response to a POST; raises ``PublishError`` if there is none, or it is too much."""
+    """Send a POST; raises ``PublishError`` if the response is missing or too large."""
     sent = {"Content-Type": media, "Accept-Encoding": "identity"}
     try:
-        with httpx.stream("POST", url, content=content, headers=sent, timeout=TIMEOUT) as response:
-            return read_at_most(response, MAX_BYTES, TIMEOUT)
+        with httpx.stream(
+            "POST", url, content=content, headers=sent, timeout=TIMEOUT_SECONDS
+        ) as response:
+            return read_at_most(response, MAX_RESPONSE_BYTES, TIMEOUT_SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None
 
 
 def request_timestamp(content: bytes, url: str) -> bytes:
-    """A time-stamping authority's reply for ``content`` (RFC 3161, DER).
+    """Request a timestamp for ``content`` from an authority (RFC 3161); return its reply in DER.
 
-    A log that is rewritten later cannot have had that root at that time, whoever holds its
-    database and key. Raises ``PublishError`` unless the authority granted the very request: what
-    it granted with changes no verifier accepts. Needs ``pip install 'affidavit[timestamps]'``.
+    The timestamp proves that the log had this root at that time, even against the holder of its
+    database and key. Raises ``PublishError`` unless the authority granted exactly this request,
+    because verifiers accept nothing else. Needs ``pip install 'affidavit[timestamps]'``.
     """
     from rfc3161_client import TimestampRequestBuilder, decode_timestamp_response
     from rfc3161_client.tsp import PKIStatus
@@ -323,7 +316,7 @@ class CheckpointPublisher:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start a thread for each destination: one that hangs delays no other."""
+        """Start a thread for each destination."""
         for place in self._places:
             thread = threading.Thread(
                 target=self._run, args=(place,), name="publisher", daemon=True
@@ -340,19 +333,19 @@ class CheckpointPublisher:
 
     @property
     def problem(self) -> Reason | None:
-        """That most witnesses saw another log; fewer than that cannot stop the service."""
+        """The problem that most witnesses contradict the log; a minority cannot stop it."""
         witnesses = [place for place in self._places if isinstance(place, WitnessDestination)]
         if 2 * len(self._contradicted) <= len(witnesses):
             return None
         return Reason(
             code="log_damaged",
-            message=f"{len(self._contradicted)} of {len(witnesses)} witnesses saw more of the log "
-            "than there is, or another one: the database was rolled back.",
+            message=f"{len(self._contradicted)} of {len(witnesses)} witnesses saw more entries "
+            "than the log has, or another log: the database was rolled back.",
             remedy="Restore the database from a newer backup, or start another log.",
         )
 
     def publish(self) -> bool:
-        """Deliver the newest checkpoint everywhere; returns whether all destinations have it."""
+        """Deliver the newest checkpoint; return whether all destinations have it."""
         delivered = [self._deliver(place) for place in self._places]
         return all(delivered)
 
@@ -375,7 +368,7 @@ class CheckpointPublisher:
         return True
 
     def _run(self, place: Destination) -> None:
-        pause = PERIOD
+        pause = PERIOD_SECONDS
         while not self._stopped.wait(pause):
-            pause = PERIOD if self._deliver(place) else RETRY
+            pause = PERIOD_SECONDS if self._deliver(place) else RETRY_SECONDS
         self._deliver(place)

@@ -65,7 +65,7 @@ from affidavit.service.log.stored_tree import (
 
 @dataclass(frozen=True, slots=True)
 class InclusionProof:
-    """The proof that a leaf is at ``index`` in the tree of ``size`` leaves."""
+    """The proof of the leaf at ``index`` in the tree of ``size`` leaves."""
 
     index: int
     size: int
@@ -74,19 +74,19 @@ class InclusionProof:
 
 
 class LogReader(Store):
-    """The log."""
+    """The log, as its readers see it."""
 
     def latest(self) -> StoredCheckpoint:
-        """The newest checkpoint; raises ``NotLogged``."""
+        """Return the newest checkpoint; raises ``NotLogged``."""
         return self.read(_latest)
 
     def published(self) -> StoredCheckpoint:
-        """The checkpoint for everybody, with its cosignatures; raises ``NotLogged``."""
+        """Return the checkpoint to serve, with its cosignatures; raises ``NotLogged``."""
         with self._reader.connect() as connection:
             return published(connection, _latest(connection))
 
     def inclusion(self, index: int | None, leaf: bytes | None, size: int | None) -> InclusionProof:
-        """The proof for a leaf, by index or by hash, in the tree of ``size``, else the newest.
+        """Return the proof for a leaf, by index or hash, in the tree of ``size`` or the newest.
 
         Raises ``NotLogged``.
         """
@@ -100,9 +100,9 @@ class LogReader(Store):
             return _prove_inclusion(connection, index, size, newest)
 
     def consistency(self, first: int, second: int | None) -> Consistency:
-        """The proof that the tree of ``second``, else the newest, extends that of ``first``.
+        """Return the proof that the tree of ``second``, or the newest, extends that of ``first``.
 
-        Raises ``NotLogged``; ``first`` is at least 1.
+        ``first`` is at least 1. Raises ``NotLogged``.
         """
         with self._reader.connect() as connection:
             second = _size_or_newest(second, _latest(connection))
@@ -111,14 +111,14 @@ class LogReader(Store):
             return _prove_consistency(connection, first, second)
 
     def part_of(self, bundle: bytes) -> Inclusion | None:
-        """The log part of a bundle; None while its entry is not sequenced, or the log damaged."""
+        """Return the log part of a bundle; None before sequencing and for a damaged log."""
         entry = entry_of(bundle)
         with suppress(LogDamaged), self._reader.connect() as connection:
             index = _index_of(connection, entry.leaf_hash)
             newest = None if index is None else last_checkpoint(connection)
             if index is None or newest is None or index >= newest.checkpoint.size:
                 return None
-            shown = _shown(connection, index, str(entry.body["key_id"]), newest)
+            shown = _choose_checkpoint(connection, index, str(entry.body["key_id"]), newest)
             proof = _prove_inclusion(connection, index, shown.checkpoint.size, shown)
             return Inclusion(
                 leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
@@ -126,7 +126,7 @@ class LogReader(Store):
         return None
 
     def entries(self, start: int, end: int) -> Sequence[Any]:
-        """The signed entries from ``start`` to ``end``, both included."""
+        """Return the signed entries from ``start`` to ``end``, both included."""
         with self._reader.connect() as connection:
             size = _size(connection)
             query = (
@@ -139,15 +139,15 @@ class LogReader(Store):
 
 
 def with_inclusion(log: LogReader, bundle: bytes) -> bytes:
-    """``bundle`` with its ``log`` part; without one where ``LogReader.part_of`` has none.
+    """Return ``bundle`` with its ``log`` part, if ``LogReader.part_of`` has one.
 
-    Verifiers that require the log then reject the bundle, and ``/readyz`` says why.
+    Verifiers that require the log reject a bundle without it, and ``/readyz`` gives the reason.
     """
-    return joined(bundle, log.part_of(bundle))
+    return with_log_part(bundle, log.part_of(bundle))
 
 
-def joined(bundle: bytes, part: Inclusion | None) -> bytes:
-    """``bundle`` with its ``log`` part, which comes last in canonical JSON."""
+def with_log_part(bundle: bytes, part: Inclusion | None) -> bytes:
+    """Return ``bundle`` with its ``log`` part, which is last in canonical JSON."""
     if part is None:
         return bundle
     return bundle[:-1] + b',"log":' + canonical_json(part.as_document()) + b"}"
@@ -160,12 +160,12 @@ def _latest(connection: Connection) -> StoredCheckpoint:
     return newest
 
 
-def _shown(
+def _choose_checkpoint(
     connection: Connection, index: int, key_id: str, newest: StoredCheckpoint
 ) -> StoredCheckpoint:
-    """The checkpoint that shows most of the leaf of a certificate that this key signed."""
+    """Return the checkpoint to serve with a certificate that this key signed."""
     since = revoked_since(connection, key_id)
-    before = None if since is None else from_before(connection, index, since)
+    before = None if since is None else find_cosigned_before(connection, index, since)
     if before is not None:
         return before
     shown = published(connection, newest)
@@ -233,24 +233,24 @@ def _places(path: Sequence[Range]) -> list[Place]:
 
 # ---- the checkpoint that is served ---------------------------------------------------
 
-PATIENCE = timedelta(minutes=10)
-"""For how long the newest cosigned checkpoint stands for a newer one that nobody cosigned."""
-COMPLETION = timedelta(seconds=30)
-"""For how long one with more cosignatures stands for a newer one, which may get them yet."""
-STAMPS = "timestamp+"
-"""How what stands for the witness of a timestamp begins."""
+MAX_COSIGNED_AGE = timedelta(minutes=10)
+"""Time for which the newest cosigned checkpoint is served instead of a newer one."""
+COSIGNING_TIME = timedelta(seconds=30)
+"""Time for which a checkpoint with more cosignatures is served, until witnesses cosign the next."""
+TIMESTAMP_PREFIX = "timestamp+"
+"""The prefix of a timestamp's entry in the column ``witness``."""
 
 
-_STAMPED = log_cosignatures.c.witness.startswith(STAMPS)
-_WITNESSES = func.sum(case((_STAMPED, 0), else_=1))
-# However many timestamps there are, they say less than one more witness.
-_STANDING = 2 * _WITNESSES + func.max(case((_STAMPED, 1), else_=0))
+_IS_TIMESTAMP = log_cosignatures.c.witness.startswith(TIMESTAMP_PREFIX)
+_WITNESSES = func.sum(case((_IS_TIMESTAMP, 0), else_=1))
+# Any number of timestamps ranks below one more witness.
+_RANK = 2 * _WITNESSES + func.max(case((_IS_TIMESTAMP, 1), else_=0))
 _ID = log_cosignatures.c.checkpoint_id
-_NEWEST = (
+_COSIGNED = (
     select(
         _ID.label("id"),
         func.max(log_checkpoints.c.signed_at).label("signed_at"),
-        _STANDING.label("standing"),
+        _RANK.label("rank"),
     )
     .join_from(log_cosignatures, log_checkpoints)
     .group_by(_ID)
@@ -260,30 +260,30 @@ _NEWEST = (
 
 
 def published(connection: Connection, newest: StoredCheckpoint) -> StoredCheckpoint:
-    """The checkpoint for everybody, with its cosignatures; ``newest`` where nobody cosigns."""
+    """Return the checkpoint to serve, with cosignatures; ``newest`` if there are none."""
     signed_at = newest.checkpoint.signed_at
-    complete = now_of(connection) - COMPLETION
+    complete = now_of(connection) - COSIGNING_TIME
     chosen: Any = None
-    for row in connection.execute(_NEWEST).all():
-        if signed_at is None or row.signed_at < signed_at - PATIENCE:
+    for row in connection.execute(_COSIGNED).all():
+        if signed_at is None or row.signed_at < signed_at - MAX_COSIGNED_AGE:
             break
-        if chosen is None or row.standing > chosen.standing:
+        if chosen is None or row.rank > chosen.rank:
             chosen = row
-        if row.standing > 1 and row.signed_at <= complete:
+        if row.rank > 1 and row.signed_at <= complete:
             break
     return newest if chosen is None else _with_lines(connection, chosen.id)
 
 
-def from_before(
+def find_cosigned_before(
     connection: Connection, leaf_index: int, since: datetime
 ) -> StoredCheckpoint | None:
-    """A checkpoint with that leaf that witnesses cosigned before ``since``; None if none is."""
+    """Return a checkpoint with that leaf that was cosigned before ``since``, if any."""
     first = select(func.min(log_checkpoints.c.id)).where(log_checkpoints.c.tree_size > leaf_index)
     query = (
         select(_ID)
         .where(first.scalar_subquery() <= _ID, log_cosignatures.c.cosigned_at < since)
         .group_by(_ID)
-        .order_by(_STANDING.desc(), _ID)
+        .order_by(_RANK.desc(), _ID)
         .limit(1)
     )
     chosen = connection.execute(query).scalar()
@@ -291,7 +291,7 @@ def from_before(
 
 
 def revoked_since(connection: Connection, key_id: str) -> datetime | None:
-    """From when on a published keyset revokes the key."""
+    """Return the time from which a published keyset revokes the key."""
     query = select(func.min(revoked_keys.c.since)).where(revoked_keys.c.key_id == key_id)
     since: datetime | None = connection.execute(query).scalar_one()
     return since
@@ -300,9 +300,10 @@ def revoked_since(connection: Connection, key_id: str) -> datetime | None:
 def _with_lines(connection: Connection, checkpoint_id: int) -> StoredCheckpoint:
     query = select(log_checkpoints.c.note, signing_keys.c.record).join(signing_keys)
     row = connection.execute(query.where(log_checkpoints.c.id == checkpoint_id)).one()
-    of_it = log_cosignatures.c.checkpoint_id == checkpoint_id
     lines = connection.execute(
-        select(log_cosignatures.c.line).where(of_it).order_by(log_cosignatures.c.witness)
+        select(log_cosignatures.c.line)
+        .where(log_cosignatures.c.checkpoint_id == checkpoint_id)
+        .order_by(log_cosignatures.c.witness)
     ).scalars()
     return open_stored(row.note + "".join(lines), row.record)
 
@@ -311,7 +312,7 @@ def _with_lines(connection: Connection, checkpoint_id: int) -> StoredCheckpoint:
 
 
 def tile_hashes(engine: Engine, level: int, number: int, width: int) -> bytes:
-    """The first ``width`` hashes of a tile; raises ``NotLogged`` where there are fewer."""
+    """Return the first ``width`` hashes of a tile; raises ``NotLogged`` if there are fewer."""
     with reader(engine).connect() as connection:
         first = _first(_size(connection) >> (TILE_HEIGHT * level), number, width)
         places = [Place(TILE_HEIGHT * level, first + item) for item in range(width)]
@@ -320,7 +321,7 @@ def tile_hashes(engine: Engine, level: int, number: int, width: int) -> bytes:
 
 
 def tile_entries(engine: Engine, number: int, width: int) -> bytes:
-    """The first ``width`` entries below a tile of level 0.
+    """Return the first ``width`` entries below a tile of level 0.
 
     Raises ``NotLogged``, and ``BadTile`` for entries that do not fit into a tile.
     """

@@ -1,24 +1,20 @@
 """The sequencer: appends pending entries to the Merkle tree and signs checkpoints.
 
-A thread of the service checks for pending entries four times a second and sequences them in
-batches, so a signed checkpoint follows every entry within about a second. Any number of
-processes may run a sequencer; a lock lets one of them work at a time.
+A thread of the service looks for pending entries four times a second and sequences them in batches,
+so a signed checkpoint follows every entry within about a second. Any number of processes may run a
+sequencer; a lock lets one of them work at a time.
 
-A batch reads the last checkpoint and its tree, appends the pending entries in the order of
-their ids, signs the new root and commits. A process that is killed at any point leaves the
-log as it was before the batch or as it is after it; pending entries stay pending until they
-are sequenced. The lock is PostgreSQL's advisory lock, or SQLite's write lock, which the
-transaction begins with; if both failed, the primary key of the leaves would still let only
-one of two batches commit.
+A batch reads the last checkpoint and its tree, appends the pending entries in the order of their
+ids, signs the new root and commits. A killed process leaves the log as before or after the batch;
+the other entries stay pending. The lock is PostgreSQL's advisory lock, or SQLite's write lock. If
+it failed, the primary key of the leaves would still let only one of two batches commit.
 
-A checkpoint is signed only for a tree that extends the last one: the stored tree must hash
-to the last signed root before a leaf is appended, and the caller passes the newest
-checkpoint that it saw, so that rolling back the database under a running service is
-detected.
+A checkpoint is signed only for a tree that extends the last one: the stored tree must hash to the
+last signed root, and must extend the newest checkpoint that this process saw, which detects that
+the database was rolled back.
 
-An inconsistent log is not signed any more. The service's log reports that at once and then
-every minute, and ``/readyz`` answers with ``problem`` until it is repaired; plans are still
-certified meanwhile, and their entries stay pending.
+An inconsistent log is not signed. The service logs the problem at once and then every minute, and
+``/readyz`` reports it until it is repaired. Entries stay pending meanwhile.
 """
 
 from __future__ import annotations
@@ -62,14 +58,13 @@ from affidavit.service.log.stored_tree import (
     require_superset,
 )
 
-BATCH = 2048
-"""Entries sequenced in one transaction, for which other writers of SQLite may have to wait."""
+MAX_BATCH_ENTRIES = 2048
+"""Entries sequenced in one transaction, which blocks other writers of SQLite."""
 SEQUENCER_LOCK = 0x0AFF_1DA8
-"""Our advisory lock among all those of a PostgreSQL server."""
-PERIOD = 0.25
-"""Seconds between two checks for pending entries."""
+"""The number of the advisory lock on a PostgreSQL server."""
+PERIOD_SECONDS = 0.25
 REPEAT_SECONDS = 60.0
-"""Seconds after which a persistent problem is logged again."""
+"""Time after which a persistent problem is logged again."""
 STOP_SECONDS = 10.0
 
 log = logging.getLogger("affidavit.service.log")
@@ -80,7 +75,7 @@ log = logging.getLogger("affidavit.service.log")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The result of a batch: the newest checkpoint, and whether more entries are pending."""
+    """The result of a batch: the newest checkpoint, and whether more entries may be pending."""
 
     checkpoint: StoredCheckpoint | None
     signed: bool
@@ -90,7 +85,7 @@ class Batch:
 def has_work(
     connection: Connection, key: SigningPort, seen: Checkpoint | None, now: datetime
 ) -> bool:
-    """Whether entries are pending, or the last checkpoint is not ``seen`` or needs another key."""
+    """Return whether entries are pending or the last checkpoint is new or needs another key."""
     if connection.execute(select(log_pending.c.entry_id).limit(1)).first() is not None:
         return True
     last = last_checkpoint(connection)
@@ -106,11 +101,11 @@ def sequence(
     *,
     now: datetime,
     seen: Checkpoint | None = None,
-    limit: int = BATCH,
+    limit: int = MAX_BATCH_ENTRIES,
 ) -> Batch | None:
     """Sequence at most ``limit`` pending entries in the transaction of ``connection``.
 
-    Returns None while another process does. Raises ``LogDamaged``, and then nothing changes.
+    Returns None while another process works. Raises ``LogDamaged``.
     """
     if not _lock(connection):
         return None
@@ -145,7 +140,7 @@ def _lock(connection: Connection) -> bool:
 
 
 def _needs_new_key(last: StoredCheckpoint, key: SigningPort, now: datetime) -> bool:
-    """Whether ``key`` must sign the last checkpoint again because its key is no longer valid."""
+    """Return whether ``key`` must re-sign the last checkpoint, whose key is no longer valid."""
     if key.public.development or key.key_id == last.key.key_id:
         return False
     return last.key.development or not last.key.covers(now)
@@ -164,7 +159,7 @@ def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int,
     connection.execute(insert(log_leaves), leaves)
     if nodes:
         connection.execute(insert(log_nodes), nodes)
-    # Exactly these ids: a row with a smaller id may have been committed meanwhile.
+    # Only these ids: a row with a smaller id may have been committed meanwhile.
     sequenced = [entry_id for entry_id, _ in entries]
     deleted = connection.execute(delete(log_pending).where(log_pending.c.entry_id.in_(sequenced)))
     if deleted.rowcount != len(sequenced):
@@ -191,17 +186,11 @@ class OriginMismatch(LogDamaged):
     """The setting names another log than the one in the database."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Damage:
-    text: str
-    logged_at: float
-
-
 class Sequencer:
     """The sequencer of one process.
 
-    ``origin`` names the log; with None it gets a random name. ``published`` returns the
-    checkpoints kept outside the database.
+    ``origin`` names the log; without it a new log gets a random name. ``published`` returns the
+    checkpoints stored outside the database.
     """
 
     def __init__(
@@ -221,25 +210,21 @@ class Sequencer:
         self._now = now
         self._published_checked = False
         self._newest: StoredCheckpoint | None = None
-        self._damage: _Damage | None = None
+        self._damage: str | None = None
+        self._damage_logged_at = 0.0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def problem(self) -> Reason | None:
-        """Why the log does not grow; None while it does."""
-        damage = self._damage
-        if damage is None:
+        """The reason why the log cannot be signed, if any."""
+        if self._damage is None:
             return None
         return Reason(
             code="log_damaged",
-            message=f"{damage.text}.",
+            message=f"{self._damage}.",
             remedy="The log is not signed until it is repaired; run: affidavit audit verify",
         )
-
-    def check(self) -> None:
-        """Sequence a batch now, so that ``problem`` is known."""
-        self._try()
 
     def start(self) -> None:
         """Start the thread."""
@@ -254,11 +239,11 @@ class Sequencer:
             self._thread = None
 
     def newest(self) -> StoredCheckpoint | None:
-        """The newest checkpoint that this process signed or saw."""
+        """Return the newest checkpoint that this process signed or saw."""
         return self._newest
 
     def step(self) -> bool:
-        """Sequence at most one batch; returns whether more entries are pending."""
+        """Sequence at most one batch; return whether more entries may be pending."""
         seen = None if self._newest is None else self._newest.checkpoint
         key, now = self._key(), self._now()
         with self._reader.connect() as connection:
@@ -273,7 +258,7 @@ class Sequencer:
         return batch.more
 
     def _check_published(self, connection: Connection) -> None:
-        """Once, before anything is signed: the log extends the checkpoints kept elsewhere."""
+        """Check once, before signing, that the log extends the published checkpoints."""
         if self._published_checked:
             return
         checkpoints = self._published()
@@ -286,12 +271,13 @@ class Sequencer:
         last = False
         while not last:
             # Entries that were appended before the stop are still sequenced.
-            last = self._stopped.wait(PERIOD)
+            last = self._stopped.wait(PERIOD_SECONDS)
             more = True
             while more:
-                more = self._try()
+                more = self.try_step()
 
-    def _try(self) -> bool:
+    def try_step(self) -> bool:
+        """Do what ``step`` does, and log its errors."""
         try:
             more = self.step()
         except LogDamaged as damage:
@@ -306,7 +292,7 @@ class Sequencer:
             log.error("the log cannot be signed: %s", failure)
             return False
         except Exception:
-            # If the thread ended, nobody would notice until a proof is missing.
+            # If the thread ended, only missing proofs would reveal it.
             log.exception("the sequencer failed unexpectedly and retries")
             return False
         self._damage = None
@@ -314,14 +300,13 @@ class Sequencer:
 
     def _report(self, text: str) -> None:
         now = time.monotonic()
-        last = self._damage
-        if last is not None and last.text == text and now < last.logged_at + REPEAT_SECONDS:
+        if self._damage == text and now < self._damage_logged_at + REPEAT_SECONDS:
             return
-        self._damage = _Damage(text, now)
+        self._damage, self._damage_logged_at = text, now
         log.critical("THE LOG IS DAMAGED: %s; it is not signed until it is repaired", text)
 
     def _origin_after(self, last: Checkpoint | None) -> str:
-        """The log's origin: that of its last checkpoint, else the setting or a random name."""
+        """Return the origin of the last checkpoint, else the setting or a random name."""
         if last is None:
             return self._origin or f"affidavit.invalid/{secrets.token_hex(8)}"
         if self._origin not in (None, last.origin):

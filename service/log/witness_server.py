@@ -1,15 +1,15 @@
-"""``affidavit witness``: a witness for logs, as a small server with a folder of its own.
+"""``affidavit witness``: a witness for logs, as a small server with its own folder.
 
-Whoever runs it should be somebody else than the log's operator, on another machine. The folder
-holds its key (``keys``, made at the first start) and the last checkpoint of each log
-(``checkpoints.json``), which is on the disk before a cosignature leaves: a witness that is killed
-at any moment, and started again, cosigns no second history. One process at a time has the folder.
-A folder that was restored from a backup has forgotten what it saw since; start another witness
-instead, with another name.
+Run it on another machine than the log, by somebody else than the log's operator. The folder holds
+the witness's key (``keys``, created at the first start) and the last checkpoint of each log
+(``checkpoints.json``). A checkpoint is on the disk before its cosignature is sent, so a witness
+that is killed and restarted never cosigns a second history. One process at a time uses the folder.
+A folder restored from a backup has lost its newest checkpoints: start another witness under another
+name instead.
 
-``POST /add-checkpoint`` is that of C2SP's tlog-witness: 200 with the cosignature, 400 for what is
-no request, 403 where no known key of the log signed, 404 for an unknown log, 409 with the
-size that the witness has seen, 422 for a proof that does not hold.
+``POST /add-checkpoint`` responds as C2SP's tlog-witness does: 200 with the cosignature, 400 for a
+malformed request, 403 if no known key of the log signed, 404 for an unknown log, 409 with the size
+that the witness has seen, 422 for an invalid proof.
 
 Reference: C2SP, tlog-witness.md.
 """
@@ -62,17 +62,23 @@ VERSION = 1
 log = logging.getLogger("affidavit.witness")
 
 
-class WitnessFolder:
-    """What a witness remembers, for one process; raises ``OperatorError`` if another has it."""
+class FolderWitness:
+    """A witness of ``logs`` with its state in a folder; safe to use from several threads.
 
-    def __init__(self, folder: Path) -> None:
+    Raises ``OperatorError`` if another process uses the folder.
+    """
+
+    def __init__(self, folder: Path, name: str, logs: Sequence[NoteKey]) -> None:
+        self._name = name
+        self._logs = tuple(logs)
+        self._turn = Lock()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = folder / "checkpoints.json"
-        self._held = (folder / "lock").open("w")
+        self._folder_lock = (folder / "lock").open("w")
         try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._held.close()
+            self._folder_lock.close()
             raise OperatorError(
                 f"another witness is using {folder}; choose another --state."
             ) from None
@@ -80,32 +86,46 @@ class WitnessFolder:
             self._notes = self._read()
             self.key = self._signer(KeyStore(folder / "keys"))
         except BaseException:
-            self._held.close()
+            self._folder_lock.close()
             raise
 
+    def add(self, request: Addition) -> str:
+        """Store a checkpoint and return the cosignature.
+
+        Raises ``UnknownLog``, ``NotSigned``, ``BadNote``, ``SizeConflict``, ``ProofError``, and
+        ``OSError`` if the checkpoint cannot be stored.
+        """
+        require_signed(request, self._logs)
+        origin = request.checkpoint.origin
+        with self._turn:
+            last = self.last(origin)
+            require_extension(last, request)
+            if last is None or last.size < request.checkpoint.size:
+                self._store(origin, request.note)
+            return cosign(request.note, self._name, self.key, datetime.now(UTC))
+
     def last(self, origin: str) -> Checkpoint | None:
-        """The newest checkpoint of that log."""
+        """Return the newest checkpoint of a log."""
         note = self._notes.get(origin)
         return None if note is None else read_checkpoint(note)
 
-    def keep(self, origin: str, note: str) -> None:
-        """Have ``note`` on the disk as the newest of that log; raises ``OSError``."""
+    def close(self) -> None:
+        """Release the folder."""
+        self._folder_lock.close()
+
+    def _store(self, origin: str, note: str) -> None:
         notes = {**self._notes, origin: note}
         document = {"version": VERSION, "checkpoints": notes}
         content = (json.dumps(document, indent=1) + "\n").encode()
         write_atomically(self._file, content, mode=0o600)
         self._notes = notes
 
-    def close(self) -> None:
-        """Let another process have the folder."""
-        self._held.close()
-
     def _signer(self, keys: KeyStore) -> SigningPort:
         if not keys.public_keys():
-            if self._notes:  # made anew, it would be another witness
+            if self._notes:  # with a new key it would be another witness
                 raise OperatorError(f"{keys.directory} has no key; restore it.")
             keys.new("witness", roles=(KeyRole.WITNESS,))
-        # Its window is nobody's concern: trust policies name the key itself.
+        # The key's validity is irrelevant: trust policies name the key itself.
         key = keys.find(keys.public_keys()[0])
         if key is None:
             raise OperatorError(f"the private half of the key in {keys.directory} is missing.")
@@ -123,50 +143,25 @@ class WitnessFolder:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, BadNote) as error:
             raise OperatorError(
-                f"{self._file} cannot be read ({error}): what was witnessed is not known. Start a "
-                "witness with another folder and another name."
+                f"{self._file} cannot be read ({error}), so the seen checkpoints are unknown. "
+                "Start a witness with another folder and another name."
             ) from None
         return notes
 
 
-class FolderWitness:
-    """A witness of ``logs`` under ``name``; safe to ask from several threads."""
-
-    def __init__(self, folder: WitnessFolder, name: str, logs: Sequence[NoteKey]) -> None:
-        self._folder = folder
-        self._name = name
-        self._logs = tuple(logs)
-        self._turn = Lock()
-
-    def add(self, request: Addition) -> str:
-        """Remember a checkpoint and return the cosignature.
-
-        Raises ``UnknownLog``, ``NotSigned``, ``BadNote``, ``SizeConflict``, ``ProofError``, and
-        ``OSError`` if it cannot be remembered.
-        """
-        require_signed(request, self._logs)
-        origin = request.checkpoint.origin
-        with self._turn:
-            last = self._folder.last(origin)
-            require_extension(last, request)
-            if last is None or last.size < request.checkpoint.size:
-                self._folder.keep(origin, request.note)
-            return cosign(request.note, self._name, self._folder.key, datetime.now(UTC))
-
-
 def witness_app(witness: FolderWitness) -> Starlette:
-    """The server's one route."""
+    """Build the server with its one route."""
 
     async def add_checkpoint(request: Request) -> Response:
         content = await _body(request)
         if content is None:
             return _text(413, f"the request has more than {MAX_BYTES} bytes, or did not arrive")
-        return await run_in_threadpool(_answer, witness, content)
+        return await run_in_threadpool(_respond, witness, content)
 
     return Starlette(routes=[Route("/add-checkpoint", add_checkpoint, methods=["POST"])])
 
 
-def _answer(witness: FolderWitness, content: bytes) -> Response:
+def _respond(witness: FolderWitness, content: bytes) -> Response:
     try:
         addition = read_addition(content)
     except BadNote as error:
@@ -220,15 +215,14 @@ def witness(
     from affidavit.service.operation.telemetry import configure_logging
     from affidavit.service.serve import listen, run_until_stopped
 
-    keys = _log_keys(name, log)
-    folder = WitnessFolder(state)
+    server = FolderWitness(state, name, _log_keys(name, log))
     try:
         with listen(host, port) as listening:
             configure_logging()
-            print(WitnessKey.of(name, folder.key), file=sys.stdout, flush=True)  # noqa: T201
-            run_until_stopped(witness_app(FolderWitness(folder, name, keys)), listening)
+            print(WitnessKey.of(name, server.key), file=sys.stdout, flush=True)  # noqa: T201
+            run_until_stopped(witness_app(server), listening)
     finally:
-        folder.close()
+        server.close()
 
 
 def _log_keys(name: str, log: Sequence[str]) -> list[NoteKey]:

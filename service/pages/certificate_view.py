@@ -47,7 +47,7 @@ from affidavit.service.certificate_tables import certificates
 from affidavit.service.certificates.decisions import Issue, history
 from affidavit.service.certificates.status import SUPERSEDED, Status
 from affidavit.service.dependencies import Services
-from affidavit.service.log.reader import joined
+from affidavit.service.log.reader import with_log_part
 from affidavit.service.pages.response import view_of
 from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.text import ADJACENCIES, capitalized, down, plain, up
@@ -496,7 +496,7 @@ def certificate_view(
     issues = tuple(history(services.engine, certificate.id))
     unusable = standing(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
-    bundle = joined(certificate.bundle, place)
+    bundle = with_log_part(certificate.bundle, place)
     guarantee = guarantee_of(predicate)
     engines = engines_of(predicate)
     conformant = next((run.id for run in runs if run.state == "settled"), None)

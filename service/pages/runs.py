@@ -46,7 +46,7 @@ from affidavit.service.problems import Problem
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
 from affidavit.service.runs.queue import LockedRun
-from affidavit.service.runs.repository import StoredRun, StoredRunEvent, rounded_up
+from affidavit.service.runs.repository import StoredRun, StoredRunEvent, round_up_steps
 
 router = APIRouter()
 
@@ -311,7 +311,7 @@ async def steps_chart(
     """ε over the steps, with those of the run so far and the certified cap."""
     run = await run_in_threadpool(services.runs.queue.find, run_id)
     charged = (run.outcome or {}).get("steps_charged")
-    steps = rounded_up(run.steps, run.certified_steps) if charged is None else charged
+    steps = round_up_steps(run.steps, run.certified_steps) if charged is None else charged
     stored = await run_in_threadpool(services.store.get, run.certificate_id)
     drawn = await services.draw_certificate.charts(stored, steps or None)
     chart = drawn.charts.get("steps")
@@ -357,7 +357,7 @@ def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
         "granted": run.granted,
         "engine": ENGINES[type(services.dispatcher.engine).__name__],
         "certificate_status": certificate.status.value,
-        "job_page": services.dispatcher.page(run),
+        "job_page": services.dispatcher.dashboard_url(run),
         "refusal": services.dispatcher.refusal(run),
         **{"so_far": None, "so_far_steps": None},
     }, run

@@ -179,7 +179,7 @@ async def events(
     last = EventId() if last_event_id is None else EventId.read(last_event_id)
     if await run_in_threadpool(run_events.is_over, run_id, last):
         return Response(status_code=204)
-    if run_events.full_for(actor.name):
+    if run_events.is_full_for(actor.name):
         raise Problem(
             503,
             "too_many_watchers",

@@ -1,1 +1,1 @@
-"""Runs: training that was asked for, claimed by one worker, and settled by what it did."""
+"""Runs: requested training, claimed by one worker and settled by its record."""

@@ -1,13 +1,13 @@
-"""A run's events as they happen, as server-sent events, with the ε spent so far.
+"""A run's events as server-sent events, with the ε spent so far.
 
-An event is ``state`` (a numbered event of the run) or ``progress`` (steps so far, and what they
-have spent). Its id is ``SEQ-STEPS``, the last numbered event and the steps reported so far: a
-client that reconnects with the last id it saw misses no ``state``, gets none twice, and gets
-``progress`` if there was any.
+An event is ``state`` (a numbered event of the run) or ``progress`` (the steps so far and their
+cost). Its id is ``SEQ-STEPS``: the last numbered event and the last reported step. A client that
+reconnects with its last id receives every ``state`` exactly once, and ``progress`` if there was
+any.
 
-A stream reads the run every ``PERIOD`` seconds, because any process may change it. It ends after
-the event that ended the run; after ``LONGEST`` seconds, so that authentication is repeated; and
-when the service stops. A comment every ``QUIET`` seconds keeps the connection open.
+A stream polls the run, because any process may change it. It ends after the event that ended the
+run, after ``MAX_STREAM_SECONDS`` so that authentication is repeated, and when the service stops. A
+comment every ``KEEPALIVE_SECONDS`` keeps the connection open.
 
 References: WHATWG HTML, section 9.2, "Server-sent events".
 
@@ -35,32 +35,32 @@ from affidavit.service.ledger.models import charge_of
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.runs.models import event_of
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.repository import ENDED, STATES, StoredRun, rounded_up
+from affidavit.service.runs.repository import ENDED, STATES, StoredRun, round_up_steps
 
-QUIET = 15.0
-LONGEST = 300.0
+KEEPALIVE_SECONDS = 15.0
+MAX_STREAM_SECONDS = 300.0
 RETRY_MS = 2000
 EVENT_ID_PATTERN = r"^(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,9})$"
-PERIOD = 1.0
+POLL_SECONDS = 1.0
 MAX_WATCHERS = 100
 """Streams of one process."""
 MAX_WATCHERS_EACH = 50
-"""Those of one caller, so that nobody takes them all."""
-PATIENCE = 10.0
-"""Seconds to wait for an accounting; progress does not say what was spent if one takes longer."""
+"""Streams of one caller in one process."""
+ACCOUNTING_SECONDS = 10.0
+"""Time limit of the accounting; if it is exceeded, progress omits the cost."""
 
 log = logging.getLogger("affidavit.service.runs")
 
 
 class EventId(NamedTuple):
-    """How much of a run a client has seen."""
+    """The part of a run that a client has seen."""
 
     seq: int = 0
     steps: int = 0
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse an id; ``text`` matches ``EVENT_ID_PATTERN``."""
+        """Parse an id that matches ``EVENT_ID_PATTERN``."""
         return cls(*map(int, text.split("-")))
 
     def __str__(self) -> str:
@@ -76,51 +76,51 @@ class RunEvents:
         self._watchers: Counter[str] = Counter()
         self._stopping = False
 
-    def full_for(self, caller: str) -> bool:
-        """Whether this process serves that caller no more streams."""
+    def is_full_for(self, caller: str) -> bool:
+        """Return whether the caller cannot open another stream in this process."""
         watchers = self._watchers
         return watchers.total() >= MAX_WATCHERS or watchers[caller] >= MAX_WATCHERS_EACH
 
     def stop(self) -> None:
-        """Let every stream come to its end."""
+        """End every stream."""
         self._stopping = True
 
     def is_over(self, run_id: str, last: EventId) -> bool:
-        """Whether the run has ended and all its events were sent; raises ``UnknownRun``."""
+        """Return whether the run has ended and all events were sent; raises ``UnknownRun``."""
         run = self._queue.find(run_id)
         return run.state in ENDED and last.seq >= run.events[-1].seq
 
     async def stream(self, run_id: str, last: EventId, caller: str) -> AsyncIterator[bytes]:
-        """The events of a run after ``last``, for ``caller``."""
-        began = quiet_since = time.monotonic()
+        """Yield the events of a run after ``last``, for ``caller``."""
+        began = sent_at = time.monotonic()
         self._watchers[caller] += 1
         try:
             yield f"retry: {RETRY_MS}\n\n".encode()
-            while not self._stopping and time.monotonic() - began < LONGEST:
+            while not self._stopping and time.monotonic() - began < MAX_STREAM_SECONDS:
                 try:
                     run = await run_in_threadpool(self._queue.find, run_id)
                 except SQLAlchemyError as error:
                     log.warning("watched runs cannot be read now: %s", error)
                 else:
-                    async for event_id, kind, data in self._news(run, last):
-                        last, quiet_since = event_id, time.monotonic()
-                        # Escaped to ASCII, so that it holds none of the line ends between events.
+                    async for event_id, kind, data in self._new_events(run, last):
+                        last, sent_at = event_id, time.monotonic()
+                        # Escaped to ASCII, so that it contains no line end.
                         text = json.dumps(data.model_dump(mode="json"))
                         yield f"id: {event_id}\nevent: {kind}\ndata: {text}\n\n".encode("ascii")
                     if run.state in ENDED:
                         return
-                if time.monotonic() - quiet_since > QUIET:
-                    quiet_since = time.monotonic()
+                if time.monotonic() - sent_at > KEEPALIVE_SECONDS:
+                    sent_at = time.monotonic()
                     yield b": \n\n"
-                await asyncio.sleep(PERIOD)
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             self._watchers[caller] -= 1
-            self._watchers += Counter()  # forget whoever has none
+            self._watchers += Counter()  # removes callers without streams
 
-    async def _news(
+    async def _new_events(
         self, run: StoredRun, last: EventId
     ) -> AsyncIterator[tuple[EventId, str, ResponseModel]]:
-        """What came after ``last``: states, progress, and the end."""
+        """Yield the events after ``last``: states, progress, and the end."""
         state, steps = "queued", max([run.steps, *(attempt.granted for attempt in run.attempts)])
         end = run.events[-1:] if run.state in ENDED else ()
         for event in run.events[: len(run.events) - len(end)]:
@@ -136,13 +136,13 @@ class RunEvents:
                 yield last._replace(seq=event.seq), "state", event_of(event, run.state)
 
     async def progress(self, run: StoredRun, steps: int) -> RunProgress:
-        """What ``steps`` steps have spent; that of all where the first one is charged in full."""
-        counted, spent = rounded_up(steps, run.certified_steps), None
+        """Return the cost of ``steps`` steps, rounded up."""
+        charged, spent = round_up_steps(steps, run.certified_steps), None
         with suppress(AccountingUnavailable, DomainError, TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(ACCOUNTING_SECONDS):
                 find = self._ledger.store.reservation
                 reservation = await run_in_threadpool(find, run.reservation_id)
-                cost = await self._ledger.cost_of_steps(reservation, counted)
+                cost = await self._ledger.cost_of_steps(reservation, charged)
                 charge = charge_of(reservation.cost if cost is None else cost)
-                spent = StepsSpent(steps=counted, epsilon=charge.epsilon, delta=charge.delta)
+                spent = StepsSpent(steps=charged, epsilon=charge.epsilon, delta=charge.delta)
         return RunProgress(steps=steps, certified=run.certified_steps, spent=spent)

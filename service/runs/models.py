@@ -1,4 +1,4 @@
-r"""Wire models of runs: what people and workers send, and the responses.
+r"""Wire models of runs: requests of people and workers, and responses.
 
 >>> HeartbeatRequest.from_data({"fence": 1, "secret": 64 * "0", "steps": 7}).steps
 7
@@ -30,15 +30,15 @@ TRAINED = ("data", "model", "output", "time_limit")
 
 
 class RunRequestModel(RequestModel):
-    """Base of what people and workers send about runs."""
+    """Base of requests about runs."""
 
     guide = "docs/worker.md"
 
 
 class Requirements(StrictModel):
-    """What an engine gives the run: GPUs on each of its hosts, and memory in MiB (0: its default).
+    """The resources of a run: GPUs on each of its hosts, and memory in MiB (0: engine's default).
 
-    Only an engine of Ray gives a run several hosts.
+    Several hosts require Ray.
     """
 
     gpus: Annotated[Integer, Field(ge=0, le=1024)] = 0
@@ -77,14 +77,14 @@ class RunRequest(RunRequestModel):
 
 
 class CancelRequest(RunRequestModel):
-    """Why the run is cancelled."""
+    """The reason of a cancellation."""
 
     noun = "a cancellation"
     reason: Comment = ""
 
 
 class RunClaimRequest(RunRequestModel):
-    """Who claims the oldest run of the queue, or ``run``; ``lease`` is in seconds."""
+    """A claim of the oldest run of the queue, or of ``run``; ``lease`` is in seconds."""
 
     noun = "a claim"
     worker: Name
@@ -102,8 +102,8 @@ class FencedRequest(RunRequestModel):
 class StartRequest(FencedRequest):
     """The run begins its first step, of the plan with this digest.
 
-    A worker that gives ``wants`` charges no step that it was not granted (``HeartbeatRequest``),
-    so that another may continue the run.
+    A worker that sends ``wants`` charges only granted steps (``HeartbeatRequest``), so that another
+    worker may continue the run.
     """
 
     noun = "a start"
@@ -112,9 +112,9 @@ class StartRequest(FencedRequest):
 
 
 class HeartbeatRequest(FencedRequest):
-    """Steps charged so far, and ``wants``: how many to charge at most until the next heartbeat.
+    """Steps charged so far, and ``wants``: the last step to charge before the next heartbeat.
 
-    ``head`` is the digest of a line of the run's record that is on the disk.
+    ``head`` is the digest of a line of the run's record that is stored on disk.
     """
 
     noun = "a heartbeat"
@@ -124,7 +124,7 @@ class HeartbeatRequest(FencedRequest):
 
 
 class RecordPartRequest(FencedRequest):
-    """A part of the run's record, counted from 1: whole lines."""
+    """A part of the run's record, numbered from 1: whole lines."""
 
     noun = "a part of a record"
     max_bytes = MAX_JSON_BYTES
@@ -140,9 +140,9 @@ class CompletionRequest(FencedRequest):
 
 
 class FailureRequest(FencedRequest):
-    """Why the run cannot begin, or cannot end with a valid record.
+    """The reason why the run cannot begin, or cannot end with a valid record.
 
-    With ``again``, another worker may continue it.
+    With ``again``, another worker may continue the run.
     """
 
     noun = "a failure"
@@ -155,7 +155,7 @@ class FailureRequest(FencedRequest):
 
 
 def run_of(run: StoredRun, refusal: str | None = None) -> Run:
-    """The response for ``run``, whose job the engine refused for ``refusal``."""
+    """Build the response for ``run``, whose job the engine refused for ``refusal``."""
     outcome = run.outcome or {}
     same = (
         *("id", "state", "issue", "plan_digest", "queue", "worker"),
@@ -182,14 +182,14 @@ def run_of(run: StoredRun, refusal: str | None = None) -> Run:
 
 
 def event_of(event: StoredRunEvent, state: str) -> RunEvent:
-    """``event``, and the state of the run after it."""
+    """Build the response for ``event``, after which the run is in ``state``."""
     optional = ("code", "message", "worker", "fence", "steps_charged", "record")
     facts = {"seq": event.seq, "event": event.kind, "state": state, "at": event.at}
     return RunEvent.model_validate({**facts, **{name: event.body.get(name) for name in optional}})
 
 
 def job_of(run: StoredRun, secret: str) -> Job:
-    """The job of a ``run`` that was claimed with that secret."""
+    """Build the job of a run that was claimed with ``secret``."""
     return Job(
         run=run.id,
         fence=run.fence,
@@ -203,12 +203,12 @@ def job_of(run: StoredRun, secret: str) -> Job:
 
 
 class StartedRun(Run):
-    """A run that has begun; ``search`` is the secret opening of one that is a search."""
+    """A run that has begun; ``search`` is the secret opening of a search."""
 
     search: dict[str, Any] | None
 
 
 def started_run(run: StoredRun) -> StartedRun:
-    """The response to the worker of ``run``."""
+    """Build the response to the worker of ``run``."""
     opening = None if run.search is None else run.search.as_document()
     return StartedRun(**dict(run_of(run)), search=opening)

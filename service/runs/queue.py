@@ -1,20 +1,17 @@
-"""The queue of runs in the service's own tables: leases, fencing, a reaper, and how a run ends.
+"""The queue of runs in the service's own tables: leases, fencing, and the end of a run.
 
-Every change is one transaction: the lease's row is locked, what is claimed of it checked, and
-the lease, the event, its log entry and what the ledger must say of it are written together
-(``LockedRun``).
-A worker claims the oldest run of its queue, or the one that an engine handed it; two that ask at
-once skip what the other has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
-Each claim has a secret of its own: a worker reports on its run under ``fence`` and ``secret``.
+Every change is one transaction (``LockedRun``): it locks the lease's row, verifies the claim, and
+writes the lease, the event, its log entry and the ledger's event together. A worker claims the
+oldest run of its queue, or the run that an engine gave it. Concurrent claims skip locked rows
+(``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time). A worker reports on its run under the
+claim's ``fence`` and ``secret``.
 
-A run ends by its record, without one, or before it began. A run whose worker was lost, or gave it
-back, is requeued. If it began, another worker continues it under a new token; the steps that its
-workers were ever granted are spent, whether or not they were taken, because the lost worker may be
-taking them still. It is over, and charged in full, when no step is left, when it was cancelled, or
-when ``MAX_FAILED_ATTEMPTS`` attempts in a row made no progress: it may be what kills workers.
-
-A run continues from its checkpoint, in the output folder that the workers of a queue share.
-The dispatcher takes back leases. A run that is over without a record is charged in full.
+A run ends by its record, without a record, or before it began. A run whose worker was lost or
+returned it is requeued. If it had begun, another worker continues it under a new token from its
+checkpoint, in the output folder that the workers of a queue share. All steps ever granted are
+spent, because the lost worker may still be taking them. The run ends with the full charge if no
+step is left, if it was cancelled, or if ``MAX_FAILED_ATTEMPTS`` attempts in a row made no progress,
+because it may be killing its workers.
 """
 
 from __future__ import annotations
@@ -52,12 +49,12 @@ from affidavit.service.runs.models import (
     RunClaimRequest,
     StartRequest,
 )
-from affidavit.service.runs.repository import End, Kind, StoredRun, rounded_up, run_leases
+from affidavit.service.runs.repository import End, Kind, StoredRun, round_up_steps, run_leases
 from affidavit.worker import Renewal
 
 MAX_FAILED_ATTEMPTS = 5
-MAX_NAMED = 8
-HELD = ("claimed", "running")
+MAX_REPORTED_CODES = 8
+HELD_STATES = ("claimed", "running")
 
 
 class LeaseLost(DomainError):
@@ -68,9 +65,9 @@ class LeaseLost(DomainError):
 
 @dataclass(frozen=True, slots=True)
 class LockedRun:
-    """``run``, whose lease the transaction of ``connection`` holds, and who changes it.
+    """A run whose lease is locked by the transaction of ``connection``, and the caller.
 
-    What workers report raises ``LeaseLost`` unless it is under the token and secret of the lease.
+    Methods for workers raise ``LeaseLost`` unless the report has the lease's token and secret.
     """
 
     connection: Connection
@@ -80,7 +77,7 @@ class LockedRun:
     # ---- people ----------------------------------------------------------------------
 
     def cancel(self, reason: str) -> StoredRun:
-        """End a run that waits; tell the worker of one that does not. Raises ``WrongState``."""
+        """End a queued run, or ask the worker of another run to stop. Raises ``WrongState``."""
         run, body = self.run, {"code": "cancelled", "message": reason}
         if run.state == "cancelled" or (run.cancel_asked and run.outcome is None):
             return run
@@ -89,13 +86,13 @@ class LockedRun:
                 f"run {run.id} is {run.state}.", "Only a run that has not ended can be cancelled."
             )
         if run.state == "queued":
-            return replace(self, run=replace(run, cancel_asked=True))._give_up(body)
+            return replace(self, run=replace(run, cancel_asked=True))._end_without_record(body)
         return self._write("cancel_asked", body, cancel=True)
 
     # ---- workers ---------------------------------------------------------------------
 
     def claim(self, worker: str, lease: int, secret: str) -> StoredRun:
-        """Give a queued run to a worker for ``lease`` seconds, under the next fencing token."""
+        """Lease a queued run to a worker for ``lease`` seconds, under the next fencing token."""
         fence = self.run.fence + 1
         return replace(self, run=replace(self.run, fence=fence))._write(
             "claimed",
@@ -110,52 +107,53 @@ class LockedRun:
         )
 
     def start(self, request: StartRequest) -> StoredRun:
-        """Start or continue a run, or end it if it may not begin: check everything again.
+        """Start or continue a run after checking everything again, or end it if it may not begin.
 
-        The first time its budget is committed; the number of trials of a search is drawn then, and
-        the digest of what was drawn stands in the log before any of them. Without ``wants`` every
-        step is granted, and the run is not handed over.
+        The first start commits the budget. A search draws its number of trials, and the log has the
+        digest of the draw before the first trial. Without ``wants`` every step is granted, and no
+        other worker can continue the run.
         """
-        self._require_held(request)
+        self._require_claim(request)
         run, search, wants = self.run, self.run.request.get("search"), request.wants
         if run.state == "running":
-            return run  # it was begun under this token, and the answer was lost
-        if (obstacle := self._obstacle(request.plan_digest)) is not None:
-            return self._give_up(obstacle)
+            return run  # it was started under this token, and the response was lost
+        if (obstacle := self._find_obstacle(request.plan_digest)) is not None:
+            return self._end_without_record(obstacle)
         body: dict[str, Any] = {"fence": run.fence, "plan_digest": run.plan_digest}
         lease: dict[str, Any] = {"state": "running", "previous": run.fence, "head": None}
         if search is not None:
-            # Trials that a lost worker ran cannot be taken up, nor another number drawn.
+            # Trials of a lost worker cannot be continued, and the number cannot be drawn again.
             wants = None
             opening = SearchOpening.drawn(run.certificate_id, search["choices"], search["score"])
             lease["search"], body["search"] = json.dumps(opening.as_document()), opening.digest
-        body["granted"] = granted = run.certified_steps if wants is None else self._granted(wants)
+        body["granted"] = granted = (
+            run.certified_steps if wants is None else self._compute_grant(wants)
+        )
         return self._write("resumed" if run.begun else "running", body, granted=granted, **lease)
 
     def renew(self, report: HeartbeatRequest) -> Renewal:
-        """Hold the run longer, having charged ``steps``.
+        """Renew the lease, record the charged steps, and grant the next ones.
 
-        ``wants`` is how many steps to have charged by the next time, and ``head`` the digest of a
-        line of its record: first of the first line, which is logged. Whatever is granted here is
-        spent if another has to continue the run.
+        ``head`` is the digest of a line of the record; the first one, of the first line, is logged.
+        Granted steps are spent if another worker has to continue the run.
         """
-        self._require_held(report)
+        self._require_claim(report)
         run, granted = self.run, self.run.granted
         if run.state == "running":
-            # Logged only as long as this attempt was granted no step.
+            # Logged only before this attempt is granted a step.
             before = max((attempt.granted for attempt in run.attempts), default=0)
             if report.head is not None and run.head is None and granted == before:
-                repository.log_record(self.connection, run, report.head, self.call)
-            granted = self._granted(max(report.steps, report.wants))
+                repository.log_record_head(self.connection, run, report.head, self.call)
+            granted = self._compute_grant(max(report.steps, report.wants))
             if granted > run.granted:
-                repository.log_granted(self.connection, run, granted, self.call)
+                repository.log_grant(self.connection, run, granted, self.call)
         return self._renew(
             granted, steps=max(run.steps, report.steps), head=report.head or run.head
         )
 
     def add_record_part(self, report: RecordPartRequest) -> Renewal:
-        """Store a part of the run's record, and renew the lease; raises ``RecordRefused``."""
-        self._require_held(report, running=True)
+        """Store a part of the run's record and renew the lease; raises ``RecordRefused``."""
+        self._require_claim(report, running=True)
         content = report.lines.encode("utf-8", "surrogatepass")
         repository.add_record_part(self.connection, self.run.id, report.fence, report.part, content)
         return self._renew(self.run.granted)
@@ -163,21 +161,21 @@ class LockedRun:
     def complete(
         self, report: CompletionRequest, checked: Conformance | None, cost: Cost | None
     ) -> StoredRun:
-        """End a run by its record, None if none was sent; ``cost`` is None for all steps.
+        """End a run by its record; ``cost`` is None for all steps, ``checked`` without a record.
 
-        A run that does not conform has failed, and keeps its charge. A report that came before is
-        answered as it was.
+        A run that does not conform has failed and keeps its charge. A repeated report returns the
+        run unchanged.
         """
-        if self.run.ended_by(report.provenance):
+        if self.run.was_ended_by(report.provenance):
             return self.run
-        self._require_held(report, running=True)
-        end, code = self._verdict(checked)
+        self._require_claim(report, running=True)
+        end, code = self._classify_end(checked)
         steps, record, message = self.run.certified_steps, None, "no record was sent."
         if checked is not None:
             steps = steps if cost is None else checked.steps_to_charge
             record = checked.head
             codes = sorted({finding.code for finding in checked.findings})
-            message = ", ".join(codes[:MAX_NAMED]) or "the record conforms."
+            message = ", ".join(codes[:MAX_REPORTED_CODES]) or "the record conforms."
         body = {
             "code": code,
             "message": message,
@@ -189,30 +187,31 @@ class LockedRun:
         return self._write(end, body, state="ended")
 
     def fail(self, report: FailureRequest) -> StoredRun:
-        """End a run: free if it was not begun, charged in full if it was.
+        """End a run: released before its first step, charged in full after it.
 
-        With ``again`` it is given back instead, unless it is over anyhow.
+        With ``again`` the run is requeued instead, unless it has to end.
         """
-        self._require_held(report)
+        self._require_claim(report)
         body = {"code": report.code, "message": report.message, "fence": report.fence}
-        return self._give_back(body) if report.again else self._give_up(body)
+        return self._requeue(body) if report.again else self._end_without_record(body)
 
     # ---- the dispatcher --------------------------------------------------------------
 
-    def lose(self, fence: int, why: str, *, expired: bool = False) -> bool:
-        """Take a run from its worker, if it still holds it, or if its lease ``expired`` by now."""
+    def end_lease(self, fence: int, reason: str, *, expired: bool = False) -> bool:
+        """End the lease under ``fence``, if it is current and, with ``expired``, was not
+        renewed."""
         run = self.run
         renewed = expired and run.expires_at is not None and run.expires_at >= self.call.at
-        if run.fence != fence or run.state not in HELD or renewed:
+        if run.fence != fence or run.state not in HELD_STATES or renewed:
             return False
-        message = f"worker {run.worker}: {why}"
-        self._give_back({"code": "lease_lost", "message": message, "fence": fence})
+        message = f"worker {run.worker}: {reason}"
+        self._requeue({"code": "lease_lost", "message": message, "fence": fence})
         return True
 
     def next_job(self, number: int, *, refusal: str | None = None) -> StoredRun | None:
-        """Count the next job of a waiting run, whose ``number``-th ended; None if there is none.
+        """Count the next job of a queued run whose ``number``-th job ended.
 
-        There is none after a ``refusal``, the engine's last word.
+        Returns None if there is none: after too many jobs, or the engine's final ``refusal``.
         """
         if (self.run.state, self.run.job) != ("queued", number):
             return None
@@ -221,10 +220,12 @@ class LockedRun:
             self._change_lease(job=number + 1)
             return self._changed()
         message = refusal or f"{unclaimed} jobs ended and never claimed it."
-        self._give_up({"code": "job_refused" if refusal else "job_failed", "message": message})
+        self._end_without_record(
+            {"code": "job_refused" if refusal else "job_failed", "message": message}
+        )
         return None
 
-    # ---- what they share -------------------------------------------------------------
+    # ---- helpers ---------------------------------------------------------------------
 
     def _changed(self) -> StoredRun:
         return repository.find(self.connection, self.run.id)
@@ -238,7 +239,7 @@ class LockedRun:
         return Renewal(cancel=self.run.cancel_asked, granted=granted)
 
     def _write(self, kind: Kind, body: dict[str, Any], **lease: Any) -> StoredRun:
-        """Write what happened, with its log entry, and change the lease; the run after it."""
+        """Change the lease, insert the event with its log entry, and return the run."""
         self._change_lease(**lease)
         fence = None if kind == "cancel_asked" else self.run.fence or None
         begun = self.run.begun
@@ -247,11 +248,11 @@ class LockedRun:
         )
         return self._changed()
 
-    def _require_held(self, report: FencedRequest, *, running: bool = False) -> None:
+    def _require_claim(self, report: FencedRequest, *, running: bool = False) -> None:
         run = self.run
         genuine = run.secret is not None and compare_digest(run.secret, _digest_of(report.secret))
         current_claim = (run.fence, run.holder) == (report.fence, self.call.actor)
-        states = ("running",) if running else HELD
+        states = ("running",) if running else HELD_STATES
         if not (genuine and current_claim and run.state in states):
             raise LeaseLost(
                 f"fencing token {report.fence} of run {run.id} is no longer valid, or the "
@@ -259,15 +260,15 @@ class LockedRun:
                 "Stop the run: further work does not count.",
             )
 
-    def _obstacle(self, plan_digest: str) -> dict[str, str] | None:
-        """Why it must not begin or go on; commits its budget if nothing stands against it."""
+    def _find_obstacle(self, plan_digest: str) -> dict[str, str] | None:
+        """Return why the run must not start or continue; otherwise commit its budget."""
         run = self.run
         if run.cancel_asked:
             return {"code": "cancelled", "message": "it was cancelled before it began."}
         if plan_digest != run.plan_digest:
             return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
         hold_certificate(self.connection, run.certificate_id)
-        held = self._held()
+        held = self._lock_reservation()
         reservation = held.reservation
         if reservation.state != ("committed" if run.begun else "reserved"):
             message = f"the reservation is {reservation.state}."
@@ -279,18 +280,18 @@ class LockedRun:
         held.commit()
         return None
 
-    def _held(self) -> LockedReservation:
+    def _lock_reservation(self) -> LockedReservation:
         return lock_reservation(self.connection, self.run.reservation_id, self.call)
 
-    def _granted(self, wants: int) -> int:
-        """How many steps may be charged from now on: never fewer, and none uncertified.
+    def _compute_grant(self, wants: int) -> int:
+        """Return the new number of granted steps: never fewer, and never uncertified steps.
 
-        In hundredths of the run, because each grant is logged.
+        It is rounded up to hundredths of the run, because each grant is logged.
         """
-        return max(self.run.granted, rounded_up(wants, self.run.certified_steps))
+        return max(self.run.granted, round_up_steps(wants, self.run.certified_steps))
 
-    def _verdict(self, checked: Conformance | None) -> tuple[End, str]:
-        """How a run whose worker reports its end has ended, and the code of why."""
+    def _classify_end(self, checked: Conformance | None) -> tuple[End, str]:
+        """Return how a run ended by its worker's report, and the code of the reason."""
         conformant = checked is not None and checked.conformant
         stopped = checked is None or any(item.code == "stopped" for item in checked.findings)
         if conformant and not stopped:
@@ -304,44 +305,42 @@ class LockedRun:
         return "failed", "time_limit" if late else "stopped"
 
     def _settle(self, steps: int, record: str | None, cost: Cost | None) -> int:
-        """Charge it for ``steps``, never twice; returns what was charged."""
-        held = self._held()
+        """Charge the run for ``steps``, at most once; return the charged steps."""
+        held = self._lock_reservation()
         if held.reservation.state == "settled":
             return int(held.reservation.steps_run or 0)
         held.settle(steps, record, cost)
         return steps
 
-    def _give_up(self, body: dict[str, Any]) -> StoredRun:
-        """End it without a record: charged in full if it began, released if it did not."""
+    def _end_without_record(self, body: dict[str, Any]) -> StoredRun:
+        """End the run: charged in full if it has begun, else released."""
         if self.run.begun:
             charged = self._settle(self.run.certified_steps, None, None)
             body = {**body, "steps_charged": charged}
         else:
-            held = self._held()
+            held = self._lock_reservation()
             if held.reservation.state == "reserved":
                 held.release(f"run {self.run.id}: {body['code']}")
         return self._write("cancelled" if self.run.cancel_asked else "failed", body, state="ended")
 
-    def _give_back(self, body: dict[str, Any]) -> StoredRun:
-        """Queue it for another worker, unless it is over."""
+    def _requeue(self, body: dict[str, Any]) -> StoredRun:
+        """Queue the run for another worker, unless it has to end."""
         run = self.run
         earlier = (attempt.body.get("further", False) for attempt in reversed(run.attempts))
         progress = (run.made_progress, *earlier)
         failed = sum(1 for _ in takewhile(lambda further: not further, progress))
         spent = run.begun and run.granted >= run.certified_steps
         if run.cancel_asked or spent or failed >= MAX_FAILED_ATTEMPTS:
-            return self._give_up(body)
+            return self._end_without_record(body)
         attempt = {"granted": run.granted, "steps": run.steps, "head": run.head}
         body = {**body, **attempt, "begun": run.begun, "further": run.made_progress}
         return self._write("requeued", body, state="queued", expires_at=None, secret=None)
 
 
 def _digest_of(secret: str) -> str:
-    """What is stored of a claim's secret."""
+    """Return the stored digest of a claim's secret."""
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
 
-
-_lease = run_leases.c
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -364,26 +363,28 @@ class RunQueue(Store):
         *values: P.args,
         **named: P.kwargs,
     ) -> T:
-        """The result of ``change`` in a transaction that holds the run; raises ``UnknownRun``."""
+        """Return the result of ``change`` on the locked run; raises ``UnknownRun``."""
         with self._writer.begin() as connection:
             locked = LockedRun(connection, repository.find(connection, run_id, locked=True), call)
             return change(locked, *values, **named)
 
     def find(self, run_id: str) -> StoredRun:
-        """The run of that id; raises ``UnknownRun``."""
+        """Return the run of that id; raises ``UnknownRun``."""
         return self.read(repository.find, run_id)
 
     def claim(
         self, queue: str, request: RunClaimRequest, call: CommandContext
     ) -> tuple[StoredRun, str] | None:
-        """The oldest run, or the one named, under a new fencing token; and the claim's secret."""
-        query = select(_lease.run_id).where(_lease.queue == queue, _lease.state == "queued")
+        """Claim the oldest run or the named one; return it with the claim's secret."""
+        query = select(run_leases.c.run_id).where(
+            run_leases.c.queue == queue, run_leases.c.state == "queued"
+        )
         if request.run is not None:
-            query = query.where(_lease.run_id == request.run)
-        query = query.order_by(_lease.requested_at, _lease.run_id).limit(1)
+            query = query.where(run_leases.c.run_id == request.run)
+        query = query.order_by(run_leases.c.requested_at, run_leases.c.run_id).limit(1)
         with self._reader.connect() as connection:
             if connection.scalar(query) is None:
-                return None  # without a lock, for workers that poll
+                return None  # so that polling workers take no lock
         with self._writer.begin() as connection:
             run_id = connection.scalar(query.with_for_update(skip_locked=True))
             if run_id is None:
@@ -393,17 +394,21 @@ class RunQueue(Store):
             return locked.claim(request.worker, request.lease, secret), secret
 
     def start(self, run_id: str, request: StartRequest, call: CommandContext) -> StoredRun:
-        """Start or continue a run; raises ``RunNotStarted`` once it was ended instead."""
+        """Start or continue a run; raises ``RunNotStarted`` if it was ended instead."""
         run = self.change(run_id, call, LockedRun.start, request)
         if run.outcome is not None:
-            why = f"{run.outcome['code']}: {run.outcome['message']}"
-            raise RunNotStarted(why, "Claim another run.")
+            message = f"{run.outcome['code']}: {run.outcome['message']}"
+            raise RunNotStarted(message, "Claim another run.")
         return run
 
-    def reap(self, call: CommandContext) -> int:
-        """Take back expired leases, each in a transaction; returns how many."""
-        expired = _lease.state.in_(HELD) & (_lease.expires_at < call.at)
+    def expire_leases(self, call: CommandContext) -> int:
+        """End expired leases, each in its own transaction; return how many."""
+        expired = run_leases.c.state.in_(HELD_STATES) & (run_leases.c.expires_at < call.at)
         with self._reader.connect() as connection:
-            leases = connection.execute(select(_lease.run_id, _lease.fence).where(expired)).all()
-        why, lose = "did not renew its lease.", LockedRun.lose
-        return sum(self.change(run, call, lose, fence, why, expired=True) for run, fence in leases)
+            leases = connection.execute(
+                select(run_leases.c.run_id, run_leases.c.fence).where(expired)
+            ).all()
+        end, reason = LockedRun.end_lease, "did not renew its lease."
+        return sum(
+            self.change(run, call, end, fence, reason, expired=True) for run, fence in leases
+        )

@@ -1,23 +1,18 @@
-"""The rows of runs: what was asked for and what happened, added only, and who holds a run now.
+"""The rows of runs: requests and events, which are append-only, and leases.
 
-``runs``
-    One row per run, with everything that was asked for. A reservation is for one run.
-``run_events``
-    What happened to a run, numbered from 1. The state of a run is what its events say. An event
-    is added with its log entry, in the transaction of the connection.
-``run_leases``
-    Who holds a run, until when, under which fencing token and secret (its digest), and how many
-    steps those who held it may have charged (``granted``). ``previous`` is the token under which
-    the run was last begun, ``job`` counts the jobs that it was handed to an engine in, and
-    ``search`` is the secret opening of a search, whose digest its event ``running`` has.
-    The only rows that change; all that matters about them afterwards stands in an event too.
-``run_records``
-    The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before). A
-    part follows the part before it and never changes; sent again unchanged, it is accepted again.
+``runs`` One row per run, with its whole request. A reservation is for one run. ``run_events`` The
+events of a run, numbered from 1, which determine its state. An event is inserted with its log
+entry. ``run_leases`` The holder of a run, the end of its lease, its fencing token and secret (as a
+digest), and the steps that all holders may have charged (``granted``). ``previous`` is the token
+under which the run was last started, ``job`` counts the engine's jobs for the run, and ``search``
+is the secret opening of a search, whose digest is in the event ``running``. Only these rows change;
+the events have everything that is needed afterwards. ``run_records`` The record that a worker sent
+of a run, part by part (zlib; ``length`` is in bytes before). Parts come in order and never change;
+a part may be sent again unchanged.
 
-What no row can say, whoever writes it: a run that is queued, begun or ended twice (``once``
-is unique in a run); a run that began without having been queued, or was settled without having
-begun (``follows`` refers to the event before); two claims under one fencing token.
+The constraints exclude a run that is queued, started or ended twice (``once`` is unique in a run),
+a run that starts without being queued or settles without being started (``follows`` refers to the
+earlier event), and two claims under one fencing token.
 """
 
 from __future__ import annotations
@@ -154,25 +149,26 @@ STATES: Mapping[str, str] = {
     "requeued": "queued",
     "resumed": "running",
 }
-"""The state of a run after an event; asking for its end does not change it."""
-ONCE = {"queued", "cancel_asked", "running"}
+"""The state of a run after each kind of event; ``cancel_asked`` does not change it."""
+UNIQUE_KINDS = {"queued", "cancel_asked", "running"}
 
-PARTS = 100
+STEP_PARTS = 100
+"""Parts of a run, in which steps are granted and accounted."""
 MAX_RECORD_BYTES = 256 * 1024 * 1024
-"""The largest record that is checked here; some 10^5 steps have half of it."""
+"""The size of a record, uncompressed; 10^5 steps take about half."""
 
 
-def rounded_up(steps: int, certified: int) -> int:
+def round_up_steps(steps: int, certified: int) -> int:
     """``steps`` rounded up to a hundredth of ``certified``, in whole steps.
 
-    A run costs at most a hundred accountings and grants, and no ε is less than what was spent.
+    So a run needs at most a hundred accountings and grants, and no reported ε is too low.
 
-    >>> [rounded_up(steps, 1000) for steps in (0, 1, 10, 11, 995, 1000, 2000)]
+    >>> [round_up_steps(steps, 1000) for steps in (0, 1, 10, 11, 995, 1000, 2000)]
     [0, 10, 10, 20, 1000, 1000, 1000]
-    >>> rounded_up(7, 50)
+    >>> round_up_steps(7, 50)
     7
     """
-    part = max(1, certified // PARTS)
+    part = max(1, certified // STEP_PARTS)
     return min(certified, -(-steps // part) * part)
 
 
@@ -191,11 +187,11 @@ class RecordRefused(DomainError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRunEvent:
-    """An event of a run; ``body`` is what the log says of it too.
+    """An event of a run; the log has the same ``body``.
 
-    A ``requeued`` one ends a worker's attempt under ``fence``. Its body has ``granted``, the steps
-    that were allowed to it and those before it together, ``further``, whether it finished one, and
-    ``head``, the digest of a line of its record as last reported.
+    ``requeued`` ends a worker's attempt under ``fence``. Its body has ``granted``, the steps
+    granted to all attempts so far, ``further``, whether the attempt finished a step, and ``head``,
+    the last reported digest of a line of its record.
     """
 
     run_id: str
@@ -208,18 +204,17 @@ class StoredRunEvent:
 
     @property
     def granted(self) -> int:
-        """Steps that were granted until this attempt ended; none by versions without grants."""
+        """The steps granted until this attempt ended; 0 from versions without grants."""
         return int(self.body.get("granted", 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRun:
-    """A run as it stands: what was requested, its lease, and what happened since.
+    """A run: its request, its lease, and its events.
 
-    ``steps`` is what its worker reported last, of ``certified_steps``, with ``head`` of its
-    record; ``granted`` is how many may have been charged by all who held it, ``previous`` the
-    token under which it was last begun. ``search`` is secret, and ``secret`` the digest of its
-    claim's.
+    ``steps``, of ``certified_steps``, and ``head`` of the record are the worker's last report.
+    ``granted`` is the number of steps that all holders may have charged, ``previous`` the token
+    under which the run was last started. ``search`` is secret; ``secret`` is a digest.
     """
 
     id: str
@@ -252,7 +247,7 @@ class StoredRun:
 
     @classmethod
     def of(cls, row: Row[Any], events: Sequence[StoredRunEvent]) -> Self:
-        """The run of a row of ``_RUNS``, to which ``events`` happened."""
+        """Build the run of a row of ``_RUNS`` and its ``events``."""
         last = events[-1].kind
         read = {
             "request": json.loads(row.request),
@@ -263,38 +258,38 @@ class StoredRun:
 
     @property
     def began_at(self) -> datetime | None:
-        """When its first step was started."""
+        """The time at which the first step was started."""
         return next((event.at for event in self.events if event.kind == "running"), None)
 
     @property
     def attempts(self) -> tuple[StoredRunEvent, ...]:
-        """How each attempt ended that another continued, oldest first."""
+        """The ``requeued`` events, which end attempts, oldest first."""
         return tuple(event for event in self.events if event.kind == "requeued")
 
     @property
     def outcome(self) -> dict[str, Any] | None:
-        """The body of the event that ended it."""
+        """The body of the event that ended the run."""
         return self.events[-1].body if self.state in ENDED else None
 
-    def ended_by(self, provenance: dict[str, Any]) -> bool:
-        """Whether a worker's report with this provenance ended it."""
+    def was_ended_by(self, provenance: dict[str, Any]) -> bool:
+        """Return whether a worker's report with this provenance ended the run."""
         return self.outcome is not None and self.outcome.get("provenance") == provenance
 
     @property
     def begun(self) -> bool:
-        """Whether its first step was started, which committed its budget."""
+        """Whether the first step was started, which committed the budget."""
         return self.began_at is not None
 
     @property
     def changed_at(self) -> datetime:
-        """When something happened to it last."""
+        """The time of the last event."""
         return self.events[-1].at
 
     @property
     def made_progress(self) -> bool:
-        """Whether the current attempt has finished a step, by what it reported.
+        """Whether the current attempt has finished a step, according to its reports.
 
-        One that charged two steps more than had been granted before has finished the first.
+        An attempt that charged two steps beyond the earlier grants has finished the first of them.
         """
         granted = self.attempts[-1].granted if self.attempts else 0
         return self.begun and self.steps >= granted + 2
@@ -313,10 +308,10 @@ _EVENTS = select(
 
 
 def find(connection: Connection, run_id: str, *, locked: bool = False) -> StoredRun:
-    """The run of that id, its lease ``locked`` by this transaction; raises ``UnknownRun``."""
+    """Return the run of that id, and lock its lease if ``locked``; raises ``UnknownRun``."""
     query = _RUNS.where(runs.c.id == run_id)
     query = query.with_for_update(of=run_leases) if locked else query
-    for run in _read(connection, connection.execute(query).all()):
+    for run in _load(connection, connection.execute(query).all()):
         return run
     raise UnknownRun(f"run {run_id} not found.", "GET /v1/runs lists all runs.")
 
@@ -332,10 +327,10 @@ def page(
     requested_before: datetime | None = None,
     **equal: str | None,
 ) -> tuple[list[StoredRun], str | None]:
-    """At most ``limit`` runs after ``cursor``, latest first, and the cursor of the next page.
+    """Return at most ``limit`` runs after ``cursor``, latest first, and the next page's cursor.
 
-    ``equal`` are values of columns; None lets all through. The times themselves are left out.
-    Raises ``InvalidCursor``.
+    ``equal`` are required values of columns; None matches all. The times are exclusive. Raises
+    ``InvalidCursor``.
     """
     query = _RUNS.where(*(runs.c[name] == value for name, value in equal.items() if value))
     if state in ENDED:
@@ -349,32 +344,32 @@ def page(
         query = query.where(runs.c.requested_at < requested_before)
     place = (runs.c.requested_at, runs.c.id)
     rows, following = page_of(connection, query, place, cursor, limit)
-    return _read(connection, rows), following
+    return _load(connection, rows), following
 
 
-def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
-    """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
+def find_repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
+    """Return the run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
     if call.idempotency_key is None:
         return None
     key = (runs.c.requested_by == call.actor, runs.c.idempotency_key == call.idempotency_key)
-    for earlier in _read(connection, connection.execute(_RUNS.where(*key)).all()):
+    for earlier in _load(connection, connection.execute(_RUNS.where(*key)).all()):
         call.require_same(earlier.request_digest)
         return earlier
     return None
 
 
-def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredRun]:
-    """The runs of rows of ``_RUNS``, with what happened to them."""
+def _load(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredRun]:
+    """Load the runs of rows of ``_RUNS`` with their events."""
     events: dict[str, list[StoredRunEvent]] = defaultdict(list)
-    happened = _EVENTS.where(run_events.c.run_id.in_([row.id for row in rows]))
-    for event in connection.execute(happened).mappings() if rows else ():
+    query = _EVENTS.where(run_events.c.run_id.in_([row.id for row in rows]))
+    for event in connection.execute(query).mappings() if rows else ():
         body = json.loads(event["body"])
         events[event["run_id"]].append(StoredRunEvent(**{**event, "body": body}))
     return [StoredRun.of(row, events[row.id]) for row in rows]
 
 
 def change_lease(connection: Connection, run_id: str, **values: Any) -> None:
-    """Change the lease of a run that this transaction holds."""
+    """Change the lease of a run that this transaction has locked."""
     connection.execute(update(run_leases).where(run_leases.c.run_id == run_id).values(**values))
 
 
@@ -388,7 +383,7 @@ def add_event(
     fence: int | None = None,
     begun: bool = False,
 ) -> None:
-    """Write what happened under ``fence``, with its log entry; ``begun`` if it began before."""
+    """Insert an event with its log entry; ``begun`` tells whether the run began before."""
     follows = "running" if begun and kind in ("resumed", *ENDED) else "queued"
     last = select(func.max(run_events.c.seq)).where(run_events.c.run_id == run_id)
     seq = (connection.scalar(last) or 0) + 1
@@ -396,7 +391,7 @@ def add_event(
         "run_id": run_id,
         "seq": seq,
         "kind": kind,
-        "once": "end" if kind in ENDED else kind if kind in ONCE else None,
+        "once": "end" if kind in ENDED else kind if kind in UNIQUE_KINDS else None,
         "follows": None if kind == "queued" else follows,
         "fence": fence,
         "at": call.at,
@@ -407,13 +402,13 @@ def add_event(
 
 
 def event_entry(event: Any) -> LogEntry:
-    """The log entry of a row of ``run_events``."""
+    """Build the log entry of a row of ``run_events``."""
     body = {"event": event.kind, "seq": event.seq, **json.loads(event.body)}
     return LogEntry(kind="run", subject=event.run_id, actor=event.actor, at=event.at, body=body)
 
 
-def log_granted(connection: Connection, run: StoredRun, granted: int, call: CommandContext) -> None:
-    """Log that steps up to ``granted`` may be charged: a lease alone would say so to nobody."""
+def log_grant(connection: Connection, run: StoredRun, granted: int, call: CommandContext) -> None:
+    """Log that steps up to ``granted`` may be charged."""
     body = {"fence": run.fence, "granted": granted}
     entries.append(connection, "steps", run.id, body, actor=call.actor, at=call.at)
 
@@ -421,14 +416,16 @@ def log_granted(connection: Connection, run: StoredRun, granted: int, call: Comm
 # ---- records --------------------------------------------------------------------------
 
 
-def log_record(connection: Connection, run: StoredRun, head: str, call: CommandContext) -> None:
-    """Log the digest of the first line of a record, which commits to data and canaries."""
+def log_record_head(
+    connection: Connection, run: StoredRun, head: str, call: CommandContext
+) -> None:
+    """Log the digest of a record's first line, which commits to data and canaries."""
     body = {"fence": run.fence, "record": head}
     entries.append(connection, "record", run.id, body, actor=call.actor, at=call.at)
 
 
 def logged_records(connection: Connection, run_id: str) -> frozenset[str]:
-    """The digests that ``log_record`` logged of the run."""
+    """Return the digests of the run that ``log_record_head`` logged."""
     about = (json.loads(content) for content in entries.logged(connection, run_id))
     return frozenset(str(entry["body"]["record"]) for entry in about if entry["kind"] == "record")
 
@@ -460,7 +457,7 @@ def add_record_part(
 
 
 def records_of(connection: Connection, run_id: str) -> dict[int, list[bytes]]:
-    """The parts of every record of a run, by fencing token, compressed."""
+    """Return the compressed parts of every record of a run, by fencing token."""
     columns = (run_records.c.fence, run_records.c.content)
     query = select(*columns).where(run_records.c.run_id == run_id)
     records: dict[int, list[bytes]] = defaultdict(list)

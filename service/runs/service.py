@@ -1,11 +1,11 @@
 """The run service: requests and completes runs, with the accounting done before the transaction.
 
-The conformance of a run's record is checked here on what the worker sent; the worker's own verdict
-does not count. The record is checked against the certificate as ``affidavit conformance`` does,
-and then against what the service knows of the run's attempts, independent of the record.
+The service checks a run's record itself; the worker's own verdict does not count. It checks the
+record against the certificate like ``affidavit conformance``, and against the logged events of the
+run's attempts.
 
-What it cannot show: that the noise was drawn and the data read as the record says. That is
-the word of whoever holds the worker's key.
+The check cannot show that the noise was drawn and the data read as recorded. For that the holder of
+the worker's key is trusted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from affidavit.service.runs.repository import StoredRun, run_leases, runs
 
 
 class ReservationNotUsable(DomainError):
-    """The reservation is for another certificate, no longer open, or another run's."""
+    """The reservation is for another certificate or run, or no longer open."""
 
     code = "reservation_not_usable"
 
@@ -79,17 +79,17 @@ class BadProvenance(DomainError):
 
 
 class HostsNotAvailable(DomainError):
-    """The run requires several hosts, and no engine of this service gives them to one run."""
+    """The run requires several hosts, which this service's engine does not support."""
 
     code = "hosts_not_available"
     status = 422
 
 
 class RunService:
-    """The use cases of runs; ``worker_keys`` is where public records of workers' keys are.
+    """The use cases of runs.
 
-    ``revoked`` gives the ids of the keys that the keyset revokes. ``spreads`` says whether runs can
-    be given several hosts.
+    ``worker_keys`` is the folder with the workers' public keys. ``revoked`` returns the ids of keys
+    that the keyset revokes. ``multi_host`` tells whether the engine supports several hosts.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RunService:
         revoked: Callable[[], Collection[str]],
         pool: AccountingPool,
         *,
-        spreads: bool,
+        multi_host: bool,
     ) -> None:
         self.queue = queue
         self._ledger = ledger
@@ -109,21 +109,21 @@ class RunService:
         self._pool = pool
         self._worker_keys = KeyStore(worker_keys)
         self._revoked = revoked
-        self._spreads = spreads
+        self._multi_host = multi_host
         self._completions: dict[tuple[str, int, str, str], asyncio.Task[StoredRun]] = {}
 
     async def request(
         self, request: RunRequest, call: CommandContext, *, any_reservation: bool
     ) -> tuple[StoredRun, bool]:
-        """Queue a run, with the reservation that is named or one made in the same transaction.
+        """Queue a run on the named reservation, or on one made in the same transaction.
 
-        ``any_reservation`` lets a reservation be used that somebody else made. Returns the run and
-        whether it was queued now. Raises ``DomainError``.
+        ``any_reservation`` allows other people's reservations. Returns the run and whether it was
+        queued now. Raises ``DomainError``.
         """
-        earlier = await run_in_threadpool(self.queue.read, repository.repeated, call)
+        earlier = await run_in_threadpool(self.queue.read, repository.find_repeated, call)
         if earlier is not None:
             return earlier, False
-        if request.requirements.hosts > 1 and not self._spreads:
+        if request.requirements.hosts > 1 and not self._multi_host:
             raise HostsNotAvailable(
                 f"no engine of this service can give a run {request.requirements.hosts} hosts.",
                 "Omit requirements.hosts, or set AFFIDAVIT_DISPATCH to a Ray cluster.",
@@ -142,20 +142,20 @@ class RunService:
     def _enqueue(
         self, request: RunRequest, reservation: str | CostedRun, call: CommandContext
     ) -> tuple[StoredRun, bool]:
-        """Queue a run on a reservation that exists, or is made in the same transaction."""
+        """Queue a run on a reservation, which is made in the same transaction if needed."""
         try:
             with self.queue.writing() as connection:
                 if isinstance(reservation, CostedRun):
                     lock_for_reservation(connection, reservation)
-                if (earlier := repository.repeated(connection, call)) is not None:
+                if (earlier := repository.find_repeated(connection, call)) is not None:
                     return earlier, False
                 if isinstance(reservation, CostedRun):
-                    # The run has the key; its reservation is no request of its own.
+                    # The idempotency key belongs to the run, not to its reservation.
                     unkeyed = CommandContext(actor=call.actor, at=call.at)
                     reservation = reserve(connection, reservation, unkeyed).id
-                return _enqueue(connection, request, reservation, call), True
+                return _insert_run(connection, request, reservation, call), True
         except IntegrityError:
-            if (earlier := self.queue.read(repository.repeated, call)) is not None:
+            if (earlier := self.queue.read(repository.find_repeated, call)) is not None:
                 return earlier, False
             raise ReservationNotUsable(
                 f"reservation {reservation} belongs to another run.", "Reserve for each run."
@@ -164,11 +164,11 @@ class RunService:
     async def complete(
         self, run_id: str, report: CompletionRequest, call: CommandContext
     ) -> StoredRun:
-        """Settle a run by its record, which its signed provenance names.
+        """Settle a run by the record that it sent and that its signed provenance names.
 
-        The record is what was sent; without one the run is charged in full. A worker's request
-        may end before the check of a long record: it goes on, and the same report sent again
-        waits for it. Raises ``BadProvenance``.
+        Without a record the run is charged in full. The check of a long record continues if the
+        worker's request ends, and the same report sent again waits for it. Raises
+        ``BadProvenance``.
         """
         key = (run_id, report.fence, report.secret, json.dumps(report.provenance, sort_keys=True))
         if key not in self._completions:
@@ -181,8 +181,8 @@ class RunService:
     async def _complete(
         self, run_id: str, report: CompletionRequest, call: CommandContext
     ) -> StoredRun:
-        sent = await run_in_threadpool(self._sent, run_id, report)
-        if (run := sent.run).ended_by(report.provenance):
+        sent = await run_in_threadpool(self._read_record, run_id, report)
+        if (run := sent.run).was_ended_by(report.provenance):
             return run
         checked = await self._pool.run(check_record, sent) if sent.parts else None
         cost = None
@@ -195,8 +195,8 @@ class RunService:
             self.queue.change, run_id, call, complete, report, checked, cost
         )
 
-    def _sent(self, run_id: str, report: CompletionRequest) -> SentRecord:
-        """The record that the worker of the run sent and signed for."""
+    def _read_record(self, run_id: str, report: CompletionRequest) -> SentRecord:
+        """Read the record that the worker of the run sent, and verify its signature."""
         run = self.queue.find(run_id)
         try:
             signed = read_provenance(report.provenance, self._worker_keys.public_keys())
@@ -216,15 +216,15 @@ class RunService:
             bundle=issue.bundle,
             parts=records.pop(report.fence, []),
             others=records,
-            signed_for=signed.record,
+            signed_head=signed.record,
             logged=self.queue.read(repository.logged_records, run.id),
         )
 
 
-def _enqueue(
+def _insert_run(
     connection: Connection, request: RunRequest, reservation_id: str, call: CommandContext
 ) -> StoredRun:
-    """Queue a run on its own reservation and a usable certificate; raises ``DomainError``."""
+    """Insert a run on a reservation of its own and a usable certificate; raises ``DomainError``."""
     hold_certificate(connection, request.certificate)
     # Held, so that it is not released meanwhile.
     reservation = lock_reservation(connection, reservation_id, call).reservation
@@ -291,47 +291,47 @@ def _require_search(request: RunRequest, bundle: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentRecord:
-    """The record of ``parts`` that the worker of ``run`` sent, and what else is known of it.
+    """The record that the worker of ``run`` sent, in ``parts``, and the evidence about it.
 
-    ``bundle`` is the certificate's, ``others`` are the records of earlier attempts as far as they
-    were sent, ``signed_for`` is the head that the worker signed, and ``logged`` are the digests of
-    first lines that the log has of the run.
+    ``bundle`` is the certificate's, ``others`` are the records of earlier attempts as far as sent,
+    ``signed_head`` is the head that the worker signed, and ``logged`` are the logged digests of the
+    run's first lines.
     """
 
     run: StoredRun
     bundle: bytes
     parts: Sequence[bytes]
     others: Mapping[int, Sequence[bytes]]
-    signed_for: str | None
+    signed_head: str | None
     logged: frozenset[str]
 
 
 def check_record(sent: SentRecord) -> Conformance:
-    """The record against the certificate and what is known of the run."""
+    """Check the record against the certificate and the events of the run."""
     predicate = statement_in(sent.bundle)["predicate"]
-    record = _joined(sent.parts)
+    record = _decompress(sent.parts)
     checked = check_conformance(record, predicate)
-    more = tuple(_contradictions(sent, record, checked.head, predicate))
-    if not more:
+    contradictions = tuple(_find_contradictions(sent, record, checked.head, predicate))
+    if not contradictions:
         return checked
     steps = max(checked.steps_certified, checked.steps_charged)
-    return replace(checked, findings=checked.findings + more, steps_to_charge=steps)
+    return replace(checked, findings=checked.findings + contradictions, steps_to_charge=steps)
 
 
-def _contradictions(
+def _find_contradictions(
     sent: SentRecord, record: bytes, head: str | None, predicate: dict[str, Any]
 ) -> Iterator[ConformanceFinding]:
-    """What does not fit the signature, the search, the log, and the earlier attempts.
+    """Yield contradictions to the signature, the search, the log, and the earlier attempts.
 
-    A run that continues may start again only if its steps are independent, and its record
-    has nothing then of the record before. Either way the record has a line for every step that
-    was granted before, which says that the run continued from there.
+    A continued run may start over only if its steps are independent; its record then contains
+    nothing of the earlier record. In both cases the record has a ``resumed`` line for every earlier
+    grant.
     """
     try:
         header = decode_line(record.partition(b"\n")[0] + b"\n", START)
-    except BrokenLine:  # a finding already
+    except BrokenLine:  # already a finding
         header = {}
-    if head != sent.signed_for:
+    if head != sent.signed_head:
         yield ConformanceFinding(
             code="other_record",
             line=0,
@@ -360,7 +360,7 @@ def _contradictions(
             message="An earlier worker was granted steps that the record does not pass over.",
         )
     heads = [sent.run.head]
-    if not (before and _steps_stand_alone(predicate)):
+    if not (before and _has_independent_steps(predicate)):
         heads += [attempt.body.get("head") for attempt in before]
     if any(f'"digest":"{head}"'.encode() not in record for head in heads if head is not None):
         yield ConformanceFinding(
@@ -368,8 +368,8 @@ def _contradictions(
             line=0,
             message="The record does not contain what was reported of it while it was written.",
         )
-    keys = dict(_steps_of_keys(record)) if sent.others else {}
-    earlier = (_steps_of_keys(_joined(parts)) for parts in sent.others.values())
+    keys = dict(_noise_keys(record)) if sent.others else {}
+    earlier = (_noise_keys(_decompress(parts)) for parts in sent.others.values())
     if any(keys.get(key, step) != step for record in earlier for key, step in record):
         yield ConformanceFinding(
             code="key_in_two_steps",
@@ -378,14 +378,14 @@ def _contradictions(
         )
 
 
-def _steps_of_keys(record: bytes) -> Iterator[tuple[str, int]]:
+def _noise_keys(record: bytes) -> Iterator[tuple[str, int]]:
     for entry in _entries(record, b"charge"):
         if isinstance(key := entry.get("key_commitment"), str):
             yield key, entry["step"]
 
 
 def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of a kind that can be read at all; conformance has found the others."""
+    """Yield the readable lines of a kind; conformance reports the others."""
     for line in record.split(b"\n"):
         if b'"type":"%b"' % kind in line:
             try:
@@ -396,12 +396,12 @@ def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-def _steps_stand_alone(predicate: dict[str, Any]) -> bool:
+def _has_independent_steps(predicate: dict[str, Any]) -> bool:
     try:
         return Execution.of(certified_plan(predicate)).has_independent_steps
     except (PlanNotClosed, ValueError):
         return False
 
 
-def _joined(parts: Sequence[bytes]) -> bytes:
+def _decompress(parts: Sequence[bytes]) -> bytes:
     return b"".join(zlib.decompress(part) for part in parts)

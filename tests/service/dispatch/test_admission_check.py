@@ -16,7 +16,7 @@ import pytest
 
 from affidavit.certificate import KeyStore
 from affidavit.service.dispatch.engines import EngineUnavailable
-from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, judge_by
+from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, build_judge
 from tests.service.runs.conftest import Yard
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta1"
@@ -80,8 +80,8 @@ def kueue() -> Kueue:
 def look(yard: Yard, kueue: Kueue, keys: Path) -> dict[str, tuple[str, str]]:
     """State and message by workload, after one round."""
     client = httpx.Client(base_url="https://k", transport=httpx.MockTransport(kueue))
-    judge = judge_by(yard.engine, KeyStore(keys))
-    AdmissionCheck(client, "affidavit", judge).round(datetime.now(UTC))
+    judge = build_judge(yard.engine, KeyStore(keys))
+    AdmissionCheck(client, "affidavit", judge).reconcile(datetime.now(UTC))
     told = {}
     for name, status in kueue.applied.items():
         for check in status.get("admissionChecks", []):
@@ -149,7 +149,7 @@ def test_without_kueue_nothing_is_asked_and_a_lost_cluster_is_said(
         raise httpx.ConnectError("no route")
 
     client = httpx.Client(base_url="https://k", transport=httpx.MockTransport(lost))
-    judge = judge_by(yard.engine, KeyStore(tmp_path))
+    judge = build_judge(yard.engine, KeyStore(tmp_path))
     check = AdmissionCheck(client, "affidavit", judge)
     with pytest.raises(EngineUnavailable):
-        check.round(datetime.now(UTC))
+        check.reconcile(datetime.now(UTC))

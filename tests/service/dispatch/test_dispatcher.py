@@ -224,7 +224,7 @@ def test_jobs_that_the_engine_refuses_or_never_starts_hold_up_no_others(
     assert cluster.active == [job_of(run) for run in runs[2:4]]
     dispatcher.reconcile(began + timedelta(seconds=9))
     assert len(cluster.active) == 2  # as many as may wait
-    dispatcher.reconcile(began + timedelta(seconds=9) + dispatcher_module.PATIENCE)
+    dispatcher.reconcile(began + timedelta(seconds=9) + dispatcher_module.STUCK_AFTER)
     assert job_of(runs[4]) in cluster.active
     yard.ask("POST", f"/v1/runs/{runs[2]['id']}/cancel", "submit", {})
     yard.ask("POST", f"/v1/runs/{runs[3]['id']}/cancel", "submit", {})

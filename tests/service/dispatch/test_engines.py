@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from affidavit.plan import load_yaml
-from affidavit.service.dispatch.engines import Job, RayJobs, Slurm, engine_of
+from affidavit.service.dispatch.engines import Job, RayJobs, Slurm, build_engine
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
 from affidavit.service.errors import SettingsError
 from affidavit.service.settings import Settings
@@ -123,6 +123,6 @@ def test_ray_gets_the_gpus_and_the_memory_of_the_run(monkeypatch: pytest.MonkeyP
 )
 def test_what_names_no_engine_is_refused_when_the_service_starts(dispatch: str, job: str) -> None:
     with pytest.raises(SettingsError):
-        engine_of(dispatch, job)
+        build_engine(dispatch, job)
     with pytest.raises(SettingsError, match=r"AFFIDAVIT_(DISPATCH|JOB)"):
         Settings.from_environment({"AFFIDAVIT_DISPATCH": dispatch, "AFFIDAVIT_JOB": job})

@@ -26,7 +26,7 @@ from affidavit.certificate.log import (
 from affidavit.service.__main__ import main
 from affidavit.service.errors import SettingsError
 from affidavit.service.log.checkpoint_publisher import (
-    MAX_BYTES,
+    MAX_RESPONSE_BYTES,
     CheckpointPublisher,
     FileDestination,
     PublishError,
@@ -37,7 +37,7 @@ from affidavit.service.log.checkpoint_publisher import (
     request_timestamp,
 )
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
-from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
+from affidavit.service.log.witness_server import FolderWitness, witness_app
 from affidavit.service.settings import Settings
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log
 from tests.waiting import wait_until
@@ -112,7 +112,7 @@ def test_one_that_does_not_end_its_answer_delays_no_other(
     log: Log, tmp_path: Path, listening: Any
 ) -> None:
     """Nor does one that answers too much fill the memory."""
-    much, ended = b"x" * (MAX_BYTES + 1), threading.Event()
+    much, ended = b"x" * (MAX_RESPONSE_BYTES + 1), threading.Event()
 
     def late(_body: bytes, _headers: Any) -> Answer:
         ended.wait(10)
@@ -142,9 +142,9 @@ def test_destinations_in_the_setting(log: Log) -> None:
 @pytest.fixture
 def witness(tmp_path: Path) -> Iterator[TestClient]:
     """A client of a witness of our log."""
-    folder = WitnessFolder(tmp_path / "witness")
     logs = (note_key(ORIGIN, KEY.public),)
-    yield TestClient(witness_app(FolderWitness(folder, NAME, logs)))
+    folder = FolderWitness(tmp_path / "witness", NAME, logs)
+    yield TestClient(witness_app(folder))
     folder.close()
 
 

@@ -58,7 +58,7 @@ def enter(log: Log, bundle: bytes, at: datetime) -> None:
         append_certificates(connection, [bundle])
     note = log.sequence().note
     line = cosign(note, WITNESS_KEY.name, WITNESS, at)
-    Cosignatures(log.engine).keep(note, line, WITNESS_KEY)
+    Cosignatures(log.engine).store(note, line, WITNESS_KEY)
 
 
 def revoke(log: Log) -> None:

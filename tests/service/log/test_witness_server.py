@@ -30,8 +30,8 @@ from affidavit.service.log.checkpoint_publisher import (
     WitnessDestination,
     destinations,
 )
-from affidavit.service.log.reader import from_before
-from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
+from affidavit.service.log.reader import find_cosigned_before
+from affidavit.service.log.witness_server import FolderWitness, witness_app
 from tests.service.log.conftest import KEY, ORIGIN, Log
 
 NAME = "witness.example.org"
@@ -39,20 +39,20 @@ LOGS = (note_key(ORIGIN, KEY.public),)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[WitnessFolder]:
-    result = WitnessFolder(tmp_path / "witness")
+def folder(tmp_path: Path) -> Iterator[FolderWitness]:
+    result = FolderWitness(tmp_path / "witness", NAME, LOGS)
     yield result
     result.close()
 
 
 @pytest.fixture
-def client(folder: WitnessFolder) -> TestClient:
-    return TestClient(witness_app(FolderWitness(folder, NAME, LOGS)))
+def client(folder: FolderWitness) -> TestClient:
+    return TestClient(witness_app(folder))
 
 
 @pytest.fixture
 def publisher(
-    log: Log, folder: WitnessFolder, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    log: Log, folder: FolderWitness, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> CheckpointPublisher:
     """The log's publisher, to the witness without a network between them."""
 
@@ -74,7 +74,7 @@ def addition(log: Log, old: int) -> bytes:
 
 
 def test_cosignatures_are_kept_and_served(
-    log: Log, folder: WitnessFolder, publisher: CheckpointPublisher
+    log: Log, folder: FolderWitness, publisher: CheckpointPublisher
 ) -> None:
     key = WitnessKey.of(NAME, folder.key)
     for count in (3, 5):
@@ -90,7 +90,7 @@ def test_cosignatures_are_kept_and_served(
     # A newer one that nobody cosigned yet does not hide it, and a second delivery adds nothing.
     log.grow(1)
     assert log.reader.published().note == shown.note
-    Cosignatures(log.engine).keep(stored.note, cosign(stored.note, NAME, folder.key, at), key)
+    Cosignatures(log.engine).store(stored.note, cosign(stored.note, NAME, folder.key, at), key)
     assert log.reader.published().note == shown.note
 
 
@@ -127,7 +127,7 @@ def test_of_each_witness_the_first_cosignature_alone_is_kept(log: Log) -> None:
         key = SigningKey.generate()
         witness, times = WitnessKey.of(name, key), [now + timedelta(n) for n in (2, 0, *range(60))]
         answer = "".join(cosign(stored.note, name, key, at) for at in times)
-        Cosignatures(log.engine).keep(stored.note, answer, witness)
+        Cosignatures(log.engine).store(stored.note, answer, witness)
         shown = parse_note(log.reader.published().note)
         assert witness.cosigned(shown) == now
     assert len(shown.signatures) == 3
@@ -142,18 +142,18 @@ def test_one_with_more_witnesses_stands_for_a_newer_one_for_a_while(
     def cosigned(note: str, *names: int) -> None:
         for name in names:
             witness = WitnessKey.of(f"w{name}", keys[name])
-            store.keep(note, cosign(note, f"w{name}", keys[name], now), witness)
+            store.store(note, cosign(note, f"w{name}", keys[name], now), witness)
 
     both = log.grow(2)
     cosigned(both.note, 0, 1)
     one = log.grow(1)
     cosigned(one.note, 0)
     assert log.reader.published().checkpoint == both.checkpoint
-    monkeypatch.setattr(reader, "COMPLETION", timedelta(seconds=-5))
+    monkeypatch.setattr(reader, "COSIGNING_TIME", timedelta(seconds=-5))
     assert log.reader.published().checkpoint == one.checkpoint
     newest = log.grow(1)
     assert log.reader.published().checkpoint == one.checkpoint
-    monkeypatch.setattr(reader, "PATIENCE", timedelta(seconds=-5))
+    monkeypatch.setattr(reader, "MAX_COSIGNED_AGE", timedelta(seconds=-5))
     assert log.reader.published().checkpoint == newest.checkpoint
 
 
@@ -162,12 +162,12 @@ def test_neither_timestamps_nor_a_witness_alone_hide_what_more_witnesses_saw(
 ) -> None:
     keys, now = [SigningKey.generate() for _ in range(2)], datetime.now(UTC)
     store = Cosignatures(log.engine)
-    monkeypatch.setattr(reader, "COMPLETION", timedelta(seconds=-5))
+    monkeypatch.setattr(reader, "COSIGNING_TIME", timedelta(seconds=-5))
 
     def cosigned(note: str, *names: int) -> str:
         for name in names:
             witness = WitnessKey.of(f"w{name}", keys[name])
-            store.keep(note, cosign(note, f"w{name}", keys[name], now), witness)
+            store.store(note, cosign(note, f"w{name}", keys[name], now), witness)
         return note
 
     alone = [cosigned(log.grow(1).note, 0) for _ in range(3)]
@@ -175,10 +175,12 @@ def test_neither_timestamps_nor_a_witness_alone_hide_what_more_witnesses_saw(
     stamped = log.grow(1).note
     for note in (alone[0], stamped):
         for number in range(3):  # as keep_timestamp stores them
-            store._keep(note, f"{reader.STAMPS}{number}", timestamp_line(b"%d" % number), now)
+            store._insert(
+                note, f"{reader.TIMESTAMP_PREFIX}{number}", timestamp_line(b"%d" % number), now
+            )
     assert log.reader.published().note.startswith(both)
     with log.engine.connect() as connection:
-        before = from_before(connection, 0, now + timedelta(hours=1))
+        before = find_cosigned_before(connection, 0, now + timedelta(hours=1))
     assert before is not None
     assert before.note.startswith(both)
 
@@ -190,10 +192,12 @@ def test_evidence_of_before_a_revocation_is_the_oldest_that_has_the_leaf(log: Lo
     for hours in range(3):
         notes.append(log.grow(2).note)
         at = noon + timedelta(hours=hours)
-        store.keep(notes[-1], cosign(notes[-1], NAME, witness, at), key)
+        store.store(notes[-1], cosign(notes[-1], NAME, witness, at), key)
     with log.engine.connect() as connection:
         for leaf, since, expected in ((0, 9, 0), (2, 9, 1), (2, 1, None), (1, 1, 0), (6, 9, None)):
-            found = from_before(connection, leaf, noon + timedelta(hours=since, seconds=-1))
+            found = find_cosigned_before(
+                connection, leaf, noon + timedelta(hours=since, seconds=-1)
+            )
             assert (found and found.note.startswith(notes[expected or 0])) == (
                 None if expected is None else True
             )
@@ -250,7 +254,7 @@ def note_by(key: SigningKey, body: str) -> str:
 
 
 def test_it_remembers_before_it_answers(
-    log: Log, client: TestClient, folder: WitnessFolder, monkeypatch: pytest.MonkeyPatch
+    log: Log, client: TestClient, folder: FolderWitness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.grow(2)
     body = addition(log, 0)
@@ -266,18 +270,18 @@ def test_it_remembers_before_it_answers(
 
 
 def test_it_goes_on_after_a_restart_with_its_key_and_its_memory(
-    log: Log, client: TestClient, folder: WitnessFolder, tmp_path: Path
+    log: Log, client: TestClient, folder: FolderWitness, tmp_path: Path
 ) -> None:
     log.grow(2)
     client.post("/add-checkpoint", content=addition(log, 0))
     with pytest.raises(OperatorError, match="another witness"):
-        WitnessFolder(tmp_path / "witness")
+        FolderWitness(tmp_path / "witness", NAME, LOGS)
     folder.close()
-    again = WitnessFolder(tmp_path / "witness")
+    again = FolderWitness(tmp_path / "witness", NAME, LOGS)
     assert again.key.key_id == folder.key.key_id
     assert again.last(ORIGIN) == log.sequence().checkpoint
     again.close()
     for damaged in ("{}", "", '{"version": 1, "checkpoints": {"a": "b"}}'):
         (tmp_path / "witness" / "checkpoints.json").write_text(damaged)
         with pytest.raises(OperatorError, match="cannot be read"):
-            WitnessFolder(tmp_path / "witness")
+            FolderWitness(tmp_path / "witness", NAME, LOGS)

@@ -112,7 +112,7 @@ class Yard:
     def later(self, seconds: int) -> int:
         """The reaper, so many seconds from now."""
         at = datetime.now(UTC) + timedelta(seconds=seconds)
-        return RunQueue(self.engine).reap(CommandContext(actor="test", at=at))
+        return RunQueue(self.engine).expire_leases(CommandContext(actor="test", at=at))
 
     def altered(self) -> list[str]:
         """The rows that the log contradicts."""

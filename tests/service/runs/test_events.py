@@ -115,7 +115,7 @@ def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
 ) -> None:
     """Whoever comes back is asked again who they are."""
     run = yard.request(yard.certify()).json()["id"]
-    monkeypatch.setattr(events, "LONGEST", 1.0)
+    monkeypatch.setattr(events, "MAX_STREAM_SECONDS", 1.0)
     (event,) = events_of(ask(yard, run).text)
     assert event["id"] == "1-0"
     assert events_of(ask(yard, run, event["id"]).text) == []
@@ -134,13 +134,13 @@ def test_one_caller_leaves_streams_for_others(yard: Yard, monkeypatch: pytest.Mo
     async def flood() -> None:
         streams = [watched.stream(run, events.EventId(), "ada") for _ in range(2)]
         for stream in streams:
-            assert not watched.full_for("ada")
+            assert not watched.is_full_for("ada")
             await anext(stream)
-        assert watched.full_for("ada")
-        assert not watched.full_for("bob")
+        assert watched.is_full_for("ada")
+        assert not watched.is_full_for("bob")
         for stream in streams:
             await stream.aclose()
-        assert not watched.full_for("ada")
+        assert not watched.is_full_for("ada")
 
     asyncio.run(flood())
     monkeypatch.setattr(events, "MAX_WATCHERS_EACH", 0)

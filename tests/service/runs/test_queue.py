@@ -123,7 +123,7 @@ def test_a_run_and_its_reservation_are_one_transaction(
         raise SystemError
 
     with monkeypatch.context() as patch:
-        patch.setattr("affidavit.service.runs.service._enqueue", die)
+        patch.setattr("affidavit.service.runs.service._insert_run", die)
         assert yard.request(certificate).status_code == 500
     ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["items"][0]
     assert ledger["entries_total"] == 0
