@@ -1,16 +1,15 @@
 """Verify the audit log against the database: every row has its entry, every entry its row.
 
-A changed row yields two findings: no entry matches its new content, and no row matches the
-old content that the log still has. Rows with signed bytes are also compared with those
-bytes, because pages and searches show the columns beside them.
+A changed row yields two findings: no entry matches its new content, and no row matches the logged
+content. Rows with signed bytes are also compared with those bytes, because pages and searches show
+their columns.
 
-The stored Merkle tree is rebuilt leaf by leaf from the bytes of the entries. Each stored hash is
-compared with the rebuilt one, and each checkpoint with the root of the tree at its size, including
-checkpoints kept outside the database: those are the only ones that the owner of the database, who
-can drop triggers and write any row, cannot have changed.
+The Merkle tree is rebuilt from the bytes of the entries. Each stored hash is compared with the
+rebuilt one, and each checkpoint with the root at its size, including checkpoints stored outside the
+database. Only those cannot be changed by the owner of the database, who can drop triggers and write
+any row.
 
-Rows are read in chunks, in one transaction with one snapshot of the database, and at most
-one chunk is held in memory.
+Rows are read in chunks from one snapshot of the database.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ from affidavit.service.log.entries import (
 )
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
-from affidavit.service.policies.store import policies, tampered, waiver_uses, waivers
+from affidavit.service.policies.store import find_tampered, policies, waiver_uses, waivers
 from affidavit.service.runs.repository import ENDED, STATES, run_events, run_leases, runs
 
 # ---- the tree ------------------------------------------------------------------------
 
-LEAVES = 4096
-EXTERNAL = "an external checkpoint"
+LEAVES_PER_CHUNK = 4096
+EXTERNAL_CHECKPOINT = "an external checkpoint"
 
 Expected = dict[int, list[tuple[str, Checkpoint]]]
-"""Checkpoints by tree size, each with the place where it is stored."""
+"""Checkpoints by tree size, each with its location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class AuditFinding:
 
 
 def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterator[AuditFinding]:
-    """Yield the tree's inconsistencies."""
+    """Yield the inconsistencies of the tree."""
     expected: Expected = defaultdict(list)
     origins: set[str] = set()
     last = 0
@@ -92,7 +91,7 @@ def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterat
             yield AuditFinding("checkpoint_changed", where, f"{error}.")
             continue
         if checkpoint.size != size:
-            yield AuditFinding("checkpoint_changed", where, "its note is of another tree size.")
+            yield AuditFinding("checkpoint_changed", where, "its note has another tree size.")
         if checkpoint.size < last:
             yield AuditFinding(
                 "checkpoint_changed", where, "it covers fewer entries than the previous one."
@@ -102,12 +101,14 @@ def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterat
         expected[checkpoint.size].append((where, checkpoint))
     for checkpoint in external:
         if origins and checkpoint.origin not in origins:
-            yield AuditFinding("other_log", EXTERNAL, f"its origin is {checkpoint.origin}.")
+            yield AuditFinding(
+                "other_log", EXTERNAL_CHECKPOINT, f"its origin is {checkpoint.origin}."
+            )
             continue
-        expected[checkpoint.size].append((EXTERNAL, checkpoint))
+        expected[checkpoint.size].append((EXTERNAL_CHECKPOINT, checkpoint))
     tree = Frontier()
     yield from _rebuild(connection, tree, expected)
-    yield from _beyond_the_end(tree.size, last, expected)
+    yield from _compare_sizes(tree.size, last, expected)
     yield from _unexpected_nodes(connection, tree.size)
     yield from _unsequenced_entries(connection)
 
@@ -147,7 +148,7 @@ def _read_leaves(connection: Connection, start: int) -> Sequence[Row[Any]]:
         .outerjoin(log_entries, log_entries.c.id == log_leaves.c.entry_id)
         .where(log_leaves.c.leaf_index >= start)
         .order_by(log_leaves.c.leaf_index)
-        .limit(LEAVES)
+        .limit(LEAVES_PER_CHUNK)
     ).all()
 
 
@@ -173,7 +174,7 @@ def _compare_root(expected: Expected, tree: Frontier) -> Iterator[AuditFinding]:
     for where, checkpoint in expected.pop(tree.size, ()):
         if tree.root() != checkpoint.root_hash:
             yield AuditFinding(
-                "rewritten" if where == EXTERNAL else "checkpoint_mismatch",
+                "rewritten" if where == EXTERNAL_CHECKPOINT else "checkpoint_mismatch",
                 where,
                 f"the first {tree.size} entries do not have the root that it signed.",
             )
@@ -182,7 +183,7 @@ def _compare_root(expected: Expected, tree: Frontier) -> Iterator[AuditFinding]:
 def _compare_nodes(
     connection: Connection, start: int, size: int, nodes: dict[Place, bytes]
 ) -> Iterator[AuditFinding]:
-    """Compare the subtrees that were completed by the leaves from ``start`` to ``size``."""
+    """Compare the subtrees that the leaves from ``start`` to ``size`` complete."""
     for level in range(1, size.bit_length()):
         first, end = start >> level, size >> level
         if first == end:
@@ -204,11 +205,11 @@ def _compare_nodes(
                 yield AuditFinding("node_changed", where, "the hash does not match its leaves.")
 
 
-def _beyond_the_end(size: int, signed: int, expected: Expected) -> Iterator[AuditFinding]:
+def _compare_sizes(size: int, signed: int, expected: Expected) -> Iterator[AuditFinding]:
     for expected_size, checkpoints in sorted(expected.items()):
         for where, _ in checkpoints:
             yield AuditFinding(
-                "rolled_back" if where == EXTERNAL else "checkpoint_mismatch",
+                "rolled_back" if where == EXTERNAL_CHECKPOINT else "checkpoint_mismatch",
                 where,
                 f"it covers {expected_size} entries, but the log has {size}.",
             )
@@ -247,12 +248,12 @@ def _unsequenced_entries(connection: Connection) -> Iterator[AuditFinding]:
 
 # ---- the rows ------------------------------------------------------------------------
 
-CHUNK = 1000
+ROWS_PER_CHUNK = 1000
 
 
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
-    """A connection whose queries all see the same state of the database."""
+    """Open a connection whose queries all see one state of the database."""
     if engine.dialect.name == "postgresql":  # SQLite transactions always do
         engine = engine.execution_options(isolation_level="REPEATABLE READ")
     with engine.connect() as connection:
@@ -265,26 +266,23 @@ def audit(
     worker_keys: Sequence[PublicKey] = (),
     own_keys: Sequence[PublicKey] = (),
 ) -> Iterator[AuditFinding]:
-    """Yield every inconsistency: of the tree, of the rows behind it, and of the ledgers.
+    """Yield every inconsistency of the tree, of the rows, and of the ledgers.
 
-    ``external`` are checkpoints kept outside the database. Without ``worker_keys``, as on an
-    auditor's machine, what workers signed of runs is not verified; without ``own_keys``, those of
-    the key directory, whose the keys are that signed.
+    ``external`` are checkpoints stored outside the database. Without ``worker_keys``, as on an
+    auditor's machine, the workers' signatures are not verified. Without ``own_keys``, the keys of
+    the key directory, the origin of signing keys is not verified.
     """
-    yield from _readable("the log", audit_tree(connection, external))
+    yield from _report_unreadable("the log", audit_tree(connection, external))
     yield from audit_rows(connection)
-    yield from _readable("signing_keys", _compare_signers(connection, own_keys))
-    yield from _readable("ledgers", _audit_ledgers(connection))
-    yield from _readable("settlements", _compare_settlements(connection, worker_keys))
+    yield from _report_unreadable("signing_keys", _compare_signers(connection, own_keys))
+    yield from _report_unreadable("ledgers", _audit_ledgers(connection))
+    yield from _report_unreadable("settlements", _compare_settlements(connection, worker_keys))
 
 
 def _compare_settlements(
     connection: Connection, worker_keys: Sequence[PublicKey]
 ) -> Iterator[AuditFinding]:
-    """Compare charges below what is certified with how their runs ended, as their workers signed.
-
-    Nothing else shows that steps were not taken.
-    """
+    """Compare reduced charges with the signed ends of their runs, which alone justify them."""
     settled, ended = ledger_events.c, run_events.c
     query = (
         select(settled.reservation_id, settled.steps_run, settled.body)
@@ -293,21 +291,21 @@ def _compare_settlements(
         .outerjoin(run_events, (ended.run_id == runs.c.id) & (ended.once == "end"))
         .where(settled.kind == "settle", settled.steps_run < settled.certified_steps)
     )
-    for row in connection.execute(query.execution_options(yield_per=CHUNK)):
+    for row in connection.execute(query.execution_options(yield_per=ROWS_PER_CHUNK)):
         end = json.loads(row.ended_body or "{}")
         record = json.loads(row.body)["record"]
-        why = "its run did not end so."
-        shown = (end.get("steps_charged"), end.get("record")) == (row.steps_run, record)
-        if shown and worker_keys:
+        reason = "its run did not end so."
+        is_shown = (end.get("steps_charged"), end.get("record")) == (row.steps_run, record)
+        if is_shown and worker_keys:
             try:
                 signed = read_provenance(end.get("provenance"), worker_keys, later=True)
-                shown = (signed.run, signed.record) == (row.run_id, record)
-                shown = shown and signed.steps_to_charge <= row.steps_run
-                why = "its worker signed something else."
+                is_shown = (signed.run, signed.record) == (row.run_id, record)
+                is_shown = is_shown and signed.steps_to_charge <= row.steps_run
+                reason = "its worker signed something else."
             except BadProvenance as error:
-                shown, why = False, str(error)
-        if not shown:
-            message = f"freed_without_record: it is charged for {row.steps_run} steps, but {why}"
+                is_shown, reason = False, str(error)
+        if not is_shown:
+            message = f"freed_without_record: it is charged for {row.steps_run} steps, but {reason}"
             yield AuditFinding("ledger", f"reservation {row.reservation_id}", message)
 
 
@@ -316,12 +314,12 @@ def _audit_ledgers(connection: Connection) -> Iterator[AuditFinding]:
         yield AuditFinding(
             "ledger", f"{fault.ledger} {fault.seq}", f"{fault.code}: {fault.message}"
         )
-    for reservation_id, why in orphaned_reservations(connection, now_of(connection)):
-        yield AuditFinding("orphan", f"reservation {reservation_id}", why)
+    for reservation_id, reason in orphaned_reservations(connection, now_of(connection)):
+        yield AuditFinding("orphan", f"reservation {reservation_id}", reason)
 
 
 def count_pending(connection: Connection) -> int:
-    """Entries that wait to be sequenced; they are not an inconsistency."""
+    """Count the entries that wait to be sequenced; they are not an inconsistency."""
     return int(connection.execute(select(func.count()).select_from(log_pending)).scalar_one())
 
 
@@ -330,7 +328,7 @@ def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
     entries = _EntryIndex(connection)
     for entry_type in ENTRY_TYPES:
         rows = _compare_table(connection, entry_type, entries)
-        yield from _readable(entry_type.table.name, rows)
+        yield from _report_unreadable(entry_type.table.name, rows)
     yield from entries.unmatched()
     yield from _compare_keys(connection)
     for table, findings in (
@@ -341,7 +339,7 @@ def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
         (dataset_grants, _compare_grants(connection)),
         (runs, _compare_runs(connection)),
     ):
-        yield from _readable(table.name, findings)
+        yield from _report_unreadable(table.name, findings)
 
 
 class _EntryIndex:
@@ -357,7 +355,7 @@ class _EntryIndex:
             select(log_entries.c.id, log_entries.c.content)
             .where(log_entries.c.id > after)
             .order_by(log_entries.c.id)
-            .limit(CHUNK)
+            .limit(ROWS_PER_CHUNK)
         ).all():
             for entry_id, content in rows:
                 self._add(entry_id, content)
@@ -376,7 +374,7 @@ class _EntryIndex:
             return  # audit_tree reports that this entry does not match its hash
 
     def take(self, entry_type: EntryType, comparable: bytes) -> bool:
-        """Whether an unmatched entry has this content; the next row needs another one."""
+        """Match one entry with this content, and return whether there was one."""
         counts = self._counts[entry_type.table.name]
         key = sha256(comparable).digest()
         if counts[key] == 0:
@@ -385,7 +383,7 @@ class _EntryIndex:
         return True
 
     def unmatched(self) -> Iterator[AuditFinding]:
-        """A finding for each entry that no row matched."""
+        """Yield a finding for each entry that matched no row."""
         for table, counts in self._counts.items():
             for key, count in counts.items():
                 if count > 0:
@@ -399,7 +397,7 @@ class _EntryIndex:
 def _compare_table(
     connection: Connection, entry_type: EntryType, entries: _EntryIndex
 ) -> Iterator[AuditFinding]:
-    for row in connection.execute(entry_type.query.execution_options(yield_per=CHUNK)):
+    for row in connection.execute(entry_type.query.execution_options(yield_per=ROWS_PER_CHUNK)):
         where = entry_type.where(row)
         try:
             comparable = entry_type.of_row(row)
@@ -411,7 +409,7 @@ def _compare_table(
 
 
 def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare the ids of keys with their records, and with what they signed: all are listed."""
+    """Compare the ids of keys with their records, and require that each key signed something."""
     used: set[str] = set()
     for table in (certificates, log_checkpoints, policies, waivers):
         used.update(connection.execute(select(table.c.key_id).distinct()).scalars())
@@ -421,7 +419,7 @@ def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
             yield AuditFinding("row_without_entry", where, "nothing here was signed with it.")
         try:
             if key_of(row.record).key_id != row.key_id:
-                yield AuditFinding("row_changed", where, "its record is of another key.")
+                yield AuditFinding("row_changed", where, "its record has another key.")
         except LogDamaged as error:
             yield AuditFinding("row_changed", where, f"{error}.")
 
@@ -429,13 +427,13 @@ def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
 def _compare_signers(
     connection: Connection, own_keys: Sequence[PublicKey]
 ) -> Iterator[AuditFinding]:
-    """Compare the keys that signed with those of the key directory and of all keysets.
+    """Compare the signing keys with the key directory and all keysets.
 
-    A development key's signature counts for nothing, and the directory has none.
+    Development keys, which no verifier trusts, are in neither.
     """
     known = {key.key_id for key in own_keys}
     for document in connection.execute(select(keysets.c.document)).scalars():
-        with suppress(KeysetError):  # which is found among the keysets
+        with suppress(KeysetError):  # reported with the keysets
             known.update(key.key_id for key in read_keyset(bytes(document)).keyset.keys)
     for row in connection.execute(select(signing_keys).order_by(signing_keys.c.key_id)):
         if own_keys and row.key_id not in known and not key_of(row.record).development:
@@ -444,7 +442,7 @@ def _compare_signers(
 
 
 def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare keysets with the signatures of their roots, and with the keys that they revoke."""
+    """Compare keysets with their root signatures, and with the keys that they revoke."""
     revoked: defaultdict[int, dict[str, datetime]] = defaultdict(dict)
     for row in connection.execute(select(revoked_keys)):
         revoked[row.version][row.key_id] = row.since
@@ -455,24 +453,24 @@ def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
             signed = read_keyset(bytes(row.document))
             follow_keyset(signed, last)
         except KeysetError as error:
-            yield AuditFinding("row_changed", where, f"it does not count: {error.message}")
+            yield AuditFinding("row_changed", where, f"it is not valid: {error.message}")
             continue
         if (signed.keyset.version, signed.digest) != (row.version, row.digest):
-            yield AuditFinding("row_changed", where, "its document is of another version.")
+            yield AuditFinding("row_changed", where, "its document has another version.")
         if signed.keyset.revoked_since() != revoked[row.version]:
-            message = "it revokes other keys than revoked_keys has of it."
+            message = "it revokes other keys than revoked_keys lists."
             yield AuditFinding("row_changed", where, message)
         last = signed
 
 
 def _compare_policies(connection: Connection) -> Iterator[AuditFinding]:
     """Compare the columns of policies and waivers with their signed bytes."""
-    for what in tampered(connection):
-        yield AuditFinding("row_changed", "policies and waivers", f"{what}.")
+    for message in find_tampered(connection):
+        yield AuditFinding("row_changed", "policies and waivers", f"{message}.")
 
 
 def _compare_decisions(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare what approvals and revocations are about with the issue whose envelope they name."""
+    """Compare the issues of approvals and revocations with the envelopes that they name."""
     for table in (approvals, revocations):
         named = table.c.envelope_digest == certificates.c.envelope_digest
         query = select(table.c.id).outerjoin(certificates, and_(same_issue(table), named))
@@ -482,7 +480,7 @@ def _compare_decisions(connection: Connection) -> Iterator[AuditFinding]:
 
 
 def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare the order of grants, of which the newest counts, with that of their entries."""
+    """Compare the order of grants with the order of their entries, because the newest applies."""
     logged, granted = defaultdict(list), defaultdict(list)
     entries = select(log_entries.c.content).where(log_entries.c.kind == "grant")
     for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
@@ -491,15 +489,15 @@ def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
         granted[row.dataset].append(grant_entry(row).content.decode())
     for dataset, contents in granted.items():
         if contents != logged[dataset] and sorted(contents) == sorted(logged[dataset]):
-            message = "they are not in the order in which they were logged."
+            message = "they are not in the order of their log entries."
             yield AuditFinding("row_changed", f"dataset_grants of {dataset}", message)
 
 
 def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare the columns and results of certificates with their bytes, and verify these."""
+    """Verify the signed bytes of certificates, and compare columns and results with them."""
     keys = []
     for record in connection.execute(select(signing_keys.c.record)).scalars():
-        with suppress(LogDamaged):  # which is found among the keys
+        with suppress(LogDamaged):  # reported with the keys
             keys += [key for key in (key_of(record),) if key.may(KeyRole.CERTIFICATE)]
     facets = certificate_facets.c
     query = (
@@ -510,7 +508,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     uses = defaultdict(set)
     for use in connection.execute(select(waiver_uses)):
         uses[use.certificate_id].add(use.waiver_id)
-    for row in connection.execute(query.execution_options(yield_per=CHUNK)):
+    for row in connection.execute(query.execution_options(yield_per=ROWS_PER_CHUNK)):
         where = f"certificates {row.id} issue {row.issue}"
         try:
             contents = SignedContents.of(row._mapping)
@@ -525,13 +523,13 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
 
 
 def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare runs with their reservations and with what queued them, and leases with the log."""
+    """Compare runs with their reservations and their ``queued`` events, and leases with the log."""
     leases = _logged_leases(connection)
     query = (
         select(
             runs,
             *(run_leases.c[name] for name in ("granted", "state", "fence", "cancel", "search")),
-            *(reservations.c[name].label(f"reserved_{name}") for name in _RESERVED),
+            *(reservations.c[name].label(f"reserved_{name}") for name in _RESERVATION_COLUMNS),
             *(run_events.c[name].label(f"queued_{name}") for name in ("actor", "body")),
         )
         .join(run_leases, run_leases.c.run_id == runs.c.id)
@@ -539,11 +537,11 @@ def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
         .outerjoin(run_events, (run_events.c.run_id == runs.c.id) & (run_events.c.seq == 1))
         .order_by(runs.c.id)
     )
-    for row in connection.execute(query.execution_options(yield_per=CHUNK)):
+    for row in connection.execute(query.execution_options(yield_per=ROWS_PER_CHUNK)):
         body = json.loads(row.queued_body or "{}")
         granted, lease = leases[row.id]
         logged = {
-            **{name: getattr(row, f"reserved_{name}") for name in _RESERVED},
+            **{name: getattr(row, f"reserved_{name}") for name in _RESERVATION_COLUMNS},
             "reservation_id": body.get("reservation"),
             "queue": body.get("request", {}).get("queue"),
             "requested_by": row.queued_actor,
@@ -553,22 +551,22 @@ def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
         differing += ["request"] * (json.loads(row.request) != body.get("request"))
         opening = None if row.search is None else SearchOpening.read(json.loads(row.search)).digest
         differing += ["search"] * (opening != lease.get("search"))
-        # Whoever takes back a grant has another worker charge and train the same steps again.
+        # Without a grant, another worker would charge and train the same steps again.
         granted.append(row.granted)
         differing += ["granted"] * (granted != sorted(granted))
         if differing:
-            message = f"what was logged of it contradicts: {differing}."
+            message = f"its log entries contradict: {differing}."
             yield AuditFinding("row_changed", f"runs {row.id}", message)
 
 
 def _logged_leases(connection: Connection) -> defaultdict[str, tuple[list[int], dict[str, Any]]]:
-    """What the log says of the lease of each run: steps granted, in order, and the columns."""
+    """Return the logged lease of each run: the granted steps, in order, and the columns."""
     leases: defaultdict[str, tuple[list[int], dict[str, Any]]]
     leases = defaultdict(lambda: ([], {"fence": 0, "cancel": False}))
     entries = select(log_entries.c.content).where(log_entries.c.kind.in_(("run", "steps")))
     for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
         entry = json.loads(content)
-        body = entry.get("body", {})  # empty of what no service wrote, which the log itself shows
+        body = entry.get("body", {})  # missing only in entries that no service wrote
         granted, lease = leases[entry.get("subject", "")]
         if "granted" in body:
             granted.append(int(body["granted"]))
@@ -584,11 +582,11 @@ def _logged_leases(connection: Connection) -> defaultdict[str, tuple[list[int], 
     return leases
 
 
-_RESERVED = ("certificate_id", "issue", "untrusted", "plan_digest")
+_RESERVATION_COLUMNS = ("certificate_id", "issue", "untrusted", "plan_digest")
 
 
-def _readable(where: str, findings: Iterator[AuditFinding]) -> Iterator[AuditFinding]:
-    """``findings``, up to a value that cannot be read at all: it hides none of other parts."""
+def _report_unreadable(where: str, findings: Iterator[AuditFinding]) -> Iterator[AuditFinding]:
+    """Yield ``findings``, and a finding instead of the error of an unreadable value."""
     try:
         yield from findings
     except UNREADABLE as error:

@@ -1,7 +1,7 @@
 """``affidavit audit``: verify the audit log against the database and external checkpoints.
 
-The commands read the database; only ``export-checkpoint --stamp`` adds to it, a timestamp. Exit
-codes: 0 no findings, 1 findings, 2 incorrect use, 3 the database cannot be reached.
+The commands read the database; only ``export-checkpoint --stamp`` adds a timestamp to it. Exit
+codes: 0 no findings, 1 findings, 2 wrong usage, 3 the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 
 T = TypeVar("T")
-INCONSISTENT = 1
-SHOWN = 100
-"""Findings printed for people; ``--json`` prints all of them."""
+EXIT_INCONSISTENT = 1
+MAX_PRINTED_FINDINGS = 100
+"""Findings printed as text; ``--json`` prints all of them."""
 
 
 audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True, rich_markup_mode=None)
@@ -96,8 +96,8 @@ def _verifier_key() -> None:
 
 @contextmanager
 def _snapshot(settings: Settings) -> Iterator[Connection]:
-    """The database as it stands; raises ``SchemaNotAtHead`` and SQLAlchemy's errors."""
-    # Importing it loads the accountants, which takes a second.
+    """Open a snapshot of the database; raises ``SchemaNotAtHead`` and SQLAlchemy's errors."""
+    # The import loads the accountants, which takes a second.
     from affidavit.service.log.audit import snapshot
 
     engine = open_engine(settings.database_url, bounded=False)
@@ -140,24 +140,24 @@ def _compare(
         )
     else:
         _print_findings(findings, size, pending, len(external))
-    return INCONSISTENT if findings else 0
+    return EXIT_INCONSISTENT if findings else 0
 
 
 def _print_findings(
     findings: Sequence[AuditFinding], size: int, pending: int, external: int
 ) -> None:
-    for finding in findings[:SHOWN]:
+    for finding in findings[:MAX_PRINTED_FINDINGS]:
         typer.echo(printable(f"{finding.code}  {finding.where}: {finding.message}"))
-    if len(findings) > SHOWN:
-        typer.echo(f"... and {len(findings) - SHOWN} more; --json prints them all.")
+    if len(findings) > MAX_PRINTED_FINDINGS:
+        typer.echo(f"... and {len(findings) - MAX_PRINTED_FINDINGS} more; --json prints them all.")
     if findings:
         typer.echo(f"The log and the database differ: {len(findings)} findings.")
         return
     typer.echo(f"Verified {size} entries: the log and the database agree; {pending} pending.")
     if external == 0:
         typer.echo(
-            "No external checkpoint was given (--checkpoint FILE): whoever owns the database "
-            "and holds the signing key could have rewritten both."
+            "No external checkpoint was given (--checkpoint FILE): the owner of the database and "
+            "the signing key could have rewritten both."
         )
     else:
         typer.echo(f"The log extends all {external} external checkpoints.")
@@ -174,10 +174,12 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
             require_superset(connection, previous, newest.checkpoint)
     except LogDamaged as damage:
         typer.echo(f"{damage}; {path} was not changed.")
-        return INCONSISTENT
-    # The timestamp first: an old one must not lie beside a new checkpoint.
+        return EXIT_INCONSISTENT
+    # The timestamp comes first, so that no old one remains beside a new checkpoint.
     note = newest.note.encode()
-    reply = None if authority is None else _with_client(request_timestamp, note, authority)
+    reply = (
+        None if authority is None else _call_timestamp_client(request_timestamp, note, authority)
+    )
     destination.send(newest)
     if reply is not None:
         _timestamp_path(path).write_bytes(reply)
@@ -189,7 +191,7 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
 def _require_timestamp(path: Path, roots: Path) -> None:
     try:
         reply = _timestamp_path(path).read_bytes()
-        at = _with_client(verify_timestamp, path.read_bytes(), reply, roots.read_bytes())
+        at = _call_timestamp_client(verify_timestamp, path.read_bytes(), reply, roots.read_bytes())
     except OSError as error:
         raise OperatorError(f"{error.filename} cannot be read: {error.strerror}.") from None
     except BadTimestamp as error:
@@ -201,7 +203,7 @@ def _timestamp_path(path: Path) -> Path:
     return path.with_name(path.name + ".tsr")
 
 
-def _with_client(function: Callable[..., T], *arguments: Any) -> T:
+def _call_timestamp_client(function: Callable[..., T], *arguments: Any) -> T:
     try:
         return function(*arguments)
     except ModuleNotFoundError:
@@ -220,9 +222,9 @@ def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:
 
 def _public_keys(connection: Connection, settings: Settings) -> Iterator[PublicKey]:
     records = list(connection.execute(select(signing_keys.c.record)).scalars())
-    with suppress(KeyFailure):  # an auditor's machine has none
+    with suppress(KeyFailure):  # an auditor's machine has no keys
         own = Keyring(settings.key_directory, settings.halves).public_records()
         records += map(json.dumps, own)
     for record in records:
-        with suppress(LogDamaged):  # which the audit reports
+        with suppress(LogDamaged):  # reported by the audit
             yield key_of(record)

@@ -1,26 +1,21 @@
 """Append entries to the log, in the same transaction as the change that they record.
 
-An entry is committed or rolled back together with the change; the sequencer adds it to the
-Merkle tree afterwards.
+An entry is committed or rolled back together with the change. The sequencer adds it to the Merkle
+tree afterwards.
 
-The log's tables are its entries, their order, the Merkle tree and its checkpoints:
-
-``log_entries``
-    Every entry, with the canonical JSON that is hashed.
-``log_pending``
-    Entries that are not sequenced yet. A queue, the only table here from which rows are
-    deleted: an entry is added with the change that it records, and deleted in the
-    transaction that sequences it; the database refuses to delete it before. (Row ids would
-    not do: a transaction that began earlier may commit later.)
+``log_entries`` Every entry, with the canonical JSON that is hashed. ``log_pending`` A queue of
+entries that are not sequenced yet, the only table here from which rows are deleted. An entry is
+added with its change, and deleted in the transaction that sequences it; the database refuses to
+delete it before. (Row ids would not do: a transaction that began earlier may commit later.)
 ``log_leaves``
     The entry and hash of each leaf, numbered from 0 without gaps.
 ``log_nodes``
-    The hash of every perfect subtree of two or more leaves, by level and position, so that
-    a proof needs about 2 log2 n keys.
+    The hash of every perfect subtree of two or more leaves, by level and position, so that a proof
+    needs about 2 log2 n keys.
 ``log_checkpoints``
     Every signed checkpoint.
 ``log_cosignatures``
-    The signature lines of witnesses under our checkpoints, each by its verifier key.
+    The signature lines of witnesses for checkpoints, by verifier key.
 """
 
 from __future__ import annotations
@@ -104,10 +99,10 @@ log_cosignatures = sa.Table(
 
 
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-"""The loader's limit; this service wrote what is read here."""
+"""The loader's limit, which the service's own bundles do not reach."""
 
 WAITING = 2**62
-"""After all leaves: where an entry stands that has none yet."""
+"""The leaf index assumed for a pending entry, after all leaves."""
 
 EntryKind = Literal[
     "certificate",
@@ -140,10 +135,10 @@ def append(
     actor: str,
     at: datetime,
 ) -> int:
-    """Append an entry in the transaction of ``connection``; returns its row's id.
+    """Append an entry in the transaction of ``connection`` and return its row's id.
 
-    ``body`` is JSON data without private values; the leaf is the hash of the
-    canonical JSON (RFC 8785) of kind, subject, actor, time and body.
+    ``body`` is JSON data without private values. The leaf is the hash of the canonical JSON (RFC
+    8785) of kind, subject, actor, time and body.
     """
     entry = LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
     return _append(connection, [entry])[0]
@@ -155,7 +150,7 @@ def insert_logged(
     values: Mapping[str, Any],
     entry_of_row: Callable[[Any], LogEntry],
 ) -> None:
-    """Insert a row, and the entry that the audit compares it with."""
+    """Insert a row and its log entry, which the audit compares."""
     row = connection.execute(_insert(table), values).one()
     _append(connection, [entry_of_row(row)])
 
@@ -165,7 +160,7 @@ def _insert(table: sa.Table) -> ReturningInsert[Any]:
     return insert(table).returning(table)
 
 
-# Built once: composing a statement takes as long as running it.
+# Built once, because building a statement takes as long as running it.
 _LOGGED = (
     select(log_entries.c.content, log_leaves.c.leaf_index)
     .join_from(log_entries, log_leaves, isouter=True)
@@ -176,24 +171,24 @@ _LOGGED = (
 
 
 def logged(connection: Connection, subject: str) -> dict[str, int | None]:
-    """The bytes of the entries about ``subject``, each with its leaf; None while it waits for one.
+    """Return the contents of the entries about ``subject``, each with its leaf index, if any.
 
-    What people decided counts only if its whole entry is here. A row alone may be somebody's
-    statement, and so may an entry that never gets a place in the tree, where monitors see it.
+    A person's decision is valid only with its entry. A row alone may have been inserted by anybody,
+    and so may an entry that is neither in the tree, where monitors see it, nor pending.
     """
     return {row.content: row.leaf_index for row in connection.execute(_LOGGED, {"about": subject})}
 
 
 def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:
-    """Append the entries of certificates or refusals, which follow from their bundles alone.
+    """Append the entries of certificates or refusals, which are computed from their bundles.
 
-    The bundles were just written by this service, so they are not parsed strictly.
+    The service has just written the bundles, so it does not parse them strictly.
     """
     return _append(connection, [_entry_of(json.loads(bundle), json.loads) for bundle in bundles])
 
 
 def entry_of(bundle: bytes) -> LogEntry:
-    """The entry of the certificate in ``bundle``, as any verifier computes it."""
+    """Compute the entry of the certificate in ``bundle``, as verifiers do."""
     return _entry_of(_load_strictly(bundle), _load_strictly)
 
 

@@ -1,11 +1,11 @@
-"""Entry types: which table's rows each kind of log entry records, and how to compare them.
+"""Entry types: the table that each kind of log entry records, and how to compare the two.
 
-An entry type turns a row into the entry that must exist for it: kind, subject, actor, time,
-and the fields of the body that the row has too. The same fields are taken from the entries'
-bodies; both sides must then be equal, with times compared to the second.
+An entry type builds the entry that a row must have: kind, subject, actor, time, and the fields of
+the body that the row has too. The same fields are taken from the logged entry. Both must be equal,
+with times compared to the second.
 
-A new table whose rows are logged needs an entry type here. Entries of a kind without an
-entry type are only verified in the tree.
+A new table whose rows are logged needs an entry type here. Entries of a kind without an entry type
+are verified in the tree only.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ Projection = Callable[[Body], Body | None]
 class EntryType:
     """A table and the kinds of entries that record its rows.
 
-    ``entry`` builds the entry that a row must have; ``comparable`` takes the
-    same fields from an entry's body, and returns None if it records another table's row.
+    ``entry`` builds the entry that a row must have. ``comparable`` takes the same fields from a
+    logged body, or returns None if the entry records another table's row.
     """
 
     table: Table
@@ -63,7 +63,7 @@ class EntryType:
 
     @property
     def query(self) -> Select[Any]:
-        """All rows of the table, with the columns of other tables that ``entry`` needs."""
+        """The query for all rows, with the columns of other tables that ``entry`` needs."""
         columns = [*self.table.columns]
         if self.table is ledger_events:
             columns += [ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency]
@@ -71,17 +71,17 @@ class EntryType:
         return select(*columns).order_by(*self.table.primary_key)
 
     def where(self, row: Any) -> str:
-        """The name of a row."""
+        """Return the name of a row."""
         keys = (str(getattr(row, column.name)) for column in self.table.primary_key)
         return f"{self.table.name} {', '.join(keys)}"
 
     def of_row(self, row: Any) -> bytes:
-        """The canonical bytes of the entry that a row must have."""
+        """Return the canonical bytes of the entry that a row must have."""
         entry = self.entry(row)
         return _canonical(entry.kind, entry.subject, entry.actor, entry.at, entry.body)
 
     def of_entry(self, content: Mapping[str, Any]) -> bytes | None:
-        """The canonical bytes of an entry; None if it records another table's row."""
+        """Return the canonical bytes of an entry, or None if it records another table's row."""
         body = self.comparable(content["body"]) if content["kind"] in self.kinds else None
         if body is None:
             return None
@@ -95,12 +95,12 @@ def _canonical(kind: str, subject: str, actor: str, at: datetime, body: Body) ->
 
 
 def _fields(*names: str) -> Projection:
-    """These fields of a body, None for one that it lacks."""
+    """Select these fields of a body, with None for missing ones."""
     return lambda body: {name: body.get(name) for name in names}
 
 
 def _where(field: str, value: str, projection: Projection = dict) -> Projection:
-    """What ``projection`` takes of bodies whose ``field`` is ``value``; None for others."""
+    """Apply ``projection`` to bodies whose ``field`` is ``value``; others give None."""
     return lambda body: projection(body) if body.get(field) == value else None
 
 

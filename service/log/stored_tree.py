@@ -1,7 +1,7 @@
 """The Merkle tree as stored: hashes of perfect subtrees, and signed checkpoints.
 
-Stored hashes are never trusted by themselves: the frontier of a tree must hash to the signed
-root, or ``LogDamaged`` is raised and nothing is signed or proved on top of it.
+Stored hashes are not trusted by themselves: the frontier of a tree must hash to the signed root, or
+``LogDamaged`` is raised and nothing is signed or proved.
 
 Reference: RFC 9162, 2.1.1 (Merkle tree hash).
 """
@@ -38,18 +38,18 @@ from affidavit.service.certificate_tables import signing_keys
 from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
 
 MAX_RANGE = 5000
-"""Entries that ``verify_range`` hashes at a time."""
+"""Entries that one call of ``verify_range`` hashes."""
 
 
 class NotLogged(Exception):
-    """The log has no checkpoint yet, or not this leaf or size; the text says which."""
+    """The log has no checkpoint yet, or lacks the leaf or size that the text names."""
 
 
 class LogDamaged(Exception):
-    """The stored log contradicts itself or a checkpoint; the text says where.
+    """The stored log contradicts itself or a checkpoint, as the text says.
 
-    Nothing is signed until it is repaired: restore the database from a backup that is at
-    least as new as the last checkpoint, and run ``affidavit audit verify``.
+    Nothing is signed until it is repaired: restore the database from a backup that is at least as
+    new as the last checkpoint, and run ``affidavit audit verify``.
     """
 
 
@@ -62,7 +62,7 @@ class StoredCheckpoint:
     key: PublicKey
 
 
-# Built once: building a statement takes as long as running it. One statement sees one moment, where
+# Built once, because building a statement takes as long as running it. It is one statement, because
 # a checkpoint signed between two would look larger than the newest.
 _LAST = (
     select(
@@ -82,7 +82,7 @@ _NODES = select(log_nodes).where(tuple_(log_nodes.c.level, log_nodes.c.position)
 
 
 def last_checkpoint(connection: Connection) -> StoredCheckpoint | None:
-    """The newest checkpoint with its signature verified; None if nothing is signed yet.
+    """Return the newest checkpoint with its signature verified, or None before the first.
 
     Raises ``LogDamaged`` if it is unreadable, forged or not the largest.
     """
@@ -106,7 +106,7 @@ def open_stored(note: str, record: str) -> StoredCheckpoint:
 
 
 def key_of(record: str) -> PublicKey:
-    """The key of a stored record; raises ``LogDamaged``."""
+    """Parse the key of a stored record; raises ``LogDamaged``."""
     try:
         return PublicKey.from_record(json.loads(record))
     except (KeyFailure, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -114,7 +114,7 @@ def key_of(record: str) -> PublicKey:
 
 
 def read_hashes(connection: Connection, requested: Iterable[Place]) -> dict[Place, bytes]:
-    """The stored hashes at these places; raises ``LogDamaged`` if one is missing."""
+    """Read the stored hashes at these places; raises ``LogDamaged`` if one is missing."""
     remaining = set(requested)
     leaves = [place.position for place in remaining if place.level == 0]
     nodes = [tuple(place) for place in remaining if place.level > 0]
@@ -133,7 +133,7 @@ def read_hashes(connection: Connection, requested: Iterable[Place]) -> dict[Plac
 
 
 def read_frontier(connection: Connection, checkpoint: Checkpoint | None) -> Frontier:
-    """The tree of ``checkpoint``, ready to append to; raises ``LogDamaged`` if it differs."""
+    """Read the tree of ``checkpoint`` to append to; raises ``LogDamaged`` if it differs."""
     size = 0 if checkpoint is None else checkpoint.size
     frontier = frontier_places(size)
     hashes = read_hashes(connection, frontier)
@@ -173,11 +173,11 @@ def require_superset(connection: Connection, seen: Checkpoint, newest: Checkpoin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeCheck:
-    """Entries ``start`` to ``end``, both included, verified against a checkpoint.
+    """The verification of entries ``start`` to ``end``, both included, against a checkpoint.
 
-    The checkpoint covers ``size`` leaves. ``altered`` lists entries whose bytes do not match
-    their stored hash, ``missing`` entries that do not exist; ``proved`` says whether the
-    range hashes to the signed root.
+    The checkpoint covers ``size`` leaves. ``altered`` lists entries that do not match their stored
+    hash, ``missing`` lists entries that do not exist, and ``proved`` tells whether the range hashes
+    to the signed root.
     """
 
     start: int
@@ -193,12 +193,11 @@ class RangeCheck:
 def verify_range(connection: Connection, start: int, end: int) -> RangeCheck:
     """Hash entries ``start`` to ``end`` again, at most ``MAX_RANGE`` of them.
 
-    The entries' own bytes are hashed, not their stored hashes; outside the range the stored
-    hashes of whole subtrees are used. The result is the signed root only if every byte of
-    the range is what was logged.
+    The bytes of the entries are hashed; outside the range, the stored hashes of whole subtrees are
+    used. The result is the signed root only if no byte of the range was changed.
 
-    Raises ``ValueError`` if the newest checkpoint does not cover the range, and
-    ``LogDamaged`` if the stored tree contradicts the checkpoint.
+    Raises ``ValueError`` if the newest checkpoint does not cover the range, and ``LogDamaged`` if
+    the stored tree contradicts the checkpoint.
     """
     last = last_checkpoint(connection)
     size = 0 if last is None else last.checkpoint.size
@@ -223,7 +222,7 @@ def verify_range(connection: Connection, start: int, end: int) -> RangeCheck:
 def _hash_entries(
     connection: Connection, start: int, end: int
 ) -> tuple[dict[int, bytes], list[int]]:
-    """The recomputed leaf hashes by index, and the indexes whose stored hash differs."""
+    """Return the recomputed leaf hashes by index, and the indexes whose stored hash differs."""
     query = (
         select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash, log_entries.c.content)
         .join(log_entries)
@@ -238,14 +237,14 @@ def _hash_entries(
 
 
 def _root_with(connection: Connection, size: int, leaves: Mapping[int, bytes]) -> bytes:
-    """The root of the tree over ``leaves``, consecutive, and the stored hashes of the rest."""
+    """Compute the root from the consecutive ``leaves`` and the stored hashes of the rest."""
     tree, changed = Range(0, size), Range(min(leaves), max(leaves) + 1)
     outside = [place for part in _outside(tree, changed) for place in places(part)]
     return _root_of(tree, changed, leaves, read_hashes(connection, outside))
 
 
 def _outside(part: Range, changed: Range) -> Iterator[Range]:
-    """The largest subtrees of ``part`` without a leaf in ``changed``."""
+    """Yield the largest subtrees of ``part`` without a leaf in ``changed``."""
     if part.end <= changed.start or part.start >= changed.end:
         yield part
     elif part.end - part.start > 1:

@@ -258,7 +258,7 @@ class PolicyStore(Store):
 # ---- in the transaction of a connection ----------------------------------------------
 
 
-def tampered(connection: Connection) -> Iterator[str]:
+def find_tampered(connection: Connection) -> Iterator[str]:
     """What is wrong with policies and waivers, revoked ones too, beside the key directory."""
     for query, read in ((_with_key(policies), _policy), (_waivers(), _waiver)):
         for row in connection.execute(query):

@@ -200,7 +200,7 @@ def test_what_is_relied_on_beside_the_logged_rows_is_changed(
     assert log.audit() == []
     for change, told in {
         "DELETE FROM revoked_keys": "revokes other keys",
-        "UPDATE keysets SET document = :unsigned": "does not count",
+        "UPDATE keysets SET document = :unsigned": "not valid",
         "UPDATE revocations SET untrusted = NOT untrusted": "the issue of its envelope",
         "UPDATE dataset_grants SET id = id + 7 WHERE may = 'reserve'": "not in the order",
         "UPDATE certificate_facets SET requester = 'another'": "requester",
