@@ -69,7 +69,7 @@ def _counting_attacks(closed: Lowered) -> tuple[CountingAttack, ...]:
 
 def _attained_events(closed: Lowered) -> tuple[Event, ...]:
     """Return the events that a unit attains in a closed run, and those of one of its records."""
-    one = closed.of_one_record
+    one = closed.single_record_run
     runs = (closed,) if one is None else (closed, one)
     # A selection takes long, so that only the first event of each run is computed.
     limit = None if closed.extra.selection is None else 1

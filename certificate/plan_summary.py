@@ -282,7 +282,7 @@ def _bins_caveats(lowered: Lowered) -> Iterator[Caveat]:
         for phase, part in _phases(lowered)
         if phase.sampling.scheme == "balls_in_bins" and part.correlation is None
     ]
-    chained = lowered.of_one_record is not None
+    chained = lowered.single_record_run is not None
     bins_stay = [
         phase.sampling.bins_drawn != "each_epoch" and (part.sampled.run is not None or chained)
         for phase, part in binned
@@ -326,7 +326,7 @@ def _strategy_caveats(lowered: Lowered) -> Iterator[Caveat]:
                 code="no_amplification",
                 message=f"no theorem of {phase.sampling.scheme} sampling covers this run: each "
                 f"record is taken to be in all of its {turns} turns"
-                f"{'' if lowered.of_one_record is None else chain}.",
+                f"{'' if lowered.single_record_run is None else chain}.",
             )
         if not streamed.sensitivity.exact:
             yield Caveat(

@@ -191,7 +191,7 @@ def _require_noise(lowered: Lowered, event: Event, of_link: bool = False) -> Non
     That is of the neighbours of a chain where it is ``of_link``.
     """
     if of_link:
-        one = lowered.of_one_record
+        one = lowered.single_record_run
         if one is None:
             raise bad_witness("it is for neighbours that the run has none of")
         lowered = one

@@ -1,34 +1,30 @@
-"""The catalogue: every optimiser that may be certified, each with its privacy statements.
+"""The catalogue: the privacy description of every optimiser that may be certified.
 
-Those that differ only in what they do after the release stand here as a table. What has
-content of its own, a bound or a form that must be refused, has a file: ``dp_disk``,
-``dp_dice`` and ``denoise``. An installed package adds a mechanism by an entry point of the
-group ``affidavit.mechanisms`` that names its ``Mechanism``.
+Optimisers that differ only in their post-processing are entries of this table. ``dp_disk`` and
+``dp_dice``, with a bound or a refused form of their own, have a file. An installed package adds a
+mechanism by an entry point of the group ``affidavit.mechanisms`` that names its ``Mechanism``.
 
-**Correlated noise.** The release of step t is the clipped sum plus row t of N z, z with
-independent rows. As N is lower triangular with strategy C = N⁻¹, later gradients may depend on
-earlier releases, and the whole run is one Gaussian mechanism with μ = sens(C)/σ. The
-sensitivity that is certified is always that of the N that the plan injects, under the
-participations that the plan really has, whatever it was optimised for. For DP-CorrMom that is
-the *inverse* of the filter w_t = z_t - λ z_(t-1) (κ = √((1-λ^(2T))/(1-λ²)) for one
-participation), never √(1+λ²); steps are not amplified by sampling.
+**Correlated noise.** The release of step t is the clipped sum plus row t of N z, with independent
+rows z. N is lower triangular with strategy C = N⁻¹, so later gradients may depend on earlier
+releases, and the whole run is one Gaussian mechanism with μ = sens(C)/σ. The certified sensitivity
+is that of the injected N under the participations of the plan, whatever N was optimised for. For
+DP-CorrMom that is the *inverse* of the filter w_t = z_t - λ z_(t-1) (κ = √((1-λ^(2T))/(1-λ²)) for
+one participation), never √(1+λ²); steps are not amplified by sampling.
 
-**Convergence-aware.** The weighting Λ_τ enters the objective that the strategy is chosen by.
-The noise that is injected stays C⁻¹ z: an implementation that weights the noise as well adds
-up to about √τ too little of it.
+**Convergence-aware.** The weighting Λ_τ enters the objective of the strategy. The injected noise
+stays C⁻¹ z: an implementation that weights the noise as well adds up to about √τ too little.
 
-**DP-Muon.** Each hidden matrix is a block of its own and the remaining tensors are one
-auxiliary block; all blocks of a step come from one lot and are accounted jointly. Momentum
-and the orthogonalisation act on the noisy releases only. DP-MuonBC's probes are drawn from
-data-independent randomness around released values, so that the guarantee is DP-Muon's for
-any number of probes.
+**DP-Muon.** Each hidden matrix is a block, and the remaining tensors are one auxiliary block. All
+blocks of a step come from one lot and are accounted jointly. Momentum and orthogonalisation act on
+the noisy releases only. The probes of DP-MuonBC are data-independent randomness around released
+values, so its guarantee is that of DP-Muon for any number of probes.
 
-**DP-AdamBC.** The noise adds Φ = (σC/B)² to each entry of the second moment in expectation; Φ
-is a public constant, so that subtracting it costs nothing.
+**DP-AdamBC.** In expectation the noise adds Φ = (σC/B)² to each entry of the second moment. Φ is a
+public constant, so subtracting it is post-processing.
 
 References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, Theorem 2.1
 (adaptivity); Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530 (participation);
-those of each mechanism stand in its ``sources``.
+those of each mechanism are its ``sources``.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ CLIPPED_SUM = partial(
     sensitivity=JOINT,
     proof=JOINT_PROOF,
 )
-"""One clipped and noised sum a step; the optimiser reads nothing else."""
+"""One clipped and noised sum per step, which is all that the optimiser reads."""
 
 ONE_LOT = Obligation(
     code="one_lot_for_all_blocks",
@@ -68,7 +64,7 @@ PER_MATRIX = partial(
         ]
     },
 )
-"""A block for each hidden matrix and one for the other tensors."""
+"""One block per hidden matrix and one for the other tensors."""
 
 INJECTED = Obligation(
     code="inject_the_strategy",
@@ -84,13 +80,13 @@ CORRELATED_SUM = partial(
     "that is injected",
     obligations=(INJECTED,),
 )
-"""The noise of a strategy, added to one clipped sum a step."""
+"""One clipped sum per step with the noise of a strategy."""
 
-FIXED_ORDER: Mapping[str, Any] = {
+CYCLIC_EXAMPLE: Mapping[str, Any] = {
     "adjacency": "zero_out",
     "sampling": {"scheme": "cyclic", "lot_size": 100},
 }
-"""Lots in a fixed order, from which participation follows."""
+"""The sampling of examples whose participation follows from a fixed order."""
 
 
 def _anti_correlated(name: str, title: str, post_processing: tuple[str, ...]) -> Mechanism:
@@ -100,12 +96,12 @@ def _anti_correlated(name: str, title: str, post_processing: tuple[str, ...]) ->
         post_processing=post_processing,
         noise=frozenset({"bidiagonal"}),
         sources=("Wang, An Optimization View of DP LLM Fine-tuning, Theorems 7 to 9",),
-        example={**FIXED_ORDER, "noise": {"kind": "bidiagonal", "lambda": 0.9}},
+        example={**CYCLIC_EXAMPLE, "noise": {"kind": "bidiagonal", "lambda": 0.9}},
     )
 
 
 def _dp_matrix(name: str, title: str, *sources: str, lot_size: int, tau: int | None) -> Mechanism:
-    """DP-Matrix; ``tau`` is the horizon of the convergence-aware weighting of its example."""
+    """Return DP-Matrix; ``tau`` is the horizon of the weighting in its example."""
     noise = {"kind": "dense"} | ({} if tau is None else {"convergence_aware": {"tau": tau}})
     return CORRELATED_SUM(
         name=name,
@@ -117,7 +113,7 @@ def _dp_matrix(name: str, title: str, *sources: str, lot_size: int, tau: int | N
         noise=CORRELATED,
         sources=sources,
         example={
-            **FIXED_ORDER,
+            **CYCLIC_EXAMPLE,
             "steps": 20,
             "sampling": {"scheme": "cyclic", "lot_size": lot_size},
             "noise": noise,
@@ -127,7 +123,7 @@ def _dp_matrix(name: str, title: str, *sources: str, lot_size: int, tau: int | N
 
 
 def _check_objective(plan: Plan, *, convergence_aware: bool) -> list[Reason]:
-    """Whether a dense strategy's objective is the one that the optimiser's name promises."""
+    """Return the conflicts between the objective of a dense strategy and the optimiser name."""
     return [
         Reason(
             code="conflict",
@@ -306,25 +302,25 @@ DENOISE = Mechanism(
     ),
     example={"optimizer": {"name": "dp_adam", "denoise": True}},
 )
-"""Post-processing, whatever the optimiser, sampler or noise."""
+"""Post-processing of any optimiser, sampler and noise."""
 
 MECHANISMS: dict[str, Mechanism] = {optimizer.name: optimizer for optimizer in OPTIMIZERS}
 """The optimisers of this package, by name."""
 
 
 def mechanism(name: str) -> Mechanism:
-    """The mechanism of an optimiser; every name that a plan may give has one."""
+    """Return the mechanism of an optimiser."""
     return MECHANISMS[name] if name in MECHANISMS else _installed(name)
 
 
 def optimizers() -> dict[str, Mechanism]:
-    """Every optimiser that a plan may name, those of installed packages last."""
+    """Return every optimiser by name, those of installed packages last."""
     added = sorted(installed_extensions("affidavit.mechanisms").keys() - MECHANISMS.keys())
     return {**MECHANISMS, **{name: _installed(name) for name in added}}
 
 
 def all_mechanisms() -> dict[str, Mechanism]:
-    """The optimisers, and what wraps any of them."""
+    """Return the optimisers and the wrappers by name."""
     return {**optimizers(), DENOISE.name: DENOISE}
 
 

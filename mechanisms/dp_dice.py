@@ -6,18 +6,18 @@ With lots B_t, a fixed divisor B, clip norms C₁ (records) and C₂ (error), st
     releases v_t + N(0, σ₁² I),
     e_(t+1) = e_t + (1/B) Σ_(i in B_t) g_i - v_t.
 
-The error state e_t is made of raw gradients and is never released. It carries a record into
-every later release, so that no step is a subsampled release of its own and nothing is
-amplified by sampling. Given the earlier releases and the lots the state is a function of
-the data, however, and the whole run is one Gaussian mechanism (docs/theorems/dp-dice.md):
+The error state e_t is made of raw gradients and is never released. It carries a record into every
+later release, so no step is a subsampled release by itself and sampling does not amplify. Given the
+earlier releases and the lots, however, the state is a function of the data, and the whole run is
+one Gaussian mechanism (docs/theorems/dp-dice.md):
 
 * (A) a clipped state moves by at most 2C₂: with k participations in T steps,
   μ² σ₁² = (C₁/B)² + (k-1)(C₁/B + 2C₂)² + (T-k)(2C₂)²;
-* (B) if raw gradients are first clipped to G >= C₁, what clipping leaves over is at most
-  ρ = (G-C₁)/B a participation and leaves the state as it is released: μ σ₁ = γ_k, with
+* (B) if raw gradients are first clipped to G >= C₁, the clipping residual is at most
+  ρ = (G-C₁)/B per participation and leaves the state when it is released: μ σ₁ = γ_k, with
   γ_0 = 0 and γ_j² = (C₁/B)² + (ρ + γ_(j-1))². It is at most k √(C₁² + (G-C₁)²)/B.
 
-The smaller is certified. For a user with m records or under replace_one both are taken for
+The smaller one is certified. For a user with m records, or under replace_one, both are computed for
 m or 2 times the contribution. Everything below is in units of C₁ on the sum.
 """
 
@@ -42,22 +42,23 @@ from affidavit.plan import (
 
 THEOREM = "docs/theorems/dp-dice.md"
 SCHEMES = ("poisson", "full_batch", "fixed_size", "shuffled", "cyclic")
-"""Samplers whose other records' lots do not depend on the one that differs."""
+"""Schemes in which the lots of other records do not depend on the differing record."""
 MAX_STEPS_OF_RECURSION = 100_000
-"""Participations above which γ_j <= jγ_1 stands in for the recursion of bound (B)."""
-UP = 1 + 1e-12
-"""Rounds a noise multiplier up, for a bound from below."""
+"""Participations up to which bound (B) is computed by recursion; above, γ_j <= jγ_1 is used."""
+ROUND_UP = 1 + 1e-12
+"""Rounds a noise multiplier up, for a lower bound."""
 ROUNDING = 4 * math.ulp(1.0)
-"""Relative error of one step of the recursion, and of each closed form, with room."""
+"""Bound of the relative error of one step of the recursion, and of each closed form."""
 
 
 def by_error_clip(
     *, distance: float, error: float, participations: int, steps: int, records: int = 1
 ) -> float:
-    """Bound (A) in units of C₁: ``error`` is B C₂/C₁, ``distance`` what a unit's records reach.
+    """Return bound (A) in units of C₁.
 
-    The lot that one record is in first meets equal states. Of several ``records`` only some
-    may be in it, so that nothing is taken off for them.
+    ``error`` is B C₂/C₁, and ``distance`` is how far the records of a unit move the sum. The first
+    lot of a single record meets equal states. With several ``records`` only some may be in that
+    lot, so the bound is not reduced.
 
     >>> round(by_error_clip(distance=1, error=0, participations=4, steps=9), 12)
     2.0
@@ -69,7 +70,7 @@ def by_error_clip(
 
 
 def by_pre_clip(*, distance: float, residual: float, participations: int) -> float:
-    """Bound (B) in units of C₁: ``residual`` is (G-C₁)/C₁.
+    """Return bound (B) in units of C₁; ``residual`` is (G-C₁)/C₁.
 
     >>> round(by_pre_clip(distance=1, residual=1, participations=1) ** 2, 12)
     2.0
@@ -84,7 +85,7 @@ def by_pre_clip(*, distance: float, residual: float, participations: int) -> flo
 
 
 def whole_run(plan: Plan, index: int) -> WholeRun | None:
-    """The phase as one release, in clip norms C₁; None where no sensitivity is proved."""
+    """Return the phase as one release, in clip norms C₁; None if no sensitivity is proved."""
     if _check(plan):
         return None
     return WholeRun(sensitivity=_sensitivity(plan, index), attained=_attained(plan, index))
@@ -123,13 +124,13 @@ def _sensitivity(plan: Plan, index: int) -> Callable[[int], float]:
 
 
 def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
-    """What one record causes whose first raw gradient is huge, where none are clipped before.
+    """Return the effect of a record whose first raw gradient is huge and not clipped.
 
     Its error state then points in one direction for the rest of the run, and each later step moves
-    by C₂, and by C₁/B more where the record takes part. In random lots it tries to be in one of the
-    first half, in shuffled ones of the first epoch, and the steps after them are what counts. Where
-    raw gradients are clipped, or C₂ is small, a record within the clip norm leaves no error behind,
-    and the run is that of DP-SGD.
+    by C₂, and by C₁/B more if the record takes part. In random lots the record enters one of the
+    first half, in shuffled ones of the first epoch, and the steps after that count. If raw
+    gradients are clipped, or C₂ is small, a record within the clip norm leaves no error, and the
+    run is that of DP-SGD.
     """
     phase, optimizer = plan.phases[index], plan.optimizer
     replace = plan.adjacency == "replace_one"
@@ -146,13 +147,13 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
         if probability is None or probability >= 1:
             times = _participations(plan, phase, steps)
             squares = 1 + (times - 1) * (1 + error) ** 2 + (steps - times) * error**2
-            return Gaussian(noise_multiplier=joint / (reach * math.sqrt(squares)) * UP)
+            return Gaussian(noise_multiplier=joint / (reach * math.sqrt(squares)) * ROUND_UP)
         if as_dp_sgd is None:
             tries = steps // 2
-            chance = -math.expm1(tries * math.log1p(-probability)) / UP
+            chance = -math.expm1(tries * math.log1p(-probability)) / ROUND_UP
         else:
             tries = min(steps, schedule.lots_in_turn(plan, phase))
-            chance = tries * probability / UP
+            chance = tries * probability / ROUND_UP
         shift = error * math.sqrt(steps - tries)
         if chance * shift <= probability * math.sqrt(steps):
             if as_dp_sgd is not None:
@@ -160,7 +161,7 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
             return Repeated(event=plain.event(joint), count=plain.times(steps))
         return PoissonSubsampledGaussian(
             sampling_probability=chance,
-            noise_multiplier=joint / shift * UP,
+            noise_multiplier=joint / shift * ROUND_UP,
             pair="replace_one" if replace else "add_remove",
         )
 
@@ -177,58 +178,55 @@ def _check(plan: Plan) -> list[Reason]:
     optimizer, phase = plan.optimizer, plan.phases[0]
     if optimizer.error_clip_norm is None:
         return [
-            _reason(
-                "unsound_optimizer",
-                "/optimizer/name",
-                "the error state of DP-Dice is built from raw gradients and carries a record "
-                "into every later release, so that no subsampled accountant covers it; what is "
-                "proved needs the norm that the state is clipped to.",
-                f"Give optimizer.error_clip_norm (see {THEOREM}), or use an optimiser whose "
+            Reason(
+                code="unsound_optimizer",
+                pointer="/optimizer/name",
+                message="the error state of DP-Dice is built from raw gradients and carries a "
+                "record into every later release, so no subsampled accountant covers it; the "
+                "proof needs the clip norm of the state.",
+                remedy=f"Give optimizer.error_clip_norm (see {THEOREM}), or use an optimiser whose "
                 "state is built from released values only.",
             )
         ]
     result = []
     if len(plan.phases) > 1:
         result.append(
-            _reason(
-                "unsound_optimizer",
-                "/phases",
-                "the error state carries over from one phase to the next, which is not proved.",
-                "Write one phase.",
+            Reason(
+                code="unsound_optimizer",
+                pointer="/phases",
+                message="the error state carries over from one phase to the next, which no proof "
+                "covers.",
+                remedy="Write one phase.",
             )
         )
     if phase.sampling.scheme not in SCHEMES:
         result.append(
-            _reason(
-                "unsupported",
-                plan.pointer(0, "sampling", "scheme"),
-                f"DP-Dice is not proved for {phase.sampling.scheme}.",
-                f"Proved: {', '.join(SCHEMES)}.",
+            Reason(
+                code="unsupported",
+                pointer=plan.pointer(0, "sampling", "scheme"),
+                message=f"DP-Dice is not proved for {phase.sampling.scheme}.",
+                remedy=f"Proved: {', '.join(SCHEMES)}.",
             )
         )
     if len(phase.releases) > 1 or phase.releases[0].count > 1:
         result.append(
-            _reason(
-                "unsound_optimizer",
-                plan.pointer(0, "releases"),
-                "DP-Dice is proved for one clip norm and one error state over all tensors.",
-                "Write one release with count 1.",
+            Reason(
+                code="unsound_optimizer",
+                pointer=plan.pointer(0, "releases"),
+                message="DP-Dice is proved for one clip norm and one error state over all tensors.",
+                remedy="Write one release with count 1.",
             )
         )
     if optimizer.pre_clip_norm is None and schedule.divisor(plan, phase) is None:
         result.append(
-            _reason(
-                "missing_divisor",
-                plan.pointer(0, "sampling", "lot_size"),
-                "error_clip_norm is on the mean, but the divisor of the sum is not given.",
-                "Give sampling.lot_size with dataset.size, or optimizer.pre_clip_norm.",
+            Reason(
+                code="missing_divisor",
+                pointer=plan.pointer(0, "sampling", "lot_size"),
+                message="error_clip_norm is on the mean, but the divisor of the sum is not given.",
+                remedy="Give sampling.lot_size with dataset.size, or optimizer.pre_clip_norm.",
             )
         )
     return result
-
-
-def _reason(code: str, pointer: str, message: str, remedy: str) -> Reason:
-    return Reason(code=code, pointer=pointer, message=message, remedy=remedy)
 
 
 MECHANISM = Mechanism(

@@ -1,13 +1,13 @@
 """DP-DiSK: DP-SGD on a simplified Kalman filter's gradient.
 
-For each record the gradients at θ_t and at θ_t + γ d_(t-1) are combined as
+The gradients of each record at θ_t and at θ_t + γ d_(t-1) are combined as
 c g(θ_t + γ d_(t-1)) + (1-c) g(θ_t), c = (1-κ)/(κγ). Both points are released values. The
-combination is clipped to C, summed, and noised with σC: one record then moves the sum by at
-most C, whatever c is. The filter g̃_t = (1-κ) g̃_(t-1) + κ (release) sees releases only.
+combination is clipped to C, summed, and noised with σC, so one record moves the sum by at most C
+for any c. The filter g̃_t = (1-κ) g̃_(t-1) + κ (release) reads releases only.
 
-Two other forms are in use and are refused. Clipping the two gradients first and combining
-the sums moves the release by up to (|c| + |1-c|) C. Dividing σ by √(c² + (1-c)²), as a
-public implementation does, adds another noise than the one accounted.
+Two other forms are in use and are refused. Clipping the two gradients first and combining the sums
+moves the release by up to (|c| + |1-c|) C. Dividing σ by √(c² + (1-c)²), as a public implementation
+does, adds other noise than is accounted.
 
 Reference: arXiv:2410.03883.
 """
@@ -20,11 +20,11 @@ from affidavit.mechanisms.protocol import Mechanism, Obligation
 from affidavit.plan import Plan, Reason
 
 DEFAULT_KAPPA, DEFAULT_GAMMA = 0.7, 0.5
-"""Published defaults of the filter's gain and look-ahead."""
+"""Published defaults of the gain and the look-ahead."""
 
 
 def lookahead_weight(plan: Plan) -> float:
-    """c = (1-κ)/(κγ), the weight of the gradient at the point ahead."""
+    """Return c = (1-κ)/(κγ), the weight of the gradient at the point ahead."""
     kappa, gamma = plan.optimizer.kappa or DEFAULT_KAPPA, plan.optimizer.gamma or DEFAULT_GAMMA
     return (1 - kappa) / (kappa * gamma)
 
@@ -36,7 +36,7 @@ def _check(plan: Plan) -> list[Reason]:
         result.append(
             _unsound(
                 "combine",
-                "sums of gradients that are clipped one by one and then combined move by up to "
+                "the two gradients are clipped before they are combined, so the sums move by up to "
                 f"(|c| + |1-c|) C = {abs(c) + abs(1 - c):.4g} C with c = (1-κ)/(κγ) = {c:.4g}, "
                 "not by C.",
                 "Combine each record's two gradients before clipping: combine: before_clipping.",
@@ -47,8 +47,8 @@ def _check(plan: Plan) -> list[Reason]:
         result.append(
             _unsound(
                 "noise_divisor",
-                f"dividing the noise by √(c² + (1-c)²) = {norm:.4g} leaves {1 / norm:.4g} σ, while "
-                "a clipped combination has sensitivity C, whatever the filter.",
+                f"dividing the noise by √(c² + (1-c)²) = {norm:.4g} leaves {1 / norm:.4g} σ, but "
+                "the sensitivity of a clipped combination is C for every filter.",
                 "Add noise σC undivided: noise_divisor: one.",
             )
         )

@@ -1,19 +1,19 @@
 """Same-lot joint release: the blocks of one step are one Gaussian mechanism.
 
-At each step every block g = 1..G of the lot's records is clipped to l2 norm C_g, summed
-and released with noise N(0, (σ_g C_g)² I), independent between blocks. All blocks see
-the same lot, so one record moves the stacked, noise-normalised release by at most
+At each step every block g = 1..G of the lot's records is clipped to l2 norm C_g, summed and
+released with noise N(0, (σ_g C_g)² I), independent between blocks. All blocks see the same lot, so
+one record moves the stacked, noise-normalised release by at most
 
-    sqrt( Σ_g count_g / σ_g² ),      σ_joint = ( Σ_g count_g / σ_g² )^(-1/2),
+    sqrt( Σ_g count_g / σ_g² ),      σ_joint = ( Σ_g count_g / σ_g² )^(-1/2).
 
-which is tight, because all blocks can sit on their bound at once. Under flat clipping
-one norm C bounds all blocks together, and the worst record puts all of it where σ_g is
-least: σ_joint = min_g σ_g.
+The bound is tight, because all blocks can attain theirs at once. Under flat clipping one norm C
+bounds all blocks together, and the worst record puts all of it where σ_g is smallest:
+σ_joint = min_g σ_g.
 
 Guarantees
-    * ``joint_noise_multiplier`` is rounded down and ``allocate`` up, so that neither
-      ever claims more noise than is added.
-    * The σ_g of ``allocate`` have a joint multiplier of at least the one asked for.
+    * ``joint_noise_multiplier`` is rounded down and ``allocate`` up, so neither claims more noise
+      than is added.
+    * The σ_g of ``allocate`` have a joint multiplier of at least the requested one.
 
 References: arXiv:2605.12994v1, Theorem 2.1 (same-lot joint accounting).
 """
@@ -29,26 +29,26 @@ from fractions import Fraction
 from affidavit.plan import Allocation, Phase, Release
 
 REQUIRED_DIGITS = 7
-"""Significant digits of a required noise multiplier; rounding up costs at most 1e-6 of it."""
+"""Significant digits of a required noise multiplier; rounding up adds at most 1e-6 of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseEnergy:
-    """Total noise energy Σ_g count_g d_g σ_g² C_g² of a step (C_g's unit²), against ``uniform``."""
+    """The noise energy Σ_g count_g d_g σ_g² C_g² of a step, in the squared unit of C_g."""
 
     allocated: float
     uniform: float
 
     @property
     def saving(self) -> float:
-        """The share of noise energy that the allocation saves; 0.37 is 37 %."""
+        """The share of noise energy that the allocation saves over uniform σ_g."""
         return 1 - self.allocated / self.uniform
 
 
 def noise_multiplier(release: Release) -> Fraction:
-    """σ_g of a release whose noise is given, of the doubles that a trainer would use.
+    """Return the given σ_g of a release, from the doubles that a trainer uses.
 
-    Raises ``ValueError`` where the release leaves its noise open.
+    Raises ``ValueError`` if the release has no noise.
     """
     if release.noise_multiplier is not None:
         return Fraction(release.noise_multiplier)
@@ -58,8 +58,8 @@ def noise_multiplier(release: Release) -> Fraction:
 
 
 def joint_noise_multiplier(phase: Phase) -> float | None:
-    """σ_joint of one step, rounded down; None when the plan leaves the noise open."""
-    if not all(release.has_noise for release in phase.releases):
+    """Return σ_joint of one step, rounded down; None if the noise is to be solved for."""
+    if phase.asks_for_noise:
         return None
     multipliers = [noise_multiplier(release) for release in phase.releases]
     if phase.clipping == "flat":
@@ -69,16 +69,16 @@ def joint_noise_multiplier(phase: Phase) -> float | None:
 
 
 def joint_multiplier_of_blocks(blocks: Iterable[tuple[Fraction | float, int]]) -> float:
-    """σ_joint of Gaussians of one lot, each a noise multiplier and their number; rounded down.
+    """Return σ_joint of Gaussians of one lot, rounded down, from multipliers and their counts.
 
-    Raises ``ZeroDivisionError`` where there are none or one has no noise.
+    Raises ``ZeroDivisionError`` if there are no blocks or a multiplier is zero.
     """
     precision = sum((count / Fraction(sigma) ** 2 for sigma, count in blocks), Fraction(0))
     return _root_down(1 / precision)
 
 
 def add_same_lot_blocks(joint: float, same_lot: Sequence[float]) -> float:
-    """σ_joint of a step with further blocks on its lot, rounded down.
+    """Return σ_joint of a step with additional blocks on its lot, rounded down.
 
     >>> round(add_same_lot_blocks(1.0, [10.0]), 6)
     0.995037
@@ -91,12 +91,12 @@ def add_same_lot_blocks(joint: float, same_lot: Sequence[float]) -> float:
 
 
 def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float, ...]:
-    """σ_g for each release of ``phase`` such that the step's multiplier is ``joint``.
+    """Return σ_g for each release of ``phase`` such that the multiplier of the step is ``joint``.
 
     ``uniform``: equal σ_g. ``proportional``: σ_g in proportion to the given weights.
-    ``optimal``: least total noise energy, σ_g ∝ (√d_g C_g)^(-1/2), by Lagrange's
-    condition d_g σ_g C_g² ∝ σ_g^(-3). Raises ``ValueError`` where a release lacks the weight
-    or the dimension that this needs.
+    ``optimal``: least total noise energy, σ_g ∝ (√d_g C_g)^(-1/2), by Lagrange's condition
+    d_g σ_g C_g² ∝ σ_g^(-3). Raises ``ValueError`` if a release lacks the required weight or
+    dimension.
     """
     if phase.clipping == "flat":
         return tuple(rounded_up(joint) for _ in phase.releases)
@@ -106,12 +106,12 @@ def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float,
             release.count / shape**2 for release, shape in zip(phase.releases, shapes, strict=True)
         )
     )
-    # A few ulp of the roots above are rounded away upward with the last digit.
+    # The factor covers the rounding of the roots above.
     return tuple(rounded_up(scale * shape * (1 + 1e-14)) for shape in shapes)
 
 
 def noise_energy(phase: Phase, sigmas: Sequence[float], joint: float) -> NoiseEnergy | None:
-    """What ``sigmas`` σ_g cost in noise, against uniform σ; None if flat or without dimensions."""
+    """Return the noise energy of ``sigmas``; None for flat clipping or without dimensions."""
     dimensions = [release.dimension for release in phase.releases]
     if phase.clipping == "flat" or any(dimension is None for dimension in dimensions):
         return None
@@ -141,7 +141,7 @@ def _shape(release: Release, allocation: Allocation) -> float:
 
 
 def rounded_up(sigma: float) -> float:
-    """``sigma`` as the least decimal of ``REQUIRED_DIGITS`` digits that is not below it."""
+    """Return ``sigma`` rounded up to ``REQUIRED_DIGITS`` significant digits."""
     rounded = Context(prec=REQUIRED_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(sigma))
     return float(str(rounded))
 
@@ -152,7 +152,7 @@ def _double_down(value: Fraction) -> float:
 
 
 def _root_down(value: Fraction) -> float:
-    """The largest double that is not above the square root of ``value``."""
+    """Return the largest double that is not above the square root of ``value``."""
     shift = 64 + value.denominator.bit_length()
     root = math.isqrt((value.numerator << 2 * shift) // value.denominator)
     return _double_down(Fraction(root, 1 << shift))

@@ -1,7 +1,7 @@
 """Lowering: from a plan to the events that an accountant counts, or to a refusal.
 
-``lower`` decides everything that does not depend on the numbers still open (the noise of
-a plan that is solved for, or its steps); ``Lowered.event`` fills those in.
+``lower`` decides everything that does not depend on open quantities (noise or steps that are solved
+for); ``Lowered.event`` fills them in.
 
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "adjacency": "replace_one", "steps": 10,
@@ -51,9 +51,8 @@ if TYPE_CHECKING:
 class LoweredPhase:
     """One phase: its sampler, and the steps and joint noise multiplier if they are given.
 
-    ``whole`` is the phase as one Gaussian mechanism, where a step is not released by itself; it
-    then stands in for the sampler's events.
-    ``correlation`` does so where the noise is correlated across steps.
+    ``whole`` replaces the events of the sampler if the phase is one Gaussian mechanism, and
+    ``correlation`` if the noise is correlated across steps.
     """
 
     sampled: Sampled
@@ -63,9 +62,9 @@ class LoweredPhase:
     correlation: Correlation | None = None
 
     def event(self, joint: float, steps: int | None) -> Event:
-        """The phase's event at a joint noise multiplier σ_joint, and at ``steps`` where left open.
+        """Return the event of the phase at σ_joint, with ``steps`` if they are open.
 
-        Raises ``ValueError`` where neither the plan nor the caller gives the steps.
+        Raises ``ValueError`` if neither the plan nor the caller gives the steps.
         """
         length = self.steps if self.steps is not None else steps
         if length is None:
@@ -79,7 +78,7 @@ class LoweredPhase:
         return Repeated(event=self.sampled.event(joint), count=self.sampled.times(length))
 
     def attained(self, joint: float, steps: int) -> Event:
-        """What one record can do to the phase, of which ``event`` is a bound from above."""
+        """Return an effect of one record on the phase, which ``event`` bounds from above."""
         if self.correlation is not None:
             return self.correlation.attained(joint, steps)
         if self.whole is not None:
@@ -98,7 +97,7 @@ class LoweredPhase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lowered:
-    """A plan that can be accounted."""
+    """A plan as events."""
 
     plan: Plan
     mechanism: Mechanism
@@ -106,10 +105,10 @@ class Lowered:
     extra: AdditionalEvents
 
     def event(self, *, scale: float = 1.0, steps: int | None = None) -> Composed | EitherBound:
-        """The whole run, with ``scale`` and ``steps`` standing in for what is open.
+        """Return the event of the whole run, with ``scale`` and ``steps`` for open quantities.
 
-        Where the plan leaves noise open, ``scale`` is the open phases' σ_joint and the
-        given ones stay; where it gives all noise, ``scale`` multiplies it.
+        If the plan solves for noise, ``scale`` is σ_joint of the open phases; otherwise it
+        multiplies all noise.
         """
         if self.plan.asks_for_noise:
             joints = [scale if p.joint is None else p.joint for p in self.phases]
@@ -119,56 +118,57 @@ class Lowered:
         phases = tuple(
             phase.event(joint, steps) for phase, joint in zip(self.phases, joints, strict=True)
         )
-        own = self.extra.compose_with(phases)
-        one = self.of_one_record
+        direct = self.extra.compose_with(phases)
+        one = self.single_record_run
         if one is None or len(one.phases) != len(self.phases):
-            return own
-        if not self._is_bounded_only(phases, joints, steps):
-            return own
+            return direct
+        if self._attains_event(phases, joints, steps):
+            return direct
         links = tuple(
             replace(phase, steps=ran.steps).event(joint, steps)
             for phase, ran, joint in zip(one.phases, self.phases, joints, strict=True)
         )
         if all(map(_is_unsampled, links)):
-            return own
-        own_bins = None if self.plan.dataset.records_per_unit > 1 else _replaced_on_bins(links)
+            return direct
+        is_user_level = self.plan.dataset.records_per_unit > 1
+        replaced = None if is_user_level else _replaced_in_bins(links)
         chain = ChainOfNeighbours(
             event=one.extra.compose_with(links), links=int(distance_of(self.plan))
         )
-        replaced = () if own_bins is None else (one.extra.compose_with((own_bins,)),)
-        return EitherBound(events=(*alternatives(own), *replaced, chain))
+        in_bins = () if replaced is None else (one.extra.compose_with((replaced,)),)
+        return EitherBound(events=(*alternatives(direct), *in_bins, chain))
 
-    def _is_bounded_only(
+    def _attains_event(
         self, phases: tuple[Event, ...], joints: list[float], steps: int | None
     ) -> bool:
-        """Whether a phase does not attain its event among ``phases``, at these ``joints``."""
-        return any(
-            phase.attained(joint, length) != event
+        """Whether every phase attains its event among ``phases``, at these ``joints``."""
+        return all(
+            phase.attained(joint, length) == event
             for phase, joint, event in zip(self.phases, joints, phases, strict=True)
             if (length := steps if phase.steps is None else phase.steps) is not None
         )
 
     @property
-    def of_one_record(self) -> Lowered | None:
-        """The run for data sets that differ in one record, one of them without it.
+    def single_record_run(self) -> Lowered | None:
+        """The run for data sets of which one lacks a record, or None if it is not certified.
 
-        Such data sets are among those of replace_one, and of users. None where the plan is for
-        these itself, or where they are not certified.
+        Neighbours under replace_one, and those of users, are connected by such pairs. None also if
+        the plan itself is for these data sets.
         """
         plan = self.plan
         if is_amplified(plan):
             return None
-        # How often a lot is cut depends on the size of the data set, which a chain would raise.
-        cut = any(phase.sampling.scheme == "truncated_poisson" for phase in plan.phases)
-        if cut and plan.adjacency == "add_remove":
+        # The truncation depends on the size of the data set, which a chain would increase.
+        truncated = any(phase.sampling.scheme == "truncated_poisson" for phase in plan.phases)
+        if truncated and plan.adjacency == "add_remove":
             return None
-        return _of_one_record(plan)
+        return _single_record_run(plan)
 
     def attained(self) -> Composed:
-        """What one record can do to a run with nothing open: no bound of ε may lie below its ε.
+        """Return an effect of one record on the run: no upper bound of ε may lie below its ε.
 
-        It is ``event`` wherever that is what the run releases, and no bound on it. Raises
-        ``ValueError`` where the plan leaves steps or noise open.
+        It is ``event`` wherever the run attains that. Raises ``ValueError`` if steps or noise are
+        open.
         """
         phases = []
         for phase in self.phases:
@@ -182,10 +182,10 @@ class Lowered:
         return self.extra.compose_with(phases)
 
 
-def _replaced_on_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:
-    """What a replaced record costs where one that is not there costs ``links``.
+def _replaced_in_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:
+    """Return the cost of a replaced record if ``links`` are one allocation, else None.
 
-    Of one allocation; a part of a pass costs at most the whole. None elsewhere.
+    ``links`` are the cost of a missing record; a partial pass costs at most the whole.
     """
     match links:
         case (RandomAllocationGaussian(bins=bins, noise_multiplier=sigma),) if bins > 1:
@@ -194,7 +194,7 @@ def _replaced_on_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | 
 
 
 def _is_unsampled(event: Event) -> bool:
-    """Whether ``event`` is Gaussian: of twice the distance it costs less than two neighbours."""
+    """Whether ``event`` is Gaussian, so that twice the distance costs less than two links."""
     match event:
         case Repeated(event=inner):
             return _is_unsampled(inner)
@@ -205,8 +205,8 @@ def _is_unsampled(event: Event) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _of_one_record(plan: Plan) -> Lowered | None:
-    # Under add_remove a record that contributes nothing is one that is not there.
+def _single_record_run(plan: Plan) -> Lowered | None:
+    # Under add_remove a record that contributes nothing is a missing record.
     adjacency = "zero_out" if plan.adjacency == "replace_one" else plan.adjacency
     document = with_fields(as_document(plan), adjacency=adjacency, unit="example")
     document["dataset"].pop("contributions_per_user", None)
@@ -241,13 +241,13 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     phase = plan.phases[index]
     steps, joint = schedule.steps(plan, phase), joint_noise_multiplier(phase)
     whole = optimiser.whole_run(plan, index)
-    field = next((name for name in _OF_STREAMS if getattr(phase, name) is not None), None)
-    in_turn = field is not None or SCHEMES[phase.sampling.scheme].independent is None
-    if phase.noise.kind == "independent" and not (in_turn and whole is None):
+    field = next((name for name in _RUN_FIELDS if getattr(phase, name) is not None), None)
+    needs_run = field is not None or SCHEMES[phase.sampling.scheme].independent is None
+    if phase.noise.kind == "independent" and not (needs_run and whole is None):
         if field is not None:
-            raise RefusedPlan(_unused(plan, index, field))
+            raise RefusedPlan(_unsupported_field(plan, index, field))
         return LoweredPhase(sampled=sample(plan, index), steps=steps, joint=joint, whole=whole)
-    # Most noise is independent, and need not wait for the strategies to load.
+    # Imported here because most plans have independent noise and need no strategies.
     from affidavit.mechanisms.correlation import Correlation
 
     correlation = Correlation(plan=plan, index=index)
@@ -259,11 +259,11 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     return result
 
 
-_OF_STREAMS = ("participation", "clip_schedule")
-"""Fields that are about a record's steps taken together."""
+_RUN_FIELDS = ("participation", "clip_schedule")
+"""Fields that concern all steps of a record together."""
 
 
-def _unused(plan: Plan, index: int, field: str) -> Reason:
+def _unsupported_field(plan: Plan, index: int, field: str) -> Reason:
     return Reason(
         code="unsupported",
         pointer=plan.pointer(index, field),

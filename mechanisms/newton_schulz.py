@@ -1,14 +1,14 @@
-"""Newton-Schulz orthogonalisation as published for DP-Muon, and what it does to small inputs.
+"""Newton-Schulz orthogonalisation as published for DP-Muon, and its effect on small inputs.
 
 For an m x n matrix M, transposed if m > n, the iteration is
 
     Y_0 = M / max(1, ‖M‖_F)  (start "paper")   or   M / ‖M‖_F  (start "frobenius"),
     Y_j = p_κ(Y_(j-1) Y_(j-1)ᵀ) Y_(j-1),   p_κ(x) = Σ_(s=0..κ) (2s)!/(4^s (s!)²) (1-x)^s,
 
-so that a singular value y becomes y p_κ(y²): p_κ is the Taylor series of x^(-1/2) at 1. It does
-*not* reach an orthogonal matrix in a few steps from small singular values, each of which
-grows by p_κ(0) a step at most: 1.875 for κ = 2, hence 23.2 in five steps. With the paper's
-start a momentum of ‖M‖_F < 1 is not even normalised.
+so a singular value y becomes y p_κ(y²): p_κ is the Taylor series of x^(-1/2) at 1. The iteration
+does *not* reach an orthogonal matrix in a few steps from small singular values, each of which grows
+by at most p_κ(0) per step: 1.875 for κ = 2, hence 23.2 in five steps. With the paper's start, a
+momentum with ‖M‖_F < 1 is not even normalised.
 
 >>> round(gain(degree=2, steps=5), 1)
 23.2
@@ -27,7 +27,7 @@ DEFAULT_DEGREE, DEFAULT_STEPS = 2, 5
 
 
 def coefficients(degree: int) -> tuple[float, ...]:
-    """Coefficients of (1-x)^s in p_κ, s = 0..κ.
+    """Return the coefficients of (1-x)^s in p_κ, s = 0..κ.
 
     >>> coefficients(2)
     (1.0, 0.5, 0.375)
@@ -36,12 +36,12 @@ def coefficients(degree: int) -> tuple[float, ...]:
 
 
 def gain(*, degree: int, steps: int) -> float:
-    """p_κ(0)^q: by how much very small singular values grow in all."""
+    """Return p_κ(0)^q, the total growth of very small singular values."""
     return math.fsum(coefficients(degree)) ** steps
 
 
 def singular_value(value: float, *, degree: int, steps: int) -> float:
-    """What becomes of a singular value ``value`` of Y_0.
+    """Return the result of the iteration for a singular value of Y_0.
 
     >>> round(singular_value(0.9, degree=2, steps=5), 6)
     1.0
@@ -55,11 +55,11 @@ def singular_value(value: float, *, degree: int, steps: int) -> float:
 def typical_singular_value(
     norm: float, *, entries: int, degree: int, steps: int, start: Start
 ) -> float:
-    """About the root mean square singular value that comes out for noise of this ‖·‖_F.
+    """Estimate the root mean square singular value after the iteration for noise of this ‖·‖_F.
 
-    1 is orthogonal. The block is taken as square, which has the most singular values to
-    share ‖Y_0‖_F; another shape of as many entries comes out nearer to orthogonal. Values
-    that spread about their mean come out up to a seventh lower, the map being concave.
+    1 is orthogonal. The block is assumed square, so that ‖Y_0‖_F is shared by the most singular
+    values; other shapes with as many entries end closer to orthogonal. Values that spread about
+    their mean end up to a seventh lower, because the map is concave.
     """
     if norm <= 0:
         return 0.0

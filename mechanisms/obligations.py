@@ -1,8 +1,8 @@
-"""Obligations: what the trainer must do for the certificate to be about its run.
+"""Obligations: what the trainer must do for the certificate to apply to its run.
 
-A guarantee holds for the mechanism that was accounted, not for the script that was
-meant. Every certificate lists what its trainer has to keep; ``checked_by`` says whether
-our trainer keeps it, or whether it is declared by whoever runs the plan.
+A guarantee holds for the accounted mechanism, not for the intended script. Every certificate lists
+the obligations of its trainer; ``checked_by`` says whether Affidavit's trainer meets them or the
+user declares them.
 """
 
 from __future__ import annotations
@@ -61,12 +61,14 @@ CANARIES = Obligation(
 
 
 def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
-    """What a trainer of this plan must keep: sampler, what always holds, optimiser, extras."""
+    """Return the obligations of the sampler, any trainer, the optimiser and the extras."""
     assumptions = dict.fromkeys(phase.sampled.assumption for phase in lowered.phases)
     samplers = tuple(
         Obligation(code="sampler_of_the_plan", text=assumption) for assumption in assumptions
     )
-    obligations = samplers + ALWAYS + lowered.mechanism.obligations + tuple(_of_streams(lowered))
+    obligations = (
+        samplers + ALWAYS + lowered.mechanism.obligations + tuple(_noise_obligations(lowered))
+    )
     if lowered.plan.dataset.unit == "user":
         most = lowered.plan.dataset.contributions_per_user
         obligations += (
@@ -79,10 +81,10 @@ def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
         )
     if lowered.plan.canaries is not None:
         obligations += (CANARIES,)
-    return tuple(dict.fromkeys(obligations)) + tuple(_of_extras(lowered.plan))
+    return tuple(dict.fromkeys(obligations)) + tuple(_additional_obligations(lowered.plan))
 
 
-def _of_streams(lowered: Lowered) -> Iterator[Obligation]:
+def _noise_obligations(lowered: Lowered) -> Iterator[Obligation]:
     if any(phase.has_exact_noise for phase in lowered.plan.phases):
         yield Obligation(
             code="round_to_the_grid",
@@ -115,7 +117,7 @@ def _of_streams(lowered: Lowered) -> Iterator[Obligation]:
     )
 
 
-def _of_extras(plan: Plan) -> Iterator[Obligation]:
+def _additional_obligations(plan: Plan) -> Iterator[Obligation]:
     kinds = {extra.kind for extra in plan.extra}
     if "adaptive_clipping_quantile" in kinds:
         yield Obligation(
