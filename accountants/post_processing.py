@@ -22,7 +22,7 @@ from itertools import chain
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
-from affidavit.accountants.fourier.refinement import SAFE_DELTA
+from affidavit.accountants.fourier.refinement import MIN_RESOLVED_DELTA
 from affidavit.accountants.participations import CountingAttack
 from affidavit.accountants.protocol import (
     Accountant,
@@ -144,7 +144,7 @@ def _epsilon(curve: PrivacyCurve, delta: float) -> Bracket:
     try:
         return curve.epsilon(delta)
     except OutOfReach:
-        return curve.epsilon(max(delta, SAFE_DELTA))
+        return curve.epsilon(max(delta, MIN_RESOLVED_DELTA))
 
 
 def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:

@@ -32,7 +32,7 @@ from scipy.special import gammaln
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.fourier.schedules import fewer
+from affidavit.accountants.fourier.schedules import merge_kinds
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import RDP
 from affidavit.plan import (
@@ -174,7 +174,7 @@ class RdpAccountant:
         ledger = LibraryAccountant(self.orders, neighboring_relation=relation)
         with quiet():
             # Of very many kinds of release those alike are taken for the worst of them.
-            for part, count in fewer(parts(event)):
+            for part, count in merge_kinds(parts(event)):
                 steady, rounding = _steady(part, ledger)
                 ledger.compose(as_dp_event(steady), count)
                 ledger._rdp = ledger._rdp + count * rounding

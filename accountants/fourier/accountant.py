@@ -11,10 +11,10 @@ Guarantees
 * ``upper`` is at least, and ``lower`` at most, the tight value over both directions of
   the composition as a whole.
 * Parameters out of range, and plans that would cost too much, are refused before work.
-* A bracket asked to be narrower lies inside every wider one.
-* The bracket of ε is at most ``relative_width`` of ε wide (1e-6 where that is larger)
-  wherever rounding allows, 0.05 of ε beyond ten million steps, and some 0.005 with more than
-  ``MAX_INVERTED`` kinds of release; where rounding does not allow it, it is wider, never wrong.
+* A narrower bracket lies inside every wider one.
+* The bracket of ε is at most ``relative_width`` of ε wide (1e-6 if that is larger) unless rounding
+  prevents it; 0.05 of ε beyond ten million steps, and some 0.005 with more than
+  ``MAX_KINDS_INVERTED`` kinds of release. A bracket that rounding widens is still a bound.
 """
 
 from __future__ import annotations
@@ -39,25 +39,29 @@ from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_r
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
-from affidavit.accountants.fourier.cache import MAX_BYTES, MAX_LAWS, SharedCache
+from affidavit.accountants.fourier.cache import MAX_CACHE_BYTES, MAX_CACHED_LAWS, SharedCache
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
-from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
+from affidavit.accountants.fourier.evaluation import approximate_epsilon, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import (
     Laws,
     choose_grid,
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
+from affidavit.accountants.fourier.inversion import invert_delta, invert_epsilon
 from affidavit.accountants.fourier.loss_laws import LaplaceLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.refinement import (
+    MIN_RESOLVED_DELTA,
     MIN_WIDTH,
-    SAFE_DELTA,
     DeltaSearch,
     EpsilonSearch,
     nested,
 )
-from affidavit.accountants.fourier.schedules import FINER_CELLS, MAX_INVERTED, MAX_KINDS
+from affidavit.accountants.fourier.schedules import (
+    MAX_CELLS_INVERTED,
+    MAX_KINDS,
+    MAX_KINDS_INVERTED,
+)
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.protocol import (
     AccountantError,
@@ -78,27 +82,24 @@ from affidavit.plan import (
 MIN_DELTA = 1e-30
 MAX_DELTA = 0.999
 MAX_EPSILON = 1000.0
-"""Nats."""
+"""The largest ε (nats) that a lattice answers."""
 
-_OF_BINS = ("allocation", "largest_bin")
-"""Engines for the neighbours of a chain that this one does not cover."""
-_LONG, _WIDE = 10_000_000, 0.05
-"""Steps beyond which rounding leaves little of a narrow bracket, and the relative width then."""
-_CLOSED = 1e-5
-"""Relative width where a law has a closed form: other engines are as narrow there."""
-_SCHEDULE = 5e-3
-"""Relative width where releases are brought together (``schedules.py``)."""
-
-_VISIBLE, _HIDDEN = 1e-3, 5e-4
-"""Relative widths of what others show of a lot, of which the lower end alone is read, and of what
-is hidden, by them or of the steps that a record is in, of which the upper end is."""
-
-_MIN_REST = 0.1
-"""Of δ, what has to be left after what is conceded."""
-
-_HIDDEN_BY_ROUNDING = 0.05
-"""Relative width from which on, below ``SAFE_DELTA``, rounding hides the losses that decide."""
-
+_NEIGHBOUR_ENGINES = ("allocation", "largest_bin")
+"""Engines for the neighbours of a chain that this one does not support."""
+_MAX_NARROW_STEPS, _LONG_RUN_WIDTH = 10_000_000, 0.05
+"""Steps beyond which rounding prevents narrow brackets, and the relative width then."""
+_LAPLACE_WIDTH = 1e-5
+"""Relative width if a law has a closed form, for which other engines are as narrow."""
+_SCHEDULE_WIDTH = 5e-3
+"""Relative width if kinds of release are merged (``schedules.py``)."""
+_VISIBLE_LOTS_WIDTH, _CONCEDED_WIDTH = 1e-3, 5e-4
+"""Relative widths of the curve of visible lots, of which only the lower end is used, and of curves
+that concede some of δ, of which only the upper end is."""
+_MIN_DELTA_SHARE = 0.1
+"""Share of δ that must remain after the conceded probability."""
+_MAX_TINY_DELTA_WIDTH = 0.05
+"""Relative width from which on, below ``MIN_RESOLVED_DELTA``, rounding hides the decisive losses.
+"""
 _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 """Beyond the ε of one of the first, δ is only bounded, by less than the second."""
 
@@ -107,17 +108,17 @@ _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 class FourierAccountant:
     """Two-sided accounting of subsampled Gaussians by tilted transforms.
 
-    ``relative_width`` is the requested width of the brackets, relative to ε (or δ). Where it is
-    ``provable``, bounds for which the checker has no statement are left out.
+    ``relative_width`` is the requested width of the brackets, relative to ε (or δ). If it is
+    ``provable``, bounds for which the checker has no statement are omitted.
     """
 
     relative_width: float = 1e-4
     provable: bool = False
     answers: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_LAWS), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_CACHED_LAWS), repr=False, compare=False
     )
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -131,51 +132,50 @@ class FourierAccountant:
 
     @property
     def version(self) -> str:
-        """The version of Affidavit, whose own method this is."""
+        """The version of Affidavit, which implements the method."""
         return __version__
 
     def provable_alone(self) -> FourierAccountant:
-        """This accountant, of bounds that the checker proves."""
+        """Return this accountant with only the bounds that the checker proves."""
         return replace(self, provable=True)
 
     def curve(self, event: Event) -> PrivacyCurve:
-        """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        """Return the privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         bounds = alternatives(event)
         if len(bounds) > 1 or isinstance(bounds[0], ChainOfNeighbours):
-            return self._least_of(bounds)
-        own, least = self._curve(event), attained_event(event)
+            return self._curve_of_bounds(bounds)
+        curve, least = self._curve(event), attained_event(event)
         neighbours, records = of_one_record(event)
         if least == event and neighbours is None:
-            return _after_concessions(own)
-        # A transform that is tilted for what bounds the run would see little of what it attains.
-        shown = self._curve(least)
-        below = [shown, _after_concessions(own)]
+            return _after_concessions(curve)
+        # A transform tilted for the bound of the run would resolve little of what it attains.
+        attained_curve = self._curve(least)
+        below = [attained_curve, _after_concessions(curve)]
         visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
-            wide = max(own.relative_width, _VISIBLE)
-            below.append(replace(own.of(visible), relative_width=wide))
+            width = max(curve.relative_width, _VISIBLE_LOTS_WIDTH)
+            below.append(replace(curve.of(visible), relative_width=width))
+        above = _upper_curves(event, curve, attained_curve)
         if neighbours is None:
-            return BracketingCurve(above=_least(_above(event, own, shown)), below=tuple(below))
+            return BracketingCurve(above=_least(above), below=tuple(below))
+        links = _upper_curves(
+            neighbours, self._curve(neighbours), self._curve(attained_event(neighbours))
+        )
         return ChainedCurve(
-            above=_above(event, own, shown),
-            below=tuple(below),
-            neighbours=_least(
-                _above(neighbours, self._curve(neighbours), self._curve(attained_event(neighbours)))
-            ),
-            links=records,
+            above=above, below=tuple(below), neighbours=_least(links), links=records
         )
 
-    def _least_of(self, bounds: Sequence[Event]) -> PrivacyCurve:
-        """The least upper ends of events that each bound the run, none of which it attains."""
+    def _curve_of_bounds(self, bounds: Sequence[Event]) -> PrivacyCurve:
+        """Return the least upper ends of events that each bound the run, which attains none."""
         if self.provable:
-            bounds = [bound for bound in bounds if _is_stated(bound)]
+            bounds = [bound for bound in bounds if _has_statement(bound)]
         chains = [bound for bound in bounds if isinstance(bound, ChainOfNeighbours)]
-        own = [bound for bound in bounds if not isinstance(bound, ChainOfNeighbours)]
+        others = [bound for bound in bounds if not isinstance(bound, ChainOfNeighbours)]
         if not chains:
-            return self._least_of_own(own)
-        engines = (accountant("gaussian"), self, *map(accountant, _OF_BINS))
+            return self._least_of_engines(others)
+        engines = (accountant("gaussian"), self, *map(accountant, _NEIGHBOUR_ENGINES))
         return ChainedCurve(
-            above=(self._least_of_own(own),) if own else (),
+            above=(self._least_of_engines(others),) if others else (),
             below=(),
             neighbours=_least_upper_ends(
                 [FirstThatAnswers(event=chain.event, engines=engines) for chain in chains]
@@ -183,10 +183,10 @@ class FourierAccountant:
             links=max(chain.links for chain in chains),
         )
 
-    def _least_of_own(self, bounds: Sequence[Event]) -> LeastCurve | BoundedByOrder:
+    def _least_of_engines(self, bounds: Sequence[Event]) -> LeastCurve | BoundedByOrder:
         moments = [bound for bound in bounds if has_columns(bound)]
         first, *others = [bound for bound in bounds if bound not in moments]
-        # With little noise the first is what other engines would have answered.
+        # With little noise, other engines answer for the first bound.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [FirstThatAnswers(event=first, engines=engines)]
         rest = (engines[1], self, accountant("allocation"))
@@ -197,11 +197,11 @@ class FourierAccountant:
         return BoundedByOrder(
             both=both,
             removed=_least(tuple(map(moment_curve, moments))),
-            added=tuple(self._added((first, *others))),
+            added=tuple(self._added_record_curves((first, *others))),
         )
 
-    def _added(self, bounds: Sequence[Event]) -> Iterator[PrivacyCurve]:
-        """Upper ends of one that is not there against one that is, for each of ``bounds``."""
+    def _added_record_curves(self, bounds: Sequence[Event]) -> Iterator[PrivacyCurve]:
+        """Yield the upper ends of an added record for each of ``bounds`` that has them."""
         for bound in bounds:
             with suppress(AccountantError):
                 yield orders_of(self.curve(bound))[1]
@@ -215,26 +215,29 @@ class FourierAccountant:
                 "Use the pld accountant.",
             )
         steps = max((direction.steps for direction in both), default=0)
-        merged = kinds > MAX_KINDS
-        widest = max(_SCHEDULE if merged else 0.0, _WIDE if steps > _LONG else 0.0)
-        narrow = _CLOSED if any(laplace) else math.inf
+        is_merged = kinds > MAX_KINDS
+        min_width = max(
+            _SCHEDULE_WIDTH if is_merged else 0.0,
+            _LONG_RUN_WIDTH if steps > _MAX_NARROW_STEPS else 0.0,
+        )
+        max_width = _LAPLACE_WIDTH if any(laplace) else math.inf
         return FourierCurve(
             directions=both,
-            finer=_finer(event, kinds) if merged else (),
-            relative_width=max(min(self.relative_width, narrow), widest),
+            finer=_finer_directions(event, kinds) if is_merged else (),
+            relative_width=max(min(self.relative_width, max_width), min_width),
             answers=self.answers,
             shared=self.shared,
         )
 
     def attained(self, event: Event) -> tuple[FourierCurve, FourierCurve]:
-        """The curves of one pair of data sets, one for each order of the two.
+        """Return the curves of one pair of data sets, one for each order of the two.
 
         Raises ``Unsupported`` or ``OutOfReach``.
         """
         return self._curve(event).of(attained_pair(event)).orders
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
-        """About ε (nats) of ``event`` at ``delta``, for a search to begin at; not a bound."""
+        """Return about ε (nats) of ``event`` at ``delta``, where a search begins; not a bound."""
         results, errors = [], []
         for bound in alternatives(event):
             try:
@@ -246,26 +249,29 @@ class FourierAccountant:
         return min(results)
 
 
-def _above(event: Event, own: FourierCurve, shown: FourierCurve) -> tuple[PrivacyCurve, ...]:
-    """Upper ends of ``event`` with cut lots revealed, its ``own``, and with them hidden if any are.
+def _upper_curves(
+    event: Event, curve: FourierCurve, attained_curve: FourierCurve
+) -> tuple[PrivacyCurve, ...]:
+    """Return upper ends of ``event`` with cut lots revealed, by ``curve``, and hidden if any are.
 
-    ``shown`` is of what it attains.
+    ``attained_curve`` is that of what the event attains.
     """
-    hidden, revealed = directions(event, lots="hidden"), _after_concessions(own)
-    if hidden == own.directions:
+    hidden, revealed = directions(event, lots="hidden"), _after_concessions(curve)
+    if hidden == curve.directions:
         return (revealed,)
-    # The quicker one, mostly; where it meets what is attained the other adds nothing.
-    return BracketingCurve(above=_after_concessions(own.of(hidden)), below=(shown,)), revealed
+    # The first is usually quicker; if it meets the attained curve, the other adds nothing.
+    above = _after_concessions(curve.of(hidden))
+    return BracketingCurve(above=above, below=(attained_curve,)), revealed
 
 
-def _finer(event: Event, kinds: int) -> tuple[Direction, ...]:
-    if kinds <= MAX_INVERTED:
-        return directions(event, kinds=kinds)
-    return directions(event, cells=FINER_CELLS)
+def _finer_directions(event: Event, kinds: int) -> tuple[Direction, ...]:
+    if kinds <= MAX_KINDS_INVERTED:
+        return directions(event, max_kinds=kinds)
+    return directions(event, max_cells=MAX_CELLS_INVERTED)
 
 
-def _is_stated(bound: Event) -> bool:
-    """Whether the checker has statements for all of ``bound``, or for each link of a chain."""
+def _has_statement(bound: Event) -> bool:
+    """Return whether the checker has statements for all of ``bound``, or for a chain's links."""
     if has_columns(bound):
         return False
     return isinstance(bound, ChainOfNeighbours) or not any(
@@ -274,7 +280,7 @@ def _is_stated(bound: Event) -> bool:
 
 
 def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> LeastCurve:
-    """Of bounds of one run, whose lower ends are not its own."""
+    """Return the least of bounds of one run, whose lower ends are not the run's."""
     return LeastCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
 
 
@@ -288,24 +294,24 @@ def _approximate_epsilon(bound: Event, delta: float) -> float:
 class FourierCurve:
     """ε against δ of one event, over all its ``directions``; ``relative_width`` as above.
 
-    Where these bring many kinds of release together, ``finer`` are directions with fewer together,
-    or none, for a bound without a lattice.
+    If these merge many kinds of release, ``finer`` are directions with fewer or no merged kinds,
+    for a bound without a lattice.
     """
 
     directions: tuple[Direction, ...]
     relative_width: float
     finer: tuple[Direction, ...] = ()
     answers: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_LAWS), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_CACHED_LAWS), repr=False, compare=False
     )
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
     )
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
-        """The same curve with brackets about ``relative_width`` of ε (or δ) wide.
+        """Return the same curve with brackets about ``relative_width`` of ε (or δ) wide.
 
-        A narrower one than this is ``refined``, too.
+        A curve narrower than this one is also ``refined``.
         """
         curve = replace(self, relative_width=relative_width)
         return refined_curve(curve) if relative_width < self.relative_width else curve
@@ -321,18 +327,18 @@ class FourierCurve:
         if len(self.directions) < 2:
             return self, self
         # Those of data sets of several sizes follow each other, each in both orders.
-        one, other = (
+        first, second = (
             replace(self, directions=self.directions[side::2], finer=self.finer[side::2])
             for side in (0, 1)
         )
-        return one, other
+        return first, second
 
     def of(self, pairs: tuple[Direction, ...]) -> FourierCurve:
-        """The curve of other ``pairs``."""
+        """Return the curve of other ``pairs``."""
         return replace(self, directions=pairs, finer=())
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``.
+        """Return the bracket of the smallest ε (nats) at ``delta``.
 
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` for a δ or an ε outside the range
         of the method.
@@ -340,12 +346,12 @@ class FourierCurve:
         require_delta(delta)
         if not self.directions:
             return Bracket(lower=0.0, upper=0.0)
-        return self._kept("epsilon", delta, lambda: self._epsilon(delta))
+        return self._cached("epsilon", delta, self._epsilon)
 
     def _epsilon(self, delta: float) -> Bracket:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (epsilon_of(law, delta) for law in laws))
-        inverted = inverted_epsilon(self.finer or self.directions, delta)
+        inverted = invert_epsilon(self.finer or self.directions, delta)
         return self._narrowed(inverted, MIN_WIDTH, lambda: self._epsilon_by_lattice(delta))
 
     def _epsilon_by_lattice(self, delta: float) -> Bracket:
@@ -354,159 +360,157 @@ class FourierCurve:
                 f"delta {delta:g} is outside [{MIN_DELTA:g}, {MAX_DELTA:g}].",
                 "Ask within that range.",
             )
-        both = self._laws
-        guesses = [saddle_at_delta(laws, delta).epsilon for laws in both]
-        if max(guesses) > MAX_EPSILON:
+        guesses = [(saddle_at_delta(laws, delta).epsilon, laws) for laws in self._laws]
+        guesses.sort(key=lambda guess: -guess[0])
+        largest = guesses[0][0]
+        if largest > MAX_EPSILON:
             raise OutOfReach(
-                f"epsilon is about {max(guesses):.4g}, above {MAX_EPSILON:g}.",
+                f"epsilon is about {largest:.4g}, above {MAX_EPSILON:g}.",
                 "Add noise or run fewer steps.",
             )
-        order = sorted(range(len(guesses)), key=lambda i: -guesses[i])
-        laws = [both[index] for index in order]
         result = nested(
-            lambda widths: _epsilon(laws, delta, widths),
+            lambda widths: _search_epsilon([laws for _, laws in guesses], delta, widths),
             self.relative_width,
-            least=MIN_WIDTH,
-            gapped=self._gapped,
+            min_width=MIN_WIDTH,
+            has_gap=self._has_gap,
         )
-        if delta < SAFE_DELTA and result.width > _HIDDEN_BY_ROUNDING * result.upper:
+        if delta < MIN_RESOLVED_DELTA and result.width > _MAX_TINY_DELTA_WIDTH * result.upper:
             raise OutOfReach(
                 f"at delta {delta:g} rounding hides the losses that decide.", "Choose a larger δ."
             )
         return result
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats).
+        """Return the bracket of the smallest δ at ``epsilon`` (nats).
 
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        return self._kept("delta", epsilon, lambda: self._delta(epsilon))
+        return self._cached("delta", epsilon, self._delta)
 
     def _delta(self, epsilon: float) -> Bracket:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (delta_of(law, epsilon) for law in laws))
-        inverted = inverted_delta(self.finer or self.directions, epsilon)
+        inverted = invert_delta(self.finer or self.directions, epsilon)
         return self._narrowed(inverted, 0.0, lambda: self._delta_by_lattice(epsilon))
 
     def _delta_by_lattice(self, epsilon: float) -> Bracket:
         near, bound = [], 0.0
         for laws in self._laws:
-            if epsilon >= _ceiling(laws) * (1 + 1e-12):
+            if epsilon >= _max_loss(laws) * (1 + 1e-12):
                 continue
-            beyond = self._beyond(laws, epsilon)
-            if beyond is None:
+            far = self._far_bound(laws, epsilon)
+            if far is None:
                 near.append(laws)
             else:
-                bound = max(bound, beyond)
-        result = self._nested(near, epsilon) if near else Bracket(lower=0.0, upper=0.0)
-        return result.larger(Bracket(lower=0.0, upper=bound))
+                bound = max(bound, far)
+        result = Bracket(lower=0.0, upper=bound)
+        if near:
+            by_search = nested(
+                lambda widths: _search_delta(near, epsilon, widths),
+                self.relative_width,
+                has_gap=self._has_gap,
+            )
+            result = by_search.intersect(Bracket(lower=0.0, upper=1.0)).larger(result)
+        return result
 
-    def _beyond(self, laws: Laws, epsilon: float) -> float | None:
-        """A bound of a direction's δ at ``epsilon`` where it is below what anybody asks for.
+    def _far_bound(self, laws: Laws, epsilon: float) -> float | None:
+        """Return a bound of a direction's δ at ``epsilon`` if it is negligible.
 
-        δ falls with ε, so that a nearer ε bounds it. Rounding lets no lattice follow it there.
+        δ falls with ε, so that a nearer ε bounds it. Rounding lets no lattice resolve it there.
         """
-        for far in _FAR_DELTAS:
-            near = saddle_at_delta(laws, far).epsilon
+        for delta in _FAR_DELTAS:
+            near = saddle_at_delta(laws, delta).epsilon
             if 0 < near < epsilon:
                 bound = self.of((laws.direction,)).delta(near).upper
                 return bound if bound < _NEGLIGIBLE_DELTA else None
         return None
 
-    def _nested(self, directions: Sequence[Laws], epsilon: float) -> Bracket:
-        result = nested(
-            lambda widths: _delta(directions, epsilon, widths),
-            self.relative_width,
-            least=0.0,
-            gapped=self._gapped,
-        )
-        return result.intersect(Bracket(lower=0.0, upper=1.0))
-
     def _narrowed(
-        self, inverted: Bracket | None, least: float, by_lattice: Callable[[], Bracket]
+        self, inverted: Bracket | None, min_width: float, by_lattice: Callable[[], Bracket]
     ) -> Bracket:
-        """The bracket without a lattice, and with one where that is wider than requested."""
+        """Return the bracket without a lattice, and with one if that is wider than requested."""
         if inverted is None:
             return by_lattice()
-        if inverted.width <= max(self.relative_width * inverted.upper, least):
+        if inverted.width <= max(self.relative_width * inverted.upper, min_width):
             return inverted
         try:
             return inverted.intersect(by_lattice())
         except OutOfReach:
             return inverted
 
-    def _kept(self, what: str, at: float, compute: Callable[[], Bracket]) -> Bracket:
+    def _cached(self, name: str, at: float, compute: Callable[[float], Bracket]) -> Bracket:
         size = sum(len(direction.laws) for direction in (*self.directions, *self.finer))
-        question = (what, self.directions, self.finer, at, self.relative_width)
-        return self.answers.get(question, compute, lambda _: size)
+        key = (name, self.directions, self.finer, at, self.relative_width)
+        return self.answers.get(key, partial(compute, at), lambda _: size)
 
     @property
     def _laws(self) -> tuple[Laws, ...]:
         return tuple(Laws.of(direction, self.shared) for direction in self.directions)
 
     @property
-    def _gapped(self) -> bool:
-        return any(direction.gapped for direction in self.directions)
+    def _has_gap(self) -> bool:
+        return any(direction.has_gap for direction in self.directions)
 
 
 def _least(curves: tuple[PrivacyCurve, ...]) -> PrivacyCurve:
     return LeastCurve(curves) if len(curves) > 1 else curves[0]
 
 
-def _after_concessions(curve: FourierCurve) -> FourierCurve | UpperCurve:
-    """``curve``, or its upper ends where its laws concede some of δ."""
+def _after_concessions(curve: FourierCurve) -> FourierCurve | ConcedingCurve:
+    """Return ``curve``, or its upper ends if its laws concede some of δ."""
     if all(direction.conceded == 0 for direction in curve.directions):
         return curve
-    wide = max(curve.relative_width, _HIDDEN)
-    return UpperCurve(curve=replace(curve, relative_width=wide))
+    width = max(curve.relative_width, _CONCEDED_WIDTH)
+    return ConcedingCurve(curve=replace(curve, relative_width=width))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UpperCurve:
+class ConcedingCurve:
     """Upper ends of a run by ``curve``, whose laws concede some of δ."""
 
     curve: FourierCurve
 
-    def with_width(self, relative_width: float) -> UpperCurve:
-        """The same with brackets about ``relative_width`` of ε (or δ) wide."""
-        return UpperCurve(curve=replace(self.curve, relative_width=max(relative_width, _HIDDEN)))
+    def with_width(self, relative_width: float) -> ConcedingCurve:
+        """Return the same with brackets about ``relative_width`` of ε (or δ) wide."""
+        width = max(relative_width, _CONCEDED_WIDTH)
+        return ConcedingCurve(curve=replace(self.curve, relative_width=width))
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[0, ε]`` (nats) at ``delta``; raises as ``FourierCurve`` does."""
+        """Return ``[0, ε]`` (nats) at ``delta``; raises as ``FourierCurve`` does."""
         require_delta(delta)
         rest = delta - self._conceded
-        if rest <= _MIN_REST * delta:
+        if rest <= _MIN_DELTA_SHARE * delta:
             raise OutOfReach(
                 f"δ = {delta:g} is too small for what the bound concedes.", "Choose a larger δ."
             )
         return Bracket(lower=0.0, upper=self.curve.epsilon(rest).upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """``[0, δ]`` at ``epsilon`` (nats); raises as ``FourierCurve`` does."""
+        """Return ``[0, δ]`` at ``epsilon`` (nats); raises as ``FourierCurve`` does."""
         upper = (self.curve.delta(epsilon).upper + self._conceded) * (1 + 1e-15)
         return Bracket(lower=0.0, upper=min(1.0, upper))
 
     @property
-    def orders(self) -> tuple[UpperCurve, UpperCurve]:
+    def orders(self) -> tuple[ConcedingCurve, ConcedingCurve]:
         """The curves of P against Q, and of Q against P."""
-        one, other = self.curve.orders
-        return UpperCurve(curve=one), UpperCurve(curve=other)
+        first, second = self.curve.orders
+        return ConcedingCurve(curve=first), ConcedingCurve(curve=second)
 
     @property
     def _conceded(self) -> float:
         return max(direction.conceded for direction in self.curve.directions)
 
 
-def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) -> Bracket:
-    """ε over ``directions``, the worst first, by way of all ``widths``."""
+def _search_epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) -> Bracket:
+    """Return ε over ``directions``, the worst first, by way of all ``widths``."""
     searches: dict[int, EpsilonSearch] = {}
     best = Bracket(lower=0.0, upper=math.inf)
     for width in widths:
         result = Bracket(lower=0.0, upper=0.0)
         for index, laws in enumerate(directions):
             if index not in searches:
-                if index and _ruled_out(laws, result.upper, delta):
+                if index and _is_ruled_out(laws, result.upper, delta):
                     continue
                 searches[index] = EpsilonSearch(laws, delta)
             result = result.larger(searches[index].refine(width))
@@ -514,8 +518,8 @@ def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) 
     return best
 
 
-def _delta(directions: Sequence[Laws], epsilon: float, widths: Sequence[float]) -> Bracket:
-    """δ over ``directions`` by way of all ``widths``; what cannot be the worst is left as it is."""
+def _search_delta(directions: Sequence[Laws], epsilon: float, widths: Sequence[float]) -> Bracket:
+    """Return δ over ``directions`` by way of all ``widths``; only the worst are refined."""
     searches = [DeltaSearch(laws, epsilon) for laws in directions]
     searches.sort(key=lambda search: -search.bracket.upper)
     best = Bracket(lower=0.0, upper=1.0)
@@ -528,13 +532,13 @@ def _delta(directions: Sequence[Laws], epsilon: float, widths: Sequence[float]) 
     return best
 
 
-def _ceiling(laws: Laws) -> float:
-    return sum(law.ceiling * count for law, count in laws.direction.laws)
+def _max_loss(laws: Laws) -> float:
+    return sum(law.max_loss * count for law, count in laws.direction.laws)
 
 
-def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
-    """Whether a coarse bound proves this direction's δ at ``epsilon`` to be below ``delta``."""
-    if epsilon >= _ceiling(laws) * (1 + 1e-12):
+def _is_ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
+    """Return whether a coarse bound proves that δ at ``epsilon`` is below ``delta``."""
+    if epsilon >= _max_loss(laws) * (1 + 1e-12):
         return True
     saddle, guess = saddle_at_epsilon(laws, epsilon, delta)
     gap = math.log(delta) - saddle.log_delta
@@ -544,7 +548,7 @@ def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
         parameters = choose_grid(
             laws, saddle, epsilon, max(guess, delta * 1e-6), min(0.5, 0.3 * gap)
         )
-        above, _ = transforms(laws, parameters, lower=False)
+        above, _ = bounding_curves(laws, parameters, lower=False)
     except OutOfReach:
         return False
     return above.upper(epsilon) <= delta

@@ -38,9 +38,8 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import norm, rounding
-from affidavit.accountants.fourier.cache import MAX_BYTES, SharedCache, down
+from affidavit.accountants.fourier.cache import MAX_CACHE_BYTES, SharedCache, down
 from affidavit.accountants.fourier.discretized_pld import (
-    BinMasses,
     Grid,
     LatticeMeasure,
     upper_measure,
@@ -196,7 +195,7 @@ class AdaptiveCurve:
     place: int
     release: Displacement
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
     )
 
     @classmethod
@@ -248,8 +247,8 @@ class AdaptiveCurve:
         parts = self._blocks(laws.atoms[self.place], parameters, delta)
         for place, (law, count) in enumerate(self.direction.laws):
             if place != self.place:
-                cells = BinMasses.of(law, parameters.grids[place])
-                parts.append((upper_measure(cells), count))
+                grid = parameters.grids[place]
+                parts.append((upper_measure(grid.cells(law), grid), count))
         return ComposedTransform(parts, parameters.windows[0])
 
     def _blocks(

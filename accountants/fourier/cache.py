@@ -2,14 +2,14 @@
 
 Plans that differ in their target or their clip norms have the same releases: the cache holds their
 answers by releases, δ (or ε) and width. Plans that differ in δ and the number of steps have
-releases of the same law. Their tilts, steps and cuts are rounded to ladders, powers of two and of
+releases of the same law. Their tilts, steps and cuts are rounded to ladders of powers of two and
 its roots, so that they share measures and transforms: a parameter that is a few per cent off
 costs a bracket next to nothing.
 
 A cached value follows from its key alone, so no answer depends on earlier requests. The least
 recently used values are evicted. Threads may share a ``SharedCache``: while one reads or writes
-it another computes for itself instead of waiting, so that a fork at any moment leaves no lock
-to wait for.
+it, another computes for itself instead of waiting, so that a fork never copies a lock that is
+waited for.
 
 >>> cache = SharedCache(10)
 >>> cache.get(("key",), lambda: 1.0, lambda value: 1)
@@ -19,7 +19,7 @@ to wait for.
 >>> down(0.3, 1), up(0.3, 1), nearest(1.04, 16)
 (0.25, 0.5, 1.0442737824274138)
 
-A rung stays where it is, whatever its logarithm is rounded to.
+A rung is stable against the rounding of its logarithm.
 
 >>> down(2**0.75, 4) == up(2**0.75, 4) == 2**0.75
 True
@@ -35,83 +35,78 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MAX_LAWS = 20_000
-"""Laws of releases in the questions whose answers are kept, some ten megabytes."""
-MAX_BYTES = 1 << 25
-"""Of the measures and transforms that are kept."""
-SMALL = 500
-"""Bytes of what has no arrays, with its key."""
+MAX_CACHED_LAWS = 20_000
+"""Laws of releases in the keys of cached answers, some ten megabytes."""
+MAX_CACHE_BYTES = 1 << 25
+"""Bytes of the cached measures and transforms."""
+SMALL_BYTES = 500
+"""Bytes of a value without arrays, with its key."""
+_RUNG_MARGIN = 1e-9
+"""Relative margin that bounds the rounding of a logarithm, in rungs."""
 
 
 class SharedCache:
-    """A bounded store: of all that is kept the sizes add up to at most ``most``."""
+    """A bounded store whose values' sizes add up to at most ``max_size``."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[SharedCache], tuple[int]]:
-        """A copy, in another process or not, begins empty."""
-        return SharedCache, (self._most,)
+        """Copy the cache as an empty one, within a process and to another."""
+        return SharedCache, (self._max_size,)
 
     def __len__(self) -> int:
-        """How many things are kept."""
-        return len(self._kept)
+        """Return the number of cached values."""
+        return len(self._entries)
 
     def get(self, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What ``compute`` returns, as kept under ``key``, or computed if it is not.
+        """Return the value under ``key``, or call ``compute`` and cache its result.
 
-        ``key`` has to say everything that it follows from. What ``compute`` raises is raised,
-        and not kept.
+        ``key`` has to include everything that the value follows from. Exceptions of ``compute``
+        propagate and are not cached.
         """
-        result, there = self._find(key)
-        if not there:
-            result = compute()
-            self._keep(key, result, size(result))
-        return result  # type: ignore[no-any-return]
+        if self._lock.acquire(blocking=False):
+            try:
+                if key in self._entries:
+                    self._entries.move_to_end(key)
+                    return self._entries[key][0]  # type: ignore[no-any-return]
+            finally:
+                self._lock.release()
+        value = compute()
+        self._store(key, value, size(value))
+        return value
 
-    def _find(self, key: Hashable) -> tuple[Any, bool]:
-        if not self._lock.acquire(blocking=False):
-            return None, False
-        try:
-            if key not in self._kept:
-                return None, False
-            self._kept.move_to_end(key)
-            return self._kept[key][0], True
-        finally:
-            self._lock.release()
-
-    def _keep(self, key: Hashable, found: Any, size: int) -> None:
-        # One that is so large would drive out nearly all others.
-        if size > self._most // 4 or not self._lock.acquire(blocking=False):
+    def _store(self, key: Hashable, value: Any, size: int) -> None:
+        # A very large value would evict nearly all others.
+        if size > self._max_size // 4 or not self._lock.acquire(blocking=False):
             return
         try:
-            _, before = self._kept.pop(key, (found, 0))
-            self._kept[key] = found, size
+            _, before = self._entries.pop(key, (value, 0))
+            self._entries[key] = value, size
             self._size += size - before
-            while self._size > self._most:
-                _, (_, freed) = self._kept.popitem(last=False)
+            while self._size > self._max_size:
+                _, (_, freed) = self._entries.popitem(last=False)
                 self._size -= freed
         finally:
             self._lock.release()
 
 
-_ROUNDED = 1e-9
-"""More, of a rung, than rounding moves a logarithm."""
-
-
 def down(value: float, rungs: float) -> float:
-    """The highest rung not above ``value``, of so many an octave; raises ValueError unless > 0."""
-    return float(2.0 ** (math.floor(rungs * math.log2(value) + _ROUNDED) / rungs))
+    """Return the highest rung not above ``value``, of ``rungs`` per octave.
+
+    Raises ``ValueError`` unless ``value`` is positive.
+    """
+    return float(2.0 ** (math.floor(rungs * math.log2(value) + _RUNG_MARGIN) / rungs))
 
 
 def up(value: float, rungs: float) -> float:
-    """The lowest rung not below ``value``, of so many an octave; raises ValueError unless > 0."""
-    return float(2.0 ** (math.ceil(rungs * math.log2(value) - _ROUNDED) / rungs))
+    """Return the lowest rung not below ``value``; raises ``ValueError`` unless it is positive."""
+    return float(2.0 ** (math.ceil(rungs * math.log2(value) - _RUNG_MARGIN) / rungs))
 
 
 def nearest(value: float, rungs: float) -> float:
-    """The rung nearest to ``value``, of so many an octave; raises ``ValueError`` unless > 0."""
+    """Return the rung nearest to ``value``; raises ``ValueError`` unless it is positive."""
     return float(2.0 ** (round(rungs * math.log2(value)) / rungs))

@@ -1,8 +1,8 @@
-"""What one event asks of the method: laws to compose, one list for each direction.
+"""The loss laws that an event composes, for each direction of the adjacency.
 
-A bound from above needs laws that dominate every step of every adaptive run, in each
-direction of the adjacency; a bound from below needs laws that some pair of data sets
-really produces. ``directions`` names them; a leaf without a theorem is not in the union.
+An upper bound needs laws that dominate every step of every adaptive run, in each direction of the
+adjacency. A lower bound needs laws that some pair of data sets produces. ``directions`` returns
+both, and refuses a leaf without a theorem.
 
 ===========================  ==============================  ========================
 leaf                         upper bound                     lower bound
@@ -18,8 +18,8 @@ the same, several records    profiles by how many are drawn  the mixture of one 
 truncated Poisson            full lots, revealed or hidden   others that contribute zero
 ===========================  ==============================  ========================
 
-The two orders are taken for the composition as a whole: every add/remove step of one run
-has the record on the same side. References: docs/theorems/poisson-add-remove.md,
+The two orders are those of the composition as a whole: every add/remove step of one run has the
+record on the same side. References: docs/theorems/poisson-add-remove.md,
 poisson-replace-one.md, without-replacement.md, truncated-poisson.md.
 """
 
@@ -32,17 +32,22 @@ from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.group_sampling import (
+    binomial_weights,
     fixed_lot_law,
     fixed_lot_pair,
     group_law,
-    most_drawn,
-    numbers_drawn,
-    numbers_in_a_lot,
+    hypergeometric_weights,
+    max_likely_draws,
     worse_of_both,
 )
 from affidavit.accountants.fourier.loss_laws import Kind, LaplaceLaw, NormalMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import LossLaw
-from affidavit.accountants.fourier.schedules import MAX_CELLS, MAX_KINDS, Part, gathered
+from affidavit.accountants.fourier.schedules import (
+    MAX_CELLS,
+    MAX_KINDS,
+    BracketedRelease,
+    group_kinds,
+)
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     truncated_group_law,
@@ -77,29 +82,34 @@ from affidavit.plan import (
 
 Side = Literal["remove", "add"]
 _Attained = Gaussian | PoissonSubsampledGaussian | PoissonSampledGroupGaussian | GaussianMixture
-"""The releases whose dominating pair is attained, and is of mixtures of normals."""
+"""The releases whose dominating pair is attained and consists of mixtures of normals."""
 Lots = Literal["revealed", "hidden", "visible"]
-"""How a cut lot is bounded: from above with its fullness revealed, from above with the lots that
-look like it (of users, with the same records under both hypotheses), or from below with others
-that show it."""
+"""How a cut lot is bounded: from above with its fullness revealed; from above with lots that look
+like it (of users, with the same records under both hypotheses); or from below with others that
+show it."""
 
-NOISE_MULTIPLIERS, MIN_OF_MIXTURES, MIN_ALONE = (0.2, 1000.0), 0.06, 1e-6
-SAMPLING_PROBABILITIES = (1e-6, 1.0)
+MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.2, 1000.0
+MIN_MIXTURE_NOISE = 0.06
+"""The least noise of a mixture over its largest move that is not negligibly rare, which few of its
+outputs are near."""
+MIN_SINGLE_RELEASE_NOISE = 1e-6
+"""The least noise of one release alone, which needs no lattice; with less, the rounding of its
+exponents is not bounded."""
+MIN_SAMPLING_PROBABILITY = 1e-6
 MAX_STEPS = 10_000_000_000
-"""The range of the method; steps are those of the whole run. The noise of a mixture is over its
-largest move that is not hopelessly rare, which few of its outputs are near. One release alone needs
-no lattice; with less noise its exponents would be rounded by more than they say."""
-MAX_NOISE, MIN_PROBABILITY, FEWER_STEPS = 1e6, 1e-9, 100_000_000
-"""The range of samples in runs of so many steps; of longer ones rounding leaves little there."""
+"""The most steps of a whole run."""
+MAX_SAMPLED_NOISE, MIN_SAMPLED_PROBABILITY, MAX_SAMPLED_STEPS = 1e6, 1e-9, 100_000_000
+"""The wider range of samples in runs of at most this many steps; rounding hides it in longer ones.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Direction:
     """One order of the hypotheses: the laws of the steps with their counts.
 
-    ``laws`` dominate; ``attained`` are those of a pair of data sets, step for step in the
-    same order, and differ from ``laws`` only where no pair attains the dominating law. The laws
-    dominate but for the probability ``conceded``, of all steps together, which adds to δ.
+    ``laws`` dominate. ``attained`` are those of a pair of data sets, in the same sequence, and
+    differ from ``laws`` only where no pair attains the dominating law. The laws dominate except
+    with the probability ``conceded``, of all steps together, which adds to δ.
     """
 
     laws: tuple[tuple[LossLaw, int], ...]
@@ -108,12 +118,12 @@ class Direction:
 
     @property
     def steps(self) -> int:
-        """How many releases are composed."""
+        """The number of composed releases."""
         return sum(count for _, count in self.laws)
 
     @property
-    def ends(self) -> tuple[Direction, Direction]:
-        """The direction of ``laws`` alone, and of those that are ``attained``."""
+    def one_sided(self) -> tuple[Direction, Direction]:
+        """The direction of ``laws`` alone, and that of ``attained`` alone."""
         counts = (count for _, count in self.laws)
         return (
             replace(self, attained=tuple(law for law, _ in self.laws)),
@@ -121,29 +131,34 @@ class Direction:
         )
 
     @property
-    def gapped(self) -> bool:
+    def has_gap(self) -> bool:
         """Whether no pair of data sets attains some dominating law, so that brackets stay wide."""
         return any(law != other for (law, _), other in zip(self.laws, self.attained, strict=True))
 
 
 def directions(
-    event: Event, *, lots: Lots = "revealed", kinds: int = MAX_KINDS, cells: int = MAX_CELLS
+    event: Event,
+    *,
+    lots: Lots = "revealed",
+    max_kinds: int = MAX_KINDS,
+    max_cells: int = MAX_CELLS,
 ) -> tuple[Direction, ...]:
-    """The directions of ``event``, none for the empty composition; ``lots`` as above.
+    """Return the directions of ``event``, none for the empty composition; ``lots`` as above.
 
-    Those of visible lots bound from below alone. More than so many ``kinds`` of release are brought
-    together in so many ``cells``. Raises ``OutOfReach`` for a leaf outside the range
-    in which the bounds were verified.
+    Those of visible lots bound from below only. More than ``max_kinds`` kinds of release are
+    bracketed together in ``max_cells`` cells. Raises ``OutOfReach`` for a leaf outside the range in
+    which the bounds were verified, and ``Unsupported`` for one without a law here.
     """
     parts = leaves(event)
-    check_range(parts, alone=_alone(parts))
+    check_range(parts, alone=_is_alone(parts))
     if not parts:
         return ()
-    sides: Sequence[Side] = ("remove", "add") if any(map(_has_sides, parts)) else ("remove",)
-    rest, together = gathered(parts, kinds, cells)
+    two_orders = any(_has_two_orders(leaf) for leaf, _ in parts)
+    sides: Sequence[Side] = ("remove", "add") if two_orders else ("remove",)
+    rest, cells = group_kinds(parts, max_kinds, max_cells)
     result = []
     for side in sides:
-        releases: list[Part] = []
+        releases: list[BracketedRelease] = []
         conceded = 0.0
         for leaf, count in rest:
             if isinstance(leaf, RepeatAndSelect):
@@ -151,7 +166,7 @@ def directions(
             law, attained, lost = _laws(leaf, side, lots)
             releases.append((law, attained, count))
             conceded += count * lost
-        releases += [cell.part(side) for cell in together]
+        releases += [cell.bracketed(side) for cell in cells]
         result.append(
             Direction(
                 laws=tuple((law, count) for law, _, count in releases),
@@ -161,7 +176,7 @@ def directions(
         )
     if lots != "hidden":
         return tuple(result)
-    # Under add_remove a cover is one for data sets of at least half of the records.
+    # Under add_remove a cover holds for data sets of at least half of the records.
     halves = {leaf: half for leaf, _ in parts if (half := _halved(leaf))}
     if not halves:
         return tuple(result)
@@ -172,62 +187,60 @@ def directions(
 
 
 def _halved(leaf: Leaf) -> TruncatedPoissonGaussian | None:
-    """``leaf`` of half of the records, if it has a cover under add_remove."""
+    """Return ``leaf`` of half of the records, if it has a cover under add_remove."""
     if not isinstance(leaf, TruncatedPoissonGaussian) or leaf.neighbours != "add_remove":
         return None
     return replace(leaf, dataset_size=leaf.dataset_size // 2) if Cover.of(leaf) else None
 
 
 def attained_pair(event: Event) -> tuple[Direction, Direction]:
-    """Both orders of laws that one pair of data sets produces, step for step.
+    """Return both orders of the laws that one pair of data sets produces, step for step.
 
-    Raises ``OutOfReach`` as ``directions`` does, and for more kinds of release than are accounted
-    for one by one.
+    Raises ``OutOfReach`` as ``directions`` does, and for more than ``MAX_KINDS`` kinds of release.
     """
     releases = leaves(event)
-    check_range(releases, alone=_alone(releases))
+    check_range(releases, alone=_is_alone(releases))
     if len(releases) > MAX_KINDS:
         raise OutOfReach(
             f"{len(releases)} kinds of release, at most {MAX_KINDS}.",
             "Merge releases that are alike.",
         )
-    sides: tuple[Side, Side] = ("remove", "add")
-    first, second = (
-        tuple((_attained(leaf, side), count) for leaf, count in releases) for side in sides
-    )
-    return _own(first), _own(second)
 
+    def direction(side: Side) -> Direction:
+        laws = tuple((_attained(leaf, side), count) for leaf, count in releases)
+        return Direction(laws=laws, attained=tuple(law for law, _ in laws))
 
-def _own(laws: tuple[tuple[LossLaw, int], ...]) -> Direction:
-    return Direction(laws=laws, attained=tuple(law for law, _ in laws))
+    return direction("remove"), direction("add")
 
 
 def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> None:
-    """Raise ``OutOfReach`` where ``parts``, leaves and counts, are outside the method's range.
+    """Raise ``OutOfReach`` if ``parts``, leaves and counts, are outside the method's range.
 
-    That of one release is wider where it is ``alone``.
+    The range of one release is wider if it is ``alone``.
     """
     steps = sum(count for _, count in parts)
     if steps > MAX_STEPS:
         raise OutOfReach(f"{steps} steps, at most {MAX_STEPS}.", "Account for fewer steps.")
     for leaf, _ in parts:
-        probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
-        low, high = NOISE_MULTIPLIERS
-        if steps <= FEWER_STEPS and not isinstance(leaf, Gaussian | Laplace | GaussianMixture):
-            least, high = MIN_PROBABILITY, MAX_NOISE
+        probability, least = _sampling_probability(leaf), MIN_SAMPLING_PROBABILITY
+        low, high = MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
+        is_sampled = not isinstance(leaf, Gaussian | Laplace | GaussianMixture)
+        if steps <= MAX_SAMPLED_STEPS and is_sampled:
+            least, high = MIN_SAMPLED_PROBABILITY, MAX_SAMPLED_NOISE
         noise = leaf.noise_multiplier
         match leaf:
             case PoissonSampledGroupGaussian() | TruncatedPoissonGroupGaussian():
-                noise /= most_drawn(numbers_drawn(leaf.records, leaf.sampling_probability))
-                low = MIN_OF_MIXTURES
+                weights = binomial_weights(leaf.records, leaf.sampling_probability)
+                noise /= max_likely_draws(weights)
+                low = MIN_MIXTURE_NOISE
             case WithoutReplacementGroupGaussian():
-                noise /= most_drawn(numbers_in_a_lot(leaf))
-                low = MIN_OF_MIXTURES
+                noise /= max_likely_draws(hypergeometric_weights(leaf))
+                low = MIN_MIXTURE_NOISE
             case GaussianMixture(weights=weights):
                 noise /= len(weights) - 1
-                low = MIN_OF_MIXTURES if steps > 1 else MIN_ALONE
+                low = MIN_MIXTURE_NOISE if steps > 1 else MIN_SINGLE_RELEASE_NOISE
         if alone:
-            least, low, high = 0.0, MIN_ALONE, math.inf
+            least, low, high = 0.0, MIN_SINGLE_RELEASE_NOISE, math.inf
         if not low <= noise <= high:
             raise OutOfReach(
                 f"noise multiplier {noise:g} is outside [{low:g}, {high:g}].",
@@ -240,7 +253,7 @@ def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> No
             )
 
 
-def _alone(parts: Sequence[tuple[Leaf, int]]) -> bool:
+def _is_alone(parts: Sequence[tuple[Leaf, int]]) -> bool:
     return len(parts) == 1 and parts[0][1] == 1 and isinstance(parts[0][0], _Attained)
 
 
@@ -248,65 +261,35 @@ def _sampling_probability(leaf: Leaf) -> float:
     match leaf:
         case Gaussian() | Laplace():
             return 1.0
-        case (
-            PoissonSubsampledGaussian(sampling_probability=probability)
-            | PoissonSampledGroupGaussian(sampling_probability=probability)
-            | TruncatedPoissonGaussian(sampling_probability=probability)
-            | TruncatedPoissonGroupGaussian(sampling_probability=probability)
-        ):
-            return probability
         case GaussianMixture(weights=weights):
             return 1 - weights[0]
-        case RandomAllocationGaussian() | ReplacedAllocationGaussian():
-            raise Unsupported(
-                "random allocation is not supported by the fourier engine.",
-                "Use the allocation accountant.",
-            )
-        case (
-            WithoutReplacementGaussian(sample_size=sample, dataset_size=size)
-            | WithoutReplacementGroupGaussian(sample_size=sample, dataset_size=size)
-        ):
-            return sample / size
-        case BallsInBinsGaussian():
-            raise Unsupported(
-                "balls in bins with correlated noise is not supported by the fourier engine.",
-                "Use the monte_carlo accountant.",
-            )
-        case _:
-            assert_never(leaf)
+        case WithoutReplacementGaussian() | WithoutReplacementGroupGaussian():
+            return leaf.sample_size / leaf.dataset_size
+        case RandomAllocationGaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
+            raise _unsupported(leaf)
+    return leaf.sampling_probability
 
 
-def _has_sides(part: tuple[Leaf, int]) -> bool:
-    leaf, _ = part
+def _unsupported(leaf: Leaf) -> Unsupported:
+    engine = "monte_carlo" if isinstance(leaf, BallsInBinsGaussian) else "allocation"
+    return Unsupported(
+        f"the fourier engine does not support {type(leaf).__name__}.",
+        f"Use the {engine} accountant.",
+    )
+
+
+def _has_two_orders(leaf: Leaf) -> bool:
+    """Return whether the laws of the two orders of the hypotheses differ."""
     match leaf:
-        case Gaussian():
-            return False
-        case (
-            PoissonSubsampledGaussian(pair=pair)
-            | PoissonSampledGroupGaussian(pair=pair)
-            | GaussianMixture(pair=pair)
-        ):
-            return pair == "add_remove"
-        case (
-            TruncatedPoissonGaussian(neighbours=neighbours)
-            | TruncatedPoissonGroupGaussian(neighbours=neighbours)
-        ):
-            return neighbours != "replace_one"
-        case (
-            WithoutReplacementGaussian()
-            | WithoutReplacementGroupGaussian()
-            | RandomAllocationGaussian()
-            | ReplacedAllocationGaussian()
-            | BallsInBinsGaussian()
-            | Laplace()
-        ):
-            return False
-        case _:
-            assert_never(leaf)
+        case PoissonSubsampledGaussian() | PoissonSampledGroupGaussian() | GaussianMixture():
+            return leaf.pair == "add_remove"
+        case TruncatedPoissonGaussian() | TruncatedPoissonGroupGaussian():
+            return leaf.neighbours != "replace_one"
+    return False
 
 
 def _law(leaf: Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, float]:
-    """A law that dominates but for a probability, and that probability."""
+    """Return a law that dominates except with a probability, and that probability."""
     match leaf:
         case Gaussian(noise_multiplier=sigma):
             return NormalMixtureLaw(kind="gaussian", noise_multiplier=sigma), 0.0
@@ -329,10 +312,7 @@ def _law(leaf: Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, floa
         case TruncatedPoissonGroupGaussian():
             return truncated_group_law(leaf, added=side == "add", displaced=lots == "hidden")
         case RandomAllocationGaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
-            raise Unsupported(
-                f"the fourier engine does not support {type(leaf).__name__}.",
-                "Use another accountant.",
-            )
+            raise _unsupported(leaf)
         case _:
             assert_never(leaf)
 
@@ -355,7 +335,7 @@ def _attained(leaf: Leaf, side: Side) -> LossLaw:
 
 
 def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
-    """A law that dominates, one that is attained, and the probability that the first concedes."""
+    """Return a dominating law, an attained one, and the probability that the first concedes."""
     if lots == "visible":
         law = _attained(leaf, side)
         if isinstance(leaf, TruncatedPoissonGaussian):

@@ -1,13 +1,12 @@
-"""One pass over a direction: the curves of its upper and lower measures, and reading them.
+"""One pass over a direction: the curves of its upper and lower measures, and where they cross a δ.
 
-``transforms`` turns a parameters into two curves that bound δ(ε) from above and below, and
-``crossing`` finds the ε at which such a curve passes a δ.
+``bounding_curves`` returns two curves that bound δ(ε) from above and below for given grids, and
+``crossing`` finds the ε at which such a curve crosses a δ.
 
-About ε in a millisecond, by the saddle point: where a search begins, never a bound.
-
-The leading term of the saddle-point expansion is within some per cent of δ where many
-releases are composed, and anything where the loss is a few rare jumps. The larger of the
-directions is taken, as the accountant takes the larger bracket. Source: ``saddle``.
+``approximate_epsilon`` takes a millisecond: a search begins there, and it is never a bound. The
+leading term of the saddle-point expansion is within some per cent of δ where many releases are
+composed, and arbitrarily wrong where the loss is a few rare jumps. The larger of the directions is
+taken, as in the accountant. Source: ``tilting.py``.
 
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
 >>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0)
@@ -18,13 +17,12 @@ directions is taken, as the accountant takes the larger bracket. Source: ``saddl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from affidavit.accountants.fourier.cache import SharedCache, up
 from affidavit.accountants.fourier.discretized_pld import (
-    BinMasses,
     Grid,
     LatticeMeasure,
     LowerRange,
@@ -37,10 +35,10 @@ from affidavit.accountants.fourier.grid_parameters import (
     Laws,
     choose_grid,
     choose_grids_in_strata,
-    rungs,
     saddle_at_delta,
+    step_rungs,
 )
-from affidavit.accountants.fourier.privacy_loss import LossLaw
+from affidavit.accountants.fourier.privacy_loss import Cells
 from affidavit.accountants.fourier.single_release import epsilon_of, single_release
 from affidavit.accountants.fourier.tilting import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
@@ -48,14 +46,16 @@ from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Event
 
 MAX_POINTS = 1 << 23
-"""Longest grid or transform; 64 MiB an array of doubles."""
-
-ENDLESS = 1e6
-"""An ε (nats) at which the search for one is given up."""
+"""Points of the longest grid or transform: 64 MiB per array of doubles."""
+MAX_SEARCH_EPSILON = 1e6
+"""ε (nats) at which the search for a crossing ends."""
+MAX_SADDLE_MU = 1000.0
+"""Distance of one release, in standard deviations of the noise, beyond which the law of a saddle
+point takes gigabytes."""
 
 
 def check_cost(parameters: GridParameters) -> None:
-    """Refuse a parameters whose arrays would be too long: raises ``OutOfReach``."""
+    """Raise ``OutOfReach`` if arrays of these ``parameters`` would be too long."""
     if parameters.points > MAX_POINTS:
         raise OutOfReach(
             f"needs a grid of {parameters.points} points, at most {MAX_POINTS}.",
@@ -64,25 +64,27 @@ def check_cost(parameters: GridParameters) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class StrataCurve:
     """The curve of a composition as the sum of its strata's."""
 
     strata: tuple[ComposedTransform, ...]
 
     def upper(self, epsilon: float) -> float:
-        """An upper bound of δ at ``epsilon``, at most 1."""
+        """Return an upper bound of δ at ``epsilon`` (nats), at most 1."""
         return min(1.0, sum(one.upper(epsilon) for one in self.strata) * (1 + 1e-15))
 
     def lower(self, epsilon: float) -> float:
-        """A lower bound of δ at ``epsilon``, at least 0."""
+        """Return a lower bound of δ at ``epsilon`` (nats), at least 0."""
         return sum(one.lower(epsilon) for one in self.strata) * (1 - 1e-15)
 
 
-def transforms(laws: Laws, parameters: GridParameters, *, lower: bool = True) -> tuple[Sum, Sum]:
-    """The curves of the upper and of the lower measures.
+def bounding_curves(
+    laws: Laws, parameters: GridParameters, *, lower: bool = True
+) -> tuple[StrataCurve, StrataCurve]:
+    """Return the curves of the upper and of the lower measures.
 
-    Without ``lower`` the second is the first, whose lower curve is then no bound: for
-    callers that read the upper one only. Raises ``OutOfReach`` as ``check_cost`` does.
+    Without ``lower`` the second curve is the first, which is no lower bound. Raises ``OutOfReach``
+    as ``check_cost`` does.
     """
     check_cost(parameters)
     uppers, lowers = [], []
@@ -93,41 +95,41 @@ def transforms(laws: Laws, parameters: GridParameters, *, lower: bool = True) ->
         parameters.lower_ranges,
         strict=True,
     ):
-        cells: Callable[[], BinMasses] = cache(partial(BinMasses.of, law, grid))
-        uppers.append((_upper(law, grid, cells, laws.shared), count))
+        cells = cache(partial(grid.cells, law))
+        name: Hashable = ("upper", law, grid)
+        upper = partial(_named_upper_measure, name, cells, grid)
+        uppers.append((laws.shared.get(name, upper, _bytes), count))
         if lower:
             if attained != law:
-                cells = partial(BinMasses.of, attained, grid)
-            lowers.append((_lower(attained, grid, span, cells, laws.shared), count))
-    above = _sum(uppers, parameters, laws.shared)
-    return above, _sum(lowers, parameters, laws.shared) if lower else above
+                cells = cache(partial(grid.cells, attained))
+            name = ("lower", attained, grid, span)
+            measure = partial(_named_lower_measure, name, cells, grid, span)
+            lowers.append((laws.shared.get(name, measure, _bytes), count))
+    above = _strata_curve(uppers, parameters, laws.shared)
+    return above, _strata_curve(lowers, parameters, laws.shared) if lower else above
 
 
-def _upper(
-    law: LossLaw, grid: Grid, cells: Callable[[], BinMasses], shared: SharedCache
+def _named_upper_measure(name: Hashable, cells: Callable[[], Cells], grid: Grid) -> LatticeMeasure:
+    return replace(upper_measure(cells(), grid), name=name)
+
+
+def _named_lower_measure(
+    name: Hashable, cells: Callable[[], Cells], grid: Grid, span: LowerRange
 ) -> LatticeMeasure:
-    name = "upper", law, grid
-    return shared.get(name, lambda: replace(upper_measure(cells()), name=name), _bytes)
-
-
-def _lower(
-    law: LossLaw, grid: Grid, span: LowerRange, cells: Callable[[], BinMasses], shared: SharedCache
-) -> LatticeMeasure:
-    name = "lower", law, grid, span
-    return shared.get(name, lambda: replace(lower_measure(cells(), span), name=name), _bytes)
+    return replace(lower_measure(cells(), grid, span), name=name)
 
 
 def _bytes(measure: LatticeMeasure) -> int:
     return measure.masses.nbytes
 
 
-def _sum(
+def _strata_curve(
     parts: list[tuple[LatticeMeasure, int]], parameters: GridParameters, shared: SharedCache
-) -> Sum:
+) -> StrataCurve:
     if parameters.cut is None:
-        return Sum((ComposedTransform(parts, parameters.windows[0], shared=shared),))
+        return StrataCurve((ComposedTransform(parts, parameters.windows[0], shared=shared),))
     common = [(measure.up_to(parameters.cut), count) for measure, count in parts]
-    return Sum(
+    return StrataCurve(
         (
             ComposedTransform(common, parameters.windows[0]),
             ComposedTransform(parts, parameters.windows[1], parameters.cut),
@@ -135,7 +137,7 @@ def _sum(
     )
 
 
-def with_parameters(
+def choose_parameters(
     laws: Laws,
     saddle: Saddle,
     epsilon: float,
@@ -144,10 +146,10 @@ def with_parameters(
     slope: float | None,
     step: float | None,
 ) -> GridParameters:
-    """Grid parameters in strata if there is a ``slope``, else in one piece.
+    """Choose grids in strata if there is a ``slope`` (minus that of log δ), else in one piece.
 
-    As ``choose_grid`` and ``choose_grids_in_strata``, with a wider step where grids would
-    be too long.
+    The arguments are those of ``choose_grid`` and ``choose_grids_in_strata``. The step is wider
+    where grids would be too long.
     """
     tolerance = min(0.5, tolerance)
 
@@ -158,19 +160,21 @@ def with_parameters(
 
     parameters = at(step)
     if step is None and parameters.points > MAX_POINTS:
-        # A wider bracket is worth more than none.
-        return at(up(1.05 * parameters.step * parameters.points / MAX_POINTS, rungs(tolerance)))
+        # A wider bracket is better than none.
+        wider = 1.05 * parameters.step * parameters.points / MAX_POINTS
+        return at(up(wider, step_rungs(tolerance)))
     return parameters
 
 
 def crossing(
     curve: Callable[[float], float], delta: float, start: float, stride: float, accuracy: float
 ) -> tuple[float, float]:
-    """ε on either side of where a decreasing ``curve`` passes ``delta``, ``accuracy`` apart.
+    """Return two ε around the crossing of a decreasing ``curve`` with ``delta``.
 
-    The curve is above ``delta`` at the first and at most ``delta`` at the second; the
-    first is 0 if the curve never is, the second infinite. Gallops from ``start`` by
-    ``stride``, then regula falsi in log δ with the Illinois weights; all in nats.
+    They are ``accuracy`` apart. The curve is above ``delta`` at the first, which is 0 if it never
+    is, and at most ``delta`` at the second, which is infinite if it never is. The search gallops
+    from ``start`` by ``stride``, then follows regula falsi in log δ with the Illinois weights; all
+    in nats.
     """
 
     def excess(epsilon: float) -> float:
@@ -185,7 +189,7 @@ def crossing(
         low, stride = max(0.0, low - stride), 2 * stride
         above = excess(low)
     while below > 0:
-        if high > ENDLESS:
+        if high > MAX_SEARCH_EPSILON:
             return low, math.inf
         low, above = high, below
         high, stride = high + stride, 2 * stride
@@ -205,18 +209,14 @@ def crossing(
     return low, high
 
 
-FAR = 1000.0
-"""Distance in noise of one release, beyond which the law of a saddle point fills gigabytes."""
-
-
 def approximate_epsilon(event: Event, delta: float) -> float:
-    """ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does.
+    """Return ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does.
 
-    One release of hardly any noise is read in closed form.
+    One release with very little noise is computed in closed form.
     """
     result = directions(event)
     laws = single_release(result)
-    if any(law.mu > FAR for law in laws):
+    if any(law.mu > MAX_SADDLE_MU for law in laws):
         return max(epsilon_of(law, delta).upper for law in laws)
     return max(
         (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in result), default=0.0

@@ -1,16 +1,22 @@
 """Tilt, cut, step, window and grids: what makes a bracket narrow, never what makes it true.
 
-The step follows from the error law. Moving the mass of a loss at distance d from the
-nearest of two nodes onto both spreads it by d(h-d); over T releases at tilt λ such a
-variance v raises log δ by T λ(λ+1) v / 2, hence ε by T (λ+1) v / 2. For a smooth law
-v = h²/6 above and h²/12 below, and for one that sits within d << h of a node about
-d h above and d² below: at small sampling probabilities nearly all of it does.
+The step follows from the discretisation error. Moving the mass of a loss at distance d from the
+nearest of two nodes onto both spreads it by d(h-d). Over T releases at tilt λ such a variance v
+raises log δ by T λ(λ+1) v / 2, hence ε by T (λ+1) v / 2. For a smooth law v = h²/6 above and h²/12
+below, and for one that sits within d << h of a node about d h above and d² below: at small sampling
+probabilities nearly all of it does.
 
-One cut of the rare large losses serves the saddle and the grids alike: left in, they
-would draw the tilt to themselves at small sampling probabilities.
+One cut of the rare large losses serves the saddle and the grids alike. Without it they would
+dominate the tilt at small sampling probabilities.
 
-Tilts, cuts, steps and shares of the tolerance are rounded to ladders (``cache.py``), so that
-plans of the same releases that differ in δ or in how often they run share most measures.
+Any nodes give sound measures (``discretized_pld.py``). Both measures agree with a law that is wide
+against the step to second order wherever the nodes are, but not with one that rises or falls within
+a step, and at small sampling probabilities, or beside phases of a larger scale, nearly all laws do.
+So one node is anchored slightly below the barycentre of the cell that matters most, and cells above
+it that would need more mass than lies above them join it.
+
+Tilts, cuts, steps and shares of the tolerance are rounded to ladders (``cache.py``), so that plans
+of the same releases that differ in δ or in their number of steps share most measures.
 
 Reference: ``docs/theorems/fourier-lattice.md``.
 """
@@ -24,12 +30,18 @@ from functools import partial
 
 import numpy as np
 
-from affidavit.accountants.fourier.cache import MAX_BYTES, SMALL, SharedCache, down, nearest
+from affidavit.accountants.fourier.cache import (
+    MAX_CACHE_BYTES,
+    SMALL_BYTES,
+    SharedCache,
+    down,
+    nearest,
+)
 from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
 from affidavit.accountants.fourier.tilting import (
-    CUT,
+    STRATUM_CUT,
     Composition,
     Saddle,
     Window,
@@ -37,21 +49,22 @@ from affidavit.accountants.fourier.tilting import (
     at_epsilon,
     at_order,
     strata,
+    stratum_window,
     tilted_floor,
     tilted_window,
-    window_of,
-    window_points,
 )
 
-_RARE = 1e-7
-"""Losses exceeded with less than this share of δ in the whole run are cut off."""
-_TILTS, _STEPS, _RARES, _SHARES = 8, 4, 0.1, 0.25
-"""Rungs an octave of the ladders of tilts, of steps, of shares of δ and of tolerance."""
-_ROUGH, _ROUGH_STEPS, _ROUGH_TILTS = 0.05, 2, 1
-"""From this tolerance of log δ on, as when ε is located, and for what only steers a grid, the
-ladders have fewer rungs."""
-_SPENT, _SPENT_IN_STRATA = 0.75, 0.56
-"""Shares of the tolerance that a step may cost before it is moved down to its ladder."""
+_CUT_SHARE = 1e-7
+"""Share of δ: losses exceeded with less than this in the whole run are cut off."""
+_TILT_RUNGS, _STEP_RUNGS, _CUT_RUNGS, _TOLERANCE_RUNGS = 8, 4, 0.1, 0.25
+"""Rungs per octave of the ladders of tilts, steps, shares of δ and shares of the tolerance."""
+_COARSE_TOLERANCE, _COARSE_STEP_RUNGS, _GRID_TILT_RUNGS = 0.05, 2, 1
+"""From this tolerance of log δ on, as when ε is located, steps have fewer rungs. The tilt that only
+aligns a grid always has."""
+_STEP_SHARE, _STRATA_STEP_SHARE = 0.75, 0.56
+"""Shares of the tolerance that a step may use before it is rounded down to its ladder."""
+_MAX_JOINED_CELLS = 16
+"""Cells that may join the first; nearly nothing lies beyond them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,41 +83,44 @@ class GridParameters:
 
     @property
     def points(self) -> int:
-        """Points of the longest of the grids and the transforms."""
-        lengths = [window_points(window, self.step) for window in self.windows]
+        """The number of points of the longest of the grids and the transforms."""
+        lengths = [window.points(self.step) for window in self.windows]
         return max(*lengths, *(grid.size for grid in self.grids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laws:
-    """A direction with the atoms of its laws, and what is ``shared`` with others of these laws."""
+    """A direction with the atoms of its laws, and the cache shared by directions."""
 
     direction: Direction
     atoms: tuple[tuple[Atoms, int], ...]
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
     )
 
     @classmethod
     def of(cls, direction: Direction, shared: SharedCache | None = None) -> Laws:
-        """The atoms of every law of ``direction``, which ``shared`` may hold."""
-        stored = SharedCache(MAX_BYTES) if shared is None else shared
+        """Return ``direction`` with the atoms of every law, which ``shared`` may hold."""
+        cache = SharedCache(MAX_CACHE_BYTES) if shared is None else shared
         return cls(
             direction=direction,
             atoms=tuple(
-                (stored.get(("atoms", law), law.atoms, _bytes), count)
+                (cache.get(("atoms", law), law.atoms, _bytes), count)
                 for law, count in direction.laws
             ),
-            shared=stored,
+            shared=cache,
         )
 
     def common(self, delta: float) -> tuple[tuple[Atoms, int], ...]:
-        """The atoms without the losses too rare to matter at ``delta``."""
-        return self.cut(_RARE * delta)[0]
+        """Return the atoms without the losses too rare to matter at ``delta``."""
+        return self.cut(_CUT_SHARE * delta)[0]
 
     def cut(self, mass: float) -> tuple[tuple[tuple[Atoms, int], ...], tuple[float, ...]]:
-        """Atoms below the losses exceeded with probability ``mass`` in all, and these (nats)."""
-        rare = down(mass / self.direction.steps, _RARES)
+        """Return the atoms up to losses exceeded with probability ``mass`` in all, and these.
+
+        There is one such loss (nats) for each law.
+        """
+        rare = down(mass / self.direction.steps, _CUT_RUNGS)
         cuts = [
             self.shared.get(
                 ("cut", law, rare),
@@ -113,9 +129,9 @@ class Laws:
             )
             for (law, _), (atoms, _) in zip(self.direction.laws, self.atoms, strict=True)
         ]
-        stored = zip(cuts, self.atoms, strict=True)
+        counted = zip(cuts, self.atoms, strict=True)
         return (
-            tuple((atoms, count) for (atoms, _), (_, count) in stored),
+            tuple((atoms, count) for (atoms, _), (_, count) in counted),
             tuple(top for _, top in cuts),
         )
 
@@ -127,34 +143,35 @@ class Laws:
         tolerance: float,
         step: float,
     ) -> tuple[tuple[Grid, ...], tuple[LowerRange, ...]]:
-        """Grids of one ``step`` for every release, and what their lower measures use of them.
+        """Return grids of one ``step`` for all releases, and the ranges of their lower measures.
 
-        ``atoms`` are the laws cut above ``tops`` (nats, as ``step``), ``order`` is the tilt
-        (1/nat) and ``tolerance`` the width wanted of log δ. Laws that leave a gap of their own
-        would not get a narrower bracket from joined cells, only a looser upper end.
+        ``atoms`` are the laws cut above ``tops`` (nats, as ``step``), ``order`` is the tilt (1/nat)
+        and ``tolerance`` the requested width of log δ. Joined cells would not narrow the bracket of
+        laws that leave a gap, only loosen its upper end.
         """
-        share = down(tolerance / self.direction.steps, _SHARES)
-        order = down(order, _ROUGH_TILTS) if order else 0.0
+        share = down(tolerance / self.direction.steps, _TOLERANCE_RUNGS)
+        order = down(order, _GRID_TILT_RUNGS) if order else 0.0
         result = []
-        for (law, _), attained, (stored, _), top in zip(
+        for (law, _), attained, (cut_atoms, _), top in zip(
             self.direction.laws, self.direction.attained, atoms, tops, strict=True
         ):
-            requested = attained, top, order, share, step, not self.direction.gapped
-            created = partial(grids_of, stored, *requested)
-            result.append(self.shared.get(("grids", law, *requested), created, lambda _: SMALL))
+            arguments = attained, top, order, share, step, not self.direction.has_gap
+            compute = partial(align_grid, cut_atoms, *arguments)
+            key = ("grids", law, *arguments)
+            result.append(self.shared.get(key, compute, lambda _: SMALL_BYTES))
         return tuple(upper for upper, _ in result), tuple(lower for _, lower in result)
 
 
 def saddle_at_delta(laws: Laws, delta: float) -> Saddle:
-    """The saddle near ``delta``, with the losses too rare to matter cut off."""
-    question = "saddle", laws.direction, delta
-    return laws.shared.get(question, lambda: at_delta(laws.common(delta), delta), lambda _: SMALL)
+    """Return the saddle near ``delta``, with the losses too rare to matter cut off."""
+    key = "saddle", laws.direction, delta
+    return laws.shared.get(key, lambda: at_delta(laws.common(delta), delta), lambda _: SMALL_BYTES)
 
 
 def saddle_at_epsilon(laws: Laws, epsilon: float, about: float = 1.0) -> tuple[Saddle, float]:
-    """The saddle near ``epsilon`` (nats) and its δ, with the losses too rare to matter cut off.
+    """Return the saddle near ``epsilon`` (nats) and its δ, with the losses too rare to matter cut.
 
-    What is too rare depends on δ, which starts as ``about``.
+    Which losses are too rare depends on δ, which starts as ``about``.
     """
     delta = about
     for _ in range(6):
@@ -175,17 +192,17 @@ def choose_grid(
 ) -> GridParameters:
     """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step (nats).
 
-    ``epsilon`` is where the curve will be read and ``delta`` about what it is there. The
-    latter sets which losses are too rare to matter, and must be what the saddle was found
-    with: another cut can move the tilted law by orders of magnitude.
+    The curve will be read at ``epsilon``, where it is about ``delta``. The latter sets which losses
+    are too rare to matter, and must be what the saddle was found with: another cut can move the
+    tilted law by orders of magnitude.
     """
-    atoms, tops = laws.cut(_RARE * delta)
-    order = nearest(saddle.order, _TILTS)
+    atoms, tops = laws.cut(_CUT_SHARE * delta)
+    order = nearest(saddle.order, _TILT_RUNGS)
     saddle = at_order(atoms, order)
     spread = math.sqrt(saddle.variance)
     if step is None:
-        step = grid_step(atoms, order, order, 0.2 * spread, _SPENT * tolerance)
-    step = down(step, rungs(tolerance))
+        step = grid_step(atoms, order, order, 0.2 * spread, _STEP_SHARE * tolerance)
+    step = down(step, step_rungs(tolerance))
     window = tilted_window(atoms, saddle, epsilon, delta, tolerance, step)
     nodes, ranges = laws.grids(atoms, tops, order, tolerance, step)
     return GridParameters(windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
@@ -199,38 +216,37 @@ def choose_grids_in_strata(
     slope: float,
     step: float | None = None,
 ) -> GridParameters:
-    """The same in two strata, for a curve whose log falls by ``slope`` a nat of ε there."""
+    """Choose grids in two strata, for a curve whose log falls by ``slope`` per nat of ε there."""
     atoms, tops = laws.cut(1e-3 * min(0.1, tolerance) * delta)
-    cut = CUT * epsilon
+    cut = STRATUM_CUT * epsilon
     if step is None:
         step = grid_step(
-            atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, _SPENT_IN_STRATA * tolerance
+            atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, _STRATA_STEP_SHARE * tolerance
         )
-    step = down(step, rungs(tolerance))
-    both = strata(atoms, epsilon, cut, step)
+    step = down(step, step_rungs(tolerance))
     windows = tuple(
-        window_of(stratum, epsilon, delta, tolerance, step, laws.direction.steps)
-        for stratum in both
+        stratum_window(stratum, epsilon, delta, tolerance, step, laws.direction.steps)
+        for stratum in strata(atoms, epsilon, cut, step)
     )
     nodes, ranges = laws.grids(atoms, tops, 0.0, tolerance, step)
     return GridParameters(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
 
 
-def rungs(tolerance: float) -> int:
-    """Of the ladder of steps, an octave, for a bracket of log δ that is ``tolerance`` wide."""
-    return _STEPS if tolerance < _ROUGH else _ROUGH_STEPS
+def step_rungs(tolerance: float) -> int:
+    """Return the rungs per octave of steps for a bracket of log δ that is ``tolerance`` wide."""
+    return _STEP_RUNGS if tolerance < _COARSE_TOLERANCE else _COARSE_STEP_RUNGS
 
 
 def grid_step(
     laws: tuple[tuple[Atoms, int], ...],
     order: float,
     tilt: float,
-    widest: float,
+    max_step: float,
     tolerance: float,
 ) -> float:
-    """The step at which log δ is bracketed to ``tolerance``, by the error law above.
+    """Return the step at which log δ is bracketed to ``tolerance``, by the error law above.
 
-    ``order`` is the slope of log δ and ``tilt`` that under which the losses are weighed.
+    ``order`` is the slope of log δ, and ``tilt`` that with which the losses are weighted.
     """
     allowed = 2 * tolerance / (order * (order + 1))
     distances = []
@@ -245,15 +261,15 @@ def grid_step(
         )
 
     # It grows like a power between the first and the second of the step.
-    step, power = max(widest, 1e-24), 1.5
+    step, power = max(max_step, 1e-24), 1.5
     result = variance(step)
     for _ in range(12):
         if result <= 0.0:
             break
         excess = math.log(result / allowed)
-        if abs(excess) < 0.02 or (excess < 0.0 and step >= widest):
+        if abs(excess) < 0.02 or (excess < 0.0 and step >= max_step):
             break
-        other = min(widest, step * math.exp(-excess / power))
+        other = min(max_step, step * math.exp(-excess / power))
         moved = variance(other)
         if moved > 0.0:
             power = min(2.0, max(0.9, math.log(result / moved) / math.log(step / other)))
@@ -262,8 +278,8 @@ def grid_step(
 
 
 def _cut(law: LossLaw, atoms: Atoms, rare: float) -> tuple[Atoms, float]:
-    """The law's atoms up to the loss exceeded with probability ``rare``, and that loss (nats)."""
-    top = law.top(rare)
+    """Return the law's atoms up to a loss exceeded with probability ``rare``, and that (nats)."""
+    top = law.upper_quantile(rare)
     return atoms.cut(top), top
 
 
@@ -271,31 +287,27 @@ def _bytes(atoms: Atoms) -> int:
     return atoms.losses.nbytes + atoms.weights.nbytes
 
 
-_MAX_JOINED = 16
-"""Most cells that may join the first; beyond them next to nothing is left."""
-
-
-def grids_of(
+def align_grid(
     atoms: Atoms,
     law: LossLaw,
     top: float,
     order: float,
     tolerance: float,
     step: float,
-    joining: bool,
+    may_join: bool,
 ) -> tuple[Grid, LowerRange]:
-    """Grids for the upper and the lower measure of one release, on common nodes.
+    """Return the grid of one release, and the range of its lower measure.
 
-    ``law`` is the attained one and ``atoms`` those of the dominating one, cut above ``top``;
-    ``top`` and ``step`` are in nats, ``order`` is the tilt (1/nat) and ``tolerance`` the width
-    wanted of log δ, a release. Cells may be joined to the first only where ``joining``.
+    ``law`` is the attained one and ``atoms`` are those of the dominating one, cut above ``top``.
+    ``top`` and ``step`` are in nats, ``order`` is the tilt (1/nat) and ``tolerance`` the requested
+    width of log δ per release.
 
-    One node is anchored where most depends on it, a hair below the barycentre of its
-    cell: in a first cell that takes in a steep lower end of the law, else in a last cell
-    that takes in a steep upper end, else in the cell that holds the bulk.
+    One node is anchored where most depends on it, slightly below the barycentre of its cell: in a
+    first cell that includes a steep lower end of the law, else in a last cell that includes a steep
+    upper end, else in the cell that holds the bulk.
     """
     floor, center = tilted_floor(atoms, order, 0.005 * tolerance), atoms.median(order)
-    hair, most = 1e-3 * tolerance / (1.0 + order) + 1e-16, _MAX_JOINED if joining else 0
+    margin = 1e-3 * tolerance / (1.0 + order) + 1e-16
     first = _end_cell(law, floor, center + step, step, lower=True)
     last = None if first is not None else _end_cell(law, center - step, top, step, lower=False)
     anchor = first if first is not None else last
@@ -303,8 +315,11 @@ def grids_of(
     if anchor is None:
         anchor = _bulk_cell(law, center, step)
     elif first is not None:
-        anchor, joined = _merge_negative_mass(law, first, step, hair, most)
-    anchor = _settled(law, anchor - hair, step, first is not None, last is not None, joined)
+        max_joined = _MAX_JOINED_CELLS if may_join else 0
+        anchor, joined = _join_cells_above(law, first, step, margin, max_joined)
+    anchor = _lower_to_barycentre(
+        law, anchor - margin, step, first is not None, last is not None, joined
+    )
     below = max(1, math.ceil((anchor - floor) / step) + 1)
     above = max(1, math.ceil((top - anchor) / step) + 1, joined + 1)
     upper = Grid(origin=anchor - below * step, step=step, size=below + above + 1)
@@ -318,52 +333,53 @@ def grids_of(
     return upper, lower
 
 
-def _merge_negative_mass(
-    law: LossLaw, anchor: float, step: float, hair: float, most: int
+def _join_cells_above(
+    law: LossLaw, anchor: float, step: float, margin: float, max_joined: int
 ) -> tuple[float, int]:
-    """The barycentre of a first cell that takes in the cells above that could not pay.
+    """Return the barycentre of a first cell with cells above it joined, and their number.
 
-    Where a law falls steeply within a step above its lower end, a cell there needs more of
-    the curve above it than there is and would be lowered by a step; together with the first
-    they cost the lower bound their variance only. With it, how many these are.
+    Where a law falls steeply within a step above its lower end, a cell there needs more of the
+    curve above it than there is and would be lowered by a step. Joined to the first, such cells
+    cost the lower bound only their variance.
     """
-    for joined in range(most):
+    for joined in range(max_joined):
         edges = anchor + step * (joined + np.array([0.5, 1.5]))
-        tail = law.survival(edges)
-        p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
+        p_tail, q_tail = law.tails(edges)
+        p, q = float(p_tail[0] - p_tail[1]), float(q_tail[0] - q_tail[1])
         alpha = math.exp(anchor + step * (joined + 1))
-        owed = alpha * q - p
-        if p * step <= hair or owed <= 0.5 * float(tail.p[1] - alpha * tail.q[1]):
+        needed = alpha * q - p
+        if p * step <= margin or needed <= 0.5 * float(p_tail[1] - alpha * q_tail[1]):
             return anchor, joined
         anchor = _barycentre_below(law, anchor, step * (joined + 1.5))
-    return anchor, most
+    return anchor, max_joined
 
 
 def _barycentre_below(law: LossLaw, anchor: float, reach: float) -> float:
-    """The barycentre of all losses below an edge ``reach`` above it, found from ``anchor``."""
+    """Return the barycentre of all losses below an edge ``reach`` above it, from ``anchor``."""
     for _ in range(20):
-        tail = law.survival(np.array([anchor + reach]))
-        moved = float(np.log((1.0 - tail.p[0]) / (1.0 - tail.q[0])))
-        result, anchor = abs(moved - anchor) <= 1e-3 * reach, moved
-        if result:
+        p, q = law.tails(np.array([anchor + reach]))
+        moved = float(np.log((1.0 - p[0]) / (1.0 - q[0])))
+        done, anchor = abs(moved - anchor) <= 1e-3 * reach, moved
+        if done:
             break
     return anchor
 
 
 def _end_cell(law: LossLaw, low: float, high: float, step: float, *, lower: bool) -> float | None:
-    """The barycentre of a cell that takes in a steep end of the law, if there is one.
+    """Return the barycentre of a cell that includes a steep end of the law, if there is one.
 
-    All losses beyond an edge half a step from their barycentre. A law that rises from
-    nothing within a step, as at small sampling probabilities, would otherwise cost the
-    lower bound the outer cells' mass times the distance to their nodes. None where such a
-    cell would hold little mass, that is, where the law tails off gently.
+    The cell holds all losses beyond an edge half a step from their barycentre. A law that rises
+    from nothing within a step, as at small sampling probabilities, would otherwise cost the lower
+    bound the outer cells' mass times the distance to their nodes. Returns None if such a cell would
+    hold little mass, that is, if the law tails off gently.
     """
     sign = 1.0 if lower else -1.0
     barycentre = None
     for _ in range(3):
         edges = np.linspace(low, high, 64)
-        tail = law.survival(edges)
-        p, q = (1.0 - tail.p, 1.0 - tail.q) if lower else (tail.p, tail.q)
+        p, q = law.tails(edges)
+        if lower:
+            p, q = 1.0 - p, 1.0 - q
         holds = p >= 1e-4
         with np.errstate(divide="ignore", invalid="ignore"):
             reach = sign * (edges - np.log(p / q))
@@ -382,28 +398,28 @@ def _end_cell(law: LossLaw, low: float, high: float, step: float, *, lower: bool
 
 
 def _bulk_cell(law: LossLaw, center: float, step: float) -> float:
-    """The barycentre of the cell that holds the bulk, found by letting the cell follow it."""
+    """Return the barycentre of the cell that holds the bulk, by moving the cell to it."""
     for _ in range(3):
-        tail = law.survival(np.array([center - step / 2, center + step / 2]))
-        p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
+        p_tail, q_tail = law.tails(np.array([center - step / 2, center + step / 2]))
+        p, q = float(p_tail[0] - p_tail[1]), float(q_tail[0] - q_tail[1])
         if not (p > 0 and q > 0):
             break
         center = math.log(p / q)
     return center
 
 
-def _settled(
+def _lower_to_barycentre(
     law: LossLaw, anchor: float, step: float, first: bool, last: bool, joined: int
 ) -> float:
-    """``anchor`` moved down until it is at or below the barycentre of its own cell.
+    """Return ``anchor`` moved down until it is at or below the barycentre of its own cell.
 
-    Above it, even by a rounding, it would cost the lower bound the cell's mass times the
-    distance, which can be all there is beyond the cell.
+    Above it, even by a rounding, it would cost the lower bound the cell's mass times the distance,
+    which can exceed everything beyond the cell.
     """
     for _ in range(20):
-        tail = law.survival(np.array([anchor - step / 2, anchor + step * (joined + 0.5)]))
-        lower_p, lower_q = (1.0, 1.0) if first else (float(tail.p[0]), float(tail.q[0]))
-        upper_p, upper_q = (0.0, 0.0) if last else (float(tail.p[1]), float(tail.q[1]))
+        p_tail, q_tail = law.tails(np.array([anchor - step / 2, anchor + step * (joined + 0.5)]))
+        lower_p, lower_q = (1.0, 1.0) if first else (float(p_tail[0]), float(q_tail[0]))
+        upper_p, upper_q = (0.0, 0.0) if last else (float(p_tail[1]), float(q_tail[1]))
         p, q = lower_p - upper_p, lower_q - upper_q
         if not (p > 0 and q > 0) or not (first or last or p > 0.5):
             # A cell that holds little is one of many alike, and the loss is second order.

@@ -1,9 +1,9 @@
-"""Poisson sampling of several records of one user: the law of a release in each direction.
+"""Sampling of several records of one user: the law of a release in each direction.
 
-Of m records K are drawn, K binomial, and the sum moves by at most K clip norms. The dominating
-pair is Σ P(K = k) N(kμ) against N(0), μ a clip norm in standard deviations of the noise; its loss
-is log Σ P(K = k) e^{kμz - k²μ²/2}, convex and increasing in z. Proof: docs/theorems/
-group-sampling.md.
+A Poisson sample draws K of m records, K binomial, and the sum moves by at most K clip norms. The
+dominating pair is Σ P(K = k) N(kμ) against N(0), μ a clip norm in standard deviations of the noise.
+Its loss is log Σ P(K = k) e^{kμz - k²μ²/2}, convex and increasing in z. In a lot of fixed size the
+K records take the places of others. Proof: docs/theorems/group-sampling.md.
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ from affidavit.plan import (
 
 _MIN_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
-_HOPELESS = 1e-20
-_RARE, _MAX_EXPONENT, _SLACK = 1e-40, 10.0, 1e-12
-"""Of records in a fixed lot: a chance that counts as all of them; where the weights of parts end;
-above what rounding of parts may miss."""
-_TABLE = 1 << 20
-"""Doubles of one table of terms; several are held at a time."""
-_STEPS, _SHORT = 60, 1e-9
-"""Of Newton's method, which converges from above, and a last one: what it leaves is its square."""
+_NEGLIGIBLE_CHANCE = 1e-20
+"""Chance of a number of draws that the range of the noise multiplier ignores."""
+_MIN_CHANCE, _MAX_EXPONENT = 1e-40, 10.0
+"""Chance of a number of records in a lot below which all records count, and the largest exponent
+that weighs a number of records."""
+_PARTS_ROUNDING = 1e-12
+"""Relative error that bounds the rounding of parts of lots."""
+_MAX_TABLE_DOUBLES = 1 << 20
+"""Size of one table of terms; several are held at a time."""
+_NEWTON_STEPS, _NEWTON_ACCURACY = 60, 1e-9
+"""Steps of Newton's method, which converges from above, and the relative size of the last one,
+which leaves its square."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMixtureLaw(NormalPair):
     """The loss law of Σ weights[k] N(kμ) against N(0), or reversed and reflected where ``added``.
 
-    μ is 1 / ``noise_multiplier``. ``weights`` sum to one, none of them is zero.
+    μ is 1 / ``noise_multiplier``. ``weights`` are positive and sum to one.
     """
 
     noise_multiplier: float
@@ -53,34 +57,34 @@ class GroupMixtureLaw(NormalPair):
 
     @property
     def mu(self) -> float:
-        """How far the user moves the sum, in standard deviations of the noise."""
+        """The distance by which the user moves the sum, in standard deviations of the noise."""
         return (len(self.weights) - 1) / self.noise_multiplier
 
     @property
-    def ceiling(self) -> float:
-        """No loss exceeds this: -log P(K = 0), rounded up, where added, else infinity."""
+    def max_loss(self) -> float:
+        """-log P(K = 0), rounded up, where added, else infinity."""
         return -math.log(self.weights[0]) * (1 + 1e-14) if self.added else math.inf
 
     @property
-    def line(self) -> tuple[float, float]:
-        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
+    def bounding_line(self) -> tuple[float, float]:
+        """A line above the loss from z = μ/2 on, as slope and height."""
         return self.mu, -self.mu / self.noise_multiplier / 2
 
     @property
     def p_mixture(self) -> Mixture:
-        """Weights and means of P."""
+        """The mixture P."""
         return ((1.0, 0.0),) if self.added else self._mixture(1.0)
 
     @property
     def q_mixture(self) -> Mixture:
-        """Weights and means of Q."""
+        """The mixture Q."""
         return self._mixture(-1.0) if self.added else ((1.0, 0.0),)
 
     def _mixture(self, sign: float) -> Mixture:
         return tuple((w, sign * k / self.noise_multiplier) for k, w in enumerate(self.weights))
 
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``, (n,)."""
+        """Return the loss (nats) at ``z``, both of shape (n,)."""
         return _in_blocks(self._loss, z, len(self.weights))
 
     def _loss(self, z: Array) -> Array:
@@ -93,15 +97,15 @@ class GroupMixtureLaw(NormalPair):
         result = np.where(exact, np.log1p(np.where(exact, gain, 0.0)), total)
         return np.asarray(-result if self.added else result)
 
-    def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+    def inverse_loss(self, losses: Array) -> Array:
+        """Return the z at which the loss is ``losses`` (increasing); infinite outside its range.
 
-        Both have shape (n,). The terms of the records drawn, log-convex in z, are e^loss - P(K = 0)
-        together; Newton's method falls to the root from where one of them alone is that.
+        Both have shape (n,). The terms of the records drawn, log-convex in z, are together
+        e^loss - P(K = 0). Newton's method falls to the root from where one term alone equals that.
         """
-        return _in_blocks(self._place, losses, len(self.weights))
+        return _in_blocks(self._inverse_loss, losses, len(self.weights))
 
-    def _place(self, losses: Array) -> Array:
+    def _inverse_loss(self, losses: Array) -> Array:
         at = -losses if self.added else losses
         rest = 1.0 - self.weights[0]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -112,27 +116,27 @@ class GroupMixtureLaw(NormalPair):
         goal = target[finite]
         k = self.shifts
         z = np.min((goal - self._logs + k * k / 2) / k, axis=0)
-        for _ in range(_STEPS):
+        for _ in range(_NEWTON_STEPS):
             terms = self.log_terms(z)
             peak = terms.max(axis=0)
             shares = np.exp(terms - peak)
             total = shares.sum(axis=0)
             step = (peak + np.log(total) - goal) / ((k * shares).sum(axis=0) / total)
             z = z - step
-            if np.all(np.abs(step) <= _SHORT * (1.0 + np.abs(z))):
+            if np.all(np.abs(step) <= _NEWTON_ACCURACY * (1.0 + np.abs(z))):
                 break
         result = np.where(target > 0, np.inf, -np.inf)
         result[finite] = z
         return np.asarray(-result if self.added else result)
 
     def _exponents(self, z: Array) -> Array:
-        """kμz - k²μ²/2 for k from 1 on; shape (m, n)."""
+        """Return kμz - k²μ²/2 for k from 1 on, of shape (m, n)."""
         k = self.shifts
         return np.asarray(k * z - k * k / 2)
 
     @cached_property
     def shifts(self) -> Array:
-        """kμ for k from 1 on; shape (m, 1)."""
+        """kμ for k from 1 on, of shape (m, 1)."""
         return np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
 
     @cached_property
@@ -143,28 +147,25 @@ class GroupMixtureLaw(NormalPair):
     def _logs(self) -> Array:
         return np.log(self._drawn)[:, None]
 
-    def _misplaced(self, edges: Array, z: Array) -> Array:
-        """What rounding there is in finding z, in roundings of the loss.
+    def _edge_roundings(self, edges: Array, z: Array) -> Array:
+        """Bound the rounding of z, wherever z is, in roundings of the loss.
 
         The logarithm of the drawn terms' sum is good to some roundings of the largest exponent that
-        matters, and moves the loss by the drawn terms' share of the likelihood ratio at most.
+        matters, and moves the loss by at most the drawn terms' share of the likelihood ratio.
         """
-        del z  # how exact it is does not depend on where it is
+        del z
         return self.rounding(-edges if self.added else edges)
 
     def rounding(self, losses: Array) -> Array:
-        """That of a loss of the mixture against N(0), in roundings; both of shape (n,)."""
+        """Return the roundings of ``losses`` of the mixture against N(0), both of shape (n,)."""
         at = np.clip(losses, math.log(self.weights[0]), None)
         drawn = -np.expm1(math.log(self.weights[0]) - at)
-        return 32.0 + 8.0 * np.abs(losses) + 16.0 * drawn * (np.abs(losses) + self._spread)
+        largest = abs(math.log(min(self.weights))) + self.mu * self.mu
+        return 32.0 + 8.0 * np.abs(losses) + 16.0 * drawn * (np.abs(losses) + largest)
 
     def log_terms(self, z: Array) -> Array:
-        """The logarithm of each drawn term of the likelihood ratio at ``z``; shape (m, n)."""
+        """Return the logarithms of the drawn terms of the likelihood ratio, of shape (m, n)."""
         return np.asarray(self._logs + self._exponents(z))
-
-    @property
-    def _spread(self) -> float:
-        return abs(math.log(min(self.weights))) + self.mu * self.mu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,55 +185,50 @@ class ReplacedGroupLaw(NormalPair):
 
     @property
     def mu(self) -> float:
-        """How far the user moves the sum from zero, in standard deviations of the noise."""
+        """The distance by which the user moves the sum from zero, in standard deviations."""
         return self.one_sided.mu
 
     @property
-    def ceiling(self) -> float:
-        """No loss is the largest."""
-        return math.inf
-
-    @property
-    def line(self) -> tuple[float, float]:
-        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
-        slope, height = self.one_sided.line
+    def bounding_line(self) -> tuple[float, float]:
+        """A line above the loss from z = μ/2 on, as slope and height."""
+        slope, height = self.one_sided.bounding_line
         return slope, height - math.log(self.weights[0])
 
     @property
     def p_mixture(self) -> Mixture:
-        """Weights and means of P."""
+        """The mixture P."""
         return self.one_sided.p_mixture
 
     @property
     def q_mixture(self) -> Mixture:
-        """Weights and means of Q."""
+        """The mixture Q."""
         return tuple((weight, -mean) for weight, mean in self.p_mixture)
 
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``."""
+        """Return the loss (nats) at ``z``, both of shape (n,)."""
         return self.one_sided.loss(z) - self.one_sided.loss(-z)
 
-    def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses``, of either sign; both have shape (n,).
+    def inverse_loss(self, losses: Array) -> Array:
+        """Return the z at which the loss is ``losses``, of either sign; both have shape (n,).
 
         Newton's method between zero and where A alone is the loss, halving where it leaves that.
         """
         size = np.abs(losses)
-        low, high = np.zeros_like(size), self.one_sided.place(size)
+        low, high = np.zeros_like(size), self.one_sided.inverse_loss(size)
         z = high
-        for _ in range(_STEPS):
+        for _ in range(_NEWTON_STEPS):
             missing = self.loss(z) - size
             low, high = np.where(missing < 0, z, low), np.where(missing < 0, high, z)
             new = z - missing / (self._slope(z) + self._slope(-z))
             new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
-            done = bool(np.all(np.abs(new - z) <= _SHORT * (1.0 + z)))
+            done = bool(np.all(np.abs(new - z) <= _NEWTON_ACCURACY * (1.0 + z)))
             z = new
             if done:
                 break
         return np.asarray(np.copysign(z, losses))
 
     def _slope(self, z: Array) -> Array:
-        """A'(z): the mean of kμ by the terms' shares."""
+        """Return A'(z), the mean of kμ by the terms' shares."""
         return _in_blocks(self._slope_of_block, z, len(self.weights))
 
     def _slope_of_block(self, z: Array) -> Array:
@@ -241,20 +237,16 @@ class ReplacedGroupLaw(NormalPair):
         shares = np.exp(terms - terms.max(axis=0))
         return np.asarray((one.shifts * shares[1:]).sum(axis=0) / shares.sum(axis=0))
 
-    def _misplaced(self, edges: Array, z: Array) -> Array:
-        """What rounding there is in finding z: that of both logarithms."""
+    def _edge_roundings(self, edges: Array, z: Array) -> Array:
+        """Bound the rounding of z by that of both logarithms."""
         one = self.one_sided
         sides = (one.loss(side) for side in (z, -z))
         return sum((one.rounding(side) for side in sides), 64.0 + 8.0 * np.abs(edges))
 
-    @property
-    def _spread(self) -> float:
-        return 2 * self.one_sided._spread
-
 
 def _in_blocks(function: Callable[[Array], Array], values: Array, weights: int) -> Array:
-    """``function`` of ``values``, shape (n,), which needs a table of n by ``weights`` doubles."""
-    length = max(1, _TABLE // weights)
+    """Return ``function`` of ``values`` (n,), which needs a table of n by ``weights`` doubles."""
+    length = max(1, _MAX_TABLE_DOUBLES // weights)
     if values.size <= length:
         return function(values)
     starts = range(0, values.size, length)
@@ -264,11 +256,11 @@ def _in_blocks(function: Callable[[Array], Array], values: Array, weights: int) 
 def group_law(
     leaf: PoissonSampledGroupGaussian | GaussianMixture, *, added: bool
 ) -> GroupMixtureLaw | ReplacedGroupLaw:
-    """The law of ``leaf`` in one direction, or in both of a pair that is symmetric."""
+    """Return the law of ``leaf`` in one direction, or in both if the pair is symmetric."""
     weights = (
         leaf.weights
         if isinstance(leaf, GaussianMixture)
-        else numbers_drawn(leaf.records, leaf.sampling_probability)
+        else binomial_weights(leaf.records, leaf.sampling_probability)
     )
     if leaf.pair == "replace_one":
         return ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier, weights=weights)
@@ -276,16 +268,16 @@ def group_law(
 
 
 @lru_cache(maxsize=64)
-def numbers_drawn(records: int, probability: float) -> tuple[float, ...]:
-    """P(K = k) for k = 0..m, each the nearest double to the binomial probability."""
+def binomial_weights(records: int, probability: float) -> tuple[float, ...]:
+    """Return P(K = k) for k = 0..m, the nearest doubles to the binomial probabilities."""
     q = Fraction(probability)
     exact = (math.comb(records, k) * q**k * (1 - q) ** (records - k) for k in range(records + 1))
     return tuple(max(float(weight), _MIN_WEIGHT) for weight in exact)
 
 
 @lru_cache(maxsize=64)
-def numbers_in_a_lot(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]:
-    """P(K = k), each the nearest double to the hypergeometric probability.
+def hypergeometric_weights(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]:
+    """Return P(K = k), the nearest doubles to the hypergeometric probabilities.
 
     k is at most the user's records and the lot's.
     """
@@ -298,42 +290,44 @@ def numbers_in_a_lot(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]
     return tuple(max(float(Fraction(ways, total)), _MIN_WEIGHT) for ways in exact)
 
 
-def most_drawn(numbers: tuple[float, ...]) -> int:
-    """The most records, at least 1, that are drawn with more than a hopeless chance.
+def max_likely_draws(weights: tuple[float, ...]) -> int:
+    """Return the largest number of records, at least 1, whose chance is not negligible.
 
-    ``numbers`` are the chances of 0, 1, ... records.
+    ``weights`` are the chances of 0, 1, ... records.
     """
-    return max([1, *(k for k, chance in enumerate(numbers) if chance > _HOPELESS)])
+    return max([1, *(k for k, chance in enumerate(weights) if chance > _NEGLIGIBLE_CHANCE)])
 
 
 def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:
-    """What one pair of data sets shows: all other records lie at -1, the user's at 1 or there."""
+    """Return the law of one pair of data sets: all other records lie at -1, the user's at ±1."""
     return GroupMixtureLaw(
-        noise_multiplier=leaf.noise_multiplier / 2, weights=numbers_in_a_lot(leaf), added=added
+        noise_multiplier=leaf.noise_multiplier / 2,
+        weights=hypergeometric_weights(leaf),
+        added=added,
     )
 
 
 def fixed_lot_law(leaf: WithoutReplacementGroupGaussian) -> LossLaw:
-    """A law that dominates one release of a lot of fixed size."""
-    return displacing_law(numbers_in_a_lot(leaf), leaf.noise_multiplier)
+    """Return a law that dominates one release of a lot of fixed size."""
+    return displacement_law(hypergeometric_weights(leaf), leaf.noise_multiplier)
 
 
-def displacing_law(numbers: tuple[float, ...], noise_multiplier: float) -> LossLaw:
-    """A law for users of whom K records take other records' places; ``numbers`` are P(K = k).
+def displacement_law(weights: tuple[float, ...], noise_multiplier: float) -> LossLaw:
+    """Return a law for users of whom K records displace others; ``weights`` are P(K = k).
 
-    K is revealed where it is above zero; each K has a part of the lots without the user. A lot of
-    the part of k has k records of the user with probability P(K = k) over the part. Any parts are
-    sound that add up to one; these make the χ² divergence about least.
+    K is revealed if it is positive, and each K has a part of the lots without the user. A lot of
+    the part of k has k records of the user with probability P(K = k) over the part. Any parts that
+    add up to one are sound; these make the χ² divergence about least.
     """
-    chances = np.array(numbers[1:])
+    chances = np.array(weights[1:])
     moves = np.arange(1, len(chances) + 1)
-    # What hardly happens counts as all records.
-    likely = (chances >= _RARE) | (moves == len(chances))
+    # Rare numbers count as all records.
+    likely = (chances >= _MIN_CHANCE) | (moves == len(chances))
     chances[-1] += float(chances[~likely].sum())
     chances, moves = chances[likely], moves[likely]
     exponents = np.minimum((2 * moves / noise_multiplier) ** 2, _MAX_EXPONENT)
     parts = _parts(chances, np.sqrt(np.expm1(exponents)))
-    rates = np.minimum(chances / parts * (1 + _SLACK), 1.0)
+    rates = np.minimum(chances / parts * (1 + _PARTS_ROUNDING), 1.0)
     first, *others = (
         worse_of_both(float(rate), int(move), noise_multiplier)
         for rate, move in zip(rates, moves, strict=True)
@@ -345,19 +339,19 @@ def displacing_law(numbers: tuple[float, ...], noise_multiplier: float) -> LossL
 
 
 def _parts(chances: Array, weights: Array) -> Array:
-    """Parts in proportion to ``chances`` times ``weights``, none below its chance; all (m,)."""
-    sizes, own = chances * weights, np.zeros(len(chances), dtype=bool)
-    while not own.all():
-        scale = (1 - chances[own].sum()) / sizes[~own].sum()
-        short = ~own & (scale * weights < 1)
+    """Return parts in proportion to ``chances`` times ``weights``, none below its chance; (m,)."""
+    sizes, least = chances * weights, np.zeros(len(chances), dtype=bool)
+    while not least.all():
+        scale = (1 - chances[least].sum()) / sizes[~least].sum()
+        short = ~least & (scale * weights < 1)
         if not short.any():
-            return np.where(own, chances, scale * sizes)
-        own |= short
+            return np.where(least, chances, scale * sizes)
+        least |= short
     return chances
 
 
 def worse_of_both(probability: float, records: int, noise_multiplier: float) -> LossLaw:
-    """Of so many records that are replaced in a lot with ``probability``, the convex profile."""
+    """Return the convex profile of ``records`` replaced in a lot with ``probability``."""
     if probability == 1:
         return NormalMixtureLaw(
             kind="gaussian", noise_multiplier=noise_multiplier, distance=2.0 * records
@@ -371,7 +365,7 @@ def worse_of_both(probability: float, records: int, noise_multiplier: float) -> 
         )
         for kind in ("remove", "add")
     )
-    # Between the places of a loss of zero, which lie so many clip norms from the middle.
+    # The atom lies between the places of a loss of zero, this far from the middle.
     half = records / noise_multiplier
     return WorseOfBothLaw(
         remove=remove, add=add, atom=(1 - probability) * math.erf(half * math.sqrt(0.5))

@@ -4,8 +4,8 @@ With s = λ + iθ and M(s) = Π E[e^{sL}]^T over the releases, for any λ > 0,
 
     v(ε) = e^{λε} δ(ε) = (1/2π) ∫ M(s) e^{-iθε} / (s (s + 1)) dθ.
 
-The sum over θ = 2πk/W in place of the integral is exactly Σ_n v(ε + nW). Where many releases are
-composed M falls fast, and some dozens of frequencies remain, so that the bracket is as narrow as
+The sum over θ = 2πk/W in place of the integral is exactly Σ_n v(ε + nW). If many releases are
+composed, M falls fast and some dozens of frequencies remain, so that the bracket is as narrow as
 rounding allows.
 
 Errors bounded here, each added (upper) or subtracted (lower):
@@ -13,12 +13,12 @@ Errors bounded here, each added (upper) or subtracted (lower):
 * places left out: their probability counts as an infinite loss;
 * the transforms (``quadrature.py``), T-fold;
 * the other images, n ≠ 0, by Chernoff's bound. Those below ε may be 1 - e^x and little more: then
-  that is subtracted, and what is more is bounded;
-* the frequencies left out: a law that has uniform laws as parts has a transform no larger than
-  theirs allow, and that bound falls with θ;
+  that is subtracted, and the remainder bounded;
+* the frequencies left out: uniform laws that are parts of a law bound its transform, and that bound
+  falls with θ;
 * rounding of phases and sums.
 
-Where these are too large, as for few releases, there is no answer, and a lattice gives one.
+If these are too large, as for few releases, the method has no answer, and a lattice gives one.
 
 Reference: docs/theorems/direct-inversion.md.
 """
@@ -45,24 +45,24 @@ from affidavit.accountants.fourier.tilting import (
 
 Releases = Sequence[tuple[AnalyticLaw, int]]
 
-_SHARE = 1e-9
-"""Of δ, that places, images and frequencies left out may each be."""
+_LEFT_OUT_SHARE = 1e-9
+"""Share of δ that the places, images and frequencies left out may each have."""
 _MAX_FREQUENCIES = 6000
-_LADDER, _ABOVE = 2.0 ** (np.arange(-14, 8) / 2), 5
-"""Orders in units of the saddle's, and how many of the highest are not tried as tilts."""
-_ROUNDED = 2e-8
-"""A million times what a release's transform is rounded by, about."""
-_FREQUENCIES = 3.0 * 2.0 ** (np.arange(40) / 5)
-"""Where frequencies may end, in units of one over the tilted deviation."""
-_FLAT, _LOBE = 2.6, 0.2173
-"""sin(x)/x decreases to the first, and beyond it is at most the second."""
-_NARROW = 1e-5
-"""Relative width of a bracket that a better ε to begin with is not worth."""
-_FAR = 0.8
-"""A direction whose ε is about this share of another's is ruled out without a transform."""
-_ROUNDS = 3
-_SLACK = 1e-7
-"""How far a moment may be from the one that layers are shares of."""
+_ORDER_LADDER, _MAX_ORDERS_ONLY = 2.0 ** (np.arange(-14, 8) / 2), 5
+"""Orders in units of the saddle's, and the number of the highest that are not tried as tilts."""
+_TRANSFORM_ROUNDING = 2e-8
+"""About a million times the rounding of a release's transform."""
+_LAST_FREQUENCIES = 3.0 * 2.0 ** (np.arange(40) / 5)
+"""Frequencies that may be the last, in units of one over the tilted deviation."""
+_SINC_MONOTONE_END, _MAX_SINC_BEYOND = 2.6, 0.2173
+"""sin(x)/x decreases up to the first, and is at most the second beyond it."""
+_NARROW_WIDTH = 1e-5
+"""Relative width of a bracket from which on a better starting ε does not pay."""
+_FAR_EPSILON_SHARE = 0.8
+"""Share of another direction's ε below which a direction is ruled out without a transform."""
+_MAX_ROUNDS = 3
+_MAX_MOMENT_ERROR = 1e-7
+"""Largest difference of the log of a moment from the moment of which layers are shares."""
 
 
 class Inversion:
@@ -77,14 +77,14 @@ class Inversion:
     def __init__(
         self, releases: Releases, atoms: Composition, saddle: Saddle, delta: float
     ) -> None:
-        """Raises ``Unanswered`` where an error would be too large, or the work."""
+        """Compute the transform; raises ``Unanswered`` if an error or the work is too large."""
         order, above, below, width = _window(atoms, saddle, delta)
         self._width = 1.002 * width
         log_moments = [one.log_moment(order) for one, _ in atoms]
         log_scale = sum(count * m for (_, count), m in zip(atoms, log_moments, strict=True))
-        room = math.log(_SHARE * delta) - log_scale + order * saddle.epsilon
+        room = math.log(_LEFT_OUT_SHARE * delta) - log_scale + order * saddle.epsilon
         deviation = math.sqrt(at_order(atoms, order).variance)
-        theta, left_out = _end(releases, log_moments, order, deviation, room)
+        theta, left_out = _last_frequency(releases, log_moments, order, deviation, room)
         frequencies = math.ceil(theta * self._width / (2 * math.pi))
         if frequencies > _MAX_FREQUENCIES:
             raise Unanswered
@@ -98,8 +98,11 @@ class Inversion:
         self._centre = apart = 0.0
         for (law, count), about in zip(releases, log_moments, strict=True):
             transform = law.transform(orders, self._thetas, bar)
-            if not abs(transform.log_moments[0] - about) + transform.moment_errors[0] < _SLACK:
-                raise Unanswered  # the layers are shares of a moment that is too small
+            if (
+                not abs(transform.log_moments[0] - about) + transform.moment_errors[0]
+                < _MAX_MOMENT_ERROR
+            ):
+                raise Unanswered  # the layers are shares of a smaller moment
             log, errors = count * transform.logs, transform.errors
             spectrum += log
             most = np.abs(np.exp(transform.logs)) + errors
@@ -139,12 +142,12 @@ class Inversion:
             raise Unanswered
 
     def _read(self, epsilon: float) -> tuple[float, float]:
-        """The sum over frequencies at ``epsilon``, and minus its slope."""
+        """Return the sum over frequencies at ``epsilon``, and minus its slope."""
         turn = np.exp(1j * (self._centre - epsilon) * self._thetas)
         return float((self._terms @ turn).real), float((self._slopes @ turn).real)
 
     def _below(self, epsilon: float) -> tuple[float, float]:
-        """Σ e^{-λnW} and Σ e^{-λnW} e^{ε-nW} over n >= 1, the images where nothing is lost."""
+        """Return Σ e^{-λnW} and Σ e^{-λnW} e^{ε-nW} over n >= 1, the images 1 - e^x below ε."""
         if not self._known:
             return 0.0, 0.0
         return (
@@ -158,7 +161,7 @@ class Inversion:
         return _exp(exponent + sign * (16 * UNIT_ROUNDOFF * size + 1.1 * float(self._wrong[0])))
 
     def upper(self, epsilon: float) -> float:
-        """An upper bound of δ at ``epsilon``, at most 1."""
+        """Return an upper bound of δ at ``epsilon`` (nats), at most 1."""
         total = self._read(epsilon)[0] + self._error + self._turned * abs(epsilon)
         one, other = self._below(epsilon)
         result = self._scale(epsilon, 1.0) * max(0.0, total) + self._rounded * (one + other)
@@ -168,7 +171,7 @@ class Inversion:
         return min(1.0, max(0.0, result) + self._outside * (1 + 1e-12))
 
     def lower(self, epsilon: float) -> float:
-        """A lower bound of δ at ``epsilon``, at least 0."""
+        """Return a lower bound of δ at ``epsilon`` (nats), at least 0."""
         total = self._read(epsilon)[0] - self._error - self._turned * abs(epsilon)
         one, other = self._below(epsilon)
         result = self._scale(epsilon, -1.0) * max(0.0, total) - self._rounded * (one + other)
@@ -177,9 +180,9 @@ class Inversion:
         return result if result > 0 else 0.0
 
     def crossing(self, delta: float, start: float) -> Bracket:
-        """The ε (nats) at which δ(ε) passes ``delta``, found from ``start`` by Newton's method.
+        """Return the ε (nats) at which δ(ε) crosses ``delta``, by Newton's method from ``start``.
 
-        Raises ``Unanswered`` where it is not found, or is 0.
+        Raises ``Unanswered`` if it is not found, or is 0.
         """
         at = start
         for _ in range(20):
@@ -209,32 +212,32 @@ class Inversion:
         return Bracket(lower=at - margin, upper=high)
 
 
-def inverted_epsilon(directions: Sequence[Direction], delta: float) -> Bracket | None:
-    """ε (nats) at ``delta`` over all ``directions``; None where the method has no answer."""
+def invert_epsilon(directions: Sequence[Direction], delta: float) -> Bracket | None:
+    """Return ε (nats) at ``delta`` over all ``directions``; None if the method has no answer."""
     try:
         with np.errstate(all="ignore"):
-            return _of_both_ends(directions, lambda ends: _worst_epsilon(ends, delta))
+            return _bracket_both_ends(directions, lambda ends: _worst_epsilon(ends, delta))
     except (Unanswered, ArithmeticError, ValueError):
         return None
 
 
-def inverted_delta(directions: Sequence[Direction], epsilon: float) -> Bracket | None:
-    """δ at ``epsilon`` (nats) over all ``directions``; None where the method has no answer."""
+def invert_delta(directions: Sequence[Direction], epsilon: float) -> Bracket | None:
+    """Return δ at ``epsilon`` (nats) over all ``directions``; None if the method has no answer."""
     try:
         with np.errstate(all="ignore"):
-            return _of_both_ends(directions, lambda ends: _worst_delta(ends, epsilon))
+            return _bracket_both_ends(directions, lambda ends: _worst_delta(ends, epsilon))
     except (Unanswered, ArithmeticError, ValueError):
         return None
 
 
-def _of_both_ends(
+def _bracket_both_ends(
     directions: Sequence[Direction], bracket: Callable[[Sequence[Direction]], Bracket]
 ) -> Bracket:
-    """The upper end of laws that dominate and the lower one of those that are attained."""
-    if not any(direction.gapped for direction in directions):
+    """Return the upper end of dominating laws and the lower end of attained laws."""
+    if not any(direction.has_gap for direction in directions):
         return bracket(directions)
-    above, below = zip(*(direction.ends for direction in directions), strict=True)
-    # Of the two it is the laws that dominate for which there may be no answer.
+    above, below = zip(*(direction.one_sided for direction in directions), strict=True)
+    # The method may have no answer for the dominating laws, so they come first.
     upper = bracket(above).upper
     return Bracket(lower=bracket(below).lower, upper=upper)
 
@@ -242,14 +245,14 @@ def _of_both_ends(
 def _worst_epsilon(directions: Sequence[Direction], delta: float) -> Bracket:
     sides = []
     for direction in directions:
-        releases = _analytic(direction, delta)
+        releases = _analytic_laws(direction, delta)
         atoms = [(law.atoms(POINTS[0]), count) for law, count in releases]
         sides.append((at_delta(atoms, delta), releases, atoms))
     sides.sort(key=lambda side: -side[0].epsilon)
     best = Bracket(lower=0.0, upper=0.0)
     for saddle, releases, atoms in sides:
-        far = saddle.epsilon < _FAR * best.lower
-        if far and _ruled_out(releases, saddle.order, best.lower, delta):
+        far = saddle.epsilon < _FAR_EPSILON_SHARE * best.lower
+        if far and _is_ruled_out(releases, saddle.order, best.lower, delta):
             continue
         curve = _curve(releases, atoms, saddle, delta)
         if best.lower == 0.0 or curve.upper(best.lower) > delta:
@@ -266,11 +269,11 @@ def _curve(releases: Releases, atoms: Composition, saddle: Saddle, delta: float)
 def _epsilon(
     curve: Inversion, releases: Releases, atoms: Composition, saddle: Saddle, delta: float
 ) -> Bracket:
-    """ε by ``curve``, and by others from where it lies if that is far from the saddle's."""
+    """Return ε by ``curve``, and by curves near the result if that is far from the saddle's ε."""
     result = curve.crossing(delta, saddle.epsilon)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         moved = abs(result.upper - saddle.epsilon) * saddle.order
-        if result.width <= _NARROW * result.upper or moved < 0.5:
+        if result.width <= _NARROW_WIDTH * result.upper or moved < 0.5:
             break
         saddle = at_epsilon(atoms, result.upper)
         curve = _curve(releases, atoms, saddle, delta)
@@ -280,8 +283,8 @@ def _epsilon(
 
 def _delta(direction: Direction, epsilon: float) -> Bracket:
     result, delta = Bracket(lower=0.0, upper=1.0), 1e-10
-    for _ in range(_ROUNDS):
-        releases = _analytic(direction, delta)
+    for _ in range(_MAX_ROUNDS):
+        releases = _analytic_laws(direction, delta)
         atoms = [(law.atoms(POINTS[0]), count) for law, count in releases]
         saddle = at_epsilon(atoms, epsilon)
         about = min(math.exp(max(-460.0, min(-1e-3, saddle.log_delta))), result.upper)
@@ -292,9 +295,9 @@ def _delta(direction: Direction, epsilon: float) -> Bracket:
                 break
             raise
         result = result.intersect(Bracket(lower=curve.lower(epsilon), upper=curve.upper(epsilon)))
-        if result.width <= _NARROW * result.upper:
+        if result.width <= _NARROW_WIDTH * result.upper:
             break
-        delta = min(about, result.upper)  # With the places that matter there.
+        delta = min(about, result.upper)  # The next places are those that matter there.
     return result
 
 
@@ -305,28 +308,28 @@ def _worst_delta(directions: Sequence[Direction], epsilon: float) -> Bracket:
             best = best.larger(_delta(direction, epsilon))
         except (Unanswered, ArithmeticError, ValueError):
             unanswered.append(direction)
-    if not all(_below(direction, epsilon, best.lower) for direction in unanswered):
+    if not all(_is_below(direction, epsilon, best.lower) for direction in unanswered):
         raise Unanswered
     return best
 
 
-def _below(direction: Direction, epsilon: float, delta: float) -> bool:
-    """Whether Chernoff's bound proves that δ at ``epsilon`` (nats) is at most ``delta``."""
+def _is_below(direction: Direction, epsilon: float, delta: float) -> bool:
+    """Return whether Chernoff's bound proves that δ at ``epsilon`` (nats) is at most ``delta``."""
     if delta == 0:
         return False
-    releases = _analytic(direction, delta)
+    releases = _analytic_laws(direction, delta)
     saddle = at_delta([(law.atoms(POINTS[0]), count) for law, count in releases], delta)
-    return saddle.epsilon < epsilon and _ruled_out(releases, saddle.order, epsilon, delta)
+    return saddle.epsilon < epsilon and _is_ruled_out(releases, saddle.order, epsilon, delta)
 
 
-def _analytic(direction: Direction, delta: float) -> list[tuple[AnalyticLaw, int]]:
-    """The laws on places that matter at ``delta``; raises ``Unanswered`` for other laws."""
-    rare = _SHARE * delta / direction.steps
+def _analytic_laws(direction: Direction, delta: float) -> list[tuple[AnalyticLaw, int]]:
+    """Return the laws on places that matter at ``delta``; raises ``Unanswered`` for others."""
+    rare = _LEFT_OUT_SHARE * delta / direction.steps
     return [(AnalyticLaw.of(law, rare), count) for law, count in direction.laws]
 
 
-def _ruled_out(releases: Releases, order: float, epsilon: float, delta: float) -> bool:
-    """Whether Chernoff's bound at ``order`` proves that δ at ``epsilon`` is at most ``delta``."""
+def _is_ruled_out(releases: Releases, order: float, epsilon: float, delta: float) -> bool:
+    """Return whether Chernoff's bound at ``order`` proves δ(``epsilon``) <= ``delta``."""
     log = log_peak(order) - order * epsilon
     for law, count in releases:
         transform = law.transform(np.array([order]), np.zeros(1), -36.0)
@@ -336,52 +339,58 @@ def _ruled_out(releases: Releases, order: float, epsilon: float, delta: float) -
 
 
 def _window(atoms: Composition, saddle: Saddle, delta: float) -> tuple[float, float, float, float]:
-    """The tilt, the orders that bound the images above and below, and the width these need.
+    """Return the tilt, the orders that bound the images above and below, and the width they need.
 
     Chernoff's bound of an image at a distance W falls by the distance of its order from the tilt
-    times W. The saddle is in the middle where many losses add up, and far above it where one
-    rare loss decides; a tilt that costs more digits than rounding leaves is not taken.
+    times W. The saddle is near the best tilt if many losses add up, and far above it if one rare
+    loss decides. A tilt that loses more digits than rounding leaves is avoided.
     """
-    ladder = saddle.order * _LADDER
+    ladder = saddle.order * _ORDER_LADDER
     orders = np.concatenate((-1 - ladder[::-1], ladder))
     logs = sum((count * one.log_moments(orders) for one, count in atoms), np.zeros(1))
     logs -= orders * saddle.epsilon
     past = np.where(orders > 0, orders, -orders - 1)
     peaks = -np.log1p(past) - past * np.log1p(1 / past)
-    needed = np.logaddexp(0.0, logs + peaks - math.log(_SHARE * delta))
-    tilts = ladder[:-_ABOVE]
+    needed = np.logaddexp(0.0, logs + peaks - math.log(_LEFT_OUT_SHARE * delta))
+    tilts = ladder[:-_MAX_ORDERS_ONLY]
     apart = orders - tilts[:, None]
     widths = needed / np.maximum(np.abs(apart), 1e-300)
     high, low = np.where(apart > 0, widths, np.inf), np.where(apart < 0, widths, np.inf)
     above, below, row = np.argmin(high, axis=1), np.argmin(low, axis=1), np.arange(tilts.size)
     both = np.maximum(high[row, above], low[row, below])
     steps = sum(count for _, count in atoms)
-    lost = logs[ladder.size :][: tilts.size] - np.log(tilts) + math.log(steps * _ROUNDED / delta)
+    lost = (
+        logs[ladder.size :][: tilts.size]
+        - np.log(tilts)
+        + math.log(steps * _TRANSFORM_ROUNDING / delta)
+    )
     best = int(np.argmin(both * np.exp(np.clip(lost, 0.0, 300.0))))
     tilt, width = float(tilts[best]), float(both[best])
     return tilt, float(orders[above[best]]), float(orders[below[best]]), width
 
 
-def _end(
+def _last_frequency(
     releases: Releases, log_moments: Sequence[float], order: float, deviation: float, room: float
 ) -> tuple[float, float]:
-    """A frequency from which on all may be left out, and log of what these then add at most."""
-    thetas = _FREQUENCIES / deviation
+    """Return a frequency from which on all are left out, and log of a bound of their sum."""
+    thetas = _LAST_FREQUENCIES / deviation
     logs = -np.log(math.pi * thetas)
     for (law, count), log_moment in zip(releases, log_moments, strict=True):
         halves, weights = law.layers(order, log_moment)
-        less = (1.0 - _envelope(np.outer(thetas, halves))) @ weights
-        logs += count * np.log1p(-np.clip(less, 0.0, 1.0) * (1 - 2 * _SLACK))
+        less = (1.0 - _sinc_bound(np.outer(thetas, halves))) @ weights
+        logs += count * np.log1p(-np.clip(less, 0.0, 1.0) * (1 - 2 * _MAX_MOMENT_ERROR))
     enough = int(np.argmax(logs <= room))
     if logs[enough] > room:
         raise Unanswered
     return float(thetas[enough]), float(logs[enough])
 
 
-def _envelope(x: Array) -> Array:
-    """At least |sin(y)/y| for every y >= x >= 0."""
+def _sinc_bound(x: Array) -> Array:
+    """Return an upper bound of |sin(y)/y| over y >= x >= 0; both have shape (n, m)."""
     x = np.maximum(x, 1e-9)
-    return np.where(x < _FLAT, np.sin(x) / x * (1 + 1e-9), np.minimum(_LOBE, 1 / x))
+    return np.where(
+        x < _SINC_MONOTONE_END, np.sin(x) / x * (1 + 1e-9), np.minimum(_MAX_SINC_BEYOND, 1 / x)
+    )
 
 
 def _log_expm1(x: float) -> float:

@@ -1,4 +1,13 @@
-"""The loss laws of single releases: Gaussian, Laplace, and what is made of other laws."""
+"""The loss laws of single releases: Gaussian, Laplace, and combinations of other laws.
+
+With Laplace noise of scale b (in sensitivities) the loss of x is (|x - 1| - |x|) / b, where P is
+centred at 0 and Q at 1: 1/b for x <= 0 and -1/b for x >= 1. In between it falls as x grows, with
+P-density e^{l/2} and Q-density e^{-l/2}, both times e^{-1/(2b)}/4. The reverse order has the same
+law, because x -> 1 - x exchanges P and Q.
+
+Reference: Balle and Wang, arXiv:1805.06530, for the curve 1 - exp((ε - 1/b)/2) of a Laplace
+release.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +25,6 @@ from affidavit.accountants.fourier.privacy_loss import (
     LossLaw,
     Mixture,
     NormalPair,
-    Survival,
     maxima_of_neighbours,
 )
 
@@ -27,8 +35,8 @@ Kind = Literal["gaussian", "remove", "add", "replace"]
 class NormalMixtureLaw(NormalPair):
     """The loss law of one Gaussian release, subsampled or not.
 
-    With μ = ``distance`` / ``noise_multiplier``, how far a record moves the sum and the
-    noise's standard deviation, both in clip norms, and z in noise standard deviations:
+    μ = ``distance`` / ``noise_multiplier`` is the distance by which a record moves the sum, in
+    standard deviations of the noise; both numbers are in clip norms.
 
     ========  ===========================  ==============================
     kind      P                            Q
@@ -49,24 +57,24 @@ class NormalMixtureLaw(NormalPair):
 
     @property
     def mu(self) -> float:
-        """How far a record moves the sum, in standard deviations of the noise."""
+        """The distance by which a record moves the sum, in standard deviations of the noise."""
         return self.distance / self.noise_multiplier
 
     @property
-    def ceiling(self) -> float:
-        """No loss exceeds this: -log(1-q), rounded up, for ``add``, else infinity."""
+    def max_loss(self) -> float:
+        """-log(1-q), rounded up, for ``add``, else infinity."""
         if self.kind == "add":
             return -math.log1p(-self.sampling_probability) * (1 + 1e-14)
         return math.inf
 
     @property
-    def line(self) -> tuple[float, float]:
-        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
-        more = -math.log1p(-self.sampling_probability) if self.kind == "replace" else 0.0
-        return self.mu, more - self.mu * self.mu / 2
+    def bounding_line(self) -> tuple[float, float]:
+        """A line above the loss from z = μ/2 on, as slope and height."""
+        rise = -math.log1p(-self.sampling_probability) if self.kind == "replace" else 0.0
+        return self.mu, rise - self.mu * self.mu / 2
 
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``."""
+        """Return the loss (nats) at ``z``, both of shape (n,)."""
         mu, q = self.mu, self.sampling_probability
         match self.kind:
             case "gaussian":
@@ -79,11 +87,8 @@ class NormalMixtureLaw(NormalPair):
                 up = _log_mixture(mu * z - mu * mu / 2, q)
                 return up - _log_mixture(-mu * z - mu * mu / 2, q)
 
-    def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
-
-        Both have shape (n,).
-        """
+    def inverse_loss(self, losses: Array) -> Array:
+        """Return the z at which the loss is ``losses`` (increasing), both of shape (n,)."""
         mu, q = self.mu, self.sampling_probability
         match self.kind:
             case "gaussian":
@@ -98,7 +103,7 @@ class NormalMixtureLaw(NormalPair):
 
     @property
     def p_mixture(self) -> Mixture:
-        """Weights and means of P."""
+        """The mixture P."""
         q, mu = self.sampling_probability, self.mu
         match self.kind:
             case "gaussian":
@@ -110,7 +115,7 @@ class NormalMixtureLaw(NormalPair):
 
     @property
     def q_mixture(self) -> Mixture:
-        """Weights and means of Q."""
+        """The mixture Q."""
         q, mu = self.sampling_probability, self.mu
         match self.kind:
             case "gaussian" | "remove":
@@ -118,8 +123,8 @@ class NormalMixtureLaw(NormalPair):
             case "add" | "replace":
                 return ((1 - q, 0.0), (q, -mu))
 
-    def _misplaced(self, edges: Array, z: Array) -> Array:
-        """What rounding there is in finding z, at most some roundings of z times the slope there.
+    def _edge_roundings(self, edges: Array, z: Array) -> Array:
+        """Bound some roundings of z times the slope of the loss there; all of shape (n,).
 
         The slope is monotone in z, or even and monotone in |z| between μ and 2μ, so twice the
         mean slope of a cell at the edge bounds it.
@@ -129,13 +134,9 @@ class NormalMixtureLaw(NormalPair):
         slopes = 2.0 * maxima_of_neighbours(slopes)
         return 8.0 * np.abs(edges) + slopes * (np.abs(z) + mu) * (8.0 + 2.0 * mu * mu)
 
-    @property
-    def _spread(self) -> float:
-        return abs(math.log(self.sampling_probability)) + self.mu * self.mu
-
 
 def _log_mixture(exponent: Array, q: float) -> Array:
-    """log(1 - q + q·exp(exponent)), without overflow or cancellation."""
+    """Return log(1 - q + q·exp(exponent)) without overflow or cancellation."""
     small = np.minimum(exponent, 30.0)
     near = np.log1p(q * np.expm1(small))
     far = exponent + math.log(q) + np.log1p((1 - q) / q * np.exp(-np.maximum(exponent, 30.0)))
@@ -143,11 +144,11 @@ def _log_mixture(exponent: Array, q: float) -> Array:
 
 
 def _inverse_log_mixture(losses: Array, q: float) -> Array:
-    """The exponent at which ``_log_mixture`` is ``losses``; -inf below log(1-q).
+    """Return the exponent at which ``_log_mixture`` is ``losses``; -inf below log(1-q).
 
-    (e^l - (1-q))/q is formed as 1 + expm1(l)/q near l = 0, as e^l - (1-q) where l is
-    well below 0 (there both terms are exact to an ulp of e^l), and in logarithms where
-    e^l would overflow. ``losses`` increase.
+    (e^l - (1-q))/q is computed as 1 + expm1(l)/q near l = 0, as e^l - (1-q) where l is well below
+    0 (there both terms are exact to an ulp of e^l), and in logarithms where e^l would overflow.
+    ``losses`` increase.
     """
     split = np.searchsorted(losses, (-0.5, 30.0))
     low, near, far = np.split(losses, split)
@@ -160,136 +161,118 @@ def _inverse_log_mixture(losses: Array, q: float) -> Array:
     )
 
 
-_ATOMS = 201
-"""Between the two ends of the law."""
+_LAPLACE_ATOMS = 201
+"""Atoms between the two ends of a Laplace release's law."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaplaceLaw:
-    """The law of the loss of a Laplace release of this ``scale``."""
+    """The loss law of a Laplace release of this ``scale``."""
 
     scale: float
 
     @property
-    def ceiling(self) -> float:
-        """No loss exceeds this (nats)."""
+    def max_loss(self) -> float:
+        """The largest loss (nats), which half of P has."""
         return 1 / self.scale
 
     def atoms(self) -> Atoms:
-        """The law under P: both ends, and what is between them in cells."""
-        edges = np.linspace(-self.ceiling, self.ceiling, _ATOMS + 1)
-        p, _ = self._between(edges)
+        """Return the law under P: both ends, and cells between them."""
+        edges = np.linspace(-self.max_loss, self.max_loss, _LAPLACE_ATOMS + 1)
+        p, _ = self._masses_between(edges)
         losses = np.concatenate((edges[:1], (edges[:-1] + edges[1:]) / 2, edges[-1:]))
-        return Atoms(losses=losses, weights=np.concatenate(([self._rare / 2], p, [0.5])))
+        least = math.exp(-self.max_loss) / 2
+        return Atoms(losses=losses, weights=np.concatenate(([least], p, [0.5])))
 
-    def top(self, probability: float) -> float:  # noqa: ARG002  (half of P is at the ceiling)
-        """The largest loss."""
-        return self.ceiling
+    def upper_quantile(self, probability: float) -> float:  # noqa: ARG002  (half of P is there)
+        """Return the largest loss (nats)."""
+        return self.max_loss
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions.
-
-        ``losses`` in nats and each part of the answer have shape (n,).
-        """
-        inside = np.clip(losses, -self.ceiling, self.ceiling)
-        lost = -np.expm1((inside - self.ceiling) / 2)
-        p, q = (1 + lost) / 2, np.exp(-(inside + self.ceiling) / 2) / 2
-        all_of_it, none = losses <= -self.ceiling, losses > self.ceiling
-        return Survival(
-            p=np.where(all_of_it, 1.0, np.where(none, 0.0, p)),
-            q=np.where(all_of_it, 1.0, np.where(none, 0.0, q)),
-            relative=np.full(losses.shape, self._relative),
-            loss_error=self._misplaced(losses),
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l); all have shape (n,)."""
+        inside = np.clip(losses, -self.max_loss, self.max_loss)
+        lost = -np.expm1((inside - self.max_loss) / 2)
+        p, q = (1 + lost) / 2, np.exp(-(inside + self.max_loss) / 2) / 2
+        everything, nothing = losses <= -self.max_loss, losses > self.max_loss
+        return (
+            np.where(everything, 1.0, np.where(nothing, 0.0, p)),
+            np.where(everything, 1.0, np.where(nothing, 0.0, q)),
         )
 
     def cells(self, edges: Array) -> Cells:
-        """The masses between ``edges``, shape (n,), and beyond them, each with its ends' atoms."""
-        inside = np.clip(edges, -self.ceiling, self.ceiling)
-        p, q = self._between(np.concatenate(([-self.ceiling], inside, [self.ceiling])))
-        low, high = np.searchsorted(edges, (-self.ceiling, self.ceiling))
-        p[low] += self._rare / 2
+        """Return the masses between ``edges`` (n,), atoms at the law's ends included."""
+        inside = np.clip(edges, -self.max_loss, self.max_loss)
+        p, q = self._masses_between(np.concatenate(([-self.max_loss], inside, [self.max_loss])))
+        low, high = np.searchsorted(edges, (-self.max_loss, self.max_loss))
+        least = math.exp(-self.max_loss) / 2
+        p[low] += least
         q[low] += 0.5
         p[high] += 0.5
-        q[high] += self._rare / 2
+        q[high] += least
+        largest = self.max_loss + float(np.abs(edges).max())
         return Cells(
             p=p,
             q=q,
-            relative=np.full(p.size, self._relative),
-            misplaced=np.full(p.size, self._misplaced(edges)),
+            relative_error=np.full(p.size, UNIT_ROUNDOFF * (16.0 + 4.0 * self.max_loss)),
+            edge_error=np.full(p.size, UNIT_ROUNDOFF * 8.0 * largest),
         )
 
-    @property
-    def _rare(self) -> float:
-        return math.exp(-self.ceiling)
-
-    def _between(self, losses: Array) -> tuple[Array, Array]:
-        """P- and Q-masses between increasing ``losses`` within the law's ends."""
+    def _masses_between(self, losses: Array) -> tuple[Array, Array]:
+        """Return the masses between increasing ``losses`` (n,) within the law's ends."""
         shares = -np.expm1(-np.diff(losses) / 2) / 2
-        p = np.exp((losses[1:] - self.ceiling) / 2) * shares
-        q = np.exp(-(losses[:-1] + self.ceiling) / 2) * shares
+        p = np.exp((losses[1:] - self.max_loss) / 2) * shares
+        q = np.exp(-(losses[:-1] + self.max_loss) / 2) * shares
         return p, q
-
-    @property
-    def _relative(self) -> float:
-        return UNIT_ROUNDOFF * (16.0 + 4.0 * self.ceiling)
-
-    def _misplaced(self, losses: Array) -> float:
-        """How far a loss may be from the edge it is read at, ends of the law included (nats)."""
-        return UNIT_ROUNDOFF * 8.0 * (self.ceiling + float(np.abs(losses).max()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RevealedMixtureLaw:
-    """``second`` with probability ``weight``, else ``first``, and it is known which."""
+    """``second`` with probability ``weight``, else ``first``; the release reveals which."""
 
     first: LossLaw
     second: LossLaw
     weight: float
 
     @property
-    def ceiling(self) -> float:
-        """No loss of either exceeds this (nats)."""
-        return max(self.first.ceiling, self.second.ceiling)
+    def max_loss(self) -> float:
+        """The larger of both laws' (nats)."""
+        return max(self.first.max_loss, self.second.max_loss)
 
     def atoms(self) -> Atoms:
-        """The law under P, for parameters."""
+        """Return the law under P."""
         parts = (self.first.atoms(), 1 - self.weight), (self.second.atoms(), self.weight)
         losses = np.concatenate([atoms.losses for atoms, _ in parts])
         weights = np.concatenate([share * atoms.weights for atoms, share in parts])
         order = np.argsort(losses, kind="stable")
         return Atoms(losses=losses[order], weights=weights[order])
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses`` (nats), weighed."""
-        first, second = self.first.survival(losses), self.second.survival(losses)
-        rest = 1 - self.weight
-        return Survival(
-            p=rest * first.p + self.weight * second.p,
-            q=rest * first.q + self.weight * second.q,
-            relative=np.maximum(first.relative, second.relative) + 2.0**-51,
-            loss_error=max(first.loss_error, second.loss_error),
-        )
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l); all have shape (n,)."""
+        first, second = self.first.tails(losses), self.second.tails(losses)
+        return self._average(first[0], second[0]), self._average(first[1], second[1])
 
     def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between ``edges``, weighed."""
+        """Return the masses of both laws between ``edges`` (n,), weighted."""
         first, second = self.first.cells(edges), self.second.cells(edges)
-        rest = 1 - self.weight
         return Cells(
-            p=rest * first.p + self.weight * second.p,
-            q=rest * first.q + self.weight * second.q,
-            relative=np.maximum(first.relative, second.relative) + 2.0**-51,
-            misplaced=np.maximum(first.misplaced, second.misplaced),
+            p=self._average(first.p, second.p),
+            q=self._average(first.q, second.q),
+            relative_error=np.maximum(first.relative_error, second.relative_error) + 2.0**-51,
+            edge_error=np.maximum(first.edge_error, second.edge_error),
         )
 
-    def top(self, probability: float) -> float:
-        """A loss (nats) that is exceeded under P with at most about this small probability.
+    def _average(self, first: Array, second: Array) -> Array:
+        return (1 - self.weight) * first + self.weight * second
 
-        Half of it for either law, since the bound of ε that needs no transform rests on it.
+    def upper_quantile(self, probability: float) -> float:
+        """Return a loss (nats) that P exceeds with at most about this small probability.
+
+        Each law gets half of the probability, because a bound of ε rests on the sum.
         """
         half = probability / 2
         if self.weight <= half:
-            return self.first.top(half)
-        return max(self.first.top(half), self.second.top(half / self.weight))
+            return self.first.upper_quantile(half)
+        return max(self.first.upper_quantile(half), self.second.upper_quantile(half / self.weight))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,53 +283,46 @@ class ShiftedLaw:
     shift: float
 
     @property
-    def ceiling(self) -> float:
-        """No loss exceeds this (nats)."""
-        return self.law.ceiling + self.shift + 1e-15
+    def max_loss(self) -> float:
+        """The shifted law's (nats)."""
+        return self.law.max_loss + self.shift + 1e-15
 
     def atoms(self) -> Atoms:
-        """The law under P, for parameters."""
+        """Return the law under P."""
         atoms = self.law.atoms()
         return Atoms(losses=atoms.losses + self.shift, weights=atoms.weights)
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses`` (nats)."""
-        own = self.law.survival(losses - self.shift)
-        return Survival(
-            p=own.p,
-            q=own.q * math.exp(-self.shift),
-            relative=own.relative + 2.0**-51,
-            loss_error=own.loss_error + float(self._rounding(losses).max()),
-        )
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l); all have shape (n,)."""
+        p, q = self.law.tails(losses - self.shift)
+        return p, q * math.exp(-self.shift)
 
     def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between ``edges``."""
-        own = self.law.cells(edges - self.shift)
-        beside = self._rounding(edges)
+        """Return the masses of both laws between ``edges`` (n,)."""
+        cells = self.law.cells(edges - self.shift)
+        rounding = 2.0**-52 * (np.abs(edges) + abs(self.shift))
         return Cells(
-            p=own.p,
-            q=own.q * math.exp(-self.shift),
-            relative=own.relative + 2.0**-51,
-            misplaced=own.misplaced + np.maximum(np.append(beside, 0), np.insert(beside, 0, 0)),
+            p=cells.p,
+            q=cells.q * math.exp(-self.shift),
+            relative_error=cells.relative_error + 2.0**-51,
+            edge_error=cells.edge_error
+            + np.maximum(np.append(rounding, 0), np.insert(rounding, 0, 0)),
         )
 
-    def top(self, probability: float) -> float:
-        """A loss (nats) that is exceeded under P with about this small probability."""
-        return self.law.top(probability) + self.shift
-
-    def _rounding(self, losses: Array) -> Array:
-        return np.asarray(2.0**-52 * (np.abs(losses) + abs(self.shift)))
+    def upper_quantile(self, probability: float) -> float:
+        """Return a loss (nats) that P exceeds with about this small probability."""
+        return self.law.upper_quantile(probability) + self.shift
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorseOfBothLaw:
     """The law whose curve is that of ``remove`` for α >= 1 and that of ``add`` below.
 
-    That is ``remove`` where the loss is positive, ``add`` where it is negative, and an ``atom``
-    (its probability) at zero, where the two curves meet with a kink: the dominating law of
-    sampling without replacement (docs/theorems/without-replacement.md) and of displaced records
-    (docs/theorems/truncated-poisson.md). No single pair of data sets need attain it, so it
-    serves upper bounds only.
+    That is ``remove`` for positive losses, ``add`` for negative ones, and an ``atom`` (its
+    probability) at zero, where the two curves meet with a kink: the dominating law of sampling
+    without replacement (docs/theorems/without-replacement.md) and of displaced records
+    (docs/theorems/truncated-poisson.md). No pair of data sets need attain it, so it serves upper
+    bounds only.
     """
 
     remove: NormalPair
@@ -354,12 +330,12 @@ class WorseOfBothLaw:
     atom: float
 
     @property
-    def ceiling(self) -> float:
-        """That of ``remove`` (nats), whose part the positive losses are."""
-        return self.remove.ceiling
+    def max_loss(self) -> float:
+        """That of ``remove`` (nats), to which the positive losses belong."""
+        return self.remove.max_loss
 
     def atoms(self) -> Atoms:
-        """The law under P, for parameters."""
+        """Return the law under P."""
         low, high = self.add.atoms(), self.remove.atoms()
         below, above = low.losses < 0, high.losses > 0
         weights = np.concatenate((low.weights[below], [0.0], high.weights[above]))
@@ -367,64 +343,59 @@ class WorseOfBothLaw:
         losses = np.concatenate((low.losses[below], [0.0], high.losses[above]))
         return Atoms(losses=losses, weights=weights / weights.sum())
 
-    def top(self, probability: float) -> float:
-        """A loss that is exceeded under P with about this small probability."""
-        return max(0.0, self.remove.top(probability))
+    def upper_quantile(self, probability: float) -> float:
+        """Return a loss (nats) that P exceeds with about this small probability."""
+        return max(0.0, self.remove.upper_quantile(probability))
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions; at zero the atom counts as reached, which is ``add``."""
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l), the atom included at zero; all have shape (n,)."""
         split = int(np.searchsorted(losses, 0.0, side="right"))
         if split == 0:
-            return self.remove.survival(losses)
-        low = self.add.survival(losses[:split])
+            return self.remove.tails(losses)
         if split == losses.size:
-            return low
-        high = self.remove.survival(losses[split:])
-        return Survival(
-            p=np.concatenate((low.p, high.p)),
-            q=np.concatenate((low.q, high.q)),
-            relative=np.concatenate((low.relative, high.relative)),
-            loss_error=max(low.loss_error, high.loss_error),
-        )
+            return self.add.tails(losses)
+        low, high = self.add.tails(losses[:split]), self.remove.tails(losses[split:])
+        return np.append(low[0], high[0]), np.append(low[1], high[1])
 
     def cells(self, edges: Array) -> Cells:
-        """The masses between ``edges``; the cell that holds zero has both laws and the atom."""
-        if edges[0] >= 0.0 or edges[-1] <= 0.0:
-            return self._cells_on_one_side(edges)
+        """Return the masses between ``edges`` (n,); the cell around zero has both and the atom."""
+        # Zero must lie between two edges: one more is added, and its cell joined to the next.
+        beyond = float(np.abs(edges).max()) + 1.0
+        if edges[0] >= 0.0:
+            return _joined(self.cells(np.insert(edges, 0, -beyond)), 0)
+        if edges[-1] <= 0.0:
+            return _joined(self.cells(np.append(edges, beyond)), edges.size)
         split = int(np.searchsorted(edges, 0.0))
         low = self.add.cells(np.append(edges[:split], 0.0))
         high = self.remove.cells(np.insert(edges[split:], 0, 0.0))
 
-        def joined(below: Array, above: Array, middle: float) -> Array:
-            return np.concatenate((below[:split], [middle], above[2:]))
+        def stacked(below: Array, above: Array) -> Array:
+            return np.concatenate((below[: split + 1], above[1:]))
 
-        return Cells(
-            p=joined(low.p, high.p, float(low.p[split] + high.p[1]) + self.atom),
-            q=joined(low.q, high.q, float(low.q[split] + high.q[1]) + self.atom),
-            relative=joined(
-                low.relative, high.relative, float(max(low.relative[split], high.relative[1]))
+        result = _joined(
+            Cells(
+                p=stacked(low.p, high.p),
+                q=stacked(low.q, high.q),
+                relative_error=stacked(low.relative_error, high.relative_error),
+                edge_error=stacked(low.edge_error, high.edge_error),
             ),
-            misplaced=joined(
-                low.misplaced, high.misplaced, float(max(low.misplaced[split], high.misplaced[1]))
-            ),
+            split,
         )
+        result.p[split] += self.atom
+        result.q[split] += self.atom
+        return result
 
-    def _cells_on_one_side(self, edges: Array) -> Cells:
-        """The cells when no two edges have zero between them: one more edge, and less."""
-        beyond = float(np.abs(edges).max()) + 1.0
-        if edges[0] >= 0.0:
-            cells, ends = self.cells(np.insert(edges, 0, -beyond)), slice(0, 2)
-        else:
-            cells, ends = self.cells(np.append(edges, beyond)), slice(-2, None)
 
-        def merged(values: Array, joined: float) -> Array:
-            if ends.start == 0:
-                return np.insert(values[2:], 0, joined)
-            return np.append(values[:-2], joined)
+def _joined(cells: Cells, first: int) -> Cells:
+    """Return ``cells`` with the cell at ``first`` and the next one joined."""
 
-        return Cells(
-            p=merged(cells.p, float(cells.p[ends].sum())),
-            q=merged(cells.q, float(cells.q[ends].sum())),
-            relative=merged(cells.relative, float(cells.relative[ends].max())),
-            misplaced=merged(cells.misplaced, float(cells.misplaced[ends].max())),
-        )
+    def joined(values: Array, result: float) -> Array:
+        return np.concatenate((values[:first], [result], values[first + 2 :]))
+
+    pair = slice(first, first + 2)
+    return Cells(
+        p=joined(cells.p, cells.p[pair].sum()),
+        q=joined(cells.q, cells.q[pair].sum()),
+        relative_error=joined(cells.relative_error, cells.relative_error[pair].max()),
+        edge_error=joined(cells.edge_error, cells.edge_error[pair].max()),
+    )

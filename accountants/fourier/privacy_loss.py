@@ -1,20 +1,20 @@
 """The privacy loss of one release, as a law on the real line.
 
-A pair (P, Q) of hypotheses is known here through the loss L = log dP/dQ. Every pair
-below is a pair of mixtures of unit normals in z (the released coordinate over the noise
-standard deviation) whose loss increases in z, so the law of L is two survival functions:
+A pair (P, Q) of hypotheses is represented by its loss L = log dP/dQ. Most pairs are mixtures of
+unit normals in z, the released coordinate over the noise standard deviation, whose loss increases
+in z. Their masses are read at z(l), the inverse of the loss.
 
-* ``P(L >= l)`` and ``Q(L >= l)``, read off at z(l), the inverse of the loss;
-* and its exponential moments, by the trapezoid rule over z.
+Rounding errors are counted in units of u = 2**-53 from the operations. cephes' ``ndtr`` is
+exp(-z²/2) times a rational function, so its relative error grows like z²/2 roundings. A mass taken
+as the difference of two distribution functions is only good to a rounding of *those*, which would
+dominate where a million releases each have a tiny loss. Narrow cells are therefore summed as a
+series about their centre.
 
-``Survival`` carries what the numbers may be wrong by. ``relative`` bounds the relative
-error of both survival functions at the z that was really used; ``loss_error`` bounds how
-far the loss of that z is from the l that was asked for. Both are counted in units of
-u = 2**-53 from the operations made: cephes' ``ndtr`` is exp(-z²/2) times a rational
-function, so its relative error grows like z²/2 roundings.
+``Atoms`` and ``tails`` choose tilts, steps and windows. No bound rests on them.
 
-The moments (``Atoms``) choose_grid: they choose tilts, steps and windows, and no bound rests
-on them.
+>>> masses, errors = normal_masses(np.array([0.0, 1e-9]), 0.0)
+>>> bool(abs(masses[1] / 1e-9 - 0.3989422804014327) < 1e-15)
+True
 
 References: [1] Zhu, Dong and Wang, arXiv:2106.08567, dominating pairs. [2] docs/theorems/
 poisson-add-remove.md, poisson-replace-one.md, without-replacement.md for why these pairs.
@@ -32,56 +32,45 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 Array = NDArray[np.float64]
-
 UNIT_ROUNDOFF = 2.0**-53
-_PIECE = 8192
 
-_Z_REACH, _UNSEEN = 12.5, 1e-40
-"""Normal deviations kept by the moments; mass beyond is below 1e-35."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Survival:
-    """P(L >= l) and Q(L >= l) on a grid of n losses l, with bounds of their errors.
-
-    All three arrays have shape (n,); ``relative`` is of ``p`` and ``q``, ``loss_error`` in nats.
-    """
-
-    p: Array
-    q: Array
-    relative: Array
-    loss_error: float
+_CHUNK_POINTS = 8192
+"""Points of a chunk of ``normal_masses`` that stays in the processor's cache."""
+_ATOM_REACH, _NEGLIGIBLE_WEIGHT = 12.5, 1e-40
+"""Standard deviations that the atoms cover, and weights that they ignore: less than 1e-35."""
+_MAX_PLACE = 38.0
+"""Standard deviations beyond which a normal tail vanishes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cells:
     """P- and Q-masses of the losses below, between and above increasing edges.
 
-    All four arrays have shape (n + 1,) for n edges. ``relative`` bounds the relative error
-    of ``p`` and ``q``, and ``misplaced`` how far, in nats, the loss at either end of a cell
-    can be from the edge that was asked for.
+    All four arrays have shape (n + 1,) for n edges. ``relative_error`` bounds the relative error
+    of ``p`` and ``q``, and ``edge_error`` the distance (nats) of the loss at either end of a cell
+    from the requested edge.
     """
 
     p: Array
     q: Array
-    relative: Array
-    misplaced: Array
+    relative_error: Array
+    edge_error: Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Atoms:
     """The law of the loss under P as finitely many atoms, accurate but not a bound.
 
-    ``losses`` (nats) increase; ``weights`` sum to one. Both have shape (n,).
+    ``losses`` (nats) increase and ``weights`` sum to one. Both have shape (n,).
     """
 
     losses: Array
     weights: Array
 
     def cut(self, top: float) -> Atoms:
-        """The law without the losses above ``top``, not renormalised.
+        """Return the law without the losses above ``top`` (nats), not renormalised.
 
-        The atoms are coarse: an atom at ``top`` itself stands for what is between.
+        The atoms are coarse, so an atom at ``top`` replaces the first one beyond it.
         """
         keep = int(np.searchsorted(self.losses, top, side="right"))
         if keep == 0 or keep == self.losses.size:
@@ -92,32 +81,26 @@ class Atoms:
         )
 
     def log_moment(self, order: float) -> float:
-        """log E[exp(order · L)], ``order`` in 1/nat."""
+        """Return log E[exp(order · L)], ``order`` in 1/nat."""
         exponents = order * self.losses
         peak = float(exponents.max())
         return peak + math.log(float(self.weights @ np.exp(exponents - peak)))
 
     def log_moments(self, orders: Array) -> Array:
-        """log E[exp(order · L)] at each of ``orders``.
-
-        ``orders`` and what is returned have shape (m,).
-        """
+        """Return log E[exp(order · L)] at each of ``orders`` (1/nat), both of shape (m,)."""
         exponents = np.outer(orders, self.losses)
         peaks = exponents.max(axis=1)
         sums: Array = peaks + np.log(np.exp(exponents - peaks[:, None]) @ self.weights)
         return sums
 
     def tilted(self, order: float) -> Array:
-        """The weights of the law tilted by exp(order · L), summing to one.
-
-        Shape (n,), as the atoms.
-        """
+        """Return the weights tilted by exp(order · L), normalised, of shape (n,)."""
         exponents = order * self.losses
         weights = self.weights * np.exp(exponents - exponents.max())
         return np.asarray(weights / weights.sum(), dtype=np.float64)
 
     def median(self, order: float) -> float:
-        """The median of the tilted law, in nats."""
+        """Return the median (nats) of the tilted law."""
         cumulative = np.cumsum(self.tilted(order))
         return float(self.losses[int(np.searchsorted(cumulative, 0.5))])
 
@@ -126,31 +109,27 @@ class LossLaw(Protocol):
     """The law of one release's privacy loss, in nats, in one direction of the adjacency."""
 
     @property
-    def ceiling(self) -> float:
-        """No loss exceeds this (nats); infinite if unbounded."""
+    def max_loss(self) -> float:
+        """An upper bound of the loss (nats); infinite if there is none."""
         ...
 
     def atoms(self) -> Atoms:
-        """The law under P, for parameters."""
+        """Return the law under P for choosing grids."""
         ...
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses``.
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l) up to rounding, for choosing grids.
 
-        ``losses`` in nats and each part of the answer have shape (n,).
+        The increasing ``losses`` (nats) and both results have shape (n,).
         """
         ...
 
     def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between increasing ``edges``, and beyond them.
-
-        ``edges`` in nats have shape (n,), and the masses (n + 1,): below the first, between them,
-        above the last.
-        """
+        """Return the masses between increasing ``edges`` (nats), of shape (n,)."""
         ...
 
-    def top(self, probability: float) -> float:
-        """A loss that is exceeded under P with about this small probability."""
+    def upper_quantile(self, probability: float) -> float:
+        """Return a loss (nats) that P exceeds with about this small probability."""
         ...
 
 
@@ -159,85 +138,76 @@ Mixture = tuple[tuple[float, float], ...]
 
 
 class NormalPair(ABC):
-    """A pair of mixtures of unit normals in z whose loss increases in z.
-
-    What every such pair reads off z alike; a pair states its mixtures, its loss and where a
-    loss is (``place``), with the rounding of that (``_misplaced`` and ``_spread``).
-    """
+    """A pair of mixtures of unit normals in z whose loss increases in z."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def mu(self) -> float:
-        """How far a record moves the sum, in standard deviations of the noise."""
+        """The distance by which a record moves the sum, in standard deviations of the noise."""
         ...
 
     @property
-    @abstractmethod
-    def ceiling(self) -> float:
-        """No loss exceeds this (nats); infinite if unbounded."""
-        ...
+    def max_loss(self) -> float:
+        """An upper bound of the loss (nats); infinite if there is none."""
+        return math.inf
 
     @property
     @abstractmethod
     def p_mixture(self) -> Mixture:
-        """Weights and means of P."""
+        """The mixture P."""
         ...
 
     @property
     @abstractmethod
     def q_mixture(self) -> Mixture:
-        """Weights and means of Q."""
+        """The mixture Q."""
         ...
 
     @property
     @abstractmethod
-    def line(self) -> tuple[float, float]:
-        """A line that the loss is nowhere above from z = μ/2 on, where it has no ceiling.
+    def bounding_line(self) -> tuple[float, float]:
+        """A line above the loss from z = μ/2 on, where the loss is unbounded.
 
-        Its slope in nats a standard deviation, and its height at z = 0 in nats.
+        Its slope in nats per standard deviation, and its height at z = 0 in nats.
         """
         ...
 
     @abstractmethod
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``."""
+        """Return the loss (nats) at ``z``, both of shape (n,)."""
         ...
 
     @abstractmethod
-    def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+    def inverse_loss(self, losses: Array) -> Array:
+        """Return the z at which the loss is ``losses`` (increasing); infinite outside its range.
 
         Both have shape (n,).
         """
         ...
 
     @abstractmethod
-    def _misplaced(self, edges: Array, z: Array) -> Array:
-        """How far the loss at ``z`` is from ``edges``, in roundings; both of shape (n,)."""
-        ...
-
-    @property
-    @abstractmethod
-    def _spread(self) -> float:
-        """What the rounding of a z that was found adds to a loss, in sixteen roundings."""
+    def _edge_roundings(self, edges: Array, z: Array) -> Array:
+        """Bound the distance of the loss at ``z`` from ``edges``, in roundings; all (n,)."""
         ...
 
     def atoms(self) -> Atoms:
-        """The law under P by the trapezoid rule, which is exact to rounding here.
+        """Return the law under P by the trapezoid rule, which is exact to rounding here.
 
-        The integrand is analytic in a strip of half-width π/(2μ) at least, so a step of
-        a tenth of the strip or of a standard deviation leaves less than 1e-17.
+        The integrand is analytic in a strip of half-width π/(2μ) at least, so a step of a tenth of
+        the strip or of a standard deviation leaves less than 1e-17.
         """
-        means = [0.0, *(mean for weight, mean in self.p_mixture if weight > _UNSEEN)]
+        means = [0.0, *(mean for weight, mean in self.p_mixture if weight > _NEGLIGIBLE_WEIGHT)]
         step = min(0.1, 0.25 / self.mu)
-        z = np.arange(min(means) - _Z_REACH, max(means) + _Z_REACH + step, step)
-        weights = _density(z, self.p_mixture)
+        z = np.arange(min(means) - _ATOM_REACH, max(means) + _ATOM_REACH + step, step)
+        weights = np.zeros_like(z)
+        for weight, mean in self.p_mixture:
+            weights += weight * np.exp(-((z - mean) ** 2) / 2)
         return Atoms(losses=self.loss(z), weights=weights / weights.sum())
 
-    def top(self, probability: float) -> float:
-        """The loss (nats) at a z above which P has about this probability."""
+    def upper_quantile(self, probability: float) -> float:
+        """Return the loss (nats) at a z that P exceeds with about this probability."""
         low, high = 0.0, 40.0 + self.mu
         mixture = self.p_mixture
         for _ in range(45):
@@ -246,54 +216,38 @@ class NormalPair(ABC):
             low, high = (middle, high) if tail > probability else (low, middle)
         return float(self.loss(np.array([high]))[0])
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions; z is cut at ±38, beyond which P and Q vanish.
-
-        ``losses`` in nats and each part of the answer have shape (n,).
-        """
-        mu = self.mu
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l) up to rounding; all have shape (n,)."""
         with np.errstate(over="ignore", divide="ignore"):
-            # Infinities are meant: below its infimum a loss has no z.
-            z = self.place(losses)
-        reach = 38.0 + mu
+            # Below its infimum a loss has no z, and the result is infinite.
+            z = self.inverse_loss(losses)
+        reach = _MAX_PLACE + self.mu
         inside = np.clip(z, -reach, reach)
         normal = {m: ndtr(m - inside) for m in self._means()}
         p = sum(w * normal[m] for w, m in self.p_mixture)
-        q_tail = sum(w * normal[m] for w, m in self.q_mixture)
-        # ndtr, the sum of two positive terms and the rounding of m - z: the last moves
-        # ndtr by a hazard of at most |z| + 1 times an ulp of |z|.
-        size = np.maximum(inside, 0.0) + mu + 1.0
-        relative = UNIT_ROUNDOFF * (16.0 + 4.0 * size * size)
-        span = float(max(abs(losses[0]), abs(losses[-1])))
-        return Survival(
-            p=np.asarray(p),
-            q=np.asarray(q_tail),
-            relative=relative,
-            loss_error=UNIT_ROUNDOFF * (32.0 + 16.0 * (span + self._spread)),
-        )
+        q = sum(w * normal[m] for w, m in self.q_mixture)
+        return np.asarray(p), np.asarray(q)
 
     def cells(self, edges: Array) -> Cells:
-        """The masses between ``edges``, shape (n,), each with a few ulp of error of its own.
+        """Return the masses between ``edges`` (n,), each good to a few roundings of itself.
 
-        The cells are cut at the z found for the edges, which are taken as exact: what
-        rounding there is in finding them is ``misplaced``.
+        The cells are cut at the computed z, which is then taken as exact: its rounding is in
+        ``edge_error``.
         """
-        mu = self.mu
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            z = np.maximum.accumulate(self.place(edges))
-        reach = 38.0 + mu
+            z = np.maximum.accumulate(self.inverse_loss(edges))
+        reach = _MAX_PLACE + self.mu
         z = np.clip(z, -reach, reach)
         normal = {m: normal_masses(z, m) for m in self._means()}
         p, p_error = (sum(w * normal[m][k] for w, m in self.p_mixture) for k in (0, 1))
         q, q_error = (sum(w * normal[m][k] for w, m in self.q_mixture) for k in (0, 1))
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.maximum(np.nan_to_num(p_error / p), np.nan_to_num(q_error / q))
-        places = self._misplaced(edges, z)
+            error = np.maximum(np.nan_to_num(p_error / p), np.nan_to_num(q_error / q))
         return Cells(
             p=np.asarray(p),
             q=np.asarray(q),
-            relative=relative + 4.0 * UNIT_ROUNDOFF,
-            misplaced=UNIT_ROUNDOFF * maxima_of_neighbours(places),
+            relative_error=error + 4.0 * UNIT_ROUNDOFF,
+            edge_error=UNIT_ROUNDOFF * maxima_of_neighbours(self._edge_roundings(edges, z)),
         )
 
     def _means(self) -> set[float]:
@@ -301,43 +255,36 @@ class NormalPair(ABC):
 
 
 def maxima_of_neighbours(values: Array) -> Array:
-    """Return the larger of the entries before and after each edge of ``values``.
+    """Return the larger of the entries before and after each place between ``values``.
 
     ``values`` have shape (n,), the maxima (n + 1,).
     """
     return np.maximum(np.append(values[:1], values), np.append(values, values[-1:]))
 
 
-def _density(z: Array, mixture: tuple[tuple[float, float], ...]) -> Array:
-    total = np.zeros_like(z)
-    for weight, mean in mixture:
-        total += weight * np.exp(-((z - mean) ** 2) / 2)
-    return total
-
-
 def normal_masses(z: Array, mean: float) -> tuple[Array, Array]:
-    """Masses of N(mean, 1) below, between and above ``z``, and bounds of their absolute errors.
+    """Return masses of N(mean, 1) below, between and above ``z``, and bounds of their errors.
 
-    ``z`` increases, shape (n,) and in standard deviations; both results have shape (n + 1,).
+    ``z`` increases, of shape (n,) and in standard deviations. Both results have shape (n + 1,); the
+    errors are absolute.
 
     A cell [c - d, c + d] that is narrow against the density's own scale has
 
         2 d φ(c) Σ_k He_2k(c) d^2k / (2k+1)!,
 
     summed to k = 4: the next term is below 3 units of rounding where (1 + |c|) d <= 0.08.
-    The half width is that of z itself, so no cell is widened by the rounding of z - mean. A
-    wider one is the difference of two tails, taken on the side where they are small. Where
-    the argument is rounded the density moves by as many ulp as |z - mean| (|z| + |mean|).
+    The half width is that of z itself, so the rounding of z - mean widens no cell. A wider cell is
+    the difference of two tails, taken on the side where they are small. Where the argument is
+    rounded the density moves by as many ulp as |z - mean| (|z| + |mean|).
     """
     at = z - mean
     masses, errors = np.empty(z.size + 1), np.empty(z.size + 1)
     masses[:1], errors[:1] = _tails(at[:1], mean)
     masses[-1:], errors[-1:] = _tails(-at[-1:], mean)
-    # Piece by piece, so that what is passed over many times stays in the cache.
-    for start in range(0, z.size - 1, _PIECE):
-        piece = slice(start, min(start + _PIECE, z.size - 1) + 1)
-        inside = slice(piece.start + 1, piece.stop)
-        masses[inside], errors[inside] = _inner_masses(z[piece], at[piece], mean)
+    for start in range(0, z.size - 1, _CHUNK_POINTS):
+        chunk = slice(start, min(start + _CHUNK_POINTS, z.size - 1) + 1)
+        inside = slice(chunk.start + 1, chunk.stop)
+        masses[inside], errors[inside] = _inner_masses(z[chunk], at[chunk], mean)
     return masses, UNIT_ROUNDOFF * errors
 
 
@@ -366,7 +313,7 @@ def _inner_masses(z: Array, at: Array, mean: float) -> tuple[Array, Array]:
 
 
 def _tails(at: Array, mean: float) -> tuple[Array, Array]:
-    """Φ at ``at``, and a bound of its error in units of rounding, that of ``at`` included."""
+    """Return Φ at ``at`` and a bound of its error in roundings, that of ``at`` included."""
     tails = ndtr(at)
     sizes = np.minimum(np.abs(at), 40.0) + (abs(mean) + 1.0)
     return tails, (16.0 + 4.0 * sizes * sizes) * tails

@@ -1,8 +1,8 @@
 """E[e^{sL}] of one release at complex s, by a rule on z with a bound of its error.
 
 The integrand is analytic in z, so the Clenshaw-Curtis rule needs some hundred places where a
-lattice of losses needs thousands. Its error is bounded by the integrand on an ellipse around the
-range of places. Places outside the range are left out, and their masses are known.
+lattice of losses needs thousands. The integrand on an ellipse around the range of places bounds its
+error. Places outside the range are left out, and their masses are known.
 
 Reference: docs/theorems/direct-inversion.md.
 """
@@ -26,16 +26,16 @@ from affidavit.accountants.fourier.schedules import ExtrapolatedLaw
 Complex = NDArray[np.complex128]
 
 POINTS = tuple(n * 2**k for k in range(8) for n in (96, 128))
-"""Intervals of the rules that are tried; a test compares their weights with 40 digits."""
+"""Numbers of intervals of the rules; a test compares their weights with 40 digits."""
 _MAX_WORK = 50_000_000
 """Frequencies times intervals."""
-MAX_PROBABILITY = 0.9
-"""Of a sample; near 1 the loss of an unlikely place is a small difference of large numbers."""
-_CELLS, _LAYERS = 48, 128
-"""Cells on which an integrand is bounded, and a density."""
-_CHUNK = 256
+MAX_SAMPLING_PROBABILITY = 0.9
+"""Near 1 the loss of an unlikely place is a small difference of large numbers."""
+_ELLIPSE_CELLS, _DENSITY_CELLS = 48, 128
+"""Cells on which an integrand on an ellipse is bounded, and cells of a density."""
+_CHUNK_TERMS = 256
 """Terms that are summed before others are added."""
-_NARROWER = 0.55 ** np.arange(7)
+_ELLIPSE_SHARES = 0.55 ** np.arange(7)
 """Ellipses that are tried, as shares of the widest."""
 _SQRT_TAU = math.sqrt(2 * math.pi)
 
@@ -46,9 +46,9 @@ class Unanswered(Exception):
 
 @lru_cache(maxsize=len(POINTS))
 def rule(intervals: int) -> tuple[Array, Array]:
-    """Nodes and weights of the Clenshaw-Curtis rule on [-1, 1], increasing.
+    """Return increasing nodes and weights of the Clenshaw-Curtis rule on [-1, 1].
 
-    ``intervals`` is even; both arrays have one number more, (intervals + 1,).
+    ``intervals`` is even; both arrays have shape (intervals + 1,).
 
     >>> nodes, weights = rule(8)
     >>> abs(float(weights @ nodes**8) - 2 / 9) < 1e-15
@@ -58,7 +58,7 @@ def rule(intervals: int) -> tuple[Array, Array]:
     sines = np.sin(math.pi / intervals * np.arange(half + 1))
     odd = np.zeros(intervals - 1)
     odd[::2] = 1.0 / np.arange(1, intervals, 2)
-    # Those of Fejér's second rule, of one sign, and what its last cosine lacks.
+    # The weights of Fejér's second rule, of one sign, corrected for the last cosine.
     weights = np.empty(half + 1)
     weights[0] = end = 1.0 / (intervals**2 - 1)
     weights[1:] = 2.0 / intervals * sines[1:] * fft.dst(odd, type=1)[:half]
@@ -74,7 +74,7 @@ class Transform:
     """One law's transform at an order λ and frequencies θ, and its moments at given orders.
 
     ``logs`` (F,) are log of E[e^{(λ+iθ)(L-c)}] over its value at θ = 0, with c the ``centre``
-    (nats), and ``errors`` bound what these quotients are off by. ``log_moments`` (K,) are
+    (nats), and ``errors`` bound the errors of these quotients. ``log_moments`` (K,) are
     log E[e^{oL}] at each order o, and ``moment_errors`` bound their relative errors.
     """
 
@@ -99,14 +99,14 @@ class AnalyticPart:
 
     @classmethod
     def of(cls, law: NormalMixtureLaw, rare: float) -> AnalyticPart:
-        """With the places beyond which P has about the probability ``rare``, on either side.
+        """Return ``law`` without the places of probability ``rare`` or so on either side.
 
         Raises ``Unanswered`` for sampling probabilities near 1.
         """
-        if law.kind != "gaussian" and law.sampling_probability > MAX_PROBABILITY:
+        if law.kind != "gaussian" and law.sampling_probability > MAX_SAMPLING_PROBABILITY:
             raise Unanswered
         ends = [(mean, -float(ndtri(min(0.3, rare / weight)))) for weight, mean in law.p_mixture]
-        # Rounded outward, so that plans of a sweep have the same places.
+        # Rounded outward, so that plans of a sweep share the same places.
         low = math.floor(2 * min(mean - reach for mean, reach in ends)) / 2
         high = math.ceil(2 * max(mean + reach for mean, reach in ends)) / 2
         return cls(law, low, high)
@@ -131,33 +131,33 @@ class AnalyticPart:
         return (self.high + self.low) / 2
 
     def places(self, points: int) -> Array:
-        """The nodes of a rule in z, (points + 1,)."""
+        """Return the nodes of a rule in z, (points + 1,)."""
         return self.middle + self.half * rule(points)[0]
 
     def atoms(self, points: int) -> Atoms:
-        """The law on these places with the weights of the rule, which sum to about one."""
+        """Return the law on these places with the weights of the rule, which sum to about one."""
         z = self.places(points)
         density = sum(w * np.exp(-((z - m) ** 2) / 2) for w, m in self.law.p_mixture)
         weights = rule(points)[1] * (self.half / _SQRT_TAU * density)
         return Atoms(losses=self.law.loss(z), weights=weights)
 
     def log_errors(self, orders: Array, thetas: Array, bar: float) -> tuple[Array, int]:
-        """log of what the rule's error in E[e^{sL}] is at most, for s = o ± iθ of each pair, (K,).
+        """Return log of a bound of the rule's error in E[e^{sL}], s = o ± iθ of each pair, (K,).
 
-        With the least number of intervals, which comes with it, at which all are at most ``bar``;
-        raises ``Unanswered`` where that is too many. On an ellipse whose foci are the ends of the
+        The second result is the least number of intervals at which all are at most ``bar``. Raises
+        ``Unanswered`` if that is too large. On an ellipse whose foci are the ends of the
         range, at an angle φ = μ|y| < π,
 
             |A + B e^{iφ}| <= A + B,    >= |A + B e^{iφ}| if φ <= π/2,    >= (A + B) cos(φ/2),
 
         and its argument is at most that at φ <= π/2, or both φ and, for B < A, arcsin(B / A). All
-        of these are monotone in x and φ, and so bounded on a cell by its ends.
+        of these are monotone in x and φ, so the ends of a cell bound them.
         """
         law, mu, q = self.law, self.law.mu, self.law.sampling_probability
-        b = min(6.0, 2.6 / mu) * _NARROWER[:, None]
+        b = min(6.0, 2.6 / mu) * _ELLIPSE_SHARES[:, None]
         radius = b / self.half + np.hypot(1.0, b / self.half)
         reach = self.half * (radius + 1 / radius) / 2
-        unit = np.linspace(-1.0, 1.0, _CELLS + 1)
+        unit = np.linspace(-1.0, 1.0, _ELLIPSE_CELLS + 1)
         edges = self.middle + reach * unit
         across = b * np.sqrt(1.0 - np.minimum(unit[1:] ** 2, unit[:-1] ** 2))
         density = np.zeros(across.shape)
@@ -173,7 +173,7 @@ class AnalyticPart:
         )
 
         def bounds(low: Array, high: Array) -> tuple[Array, Array, Array]:
-            """log of the largest and of the least size, and the largest argument."""
+            """Return log of the largest and of the least size, and the largest argument."""
             a, least, most = 1 - q, self._big(low), self._big(high)
             size = np.where(steep, (a + least) * slant, np.hypot(a + least * cos, least * sin))
             beyond = np.where(most < a, np.arcsin(np.minimum(1.0, most / max(a, 1e-16))), angle)
@@ -187,8 +187,8 @@ class AnalyticPart:
             most, least, argument = bounds(-edges[:, 1:], -edges[:, :-1])
             highest, lowest, turn = highest - least, lowest - most, turn + argument
         with np.errstate(divide="ignore"):
-            # A normal density is between two places at most so much above both of its values there.
-            here = np.log(density) + across * across / 2 + (2 * reach / _CELLS) ** 2 / 8
+            # Between two places a normal density exceeds both of its values there by at most this.
+            here = np.log(density) + across * across / 2 + (2 * reach / _ELLIPSE_CELLS) ** 2 / 8
         above, theta = np.maximum(orders, 0.0), thetas[:, None, None]
         below = orders - above
         grown = here + above[:, None, None] * highest + below[:, None, None] * lowest + theta * turn
@@ -202,15 +202,15 @@ class AnalyticPart:
         return largest[:, best] - points * rates[best], points
 
     def layers(self, order: float, log_moment: float) -> tuple[Array, Array]:
-        """Half lengths (nats) and weights of uniform laws, parts of e^{order · L - log_moment} P.
+        """Return half lengths (nats) and weights of uniform parts of e^{order · L - log_moment} P.
 
-        (L,) each. The density of the loss is that of z over the slope of the loss. On a cell it is
-        at least the least of the first, at either end, over the largest of the second; and where
-        these fall on either side of the largest, what lies above a height is one interval.
+        Both have shape (L,). The density of the loss is that of z over the slope of the loss. On a
+        cell it is at least the least of the first, at either end, over the largest of the second.
+        If these fall on either side of the largest, the part above a height is one interval.
         """
-        z = np.linspace(self.low, self.high, _LAYERS + 1)
+        z = np.linspace(self.low, self.high, _DENSITY_CELLS + 1)
         losses = self.law.loss(z)
-        density = np.zeros(_LAYERS)
+        density = np.zeros(_DENSITY_CELLS)
         for weight, mean in self.law.p_mixture:
             ends = np.exp(-((z - mean) ** 2) / 2)
             density += (weight / _SQRT_TAU) * np.minimum(ends[1:], ends[:-1])
@@ -225,12 +225,12 @@ class AnalyticPart:
         return widths / 2, (heights - np.append(heights[1:], 0.0)) * widths
 
     def _big(self, x: Array) -> Array:
-        """B(x)."""
+        """Return B(x)."""
         mu, q = self.law.mu, self.law.sampling_probability
         return np.asarray(q * np.exp(np.minimum(mu * x - mu * mu / 2, 300.0)))
 
     def _steepest(self, z: Array) -> Array:
-        """The largest slope of the loss between increasing places, in nats a deviation."""
+        """Return the largest slope of the loss between increasing places ``z``."""
         mu, a = self.law.mu, 1 - self.law.sampling_probability
         up, down = self._big(z[1:]), self._big(-z[:-1])
         match self.law.kind:
@@ -244,11 +244,11 @@ class AnalyticPart:
                 return np.asarray(mu * (up / (a + up) + down / (a + down)))
 
     def roundings(self, points: int, losses: Array) -> tuple[Array, Array]:
-        """Roundings of a node's share, relative to it, and of its loss in nats, (points + 1,) each.
+        """Return roundings of a node's share, relative to it, and of its loss, (points + 1,) each.
 
-        Both are in units of ``UNIT_ROUNDOFF``. The slope of a loss is monotone in z, or even and
-        monotone in \\|z\\| between μ and 2μ, so twice the larger of the mean slopes beside a place
-        bounds it.
+        Both are in units of ``UNIT_ROUNDOFF``, the second in nats. The slope of a loss is
+        monotone in z, or even and monotone in \\|z\\| between μ and 2μ, so twice
+        the larger of the mean slopes beside a place bounds it.
         """
         mu, z = self.law.mu, self.places(points)
         reach = self.half + abs(self.middle) + mu
@@ -261,9 +261,9 @@ class AnalyticPart:
 
 @dataclass(frozen=True, slots=True)
 class AnalyticLaw:
-    """A weighted sum of laws on ranges of places, of which some may have negative weights.
+    """A weighted sum of laws on ranges of places; some weights may be negative.
 
-    It is nowhere negative, and no less than the sum that ``least`` weighs.
+    It is nowhere negative, and nowhere less than the weighted sum ``least``.
     """
 
     parts: tuple[tuple[AnalyticPart, float], ...]
@@ -271,7 +271,7 @@ class AnalyticLaw:
 
     @classmethod
     def of(cls, law: LossLaw, rare: float) -> AnalyticLaw:
-        """``law`` but for places that have about the probability ``rare`` on either side.
+        """Return ``law`` without the places of probability ``rare`` or so on either side.
 
         Raises ``Unanswered`` for laws that are no such sum, and sampling probabilities near 1.
         """
@@ -286,18 +286,18 @@ class AnalyticLaw:
                     tuple((part, w * own) for one, w in both for part, own in one.parts),
                     tuple((part, w * own) for one, w in both for part, own in one.least),
                 )
-            case ExtrapolatedLaw(lower=lower, near=near, share=share, least=least):
+            case ExtrapolatedLaw(lower=lower, near=near, share=share) as line:
                 above, below = AnalyticPart.of(near, rare), AnalyticPart.of(lower, rare)
                 # Where the law of ``near`` is left out, nothing is taken from it.
-                low, high = lower.place(near.loss(np.array([above.low, above.high])))
+                low, high = lower.inverse_loss(near.loss(np.array([above.low, above.high])))
                 below = replace(below, low=max(low, below.low), high=min(high, below.high))
-                return cls(((above, 1 + share), (below, -share)), ((above, least),))
+                return cls(((above, 1 + share), (below, -share)), ((above, line.min_density),))
             case _:
                 raise Unanswered
 
     @property
     def outside(self) -> tuple[float, float]:
-        """At least P's and Q's masses that are left out of the parts."""
+        """Upper bounds of P's and Q's masses outside of the parts."""
         p = q = 0.0
         for part, weight in self.parts:
             beyond = part.outside
@@ -306,11 +306,11 @@ class AnalyticLaw:
 
     @property
     def signed(self) -> bool:
-        """Whether a part is subtracted, so that what is left out may add to the law."""
+        """Whether a part is subtracted, so that its left-out places may add to the law."""
         return any(weight < 0 for _, weight in self.parts)
 
     def atoms(self, points: int) -> Atoms:
-        """The law on the places of rules with so many intervals, in no order."""
+        """Return the law on the places of rules with ``points`` intervals, unordered."""
         atoms = [(part.atoms(points), weight) for part, weight in self.parts]
         return Atoms(
             losses=np.concatenate([one.losses for one, _ in atoms]),
@@ -318,12 +318,11 @@ class AnalyticLaw:
         )
 
     def transform(self, orders: Array, thetas: Array, bar: float) -> Transform:
-        """The transform at the first of ``orders`` and ``thetas``, multiples of the second.
+        """Return the transform at the first of ``orders``, at all ``thetas``.
 
-        ``orders`` are (K,) and ``thetas`` (F,), both in 1/nat. ``bar`` is log of the error of the
-        rule that is allowed, relative to a moment of about 1.
-
-        Raises ``Unanswered`` where that takes too much work.
+        ``orders`` are (K,) and ``thetas``, multiples of the second, (F,), both in 1/nat. ``bar`` is
+        log of the allowed error of the rule, relative to a moment of about 1. Raises ``Unanswered``
+        for too much work.
         """
         turned = np.zeros(orders.size)
         turned[0] = thetas[-1]
@@ -359,9 +358,9 @@ class AnalyticLaw:
         centre = float(tilted @ losses)
         apart = losses - centre
         far = np.abs(apart)
-        # Each quotient is one plus a sum of shares times e^{iθ(L-c)} - 1, of at most this size.
+        # Each quotient is one plus a sum of shares times e^{iθ(L-c)} - 1 of at most this size.
         size = np.minimum(2.0 * sums[0], thetas * float(sizes[0] @ far))
-        roundings = (8.0 * (2 * _CHUNK + losses.size / _CHUNK) + 64.0) * size
+        roundings = (8.0 * (2 * _CHUNK_TERMS + losses.size / _CHUNK_TERMS) + 64.0) * size
         roundings += np.minimum(
             2.0 * (1.0 + sums[0]) * rounded[0],
             thetas * float((sizes[0] * far) @ (own[0] + rounded[0])),
@@ -370,7 +369,7 @@ class AnalyticLaw:
         roundings += thetas * float(sizes[0] @ (moved + powers * far))
         one = float(thetas[1]) if thetas.size > 1 else 0.0
         return Transform(
-            _log1p(_turned(tilted, one * apart, thetas.size)),
+            _log1p(_turned_sums(tilted, one * apart, thetas.size)),
             1.01 * (2.0 * errors[0] + UNIT_ROUNDOFF * roundings),
             log_moments,
             errors + UNIT_ROUNDOFF * (128.0 * sums + rounded),
@@ -378,7 +377,7 @@ class AnalyticLaw:
         )
 
     def layers(self, order: float, log_moment: float) -> tuple[Array, Array]:
-        """Half lengths (nats) and weights of uniform laws, parts of the tilted law; (L,) each."""
+        """Return half lengths (nats) and weights of uniform parts of the tilted law; (L,) each."""
         layers = [
             part.layers(order, log_moment - math.log(weight))
             for part, weight in self.least
@@ -388,10 +387,10 @@ class AnalyticLaw:
         return np.concatenate(halves), np.concatenate(weights)
 
 
-def _turned(shares: Array, angles: Array, count: int) -> Complex:
-    """Σ share · (e^{ikx} - 1) over the angles x at each k < ``count``.
+def _turned_sums(shares: Array, angles: Array, count: int) -> Complex:
+    """Return Σ share · (e^{ikx} - 1) over the angles x at each k < ``count``.
 
-    Sums are of some ``_CHUNK`` terms and then of these, so that rounding grows little with their
+    Sums are of chunks of terms and then of these sums, so that rounding grows little with their
     number.
     """
     if count == 1:
@@ -408,8 +407,10 @@ def _turned(shares: Array, angles: Array, count: int) -> Complex:
 
 
 def _multiples(first: Complex, count: int) -> Complex:
-    """e^{ikx} - 1 at k < ``count``, (count, n), of its values at k = 1: that of x + y is
-    e(1 + f) + f with those of x and y, e and f."""
+    """Return e^{ikx} - 1 at k < ``count``, (count, n), from its values at k = 1.
+
+    The value at x + y is e(1 + f) + f, with the values e at x and f at y.
+    """
     result = np.zeros((count, first.size), dtype=np.complex128)
     size, last = 1, first
     while size < count:
@@ -421,13 +422,13 @@ def _multiples(first: Complex, count: int) -> Complex:
 
 
 def _chunks(size: int) -> Iterator[slice]:
-    parts = max(1, size // _CHUNK)
+    parts = max(1, size // _CHUNK_TERMS)
     ends = [size * k // parts for k in range(parts + 1)]
     return map(slice, ends[:-1], ends[1:])
 
 
 def _log1p(x: Complex) -> Complex:
-    """log(1 + x): that of a number off by some roundings of x."""
+    """Return log(1 + x), good to some roundings of x."""
     result = np.log(1.0 + x)
     near = np.abs(x) < 0.5
     small = x[near]

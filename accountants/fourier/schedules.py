@@ -1,15 +1,15 @@
 """Runs of very many kinds of release: noise or a sampling rate that changes every step.
 
-Releases whose noise multipliers and rates are near each other are bracketed together, as so many of
-one law that dominates them (above) and so many of one that they dominate (below).
+Releases with similar noise multipliers and rates are bracketed together, by one law that dominates
+them (above) and one that they dominate (below), each composed as often as there are releases.
 
 * Along one coordinate the curve of a release is convex: in the rate q, and in the total variation
   x = erf(1 / (σ √8)) of its Gaussian pair. So it is at most the chord between two releases on
-  either side, and at least the line through two below it. A chord is a coin that is revealed; the
-  coins of the releases together, whose chances differ, come up at most as often as coins of one
-  chance, with the geometric mean of the chances to come down. For a line the other way round.
-* Along the other one, and for the pairs for which the first is not proved, the noise is
-  rounded down and the rate up (above), or the other way round (below).
+  either side, and at least the line through two below it. A chord is a coin that is revealed. The
+  coins of all releases, whose chances differ, come up at most as often as coins of one chance, with
+  the geometric mean of the chances to come down. For a line the inequality is reversed.
+* Along the other coordinate, and for pairs for which convexity is not proved, the noise is rounded
+  down and the rate up (above), or the other way round (below).
 
 Proofs: docs/theorems/schedules.md.
 """
@@ -31,7 +31,6 @@ from affidavit.accountants.fourier.privacy_loss import (
     Atoms,
     Cells,
     LossLaw,
-    Survival,
 )
 from affidavit.plan import (
     Gaussian,
@@ -41,29 +40,30 @@ from affidavit.plan import (
     SubsampledPair,
 )
 
-MAX_KINDS, MAX_INVERTED = 250, 2000
-"""Kinds of release that are accounted one by one, and without a lattice."""
-MAX_CELLS, FINER_CELLS = 64, 256
-"""Of a run that has more, the sets of them that are bracketed together, with and without one."""
-_CHORD, _REMAINDER = 0.1, 1.0
-"""What a span of log noise or log rate costs along a chord, and where it is rounded."""
+MAX_KINDS, MAX_KINDS_INVERTED = 250, 2000
+"""Kinds of release that are accounted one by one, with a lattice and without one."""
+MAX_CELLS, MAX_CELLS_INVERTED = 64, 256
+"""Cells in which more kinds are bracketed together, with a lattice and without one."""
+_CHORD_COST, _ROUNDED_COST = 0.1, 1.0
+"""Cost of a span of log noise or log rate, along a chord and if it is rounded."""
 _ROUNDING = 1e-9
-"""By which a chance is moved to the safe side."""
-_BEYOND, _STEP = 0.3, 0.15
-"""How far beyond a cell its chords are drawn, and how long what a line is drawn through is, in
-widths of the cell: farther, the coins' chances differ less, and the curve from its chord more."""
-_NARROWEST = 1e-5
+"""Relative margin by which a chance is moved to the safe side."""
+_CHORD_MARGIN, _LINE_LENGTH = 0.3, 0.15
+"""Distance of a chord's ends from a cell, and between the two points that define a line, in widths
+of the cell. With a larger margin the coins' chances differ less, and the curve from its chord more.
+"""
+_MIN_RELATIVE_WIDTH = 1e-5
 """Relative width of a cell below which rounding would decide its chances."""
-_WIDEST = 0.3
+_MAX_CHORD_SPAN = 0.3
 """Span of a cell, in its coordinate's logarithm, beyond which no chord is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtrapolatedLaw:
-    """The line through the curves of ``lower`` and ``near``, ``share`` beyond the second.
+    """The line through the curves of ``lower`` and ``near``, extended by ``share`` beyond ``near``.
 
-    (1 + share) times the law of ``near`` less share times that of ``lower``, where no part of
-    it is negative: a lower bound of the release so far beyond ``near``. For lower bounds only.
+    (1 + share) times the law of ``near`` less share times that of ``lower``, if no part of it is
+    negative: a lower bound of the release at that place. For lower bounds only.
     """
 
     lower: NormalMixtureLaw
@@ -71,85 +71,75 @@ class ExtrapolatedLaw:
     share: float
 
     @property
-    def ceiling(self) -> float:
-        """No loss of either exceeds this (nats)."""
-        return max(self.lower.ceiling, self.near.ceiling)
+    def max_loss(self) -> float:
+        """The larger of both laws' (nats)."""
+        return max(self.lower.max_loss, self.near.max_loss)
 
     @property
-    def least(self) -> float:
-        """The law is at least so many times that of ``near``; not negative where it is of use."""
-        return 1 + self.share - self.share * _densest(self.lower, self.near)
+    def min_density(self) -> float:
+        """The least ratio of the law to that of ``near``; unusable if negative."""
+        return 1 + self.share - self.share * _max_density_ratio(self.lower, self.near)
 
     def atoms(self) -> Atoms:
-        """The law under P, about, for parameters."""
+        """Return about the law under P."""
         return self.near.atoms()
 
-    def top(self, probability: float) -> float:
-        """A loss (nats) that is exceeded under P with about this small probability."""
-        return self.near.top(probability)
+    def upper_quantile(self, probability: float) -> float:
+        """Return a loss (nats) that P exceeds with about this small probability."""
+        return self.near.upper_quantile(probability)
 
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses`` (nats)."""
-        near, lower = self.near.survival(losses), self.lower.survival(losses)
-        p, q, relative = self._less(near, lower, np.zeros(losses.size))
-        return Survival(
-            p=p, q=q, relative=relative, loss_error=max(near.loss_error, lower.loss_error)
-        )
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """Return P(L >= l) and Q(L >= l); all have shape (n,)."""
+        pairs = zip(self.near.tails(losses), self.lower.tails(losses), strict=True)
+        p, q = ((1 + self.share) * near - self.share * lower for near, lower in pairs)
+        return np.maximum(p, 0.0), np.maximum(q, 0.0)
 
     def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between ``edges``.
+        """Return the masses of both laws between ``edges`` (n,), at least as large as their errors.
 
-        The two laws are cut at losses that differ by what is misplaced: the strip between them
-        holds at most eight times the share of the cells beside it that its width is of theirs.
+        The two laws are cut at losses that differ by the edge error. The strip between them holds
+        at most eight times the share of the cells beside it that its width is of theirs.
         """
         near, lower = self.near.cells(edges), self.lower.cells(edges)
         widths = np.diff(edges, prepend=edges[0] - 1.0, append=edges[-1] + 1.0)
-        strip = 8.0 * np.maximum(near.misplaced, lower.misplaced) / widths
-        p, q, relative = self._less(near, lower, strip)
-        return Cells(
-            p=p, q=q, relative=relative, misplaced=np.maximum(near.misplaced, lower.misplaced)
-        )
-
-    def _less(
-        self, near: Survival | Cells, lower: Survival | Cells, strip: Array
-    ) -> tuple[Array, Array, Array]:
-        """Masses of P and Q, at least as large as their errors, and those relative to them."""
+        edge_error = np.maximum(near.edge_error, lower.edge_error)
+        strip = 8.0 * edge_error / widths
         results, share = [], self.share
         for above, below in ((near.p, lower.p), (near.q, lower.q)):
             moved = strip * below
             if moved.any():
                 moved[1:] += strip[1:] * below[:-1]
                 moved[:-1] += strip[:-1] * below[1:]
-            error = (1 + share) * above * (near.relative + 4.0 * UNIT_ROUNDOFF)
-            error += share * (below * (lower.relative + 4.0 * UNIT_ROUNDOFF) + moved)
+            error = (1 + share) * above * (near.relative_error + 4.0 * UNIT_ROUNDOFF)
+            error += share * (below * (lower.relative_error + 4.0 * UNIT_ROUNDOFF) + moved)
             mass = np.maximum((1 + share) * above - share * below, error)
             with np.errstate(divide="ignore", invalid="ignore"):
                 results.append((mass, np.nan_to_num(error / mass)))
         (p, p_error), (q, q_error) = results
-        return p, q, np.maximum(p_error, q_error)
+        return Cells(p=p, q=q, relative_error=np.maximum(p_error, q_error), edge_error=edge_error)
 
 
-Part = tuple[LossLaw, LossLaw, int]
-"""A law that dominates a release, one that a pair of data sets attains, and how many of them."""
+BracketedRelease = tuple[LossLaw, LossLaw, int]
+"""A law that dominates a release, one that a pair of data sets attains, and their count."""
 
 
 Releases = Sequence[tuple[Leaf | RepeatAndSelect, int]]
 
 
-def fewer(parts: Releases) -> Releases:
-    """Releases that dominate ``parts``, of far fewer kinds where there are very many."""
-    rest, cells = gathered(parts)
+def merge_kinds(parts: Releases) -> Releases:
+    """Return releases that dominate ``parts``, of at most about ``MAX_KINDS`` kinds."""
+    rest, cells = group_kinds(parts)
     return [*rest, *(cell.worst() for cell in cells)]
 
 
-def gathered(
-    parts: Releases, kinds: int = MAX_KINDS, cells: int = MAX_CELLS
+def group_kinds(
+    parts: Releases, max_kinds: int = MAX_KINDS, max_cells: int = MAX_CELLS
 ) -> tuple[Releases, list[Cell]]:
-    """The releases to account for one by one, and cells of those to bracket together.
+    """Return the releases to account for one by one, and cells of those to bracket together.
 
-    There are so many ``cells``, and only of more than so many ``kinds`` of release.
+    There are cells only if there are more than ``max_kinds`` kinds of release.
     """
-    if len(parts) <= kinds:
+    if len(parts) <= max_kinds:
         return parts, []
     rest: list[tuple[Leaf | RepeatAndSelect, int]] = []
     precisions: list[float] = []
@@ -163,10 +153,10 @@ def gathered(
             case _:
                 rest.append((leaf, count))
     if precisions:
-        # Gaussian releases are one, whose μ² is the sum of theirs.
+        # Gaussian releases compose to one, whose μ² is the sum of theirs.
         total = math.fsum(precisions) * (1 + 1e-14)
         rest.append((Gaussian(noise_multiplier=1 / math.sqrt(total)), 1))
-    return rest, _cells(pairs, cells)
+    return rest, _cells(pairs, max_cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +170,7 @@ class Cell:
 
     @property
     def spans(self) -> tuple[float, float]:
-        """Logarithms of the largest over the least noise multiplier, and rate."""
+        """Logarithms of the largest over the least noise multiplier, and the same for the rate."""
         return (
             math.log(self.sigmas.max() / self.sigmas.min()),
             math.log(self.rates.max() / self.rates.min()),
@@ -188,24 +178,27 @@ class Cell:
 
     @property
     def chord(self) -> tuple[bool, bool]:
-        """Whether the noise, and whether the rate, is taken by its mean and not rounded."""
+        """Whether a chord is drawn along the noise, and whether along the rate."""
         noise, rate = self.spans
         if self.pair == "replace_one":
-            return False, 0 < rate <= _WIDEST
-        return 0 < noise <= _WIDEST and noise >= rate, 0 < rate <= _WIDEST and rate > noise
+            return False, 0 < rate <= _MAX_CHORD_SPAN
+        return (
+            0 < noise <= _MAX_CHORD_SPAN and noise >= rate,
+            0 < rate <= _MAX_CHORD_SPAN and rate > noise,
+        )
 
     @property
     def costs(self) -> tuple[float, float]:
-        """What the spans cost, about, relative to each other."""
+        """The approximate costs of both spans, relative to each other."""
         weight = float(self.counts @ (self.rates**2 * np.expm1(np.minimum(self.sigmas**-2, 30.0))))
         noise, rate = (
-            weight * span * (_CHORD if chord else _REMAINDER)
+            weight * span * (_CHORD_COST if chord else _ROUNDED_COST)
             for span, chord in zip(self.spans, self.chord, strict=True)
         )
         return noise, rate
 
     def halves(self) -> Iterator[Cell]:
-        """Both sides of the middle of the coordinate that costs more."""
+        """Split the cell at the middle of the coordinate that costs more."""
         noise, rate = self.costs
         values = np.log(self.sigmas if noise >= rate else self.rates)
         low = values <= (values.min() + values.max()) / 2
@@ -213,7 +206,7 @@ class Cell:
             yield Cell(self.pair, self.sigmas[part], self.rates[part], self.counts[part])
 
     def worst(self) -> tuple[Leaf, int]:
-        """The least noise at the highest rate, for every release of the cell."""
+        """Return the least noise at the highest rate, with the count of all releases."""
         leaf = PoissonSubsampledGaussian(
             sampling_probability=float(self.rates.max()),
             noise_multiplier=float(self.sigmas.min()),
@@ -221,8 +214,8 @@ class Cell:
         )
         return leaf, int(self.counts.sum())
 
-    def part(self, side: Kind) -> Part:
-        """The laws on either side of the cell's releases, in one direction."""
+    def bracketed(self, side: Kind) -> BracketedRelease:
+        """Return laws above and below the cell's releases, in one direction."""
         least, most = float(self.sigmas.min()), float(self.sigmas.max())
         low, high = float(self.rates.min()), float(self.rates.max())
         kind: Kind = "replace" if self.pair == "replace_one" else side
@@ -253,32 +246,34 @@ class Cell:
         shares = (places - place_of(near)) / (place_of(near) - place_of(lower))
         share = self._mean(np.log(shares)) * (1 - 2 * _ROUNDING)
         line = ExtrapolatedLaw(lower=lower, near=near, share=share)
-        if kind == "replace" or line.least < 0:
+        if kind == "replace" or line.min_density < 0:
             return chord, below, count
         return chord, line, count
 
     @staticmethod
     def _ends(places: Array) -> tuple[float, float, float] | None:
-        """Where a line and a chord begin, and where the chord ends; None where they cannot."""
+        """Return where a line and a chord begin, and where the chord ends; None if out of range."""
         low, high = float(places.min()), float(places.max())
         width = high - low
-        near, far = low - _BEYOND * width, high + _BEYOND * width
-        if far >= 1 or near - _STEP * width <= 0 or width < _NARROWEST * far:
+        near, far = low - _CHORD_MARGIN * width, high + _CHORD_MARGIN * width
+        if far >= 1 or near - _LINE_LENGTH * width <= 0 or width < _MIN_RELATIVE_WIDTH * far:
             return None
-        return near - _STEP * width, near, far
+        return near - _LINE_LENGTH * width, near, far
 
     def _mean(self, logarithms: Array) -> float:
-        """The geometric mean over the releases."""
+        """Return the geometric mean over the releases."""
         return math.exp(float(self.counts @ logarithms) / float(self.counts.sum()))
 
 
-def _cells(pairs: dict[SubsampledPair, list[tuple[float, float, int]]], most: int) -> list[Cell]:
+def _cells(
+    pairs: dict[SubsampledPair, list[tuple[float, float, int]]], max_cells: int
+) -> list[Cell]:
     heap: list[tuple[float, int, Cell]] = []
     for pair, releases in pairs.items():
         cell = Cell(pair, *np.array(releases, dtype=np.float64).T)
         heapq.heappush(heap, (-max(cell.costs), len(heap), cell))
     number = len(heap)
-    while len(heap) < most and heap and heap[0][0] < 0:
+    while len(heap) < max_cells and heap and heap[0][0] < 0:
         _, _, widest = heapq.heappop(heap)
         for cell in widest.halves():
             number += 1
@@ -287,17 +282,17 @@ def _cells(pairs: dict[SubsampledPair, list[tuple[float, float, int]]], most: in
 
 
 def _variation(sigma: Array) -> Array:
-    """The total variation of a Gaussian pair of noise multiplier σ."""
+    """Return the total variation of a Gaussian pair of noise multiplier σ."""
     return np.asarray(erf(math.sqrt(0.125) / sigma))
 
 
 def _sigma_at(variation: float) -> float:
-    """The noise multiplier whose Gaussian pair has about this total variation."""
+    """Return the noise multiplier whose Gaussian pair has about this total variation."""
     return math.sqrt(0.125) / float(erfinv(variation))
 
 
-def _densest(lower: NormalMixtureLaw, near: NormalMixtureLaw) -> float:
-    """At least the largest ratio of the loss's density under ``lower`` to that under ``near``."""
+def _max_density_ratio(lower: NormalMixtureLaw, near: NormalMixtureLaw) -> float:
+    """Bound the ratio of the loss's density under ``lower`` to that under ``near``."""
     mu, most = lower.mu, near.mu
     if mu < most:
         return most / mu * math.exp((most * most - mu * mu) / 8) * (1 + _ROUNDING)

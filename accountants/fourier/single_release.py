@@ -1,14 +1,14 @@
 """ε and δ of one release, in closed form.
 
 P = Σ_k w_k N(m_k) and Q = Σ_j v_j N(n_j) have densities p and q, and the loss L(z) = log p/q rises
-in z, so that every half-line of outputs is a worst one: at ε = L(z)
+in z, so that the outputs beyond z are the worst ones: at ε = L(z)
 
     δ = P(Z > z) - e^{L(z)} Q(Z > z)
       = Σ_k w_k Σ_j s_j (Φ(m_k - z) - φ(z - m_k)/φ(z - n_j) Φ(n_j - z)),
 
 where s_j = v_j φ(z - n_j)/q(z). As m_k ≥ n_j no term is negative; that of a mean of both laws is
-zero, and left out. No grid is needed, and no loss is too large. Terms are bounded with what
-rounding of their exponents and of Φ may change.
+zero, and left out. No grid is needed, and no loss is too large. The bounds of terms include the
+rounding of their exponents and of Φ.
 
 Reference: docs/theorems/group-sampling.md.
 """
@@ -28,28 +28,28 @@ from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Mix
 from affidavit.accountants.protocol import OutOfReach
 
 MIN_DELTA = 1e-250
-"""No smaller δ is answered for: terms would underflow."""
-_HALVINGS = 200
-_NORMAL = 1e-13
-"""Relative error of log Φ, and absolute where that is near zero; some 1e-15 are seen."""
+"""The smallest δ of which no term underflows."""
+_BISECTIONS = 200
+_LOG_NORMAL_ERROR = 1e-13
+"""Relative error of log Φ, and absolute error near zero; measured errors are some 1e-15."""
 
 
 def single_release(directions: Sequence[Direction]) -> tuple[NormalPair, ...]:
-    """The laws of ``directions`` that are one release each; empty where any is not.
+    """Return the laws of ``directions`` that are one release each; empty if any is not.
 
-    Empty too where only bounds of the release are known.
+    The result is also empty if only bounds of the release are known.
     """
     laws = []
     for direction in directions:
         law = direction.laws[0][0]
-        if direction.gapped or direction.steps != 1 or not isinstance(law, NormalPair):
+        if direction.has_gap or direction.steps != 1 or not isinstance(law, NormalPair):
             return ()
         laws.append(law)
     return tuple(laws)
 
 
 def epsilon_of(law: NormalPair, delta: float) -> Bracket:
-    """ε (nats) at ``delta``; raises ``OutOfReach`` where that is too small."""
+    """Return ε (nats) at ``delta``; raises ``OutOfReach`` if that is too small."""
     if delta < MIN_DELTA:
         raise OutOfReach(f"delta {delta:g} is below {MIN_DELTA:g}.", "Choose a larger δ.")
     outputs = _Outputs(law)
@@ -62,8 +62,8 @@ def epsilon_of(law: NormalPair, delta: float) -> Bracket:
 
 
 def delta_of(law: NormalPair, epsilon: float) -> Bracket:
-    """δ at ``epsilon`` (nats)."""
-    # δ falls with ε: that at a lower ε bounds it from above, that at a higher one from below.
+    """Return δ at ``epsilon`` (nats)."""
+    # δ falls with ε: a lower ε bounds it from above, a higher one from below.
     outputs = _Outputs(law)
     low = outputs.last(lambda point: point.epsilon.lower < epsilon, above=True)
     high = outputs.last(lambda point: point.epsilon.upper <= epsilon)
@@ -90,15 +90,15 @@ class _Normals:
         self.centred = self._means == 0
 
     def densities(self, z: float) -> tuple[Array, Array]:
-        """Logarithms of the terms of the density over N(0)'s, and their errors; both (n,)."""
+        """Return logarithms of the density's terms over N(0)'s, and their errors; both (n,)."""
         shifts = self._means * z
         sizes = np.abs(self._logs) + np.abs(shifts) + self._halves
         return self._logs + shifts - self._halves, 16 * UNIT_ROUNDOFF * sizes
 
     def tails(self, z: float) -> tuple[Array, Array]:
-        """Logarithms of the terms of the probability beyond ``z``, and their errors; both (n,)."""
+        """Return logarithms of the terms of the tail beyond ``z``, and their errors; both (n,)."""
         tails = log_ndtr(self._means - z)
-        return self._logs + tails, self.densities(z)[1] + _NORMAL * (1 + np.abs(tails))
+        return self._logs + tails, self.densities(z)[1] + _LOG_NORMAL_ERROR * (1 + np.abs(tails))
 
 
 class _Outputs:
@@ -109,12 +109,12 @@ class _Outputs:
         self._reach = law.mu + 60.0
 
     def last(self, holds: Callable[[_Point], bool], *, above: bool = False) -> _Point | None:
-        """About the last place where ``holds``, as it does up to there, or the first above it.
+        """Return about the last place up to which ``holds`` is true, or the first ``above`` it.
 
-        None where it holds nowhere above the place of ε = 0, or everywhere.
+        Returns None if it holds nowhere or everywhere within reach.
         """
         low, high = -self._reach, self._reach
-        for _ in range(_HALVINGS):
+        for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             if not low < middle < high:
                 break
@@ -123,7 +123,7 @@ class _Outputs:
         return result if holds(result) != above else None
 
     def _point(self, z: float) -> _Point:
-        """ε and δ of the outputs beyond ``z``."""
+        """Return ε and δ of the outputs beyond ``z``."""
         (p, p_errors), (q, q_errors) = self._p.densities(z), self._q.densities(z)
         (log_p, p_error), (log_q, q_error) = _log_sum(p, p_errors), _log_sum(q, q_errors)
         own, own_errors = self._p.tails(z)
@@ -137,7 +137,7 @@ class _Outputs:
             tail, tail_error = _log_sum(beyond[columns], beyond_errors[columns])
             sides = (
                 (own[rows] + (share - log_q), own_errors[rows] + share_error),
-                (p[rows] - log_q + tail, p_errors[rows] + tail_error + _NORMAL),
+                (p[rows] - log_q + tail, p_errors[rows] + tail_error + _LOG_NORMAL_ERROR),
             )
             for sign, (logs, errors) in zip((1, -1), sides, strict=True):
                 terms = np.exp(logs)
@@ -152,7 +152,7 @@ class _Outputs:
 
 
 def _log_sum(logs: Array, errors: Array) -> tuple[float, float]:
-    """log Σ e^``logs`` and its error, each of shape (n,) being wrong by ``errors`` at most."""
+    """Return log Σ e^``logs`` and its error; ``logs`` have errors up to ``errors``, both (n,)."""
     peak = float(logs.max())
     shares = np.exp(logs - peak)
     total = float(shares.sum())

@@ -1,23 +1,23 @@
 """The transform of a composition of tilted lattice laws, with a bound of its error.
 
-Tilting a measure by exp(λ l) and dividing by its total gives a law π; the transform of the
-composition is the product of the laws' transforms to their counts. It is formed from
-logarithms, and frequencies at which it is negligible are left out.
+Tilting a measure by exp(λ l) and dividing by its total gives a law π. The transform of the
+composition is the product of the laws' transforms to the powers of their counts. It is computed
+from logarithms, and frequencies at which it is negligible are left out.
 
-With a ``cut``, every law is split in two, π = s + r, the losses up to the cut and those
-above, and what is transformed is the composition with at least one loss above it:
+With a ``cut``, every law is split in two, π = s + r, the losses up to the cut and those above, and
+the transform is that of the composition with at least one loss above it:
 
     Π (S + R)^T - Π S^T = Π S^T (exp(Σ T log1p(R / S)) - 1),
 
-in this form, so that its error is relative to itself. Where a rare loss alone makes δ no
-tilt is good for the composition as a whole, but each of its two parts has one that is.
+in this form, so that its error is relative to itself. If a rare loss alone decides δ, no tilt is
+good for the composition as a whole, but each of its two parts has a good one.
 
 Errors bounded here, with u = 2**-53:
 
 * each forward transform of n points: 2-norm at most 16 u log2(n) times that of its input,
-  and a rounding for each of the rows that wrapping adds up to make that
-  ([1] Theorem 24.2 gives 7 u for radix 2 with rounded twiddles; doubled for mixed radix);
-  T-fold in the product, and times Σ T |r|₁ for the errors of S when there is a cut;
+  and a rounding for each of the rows that wrapping sums ([1] Theorem 24.2 gives 7 u for radix 2
+  with rounded twiddles; doubled for mixed radix); T-fold in the product, and times Σ T |r|₁ for
+  the errors of S when there is a cut;
 * logarithms, powers and their exponential, in units of ``sizes``;
 * frequencies left out: at most ``left_out`` each;
 * tilting: λ|l| + 8 roundings a mass, T-fold, in ``relative``.
@@ -37,27 +37,27 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from affidavit.accountants.cyclic_convolution import folded, transform_error
-from affidavit.accountants.fourier.cache import SMALL, SharedCache, down, up
+from affidavit.accountants.fourier.cache import SMALL_BYTES, SharedCache, down, up
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array
 
 Complex = NDArray[np.complex128]
 
 _NEGLIGIBLE = 1e-24
-"""Frequencies whose composed transform is below this share of it are left out."""
-_LENGTHS = 4
-"""Rungs an octave of the ladder of lengths."""
+"""Frequencies whose composed transform is below this are left out."""
+_LENGTH_RUNGS = 4
+"""Rungs per octave of the ladder of lengths."""
 _MIN_SUM = 1e-200
-"""Below this a sum may have lost terms to underflow, and is taken in logarithms instead."""
+"""Sum below which terms may have underflowed, and logarithms are added instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TiltedLaw:
-    """One tilted law, split at the cut, how often it runs, and what tilting it cost.
+    """One tilted law, split at the cut, with its count and the error of tilting.
 
-    ``common`` and ``rare``, which sum to one, have the shape (n,) of ``losses`` (nats). The
-    measure was exp(``log_total``) times as much; ``relative`` is the error that tilting makes.
-    ``name`` says all that it follows from but the count, where its transforms may be kept.
+    ``common`` and ``rare``, which sum to one, have the shape (n,) of ``losses`` (nats). The measure
+    is exp(``log_total``) times the law; ``relative_error`` is that of tilting. ``name`` identifies
+    all that the law follows from except the count, if its transforms may be cached.
     """
 
     losses: Array
@@ -65,14 +65,14 @@ class TiltedLaw:
     rare: Array | None
     count: int
     log_total: float
-    relative: float
+    relative_error: float
     name: Hashable = None
 
     @classmethod
     def of(
         cls, measure: LatticeMeasure, count: int, order: float, cut: float | None
     ) -> TiltedLaw | None:
-        """``measure`` tilted by ``order``, split at ``cut`` (nats); None if it has no mass."""
+        """Return ``measure`` tilted by ``order``, split at ``cut`` (nats); None without mass."""
         losses = measure.grid.losses()
         exponents = order * losses
         stride = max(1, measure.grid.size // 1024)
@@ -84,7 +84,7 @@ class TiltedLaw:
             law: Array = np.exp(exponents - peak) * measure.masses
             total = float(law.sum())
         if not math.isfinite(total):
-            # The sample missed a peak by more than a double's range.
+            # The sample missed a peak by more than the range of a double.
             weights = _log_weights(measure.masses, exponents)
             peak = float(weights.max())
             law = np.exp(weights - peak)
@@ -103,16 +103,16 @@ class TiltedLaw:
             rare=rare if rare.any() else None,
             count=count,
             log_total=log_total,
-            relative=count * UNIT_ROUNDOFF * (64.0 + 4.0 * size),
+            relative_error=count * UNIT_ROUNDOFF * (64.0 + 4.0 * size),
         )
 
 
 def tilted(
     measure: LatticeMeasure, count: int, order: float, cut: float | None, shared: SharedCache
 ) -> TiltedLaw | None:
-    """As ``TiltedLaw.of``, and ``shared`` where the measure has a name and is not split.
+    """Return ``TiltedLaw.of``, cached in ``shared`` if the measure has a name and is not split.
 
-    Where the cuts of strata are, and their tilts, differs from plan to plan.
+    Cuts and tilts of strata differ from plan to plan, so that caching them is useless.
     """
     if measure.name is None or cut is not None:
         return TiltedLaw.of(measure, count, order, cut)
@@ -123,29 +123,31 @@ def tilted(
     )
     if once is None:
         return None
-    return replace(once, count=count, relative=count * once.relative, name=(measure.name, order))
+    return replace(
+        once, count=count, relative_error=count * once.relative_error, name=(measure.name, order)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LawTransform:
-    """The transform of one law, wrapped, at the frequencies ``kept`` that its power leaves.
+    """The transform of one law, wrapped, at the ``indices`` of frequencies that matter.
 
-    ``logs`` are the complex logarithms of the values there, shape (m,) as ``kept``; ``error``
+    ``logs`` are the complex logarithms of the values there, of shape (m,) as ``indices``. ``error``
     bounds the 2-norm error of all values.
     """
 
-    kept: NDArray[np.intp]
+    indices: NDArray[np.intp]
     logs: Complex
     error: float
 
     @classmethod
     def of(cls, law: Array, size: int, count: int) -> LawTransform:
-        """The transform of ``size`` points of ``law``, shape (m,), for ``count`` or more of it."""
+        """Return the transform of ``size`` points of ``law``, shape (m,), of ``count`` or more."""
         wrapped = folded(law, size)
         values = fft.rfft(wrapped)
         stored = np.flatnonzero(count * _log_abs(values) > math.log(_NEGLIGIBLE))
         return cls(
-            kept=stored, logs=np.log(values[stored]), error=transform_error(wrapped, law.size)
+            indices=stored, logs=np.log(values[stored]), error=transform_error(wrapped, law.size)
         )
 
 
@@ -155,18 +157,19 @@ def _transformed(law: TiltedLaw, size: int, shared: SharedCache) -> LawTransform
     if law.name is None:
         return compute()
     key = "transform", law.name, size, count
-    return shared.get(key, compute, lambda one: one.kept.nbytes + one.logs.nbytes)
+    return shared.get(key, compute, lambda one: one.indices.nbytes + one.logs.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spectrum:
-    """The composed transform at the frequencies ``kept`` of ``size`` points.
+    """The composed transform at the ``indices`` of frequencies that matter.
 
-    ``error`` bounds the 2-norm error of the composed law, ``sizes`` times the unit of
-    rounding times 64 + 16 · steps the rounding of ``values``. Arrays have shape (m,).
+    ``error`` bounds the 2-norm error of the composed law, and ``sizes`` times the unit of rounding
+    times 64 + 16 · steps the rounding of ``values``. ``left_out`` bounds each other frequency.
+    Arrays have shape (m,).
     """
 
-    kept: NDArray[np.intp]
+    indices: NDArray[np.intp]
     values: Complex
     sizes: Array
     error: float
@@ -174,30 +177,31 @@ class Spectrum:
 
 
 def composed(laws: Sequence[TiltedLaw], size: int, shared: SharedCache) -> Spectrum:
-    """The transform, of ``size`` points, of the composition; with rare parts, of what has one.
+    """Return the transform of ``size`` points of the composition.
 
-    ``shared`` keeps the transforms of laws that have a name.
+    With rare parts it is that of the composition with at least one rare loss. ``shared`` caches the
+    transforms of laws that have a name.
     """
     if any(law.rare is not None for law in laws):
         return _with_a_rare_loss(laws, size)
     ones = [_transformed(law, size, shared) for law in laws]
-    stored, log_product = ones[0].kept, laws[0].count * ones[0].logs
+    stored, log_product = ones[0].indices, laws[0].count * ones[0].logs
     for law, one in zip(laws[1:], ones[1:], strict=True):
-        # No factor exceeds 1 by more than the error below, so that what is negligible
-        # after some measures stays so after all.
+        # No factor exceeds 1 by more than the error below, so that a frequency that is negligible
+        # after some measures is so after all.
         stored, before, here = np.intersect1d(
-            stored, one.kept, assume_unique=True, return_indices=True
+            stored, one.indices, assume_unique=True, return_indices=True
         )
         log_product = log_product[before] + law.count * one.logs[here]
     large = log_product.real > math.log(_NEGLIGIBLE)
     stored, log_product = stored[large], log_product[large]
     error = sum(law.count * one.error for law, one in zip(laws, ones, strict=True))
     worst = error * math.sqrt(size)
-    # (|F| + e)^T <= 1 + ... <= e^{Te}: how far the errors of T factors can reinforce.
+    # (|F| + e)^T <= 1 + ... <= e^{Te}: how much the errors of T factors can reinforce each other.
     growth = math.exp(min(700.0, worst))
     values = np.exp(log_product)
     return Spectrum(
-        kept=stored,
+        indices=stored,
         values=values,
         sizes=np.abs(values),
         error=error * growth,
@@ -229,7 +233,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
             logs = law.count * _log_abs(common + rare)
         log_both += logs
         pairs.append((common, rare))
-    # The part that is set apart as rare may have no mass at all.
+    # The rare part may have no mass.
     least = max(_NEGLIGIBLE * min(1.0, weight), 1e-300)
     stored = np.flatnonzero(np.maximum(log_common, log_both) > math.log(least / 2))
     base: Complex = np.zeros(stored.size, dtype=np.complex128)
@@ -241,12 +245,12 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
             both += logs
             continue
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            # Where the quotient is large, or near -1, it is not used.
+            # A quotient that is large, or near -1, is not used.
             quotient = rare[stored] / common[stored]
             both += law.count * np.log(common[stored] + rare[stored])
             ratio += law.count * _log1p(quotient)
             ratio_size += law.count * np.abs(quotient)
-    # Where the two nearly cancel the logarithm has few digits of their sum.
+    # If the two nearly cancel, the logarithm has few digits of their sum.
     near = ratio_size < 0.5
     values: Complex = np.zeros(stored.size, dtype=np.complex128)
     sizes = np.zeros(stored.size)
@@ -258,7 +262,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
     sizes[~near] = np.abs(together) + np.abs(common[~near])
     growth = math.exp(min(700.0, worst))
     return Spectrum(
-        kept=stored,
+        indices=stored,
         values=values,
         sizes=2.0 * sizes,
         error=error * growth * growth,
@@ -267,9 +271,9 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
 
 
 def log_moment(laws: Sequence[TiltedLaw], order: float, shared: SharedCache) -> float:
-    """log of the composed law's moment at a further tilt (1/nat), raised by its rounding.
+    """Return log of the composed law's moment at a further tilt (1/nat), rounded up.
 
-    With rare parts, of the composition with at least one rare loss. ``shared`` keeps the
+    With rare parts it is that of the composition with at least one rare loss. ``shared`` caches the
     moments of laws that have a name.
     """
     total = ratio = 0.0
@@ -277,7 +281,7 @@ def log_moment(laws: Sequence[TiltedLaw], order: float, shared: SharedCache) -> 
     for law in laws:
         compute = partial(_log_sum, law.common, law.losses, order)
         key = "moment", law.name, order
-        common = compute() if law.name is None else shared.get(key, compute, lambda _: SMALL)
+        common = compute() if law.name is None else shared.get(key, compute, lambda _: SMALL_BYTES)
         total += law.count * common
         if law.rare is not None:
             quotient = _log_sum(law.rare, law.losses, order) - common
@@ -292,8 +296,8 @@ def log_moment(laws: Sequence[TiltedLaw], order: float, shared: SharedCache) -> 
 
 
 def fast_length(points: int) -> int:
-    """The transform's length, at least ``points``, for a window of so many; of a ladder."""
-    rung = up(max(32, points), _LENGTHS)
+    """Return the transform's length for a window of ``points``, on a ladder of lengths."""
+    rung = up(max(32, points), _LENGTH_RUNGS)
     return int(fft.next_fast_len(math.ceil(rung * (1 - 1e-12)), real=True))
 
 
@@ -304,14 +308,14 @@ def _log_abs(z: Complex) -> Array:
 
 
 def _log1p(z: Complex) -> Complex:
-    """log(1 + z), whose error is a few roundings of |z| where |z| is at most 1/2."""
+    """Return log(1 + z), whose error is a few roundings of |z| if |z| is at most 1/2."""
     x, y = z.real, z.imag
     logs: Complex = 0.5 * np.log1p(x * (2 + x) + y * y) + 1j * np.arctan2(y, 1 + x)
     return logs
 
 
 def _expm1(z: Complex) -> Complex:
-    """exp(z) - 1, whose error is a few roundings of |z| where |z| is small."""
+    """Return exp(z) - 1, whose error is a few roundings of |z| if |z| is small."""
     x, y = z.real, z.imag
     growth = np.exp(x)
     values: Complex = np.expm1(x) - 2 * growth * np.sin(y / 2) ** 2 + 1j * growth * np.sin(y)
@@ -319,19 +323,19 @@ def _expm1(z: Complex) -> Complex:
 
 
 def _log_weights(masses: Array, exponents: Array) -> Array:
-    """log(mass) + exponent; -inf where there is no mass."""
+    """Return log(mass) + exponent, -inf for no mass."""
     with np.errstate(divide="ignore"):
         weights: Array = exponents + np.log(masses)
     return weights
 
 
 def _log_sum(law: Array, losses: Array, order: float) -> float:
-    """log Σ law · exp(order · losses), raised by its own rounding."""
+    """Return log Σ law · exp(order · losses), rounded up."""
     exponents = order * losses
     peak = float(exponents.max())
     total = float(law @ np.exp(exponents - peak))
     if total < _MIN_SUM:
-        # The law is nothing where the exponential is largest: weigh the two together.
+        # The law has no mass where the exponential is largest: combine the two.
         weights = _log_weights(law, exponents)
         peak = float(weights.max())
         total = float(np.exp(weights - peak).sum()) if peak > -math.inf else 0.0

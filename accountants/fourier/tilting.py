@@ -1,17 +1,25 @@
-"""The saddle point of a composition, which steers everything and bounds nothing.
+"""Tilts and windows: where a composition's curve is read. Nothing here bounds anything.
 
 With K(λ) = Σ count · log E[exp(λ L)] over the releases, the hockey-stick curve is
 
     δ(ε) = (1/2πi) ∫ exp(K(s) - s ε) / (s (s + 1)) ds    along Re s = λ > 0,
 
 and the integrand is least along the real axis at the λ with K'(λ) = ε + 1/λ + 1/(λ+1).
-``Saddle`` is that λ with ε, log δ and the first moments of the tilted law. Its δ is the
-leading term of the Laplace expansion, good to some per cent of δ where many releases are
-composed, and what ``approximate_epsilon`` gives: **not a bound**.
+``Saddle`` is that λ with ε, log δ and the first moments of the tilted law. Its δ is the leading
+term of the Laplace expansion, good to some per cent where many releases are composed: **not a
+bound**.
 
-References: Daniels, "Saddlepoint approximations in statistics" (1954); Zheng, Dong, Long
-and Su, arXiv:2003.04493; Alghamdi et al., "The Saddle-Point Method in Differential
-Privacy", ICML 2023.
+Exponential tilting is efficient where many losses, each a little larger than usual, make up δ. At
+small sampling probabilities and small δ one loss as large as ε itself decides, whose law has a
+heavier tail than any exponential. A tilt that brings the composition to ε then favours still larger
+losses, loses the digits in which δ stands, and widens the window. There the losses are split at a
+share of ε into two strata: the part whose losses never exceed it is tilted as strongly as it needs,
+and the part with at least one larger loss, which is rare already, hardly at all. Each gets the
+tilt with the shortest window among those whose rounding is affordable.
+
+References: Daniels, "Saddlepoint approximations in statistics" (1954); Zheng, Dong, Long and Su,
+arXiv:2003.04493; Alghamdi et al., "The Saddle-Point Method in Differential Privacy", ICML 2023;
+docs/theorems/fourier-lattice.md, two strata.
 """
 
 from __future__ import annotations
@@ -27,22 +35,25 @@ from affidavit.accountants.fourier.cache import down
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Atoms
 
 Composition = Sequence[tuple[Atoms, int]]
-"""The laws of the releases with how often each runs."""
+"""The laws of the releases with their counts."""
 
-_MIN_LOG_ORDER = math.log(1e-6)
-_MAX_LOG_ORDER = math.log(1e7)
-_NEWTON = 30
-"""Steps of Newton's method at most, before bisection alone."""
-_NEAREST, _TRIED = 0.1, 15
-"""The least of the further tilts tried by ``tilted_reach``, in units of one over the tilted
-deviation, and how many there are, each √2 times as much as the one before."""
+STRATUM_CUT = 0.5
+"""Share of ε above which a loss belongs to the rare stratum."""
+_MIN_LOG_ORDER, _MAX_LOG_ORDER = math.log(1e-6), math.log(1e7)
+_MAX_NEWTON_STEPS = 30
+"""Steps of Newton's method before bisection alone."""
+_MIN_SHIFT, _SHIFT_COUNT = 0.1, 15
+"""The smallest further tilt that bounds a window, in units of one over the tilted deviation, and
+the number of further tilts, each √2 times the one before."""
+_MIN_STRATUM_ORDER, _MAX_STRATUM_ORDER = 0.06, 4e4
+"""Orders tried for a stratum, in units of 1 / ε; the smallest is also at most this in 1/nat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saddle:
     """A point of the curve by its tilt: order λ, ε, log δ, and the tilted law's moments.
 
-    ε, ``mean`` in nats, ``variance`` in nats², λ in 1/nat.
+    ε and ``mean`` in nats, ``variance`` in nats², λ in 1/nat.
     """
 
     order: float
@@ -53,12 +64,12 @@ class Saddle:
 
     @property
     def curvature(self) -> float:
-        """Of the integrand's logarithm along the real axis, in nats²: d epsilon / d order."""
+        """The second derivative of the integrand's logarithm, in nats²: d epsilon / d order."""
         return self.variance + self.order**-2 + (self.order + 1) ** -2
 
 
 def at_order(laws: Composition, order: float) -> Saddle:
-    """The point of the approximate curve whose saddle is ``order`` (1/nat)."""
+    """Return the point of the approximate curve whose saddle is ``order`` (1/nat)."""
     log_moment = mean = variance = 0.0
     for atoms, count in laws:
         exponents = order * atoms.losses
@@ -71,8 +82,8 @@ def at_order(laws: Composition, order: float) -> Saddle:
         log_moment += count * (peak + math.log(total))
         mean += count * first
         variance += count * second
-    # Strong tilts pile a bounded law up on its last atom; a hair of spread keeps the
-    # parameters finite there.
+    # Strong tilts concentrate a bounded law on its last atom; a tiny spread keeps the parameters
+    # finite there.
     variance = max(variance, (1e-6 / (1 + order)) ** 2)
     epsilon = mean - 1 / order - 1 / (order + 1)
     result = Saddle(order=order, epsilon=epsilon, log_delta=0.0, mean=mean, variance=variance)
@@ -87,7 +98,7 @@ def at_order(laws: Composition, order: float) -> Saddle:
 
 
 def at_delta(laws: Composition, delta: float) -> Saddle:
-    """The saddle near ``delta``; ε is not cut at zero."""
+    """Return the saddle near ``delta``; its ε may be negative."""
 
     def excess(point: Saddle) -> tuple[float, float]:
         return point.log_delta - math.log(delta), point.order**2 * point.curvature
@@ -96,7 +107,7 @@ def at_delta(laws: Composition, delta: float) -> Saddle:
 
 
 def at_epsilon(laws: Composition, epsilon: float) -> Saddle:
-    """The saddle near ``epsilon`` (nats)."""
+    """Return the saddle near ``epsilon`` (nats)."""
 
     def excess(point: Saddle) -> tuple[float, float]:
         return epsilon - point.epsilon, point.order * point.curvature
@@ -107,10 +118,11 @@ def at_epsilon(laws: Composition, epsilon: float) -> Saddle:
 def _search(
     laws: Composition, excess: Callable[[Saddle], tuple[float, float]], accuracy: float
 ) -> Saddle:
-    """The order where ``excess``, decreasing in the order, changes sign, to ``accuracy`` of it.
+    """Return the order where ``excess``, decreasing in the order, changes sign, to ``accuracy``.
 
-    ``excess`` comes with about how fast it falls with log λ. Newton's method in log λ from
-    λ = 1, by at most a factor of e² at once; bisection where it leaves the bracket or is slow.
+    ``excess`` also returns about how fast it falls with log λ. Newton's method in log λ starts at
+    λ = 1 and moves by at most a factor of e² at once; bisection replaces it where it leaves the
+    bracket or is slow.
     """
     low, high, at = _MIN_LOG_ORDER, _MAX_LOG_ORDER, 0.0
     for turn in itertools.count():
@@ -123,58 +135,18 @@ def _search(
         move = max(-2.0, min(2.0, value / fall))
         if abs(move) <= accuracy / 2 or high - low <= accuracy:
             break
-        follow = turn < _NEWTON and low < at + move < high
+        follow = turn < _MAX_NEWTON_STEPS and low < at + move < high
         at = at + move if follow else (low + high) / 2
     return point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reach:
-    """Losses that bound the bulk of a tilted composition, and the further tilts that say so.
-
-    ``low`` and ``high`` in nats, ``below`` and ``above`` in 1/nat.
-    """
-
-    low: float
-    high: float
-    below: float
-    above: float
-
-
-def tilted_reach(laws: Composition, point: Saddle, log_tail: float) -> Reach:
-    """Losses below and above which the tilted composition has about exp(``log_tail``) mass.
-
-    Chernoff's bound with the best of a ladder of further tilts on either side.
-    """
-    shifts = down(_NEAREST / math.sqrt(point.variance), 2) * 2.0 ** (0.5 * np.arange(_TRIED))
-    orders = point.order + np.concatenate((-shifts, [0.0], shifts))
-    moments = sum((count * atoms.log_moments(orders) for atoms, count in laws), np.zeros(1))
-    further = moments - moments[shifts.size]
-    lows = (log_tail - further[: shifts.size]) / shifts
-    highs = (further[shifts.size + 1 :] - log_tail) / shifts
-    low, high = int(np.argmax(lows)), int(np.argmin(highs))
-    return Reach(
-        low=float(lows[low]),
-        high=float(highs[high]),
-        below=float(shifts[low]),
-        above=float(shifts[high]),
-    )
-
-
-def tilted_floor(atoms: Atoms, order: float, mass: float) -> float:
-    """A loss (nats) below which the tilted law of one release has at most ``mass``."""
-    cumulative: Array = np.cumsum(atoms.tilted(order))
-    index = max(0, int(np.searchsorted(cumulative, mass)) - 1)
-    return float(atoms.losses[index])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The composed losses that the transform stands for, and the tilts that shape it.
+    """The composed losses that a transform represents, and the tilts that shape it.
 
-    ``low`` and ``high`` are in nats and tilts in 1/nat: ``order`` is λ; ``below`` and
-    ``above`` are the further tilts with which Chernoff's bound holds the mass outside. Any
-    positive values are sound, good ones are tight.
+    ``low`` and ``high`` are in nats and tilts in 1/nat: ``order`` is λ, and ``below`` and ``above``
+    are the further tilts with which Chernoff's bound holds the mass outside. Any positive values
+    are sound, good ones are tight.
     """
 
     low: float
@@ -183,15 +155,14 @@ class Window:
     below: float
     above: float
 
+    def points(self, step: float) -> int:
+        """Return the number of points at a ``step`` in nats; very large for an infinite window."""
+        return math.ceil(min((self.high - self.low) / step, 1e18)) + 2
+
 
 def log_peak(order: float) -> float:
-    """The logarithm of the largest value of g, λ^λ / (1+λ)^(1+λ)."""
+    """Return the logarithm of λ^λ / (1+λ)^(1+λ), the largest e^{-λy} (1 - e^{-y})_+."""
     return -math.log1p(order) - order * math.log1p(1 / order)
-
-
-def window_points(window: Window, step: float) -> int:
-    """The points that a window needs at a ``step`` in nats; of one without ends, a great many."""
-    return math.ceil(min((window.high - window.low) / step, 1e18)) + 2
 
 
 def tilted_window(
@@ -202,48 +173,54 @@ def tilted_window(
     tolerance: float,
     step: float,
 ) -> Window:
-    """The losses outside of which ``atoms`` hold too little to matter near ``epsilon`` (nats).
+    """Return a window outside of which ``atoms`` hold too little to matter near ``epsilon`` (nats).
 
-    ``saddle`` is that of the tilt, δ is about ``delta`` and its log is bracketed to ``tolerance``.
+    ``saddle`` is that of the tilt, and log δ, about that of ``delta``, is bracketed to
+    ``tolerance``. The ends are Chernoff's bounds with the best of a ladder of further tilts.
     """
     order, spread = saddle.order, math.sqrt(saddle.variance)
     # Mass outside the window enters δ at most e^{K - λε} max(g) times.
     scale = sum(count * law.log_moment(order) for law, count in atoms) - order * epsilon
-    tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
-    reach = tilted_reach(atoms, saddle, tail)
+    log_tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
+    shifts = down(_MIN_SHIFT / spread, 2) * 2.0 ** (0.5 * np.arange(_SHIFT_COUNT))
+    orders = order + np.concatenate((-shifts, [0.0], shifts))
+    moments = sum((count * law.log_moments(orders) for law, count in atoms), np.zeros(1))
+    further = moments - moments[shifts.size]
+    lows = (log_tail - further[: shifts.size]) / shifts
+    highs = (further[shifts.size + 1 :] - log_tail) / shifts
+    low, high = int(np.argmax(lows)), int(np.argmin(highs))
     return Window(
-        low=min(reach.low, epsilon - 0.01 * spread) - step,
-        high=max(reach.high, epsilon + 0.01 * spread) + step,
+        low=min(float(lows[low]), epsilon - 0.01 * spread) - step,
+        high=max(float(highs[high]), epsilon + 0.01 * spread) + step,
         order=order,
-        below=reach.below,
-        above=reach.above,
+        below=float(shifts[low]),
+        above=float(shifts[high]),
     )
 
 
-CUT = 0.5
-"""The losses above this share of ε are the rare ones."""
-_MIN_ORDER, _MAX_ORDER = 0.06, 4e4
-"""Orders tried, the smallest at most as much itself, both in units of 1 / ε."""
+def tilted_floor(atoms: Atoms, order: float, mass: float) -> float:
+    """Return a loss (nats) below which the tilted law of one release has at most ``mass``."""
+    cumulative: Array = np.cumsum(atoms.tilted(order))
+    index = max(0, int(np.searchsorted(cumulative, mass)) - 1)
+    return float(atoms.losses[index])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stratum:
-    """log moments at the orders (1/nat) of a ladder, both signs, increasing; shape (m,) each."""
+    """Log moments at the orders (1/nat) of a ladder, both signs, increasing; shape (m,) each."""
 
     orders: Array
     log_moments: Array
 
 
-def strata(
-    laws: Sequence[tuple[Atoms, int]], epsilon: float, cut: float, step: float
-) -> tuple[Stratum, ...]:
-    """The stratum without and the one with a loss above ``cut``, on grids of ``step`` (nats).
+def strata(laws: Composition, epsilon: float, cut: float, step: float) -> tuple[Stratum, ...]:
+    """Return the strata without and with a loss above ``cut``, on grids of ``step`` (nats).
 
-    A loss at distance d from its node goes to one beside it with probability d / step, at
-    most 1/6 on average: that spread is not small where the steps are many and coarse.
+    A loss at distance d from its node moves to a neighbour with probability d / step, at most 1/6
+    on average. That spread is not small where the steps are many and coarse.
     """
-    smallest = _MIN_ORDER * min(1.0, 1.0 / epsilon)
-    rungs = math.ceil(2 * math.log2(_MAX_ORDER / epsilon / smallest))
+    smallest = _MIN_STRATUM_ORDER * min(1.0, 1.0 / epsilon)
+    rungs = math.ceil(2 * math.log2(_MAX_STRATUM_ORDER / epsilon / smallest))
     ladder = smallest * 2.0 ** (0.5 * np.arange(rungs + 1))
     orders = np.concatenate((-ladder[::-1], ladder))
     common = np.zeros(orders.size)
@@ -260,7 +237,7 @@ def strata(
         )
         high = np.full(orders.size, -np.inf)
         if split < losses.size:
-            # The atoms are coarse: there are losses between the last below the cut and it.
+            # The atoms are coarse: there are losses between the cut and the first atom above it.
             high = _log_moments(
                 np.insert(losses[split:], 0, cut),
                 np.insert(weights[split:], 0, weights[split]),
@@ -277,18 +254,18 @@ def strata(
     )
 
 
-def window_of(
+def stratum_window(
     stratum: Stratum, epsilon: float, delta: float, tolerance: float, step: float, steps: int
 ) -> Window:
-    """The tilt and window for a stratum whose curve is read at ``epsilon``.
+    """Return the tilt and window for a stratum whose curve is read at ``epsilon``.
 
-    ``delta`` and ``steps`` (releases) are the whole composition's; ``tolerance`` is the
-    relative error of δ allowed, ``step`` that of the grids in nats.
+    ``delta`` and ``steps`` (releases) are the whole composition's, ``tolerance`` the allowed
+    relative error of δ, and ``step`` that of the grids in nats.
     """
     positive = (stratum.orders > 0) & np.isfinite(stratum.log_moments)
     orders = stratum.orders[positive]
     if orders.size == 0:
-        # Nothing of this stratum is there: any window will do.
+        # The stratum has no mass, so any window is good.
         near = 8.0 * step
         order = 1.0 / epsilon
         return Window(
@@ -321,7 +298,7 @@ def window_of(
 
 
 def _log_moments(losses: Array, weights: Array, orders: Array) -> Array:
-    # The largest loss may be too rare for its weight and the others' exponentials to meet.
+    # The largest loss may be too rare for the product of its weight and the exponentials.
     with np.errstate(divide="ignore"):
         exponents = orders[:, None] * losses + np.log(weights)
     peaks = exponents.max(axis=1)

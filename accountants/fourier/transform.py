@@ -1,4 +1,4 @@
-"""δ of a composition of lattice measures, through one transform a measure.
+"""δ of a composition of lattice measures, through one transform per measure.
 
 Tilting every measure by exp(λ l) and dividing by its total M gives a law π; the T-fold
 convolution of the measures is exp(-λ x) M^T times that of the laws, so the digits of the
@@ -7,15 +7,15 @@ the composed loss, y = x - ε and g(y) = e^{-λy} (1 - e^{-y})_+,
 
     δ(ε) = C e^{-λε} Σ_x c(x) g(x - ε) + (infinite mass),      c = convolution of the π.
 
-The sum is taken over a window [low, high) of x as long as the transform, in the frequency
-domain: frequencies at which the product of transforms is negligible are left out, so the
-work after the one forward transform does not depend on its length.
+The sum is over a window [low, high) of x as long as the transform, in the frequency domain.
+Frequencies at which the product of transforms is negligible are left out, so the work after the
+forward transform does not depend on its length.
 
 Errors bounded here, each added (upper) or subtracted (lower):
 
-* aliasing: cyclic c is never below c. Mass outside the window, which may stand in for
-  mass inside, is bounded by Chernoff at a further tilt of the lattice laws themselves; mass
-  above the window contributes at most that times g(high - ε), or the largest g;
+* aliasing: cyclic c is never below c. Chernoff's bound at a further tilt of the lattice laws
+  themselves holds the mass outside the window, which may replace mass inside; mass above the
+  window contributes at most that times g(high - ε), or the largest g;
 * those of the transform (``spectrum.py``): a 2-norm error e of the composed law moves δ by
   at most e ‖g‖₂ (Cauchy-Schwarz), a frequency left out by its size times ‖g‖₁, and the
   rounding of powers and of the sum over frequencies is counted term by term;
@@ -45,15 +45,15 @@ from affidavit.accountants.fourier.spectrum import (
     log_moment,
     tilted,
 )
-from affidavit.accountants.fourier.tilting import Window, log_peak, window_points
+from affidavit.accountants.fourier.tilting import Window, log_peak
 
 
 class ComposedTransform:
     """The tilted transform of a composition, from which δ(ε) is read with its error.
 
-    ``parts`` are the measures with their counts, on grids of one step. With a ``cut`` (nats),
-    of the composition with at least one loss above it: its curve and that of the measures up
-    to the cut add up to the whole. ``shared`` keeps the transforms of measures with a name.
+    ``parts`` are the measures with their counts, on grids of one step. With a ``cut`` (nats) it is
+    the composition with at least one loss above it: its curve and that of the measures up to the
+    cut add up to the whole. ``shared`` caches the transforms of measures with a name.
 
     Guarantees
     ----------
@@ -71,7 +71,7 @@ class ComposedTransform:
         self._order = window.order
         self._peak = math.exp(log_peak(window.order))
         self._step = parts[0][0].grid.step
-        self._size = fast_length(window_points(window, self._step))
+        self._size = fast_length(window.points(self._step))
         origins = [part.grid.origin * count for part, count in parts]
         self._origin = math.fsum(origins)
         self._first = math.ceil((window.low - self._origin) / self._step)
@@ -90,9 +90,9 @@ class ComposedTransform:
             self._transform(result, window)
 
     def _transform(self, laws: Sequence[TiltedLaw], window: Window) -> None:
-        """Transform, and keep the frequencies that matter with the sums' denominators."""
+        """Transform, and store the frequencies that matter with the sums' denominators."""
         self._log_total = sum(law.count * law.log_total for law in laws)
-        self._relative = sum(law.relative for law in laws)
+        self._relative = sum(law.relative_error for law in laws)
         low, high = self._loss(self._first), self._loss(self._last)
         slack = 1 + 1e-9
         below = window.below * low + log_moment(laws, -window.below, self._shared)
@@ -100,7 +100,7 @@ class ComposedTransform:
         self._below = math.exp(min(0.0, below)) * slack
         self._above = math.exp(min(0.0, above)) * slack
         spectrum = composed(laws, self._size, self._shared)
-        stored = spectrum.kept
+        stored = spectrum.indices
         # A real transform stands for both k and -k, except at k = 0 and the middle.
         twice = np.where((stored == 0) | (2 * stored == self._size), 1.0, 2.0) / self._size
         angle = 2j * math.pi * stored / self._size
@@ -108,7 +108,7 @@ class ComposedTransform:
         fast = twice / -np.expm1(angle - (self._order + 1) * self._step)
         self._frequencies = stored
         self._slow, self._fast = spectrum.values * slow, spectrum.values * fast
-        # The far end of both geometric sums sits at a fixed loss, so it is summed once.
+        # The far end of both geometric sums is at a fixed loss, so it is summed once.
         turn = self._turn(self._last + 1)
         self._slow_end = float(np.sum(self._slow * turn).real)
         self._fast_end = float(np.sum(self._fast * turn).real)
@@ -130,7 +130,7 @@ class ComposedTransform:
         return turn
 
     def _sum(self, epsilon: float) -> tuple[float, float]:
-        """Σ c(x) g(x - ε) over the window, and a bound of its computed value's error."""
+        """Return Σ c(x) g(x - ε) over the window, and a bound of its error."""
         index = max(self._first, math.ceil((epsilon - self._origin) / self._step))
         near = max(0.0, self._loss(index) - epsilon)
         far = self._loss(self._last + 1) - epsilon
@@ -142,13 +142,13 @@ class ComposedTransform:
         return total, self._error
 
     def _scale(self, epsilon: float) -> tuple[float, float]:
-        """log of C e^{-λε}, and a bound of the relative error of everything times it."""
+        """Return log of C e^{-λε}, and a bound of the relative error of every multiple."""
         log_scale = self._log_total - self._order * epsilon
         size = abs(self._log_total) + abs(self._order * epsilon)
         return log_scale, self._relative + 16 * UNIT_ROUNDOFF * (1 + size)
 
     def upper(self, epsilon: float) -> float:
-        """An upper bound of δ at ``epsilon``, at most 1."""
+        """Return an upper bound of δ at ``epsilon`` (nats), at most 1."""
         if not self._alive:
             return min(1.0, self._infinite)
         epsilon = min(epsilon - self._shift - self._placing, self._loss(self._last))
@@ -165,7 +165,7 @@ class ComposedTransform:
         return min(1.0, _exp(log_scale + relative) * total + self._infinite * (1 + 1e-12))
 
     def lower(self, epsilon: float) -> float:
-        """A lower bound of δ at ``epsilon``, at least 0."""
+        """Return a lower bound of δ at ``epsilon`` (nats), at least 0."""
         if not self._alive:
             return 0.0
         epsilon = epsilon + self._shift + self._placing

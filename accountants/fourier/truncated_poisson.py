@@ -1,26 +1,26 @@
 """Truncated Poisson sampling: the laws of a release whose lot may be cut.
 
-With L the largest lot and u and w the chances that exactly L - 1 and that at least L of the other
-records are drawn, a step is one of two, and which is revealed:
+With L the largest lot and u and w the probabilities that exactly L - 1 and that at least L of the
+other records are drawn, a step is one of two, and the release reveals which:
 
 * fewer than L - 1 others are drawn: the Poisson pair at q;
 * L - 1 or more, with probability u + w: a record that is in a full lot is in it with L - 1 others,
-  as it is when just these are drawn. So the sums are those of L - 1 others, of these and the
+  as it is if exactly these are drawn. So the sums are those of L - 1 others, of these and the
   record, and of these and one more whose place the record may take: ``DisplacementLaw``.
 
 Under add_remove the number of others is private too; the largest data set bounds every smaller
-one. Where cuts are frequent a smaller bound is that of lots which hide them (``hidden_law``).
+one. If cuts are frequent, lots that hide them give a smaller bound (``hidden_law``).
 
-From below there are two data sets. Where all other records contribute zero the run is a Poisson
-sample at the record's own rate. And let every other record contribute a unit vector h, and the
-record one at a right angle to it (``visible_law``). Along h the release shows how many others are
-in the lot, as far as the noise lets it be seen: with the record in a cut lot one fewer. Along the
-record's own vector it is a Poisson sample whose rate is the chance of the record to be in the lot,
-after what was seen along h. Places along h of about the same rate are one ``shelf``, and the
-release reveals which one it is on.
+Two data sets give lower bounds. If all other records contribute zero, the run is a Poisson sample
+at the record's own rate. And let every other record contribute a unit vector h, and the record one
+at a right angle to it (``visible_law``). Along h the release shows how many others are in the lot,
+as far as the noise permits: with the record in a cut lot one fewer. Along the record's own vector
+it is a Poisson sample whose rate is the probability that the record is in the lot, given the
+observation along h. Places along h with similar rates form one ``shelf``, and the release reveals
+which one it is on.
 
-Chances are of a binomial law from scipy, trusted to ``TAIL_ERROR`` of themselves, and each is
-rounded to the safe side. Proofs: docs/theorems/truncated-poisson.md.
+Probabilities are of a binomial law from scipy, trusted to ``BINOMIAL_ERROR`` of themselves, and
+each is rounded to the safe side. Proofs: docs/theorems/truncated-poisson.md.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ from affidavit.accountants.fourier.privacy_loss import (
 )
 from affidavit.plan import TruncatedPoissonGaussian
 
-TAIL_ERROR = 1e-10
+BINOMIAL_ERROR = 1e-10
 """Relative error allowed for scipy's binomial probabilities."""
-_LEFT_OVER = 1e-3
-"""Probability of what no cover is about below which rounding would decide its losses."""
-_CROWDED, _RARE = 0.05, 6.3
-"""Part of a cover that is given up at the least to what two of the others may have in common; more
-of it where that leaves less than so many standard deviations to what is conceded."""
+_RATE_ERROR = 8 * BINOMIAL_ERROR
+"""Relative error of probabilities and rates of a shelf: each is a few of scipy's, two of which are
+rounded."""
+_MIN_UNCOVERED = 1e-3
+"""Probability outside of a cover below which rounding would decide its losses."""
+_MIN_CROWDED_SHARE, _CONCEDED_DEVIATIONS = 0.05, 6.3
+"""Least share of a cover that is given up because two of the others may coincide; it is larger if
+fewer standard deviations than these would remain to what is conceded."""
 _MAX_LOSS = 650.0
-"""Of a loss beyond this (nats) either probability is below what a double holds."""
-
-_LOUDEST = 20.0
-"""Clip norms of noise that hide how full a lot is."""
-_REACH, _PLACES = 8.0, 400
-"""Deviations of the noise around a full lot, and places that are told apart there."""
-_STEP = 1.6
-"""Between the rates of one shelf and of the next."""
-_LEAST = 1e-6
-"""Of the record's participations those that are seen; fewer change nothing."""
-_DOWN = 8 * TAIL_ERROR
-"""What chances and rates may be wrong by: each is a few of scipy's, of which two are rounded."""
+"""Loss (nats) beyond which either probability underflows."""
+_MAX_VISIBLE_NOISE = 20.0
+"""Noise multiplier above which nothing shows how full a lot is."""
+_VISIBLE_REACH, _VISIBLE_PLACES = 8.0, 400
+"""Standard deviations of the noise around a full lot, and places that are distinguished there."""
+_SHELF_RATIO = 1.6
+"""Ratio of the rates of consecutive shelves."""
+_MIN_SEEN_SHARE = 1e-6
+"""Share of the record's participations on shelves below which these change nothing."""
 
 Shelves = tuple[tuple[float, float], ...]
-"""Chances and rates; of all other places only the rate is used."""
+"""Probabilities and rates; of the first, all other places, only the rate is used."""
 Weights = tuple[float, float, float]
-"""Of normals one clip norm below the centre, at it and one above it."""
+"""Weights of normals one clip norm below the centre, at it and one above it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,11 +100,11 @@ class DisplacementLaw(NormalPair):
 
     @property
     def mu(self) -> float:
-        """How far a record moves the sum, in standard deviations of the noise."""
+        """The distance by which a record moves the sum, in standard deviations of the noise."""
         return 1 / self.noise_multiplier
 
     @property
-    def ceiling(self) -> float:
+    def max_loss(self) -> float:
         """The loss at large z, rounded up: that of the highest normal of P."""
         for common, present, absent in zip(
             reversed(self.common), reversed(self.present), reversed(self.absent), strict=True
@@ -118,17 +118,17 @@ class DisplacementLaw(NormalPair):
 
     @property
     def p_mixture(self) -> Mixture:
-        """Weights and means of P."""
+        """The mixture P."""
         return self._mixture(self.present)
 
     @property
     def q_mixture(self) -> Mixture:
-        """Weights and means of Q."""
+        """The mixture Q."""
         return self._mixture(self.absent)
 
     @property
-    def line(self) -> tuple[float, float]:
-        """A line that the loss is nowhere above from z = μ/2 on, as slope and height.
+    def bounding_line(self) -> tuple[float, float]:
+        """A line above the loss from z = μ/2 on, as slope and height.
 
         P is at most N(μ) there, and Q at least its highest normal.
         """
@@ -141,7 +141,7 @@ class DisplacementLaw(NormalPair):
         return tuple((w, m) for w, m in zip(weights, means, strict=True) if w > 0)
 
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``."""
+        """Return the loss (nats) at ``z``, both of shape (n,)."""
         mu = self.mu
         peak = np.abs(mu * z)
         scaled = [np.exp(m * mu * z - m * m * mu * mu / 2 - peak) for m in (-1, 0, 1)]
@@ -152,13 +152,13 @@ class DisplacementLaw(NormalPair):
         is_near = near == gain / below
         return np.asarray(np.where(is_near, np.log1p(near), np.log(above) - np.log(below)))
 
-    def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+    def inverse_loss(self, losses: Array) -> Array:
+        """Return the z at which the loss is ``losses`` (increasing); infinite outside its range.
 
         Both have shape (n,). With x = e^{μz} and k = e^{-μ²/2}, P - e^l Q vanishes where
-        k a₁ x + a₀ + k a₋₁ / x does, a_i = (1 - e^l) common_i + present_i - e^l absent_i. The
-        loss increases in z, so that the signs of a change once, and the root is
-        found without a difference. A negative loss is that of Q against P.
+        k a₁ x + a₀ + k a₋₁ / x does, a_i = (1 - e^l) common_i + present_i - e^l absent_i. The loss
+        increases in z, so that the signs of a change once, and the root involves no difference. A
+        negative loss is that of Q against P.
         """
         bounded = np.clip(losses, -_MAX_LOSS, _MAX_LOSS)
         split = int(np.searchsorted(bounded, 0.0))
@@ -170,7 +170,7 @@ class DisplacementLaw(NormalPair):
         )
 
     def _root(self, losses: Array, above: Weights, below: Weights, sign: float) -> Array:
-        """z where common + ``above`` is e^loss (common + ``below``), at losses that are >= 0."""
+        """Return z where common + ``above`` is e^loss (common + ``below``), at losses >= 0."""
         rise, factor = np.expm1(losses), np.exp(losses)
         low, middle, high = (
             sign * (p - rise * c - factor * q)
@@ -186,11 +186,12 @@ class DisplacementLaw(NormalPair):
             z = np.log(x) / self.mu
         return np.asarray(np.where(np.isnan(z), np.inf, z))
 
-    def _misplaced(self, edges: Array, z: Array) -> Array:
-        """Each of the weights of a root is a sum of three that is good to six roundings of them.
+    def _edge_roundings(self, edges: Array, z: Array) -> Array:
+        """Bound the rounding of z, in roundings of the loss; all of shape (n,).
 
-        Over Q that is at most as many of |l| and of what P and Q do not share. The root adds eight
-        roundings of x, and z one of itself, where the loss rises by at most 2μ.
+        Each weight of a root is a sum of three that is good to six roundings of them, over Q at
+        most as many of |l| and of the unshared part of P and Q. The root adds eight roundings of x,
+        and z one of itself, where the loss rises by at most 2μ.
         """
         return 24.0 * (np.abs(edges) + self._unshared) + 16.0 + 2.0 * self.mu * np.abs(z)
 
@@ -201,25 +202,21 @@ class DisplacementLaw(NormalPair):
 
         return min(share(self.present), share(self.absent))
 
-    @property
-    def _spread(self) -> float:
-        return 3.0 + 0.125 * self.mu * (38.0 + self.mu)
-
 
 def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
-    """A law that dominates one release of ``leaf`` in the direction ``side``."""
-    first, lots = poisson_law(leaf, leaf.sampling_probability, side), _Lots.of(leaf)
+    """Return a law that dominates one release of ``leaf`` in the direction ``side``."""
+    first, lots = poisson_law(leaf, leaf.sampling_probability, side), _LotProbabilities.of(leaf)
     if lots.cut == 0:
         return first
-    return _mixed(first, _full_lot(leaf, lots, side), _masses(leaf, lots)[0])
+    return _revealed_mixture(first, _full_lot_law(leaf, lots, side), _lot_masses(leaf, lots)[0])
 
 
 def hidden_law(leaf: TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, float]:
-    """A law that dominates one release of ``leaf`` but for a probability, and that probability.
+    """Return a law that dominates one release except with a probability, and that probability.
 
-    Nobody sees whether a lot was cut: lots of one other less and of one more hide a lot of L - 1
-    others that the record is in, up to where they are too unlikely. That is conceded. Under
-    add_remove data sets of fewer than half of the records are left to ``truncated_law``.
+    The release does not show whether a lot was cut: lots of one other less and of one more hide a
+    lot of L - 1 others and the record, except where they are too unlikely, which is conceded. Under
+    add_remove ``truncated_law`` covers data sets of fewer than half of the records.
     """
     cover = Cover.of(leaf)
     if cover is None:
@@ -227,30 +224,30 @@ def hidden_law(leaf: TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, flo
     parts = cover.fewer, cover.lots
     rest, other = 1.0, 1.0
     for part in parts:
-        own, under = _masses(leaf, part)[:: 1 if side == "remove" else -1]
+        own, under = _lot_masses(leaf, part)[:: 1 if side == "remove" else -1]
         rest, other = rest - own, other - under
     law: LossLaw = poisson_law(leaf, leaf.sampling_probability, side)
     if rest != other:
         law = ShiftedLaw(law=law, shift=math.log(rest / other))
     total = max(rest, 0.0)
     for part in parts:
-        weight = _masses(leaf, part)[0 if side == "remove" else 1]
+        weight = _lot_masses(leaf, part)[0 if side == "remove" else 1]
         total += weight
-        law = _mixed(law, _full_lot(leaf, part, side), weight / total)
+        law = _revealed_mixture(law, _full_lot_law(leaf, part, side), weight / total)
     return law, cover.conceded
 
 
-def _mixed(first: LossLaw, second: LossLaw, weight: float) -> LossLaw:
+def _revealed_mixture(first: LossLaw, second: LossLaw, weight: float) -> LossLaw:
     if weight >= 1:
         return second
     return RevealedMixtureLaw(first=first, second=second, weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lots:
-    """Chances of lots with the record and L - 1 others, of as many others, and of L of them.
+class _LotProbabilities:
+    """Probabilities of lots: the record and L - 1 others, L - 1 others, and L others.
 
-    Under add_remove the last two are those without the record, who is added at the rate q to some.
+    Under add_remove the last two are those without the record, which is added to some at rate q.
     """
 
     record: float
@@ -258,20 +255,23 @@ class _Lots:
     cut: float
 
     @classmethod
-    def of(cls, leaf: TruncatedPoissonGaussian) -> _Lots:
-        """All there are, in the largest data set."""
+    def of(cls, leaf: TruncatedPoissonGaussian) -> _LotProbabilities:
+        """Return those of the largest data set."""
         q = leaf.sampling_probability
-        almost, cut = _chance_of(leaf, leaf.max_lot_size - 1), chance_of_a_cut(leaf, _others(leaf))
+        almost, cut = (
+            _draw_probability(leaf, leaf.max_lot_size - 1),
+            cut_probability(leaf, _max_others(leaf)),
+        )
         if leaf.neighbours == "add_remove":
-            cut = min(cut * (1 + TAIL_ERROR), 1 - almost)
+            cut = min(cut * (1 + BINOMIAL_ERROR), 1 - almost)
             return cls(record=q * (almost + cut), others=almost, cut=cut)
-        cut *= 1 - TAIL_ERROR
-        displaced = min(cut, chance_of_a_cut_with_the_record(leaf)) if cut else 0.0
+        cut *= 1 - BINOMIAL_ERROR
+        displaced = min(cut, cut_probability_with_record(leaf)) if cut else 0.0
         return cls(record=almost * q + displaced, others=almost * (1 - q), cut=cut - displaced)
 
 
-def _masses(leaf: TruncatedPoissonGaussian, lots: _Lots) -> tuple[float, float]:
-    """Of ``lots`` with the record and without it."""
+def _lot_masses(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities) -> tuple[float, float]:
+    """Return the probabilities of ``lots`` with the record in the data set and without it."""
     without = lots.others + lots.cut
     if leaf.neighbours == "add_remove":
         return (1 - leaf.sampling_probability) * without + lots.record, without
@@ -280,30 +280,34 @@ def _masses(leaf: TruncatedPoissonGaussian, lots: _Lots) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cover:
-    """What hides a record in a lot of L - 1 others, whoever these are.
+    """The lots that hide a record in a lot of L - 1 others, whoever these are.
 
     The share ``spent`` of the lots of L - 2 others without the record and some of those of L others
-    are at any place at least as likely as so many more ``lots`` of L - 1 others, but for outputs
-    that have at most the probability ``conceded`` with the record. ``share`` is that of lots of L
-    others which are used, ``crowded`` what is lost as two of the others cannot be one.
+    are at any place at least as likely as the additional ``lots`` of L - 1 others, except for
+    outputs that have at most the probability ``conceded`` with the record. ``share`` is that of the
+    used lots of L others, and ``crowded`` the share lost because two of the others may coincide.
     """
 
     spent: float
     share: float
     crowded: float
-    fewer: _Lots
-    lots: _Lots
+    fewer: _LotProbabilities
+    lots: _LotProbabilities
     conceded: float
 
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, leaf: TruncatedPoissonGaussian) -> Cover | None:
-        """A good choice of what the theorem leaves open, or none where it gives nothing."""
-        lots, sigma, q = _Lots.of(leaf), leaf.noise_multiplier, leaf.sampling_probability
+        """Return a good cover for ``leaf``, or None if there is none; any choice is sound."""
+        lots, sigma, q = (
+            _LotProbabilities.of(leaf),
+            leaf.noise_multiplier,
+            leaf.sampling_probability,
+        )
         private = leaf.neighbours == "add_remove"
         absent = 1.0 if private else 1 - q
-        two_less = _chance_of(leaf, leaf.max_lot_size - 2)
-        # Others that may fill the last two places of a cut lot, in the smallest data set.
+        two_less = _draw_probability(leaf, leaf.max_lot_size - 2)
+        # Others that may take the last two places of a cut lot, in the smallest data set.
         left = (
             (leaf.dataset_size // 2 + 1 if private else leaf.dataset_size) + 1 - leaf.max_lot_size
         )
@@ -313,8 +317,8 @@ class Cover:
         balance = math.sqrt(absent * two_less / (lots.cut * apart))
         # Lots of L others also hide the record as they are, about so well.
         share = min(1.0, (balance * math.exp(1.5 / sigma**2)) ** 2)
-        likely = math.exp((_RARE + 1.5 / sigma) / sigma) / (left - 1)
-        crowded = max(_CROWDED, likely * math.sqrt(share) / (2 * balance))
+        likely = math.exp((_CONCEDED_DEVIATIONS + 1.5 / sigma) / sigma) / (left - 1)
+        crowded = max(_MIN_CROWDED_SHARE, likely * math.sqrt(share) / (2 * balance))
         if crowded > 0.5:
             share, crowded = share * (0.5 / crowded) ** 2, 0.5
         gain = 2 * balance * math.sqrt(share) * lots.cut * apart * (1 - crowded)
@@ -324,9 +328,9 @@ class Cover:
         root = 2 * height / (slope + math.sqrt(slope * slope + 4 * odds * height))
         used = share * lots.cut
         if private:
-            # As many as there are of L others at the most, so that a larger data set is worse; the
-            # chances on either side may each be wrong.
-            root = min(root, used / gain * (1 - 4 * TAIL_ERROR))
+            # At most as many as there are lots of L others, so that a larger data set is worse;
+            # either probability may be wrong.
+            root = min(root, used / gain * (1 - 4 * BINOMIAL_ERROR))
         spent = root * root
         if not 0 < spent < 1:
             return None
@@ -341,29 +345,33 @@ class Cover:
             spent=spent,
             share=share,
             crowded=crowded,
-            fewer=_Lots(record=q * two_less, others=(1 - spent) * absent * two_less, cut=0.0),
-            lots=_Lots(
+            fewer=_LotProbabilities(
+                record=q * two_less, others=(1 - spent) * absent * two_less, cut=0.0
+            ),
+            lots=_LotProbabilities(
                 record=lots.record, others=lots.others + gain * root, cut=lots.cut * (1 - share)
             ),
             conceded=conceded,
         )
-        left_over = 1 - sum(_masses(leaf, part)[0] for part in (cover.fewer, cover.lots))
-        return cover if left_over > _LEFT_OVER or not private else None
+        left_over = 1 - sum(_lot_masses(leaf, part)[0] for part in (cover.fewer, cover.lots))
+        return cover if left_over > _MIN_UNCOVERED or not private else None
 
 
-def _full_lot(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
-    """The pair of L - 1 or more others, or of a smaller number of them where none is cut."""
+def _full_lot_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
+    """Return the pair of L - 1 or more others, or of fewer if no lot is cut."""
     if leaf.neighbours == "add_remove":
-        return _removal(leaf, lots, side)
+        return _removal_law(leaf, lots, side)
     if lots.cut == 0:
-        return poisson_law(leaf, lots.record / _masses(leaf, lots)[0] * (1 + TAIL_ERROR), side)
-    return _exchange(leaf, lots, side)
+        return poisson_law(
+            leaf, lots.record / _lot_masses(leaf, lots)[0] * (1 + BINOMIAL_ERROR), side
+        )
+    return _exchange_law(leaf, lots, side)
 
 
-def _removal(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
-    """The pair where the record is there or not."""
+def _removal_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
+    """Return the pair in which the record is present or absent."""
     q = leaf.sampling_probability
-    total = _masses(leaf, lots)[0 if side == "remove" else 1]
+    total = _lot_masses(leaf, lots)[0 if side == "remove" else 1]
     cut, others = lots.cut / total, lots.others / total
     law = DisplacementLaw(
         noise_multiplier=leaf.noise_multiplier,
@@ -374,13 +382,13 @@ def _removal(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw
     return law if side == "remove" else law.reverse
 
 
-def _exchange(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
-    """The pair where the record is drawn as one or as another.
+def _exchange_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
+    """Return the pair in which the record has one value or another.
 
-    For positive losses the worst place to take is opposite to the record, for negative ones the
-    record's own.
+    For positive losses the worst displaced record is opposite to the record, for negative ones it
+    equals the record.
     """
-    total = _masses(leaf, lots)[0]
+    total = _lot_masses(leaf, lots)[0]
     own, free, rest = (part / total for part in (lots.record, lots.others, lots.cut))
     replaced = leaf.neighbours == "replace_one"
 
@@ -402,68 +410,70 @@ def _exchange(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLa
 
 
 def attained_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
-    """The law of a data set whose other records contribute zero."""
+    """Return the law of a data set whose other records contribute zero."""
     return poisson_law(leaf, attained_rate(leaf), side)
 
 
 def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
-    """The chance of a record to be in the lot as it is used, rounded down."""
+    """Return the probability that a record is in the used lot, rounded down."""
     others = leaf.dataset_size - 1
     whole = leaf.sampling_probability * float(
         binomial().cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
     )
-    cut = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
-    return min(leaf.sampling_probability, whole + cut) * (1 - 2 * TAIL_ERROR)
+    cut = leaf.max_lot_size / leaf.dataset_size * _overfull_probability(leaf, leaf.dataset_size)
+    return min(leaf.sampling_probability, whole + cut) * (1 - 2 * BINOMIAL_ERROR)
 
 
-def chance_of_a_cut_with_the_record(leaf: TruncatedPoissonGaussian) -> float:
-    """w·p: that a lot is cut, and the record then in it; rounded up, for every size allowed."""
+def cut_probability_with_record(leaf: TruncatedPoissonGaussian) -> float:
+    """Return w·p, that a lot is cut with the record in it; rounded up, for every allowed size."""
     if leaf.neighbours == "add_remove":
-        chance = leaf.sampling_probability * chance_of_a_cut(leaf, leaf.dataset_size)
+        chance = leaf.sampling_probability * cut_probability(leaf, leaf.dataset_size)
     else:
-        chance = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
-    return chance * (1 + 2 * TAIL_ERROR)
+        chance = (
+            leaf.max_lot_size / leaf.dataset_size * _overfull_probability(leaf, leaf.dataset_size)
+        )
+    return chance * (1 + 2 * BINOMIAL_ERROR)
 
 
 def poisson_law(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
-    """The law of ``leaf`` with lots that are never cut, sampled at ``rate``."""
+    """Return the law of ``leaf`` with lots that are never cut, sampled at ``rate``."""
     kind: Kind = "replace" if leaf.neighbours == "replace_one" else side
     return NormalMixtureLaw(
         kind=kind, noise_multiplier=leaf.noise_multiplier, sampling_probability=min(1.0, rate)
     )
 
 
-def chance_of_a_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
-    """w: the chance that the record, if drawn, finds the lot already full."""
+def cut_probability(leaf: TruncatedPoissonGaussian, others: int) -> float:
+    """Return w, the probability that the others alone fill the lot."""
     return float(binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
-def _chance_of(leaf: TruncatedPoissonGaussian, number: int) -> float:
-    """The chance that ``number`` of the others are drawn, rounded down."""
-    chance = binomial().pmf(number, _others(leaf), leaf.sampling_probability)
-    return float(chance) * (1 - TAIL_ERROR)
+def _draw_probability(leaf: TruncatedPoissonGaussian, number: int) -> float:
+    """Return the probability that ``number`` of the others are drawn, rounded down."""
+    chance = binomial().pmf(number, _max_others(leaf), leaf.sampling_probability)
+    return float(chance) * (1 - BINOMIAL_ERROR)
 
 
-def _others(leaf: TruncatedPoissonGaussian) -> int:
-    """Of the largest data set, which is one of ``dataset_size`` records or one of these more."""
+def _max_others(leaf: TruncatedPoissonGaussian) -> int:
+    """Return the number of others in the largest data set."""
     return leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else 1)
 
 
-def _sample_above(leaf: TruncatedPoissonGaussian, size: int) -> float:
-    """The chance that a sample from ``size`` records is larger than the largest lot."""
+def _overfull_probability(leaf: TruncatedPoissonGaussian, size: int) -> float:
+    """Return the probability that a sample from ``size`` records exceeds the largest lot."""
     return float(binomial().sf(leaf.max_lot_size, size, leaf.sampling_probability))
 
 
 def binomial() -> Any:
-    """scipy's, loaded at the first use: it takes longer than most plans take to certify."""
+    """Return scipy's binomial law, whose import takes longer than most plans take to certify."""
     from scipy.stats import binom
 
     return binom
 
 
 def visible_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
-    """The law of a data set whose other records contribute alike, or zero."""
-    (_, rest), *shelves = _shelves(leaf)
+    """Return the law of a data set whose other records all contribute the same, or zero."""
+    (_, rest), *shelves = _visible_shelves(leaf)
     law: LossLaw = poisson_law(leaf, rest, side)
     total = 1 - sum(chance for chance, _ in shelves)
     for chance, rate in shelves:
@@ -475,38 +485,41 @@ def visible_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
 
 
 @lru_cache(maxsize=64)
-def _shelves(leaf: TruncatedPoissonGaussian) -> Shelves:
+def _visible_shelves(leaf: TruncatedPoissonGaussian) -> Shelves:
     rate = attained_rate(leaf)
     alone = ((1.0, rate),)
-    # Under add_remove others would show that one of them is missing, too.
-    if leaf.neighbours == "add_remove" or leaf.noise_multiplier > _LOUDEST or rate <= 0:
+    # Under add_remove others would also show that one of them is missing.
+    if leaf.neighbours == "add_remove" or leaf.noise_multiplier > _MAX_VISIBLE_NOISE or rate <= 0:
         return alone
-    drawn, absent = _along_the_others(leaf)
+    drawn, absent = _visible_probabilities(leaf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        height = np.log(drawn / (drawn + absent) / rate) / math.log(_STEP)
+        height = np.log(drawn / (drawn + absent) / rate) / math.log(_SHELF_RATIO)
     shelf = np.where(height >= 1, np.floor(height), 0.0)
     result = []
     for number in np.unique(shelf[shelf > 0]):
         here = shelf == number
         record, chance = float(drawn[here].sum()), float((drawn + absent)[here].sum())
-        result.append((chance * (1 - _DOWN), record / chance * (1 - _DOWN)))
-    seen = sum(chance * at for chance, at in result) * (1 + 4 * _DOWN)
-    if seen < _LEAST * rate or seen >= rate:
+        result.append((chance * (1 - _RATE_ERROR), record / chance * (1 - _RATE_ERROR)))
+    seen = sum(chance * at for chance, at in result) * (1 + 4 * _RATE_ERROR)
+    if seen < _MIN_SEEN_SHARE * rate or seen >= rate:
         return alone
     return ((1.0, (rate - seen) / (1 - sum(chance for chance, _ in result))), *result)
 
 
-def _along_the_others(leaf: TruncatedPoissonGaussian) -> tuple[Array, Array]:
-    """The chances of places along h, near those of a full lot, with the record and without."""
+def _visible_probabilities(leaf: TruncatedPoissonGaussian) -> tuple[Array, Array]:
+    """Return the probabilities of places near a full lot along h, with the record and without.
+
+    Both have shape (n,).
+    """
     sigma, q, others = leaf.noise_multiplier, leaf.sampling_probability, leaf.dataset_size - 1
-    # In standard deviations from a full lot; others in it are counted back from there.
-    edges = np.linspace(-_REACH - 2 / sigma, _REACH, _PLACES)
-    # More of them are missing from the first place with less than the chance that is added below.
+    # In standard deviations from a full lot; missing others are counted back from there.
+    edges = np.linspace(-_VISIBLE_REACH - 2 / sigma, _VISIBLE_REACH, _VISIBLE_PLACES)
+    # The probability that more are missing from the first place is less than that added below.
     most_missing = math.ceil((13 - edges[0]) * sigma)
     missing = np.arange(min(most_missing, leaf.max_lot_size), -1, -1)
     places = np.array([normal_masses(edges, -number / sigma)[0][1:-1] for number in missing])
     fewer = binomial().pmf(leaf.max_lot_size - missing[:-1], others, q) @ places[:-1]
-    cut = chance_of_a_cut(leaf, others)
-    displaced = min(cut, chance_of_a_cut_with_the_record(leaf))
+    cut = cut_probability(leaf, others)
+    displaced = min(cut, cut_probability_with_record(leaf))
     drawn = q * fewer + displaced * places[-2]
     return drawn, (1 - q) * fewer + (cut - displaced) * places[-1] + 1e-37

@@ -69,7 +69,7 @@ from affidavit.accountants.composition import parts
 from affidavit.accountants.fourier.dominating_pairs import check_range, directions
 from affidavit.accountants.fourier.loss_laws import RevealedMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, LossLaw, NormalPair
-from affidavit.accountants.fourier.schedules import fewer
+from affidavit.accountants.fourier.schedules import merge_kinds
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation.renyi import ORDERS as WHOLE_ORDERS
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
@@ -105,11 +105,11 @@ def log_moments(law: LossLaw, exponents: Array) -> Array:
     """
     edges = _edges(law)
     cells = law.cells(edges)
-    moved = cells.misplaced
+    moved = cells.edge_error
     low = edges[:-1] - moved[1:-1]
     high = edges[1:] + moved[1:-1]
-    p = cells.p * (1 + cells.relative)
-    share = _share_at_top(low, high, p[1:-1], cells.q[1:-1], cells.relative[1:-1])
+    p = cells.p * (1 + cells.relative_error)
+    share = _share_at_top(low, high, p[1:-1], cells.q[1:-1], cells.relative_error[1:-1])
     result = [_log_moment(edges, low, high, p, share, exponent) for exponent in exponents]
     with np.errstate(over="ignore"):
         beyond = [_log_tail(law, float(edges[-1]), item) for item in exponents]
@@ -157,15 +157,15 @@ def _log_tail(law: LossLaw, edge: float, exponent: float) -> float:
 def _log_normal_tail(law: NormalPair, edge: float, exponent: float) -> float:
     """Above ``edge`` the loss is at most its ceiling, or its line."""
     mu = law.mu
-    if edge >= law.ceiling:
+    if edge >= law.max_loss:
         return -math.inf
     with np.errstate(divide="ignore"):
         # Just below a ceiling z may come out infinite; it is never taken above the grid's end.
-        place = min(float(law.place(np.array([edge]))[0]), _HIGH + mu) * (1 - 1e-9) - 1e-9
-    if math.isfinite(law.ceiling):
-        slope, height = 0.0, law.ceiling
+        place = min(float(law.inverse_loss(np.array([edge]))[0]), _HIGH + mu) * (1 - 1e-9) - 1e-9
+    if math.isfinite(law.max_loss):
+        slope, height = 0.0, law.max_loss
     elif place > mu / 2:
-        slope, height = law.line
+        slope, height = law.bounding_line
     else:
         return math.inf
     slope *= exponent
@@ -199,7 +199,7 @@ def _candidates(law: LossLaw) -> Array:
             means = [0.0, *(mean for _, mean in law.p_mixture)]
             places = np.arange(min(means) + _LOW, max(means) + _HIGH, min(_STEP, 0.05 / law.mu))
             losses = law.loss(places)
-            inside = (losses != 0.0) & (losses < law.ceiling * (1 - 1e-12))
+            inside = (losses != 0.0) & (losses < law.max_loss * (1 - 1e-12))
             return np.asarray(losses[inside])
         case WorseOfBothLaw():
             low, high_part = _candidates(law.add), _candidates(law.remove)
@@ -230,7 +230,7 @@ def divergences(event: Event) -> tuple[float, ...]:
     verified for. The empty event has 0 everywhere.
     """
     total = np.zeros(_ALPHA.size)
-    for part, count in fewer(parts(event)):
+    for part, count in merge_kinds(parts(event)):
         total = total + count * _of(part)
     if np.isnan(total).any():
         raise OutOfReach("the Rényi orders failed numerically.", "Change the noise or the rate.")

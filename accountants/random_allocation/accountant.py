@@ -37,7 +37,7 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import crossing
-from affidavit.accountants.fourier.refinement import refinement
+from affidavit.accountants.fourier.refinement import step_factor
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
@@ -107,7 +107,7 @@ def bracket_epsilon(direction: Ordered, delta: float, relative_width: float) -> 
         gap = math.log(high / low) if low > 0 else math.inf
         step = None
         if gap > 0.8 * requested * slope:
-            step = curves.step * refinement(min(0.8, requested * slope / gap))
+            step = curves.step * step_factor(min(0.8, requested * slope / gap))
         # The next curves are computed at the crossing, where they are narrowest.
         middle = math.sqrt(high * low) if low > 0 else high
         # A little beyond, because the part above the cut is bounded loosely past it.
@@ -143,7 +143,7 @@ def bracket_delta(direction: Ordered, epsilon: float, relative_width: float) -> 
         if best.width <= relative_width * best.upper or best.width > 0.8 * previous:
             break
         guess = best.upper
-        step = curves.step * refinement(relative_width * best.upper / best.width)
+        step = curves.step * step_factor(relative_width * best.upper / best.width)
     return best
 
 

@@ -27,7 +27,6 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.discretized_pld import (
-    BinMasses,
     Grid,
     LatticeMeasure,
     lower_measure,
@@ -42,7 +41,6 @@ from affidavit.accountants.fourier.tilting import (
     at_epsilon,
     at_order,
     tilted_window,
-    window_points,
 )
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
@@ -120,12 +118,12 @@ class Side:
             for (law, count), attained, grid, span in zip(
                 direction.laws, direction.attained, grids, spans, strict=True
             ):
-                uppers.append((upper_measure(BinMasses.of(law, grid)), count))
-                lowers.append((lower_measure(BinMasses.of(attained, grid), span), count))
+                uppers.append((upper_measure(grid.cells(law), grid), count))
+                lowers.append((lower_measure(grid.cells(attained), grid, span), count))
         atoms = tuple((_atoms(measure), count) for measure, count in uppers)
         tilted = at_order(atoms, saddle.order)
         window = tilted_window(atoms, tilted, saddle.epsilon, delta, _TOLERANCE, step)
-        if window_points(window, step) > MAX_POINTS:
+        if window.points(step) > MAX_POINTS:
             raise _too_long()
         return ComposedTransform(uppers, window), ComposedTransform(lowers, window)
 

@@ -79,8 +79,8 @@ def test_a_target_inside_the_bracket_is_told_from_the_true_value(
     make_plan: Any, share: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By lattices, whose brackets are as wide as requested.
-    monkeypatch.setattr(accountant, "inverted_epsilon", lambda *_: None)
-    monkeypatch.setattr(accountant, "inverted_delta", lambda *_: None)
+    monkeypatch.setattr(accountant, "invert_epsilon", lambda *_: None)
+    monkeypatch.setattr(accountant, "invert_delta", lambda *_: None)
     releases, delta = blocks(4.8), {"delta": 1e-5}
     wide = certify(make_plan(**POISSON, releases=releases, target=delta), second_opinion=False)
     assert wide.epsilon is not None

@@ -13,8 +13,8 @@ from affidavit.accountants.fourier import accountant
 def lattice_alone() -> Iterator[None]:
     """Switch off the inversion of the transform, which answers most plans before a lattice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accountant, "inverted_epsilon", lambda *_: None)
-        patch.setattr(accountant, "inverted_delta", lambda *_: None)
+        patch.setattr(accountant, "invert_epsilon", lambda *_: None)
+        patch.setattr(accountant, "invert_delta", lambda *_: None)
         yield
 
 

@@ -164,9 +164,9 @@ def quadrature_delta(q: float, sigma: float, epsilon: float, kind: str) -> float
     density = sum(w * np.exp(-((z - m) ** 2) / 2) / math.sqrt(2 * math.pi) for w, m in mixture)
     losses = epsilon - law.loss(z)
     order = np.argsort(losses)
-    tail = law.survival(losses[order])
+    p, q = law.tails(losses[order])
     rest = np.empty_like(losses)
-    rest[order] = tail.p - np.exp(losses[order]) * tail.q
+    rest[order] = p - np.exp(losses[order]) * q
     return float(np.sum(density * np.maximum(rest, 0.0)) * (z[1] - z[0]))
 
 

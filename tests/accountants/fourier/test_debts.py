@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier.discretized_pld import _cut, _followed
+from affidavit.accountants.fourier.discretized_pld import _bridge_negative_masses, _truncated
 
 Array = NDArray[np.float64]
 SIZE, STEP = 60, 0.07
@@ -36,7 +36,7 @@ def drawn(seed: int, debts: int, share: float) -> tuple[Array, Array]:
 def test_a_debt_that_is_followed_is_paid_along_a_chord(seed: int, debts: int) -> None:
     """A chord keeps the mass and the curve left of it, and lies nowhere above the curve."""
     masses, losses = drawn(seed, debts, 0.5)
-    paid = _followed(masses, losses)
+    paid = _bridge_negative_masses(masses, losses)
     assert paid.size == SIZE
     assert paid.min() >= 0.0
     assert paid.sum() == pytest.approx(masses.sum(), rel=1e-11)
@@ -67,7 +67,7 @@ def test_one_debt_among_many_small_masses_leaves_the_convex_hull(owed: float) ->
     masses = np.exp(-((losses - 0.5) ** 2) / 2)
     masses /= masses.sum()
     masses[600] = -owed
-    paid = _followed(masses, losses)
+    paid = _bridge_negative_masses(masses, losses)
     assert paid.min() >= 0.0
     passed = np.flatnonzero(paid == 0.0)
     assert passed.size > 3
@@ -85,7 +85,7 @@ def test_what_is_cut_lies_nowhere_above_and_owes_nothing(
 ) -> None:
     masses, losses = drawn(seed, debts, share)
     masses[-3:] = -0.01  # nothing can pay these
-    result = _cut(masses, losses)
+    result = _truncated(masses, losses)
     stored = losses[: result.size]
     assert result.min() >= 0.0
     at = np.linspace(losses[0] - 1, losses[-1], 400)
@@ -96,6 +96,6 @@ def test_what_is_cut_lies_nowhere_above_and_owes_nothing(
     assert result.sum() > 0.5 * masses.sum()
 
 
-def test_without_debts_nothing_is_cut() -> None:
+def test_without_debts_nothing_is_truncated() -> None:
     masses, losses = drawn(3, 0, 0.0)
-    assert _cut(masses, losses) == pytest.approx(masses, abs=1e-12)
+    assert _truncated(masses, losses) == pytest.approx(masses, abs=1e-12)

@@ -25,16 +25,15 @@ from affidavit.accountants import Bracket, FourierAccountant, Unproved, search_w
 from affidavit.accountants.checker import Witness, prove
 from affidavit.accountants.fourier import evaluation, inversion, spectrum, truncated_poisson
 from affidavit.accountants.fourier.discretized_pld import (
-    BinMasses,
     Grid,
     LatticeMeasure,
     upper_measure,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
-from affidavit.accountants.fourier.privacy_loss import Array, NormalPair
+from affidavit.accountants.fourier.privacy_loss import Array, Cells, LossLaw, NormalPair
 from affidavit.accountants.fourier.quadrature import AnalyticPart
-from affidavit.accountants.fourier.refinement import located, located_in_strata
+from affidavit.accountants.fourier.refinement import locate, locate_in_strata
 from affidavit.accountants.fourier.tilting import Window
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
@@ -72,10 +71,10 @@ def choices(event: Event) -> list[tuple[GridParameters, float]]:
     result = []
     for direction in directions(event, lots="hidden"):
         laws, slope = Laws.of(direction), None
-        saddle, guess = located(laws, DELTA)
+        saddle, guess = locate(laws, DELTA)
         if event == RARE:
-            guess, slope = located_in_strata(laws, saddle, guess, DELTA)
-        parameters = evaluation.with_parameters(laws, saddle, guess, DELTA, 0.1, slope, None)
+            guess, slope = locate_in_strata(laws, saddle, guess, DELTA)
+        parameters = evaluation.choose_parameters(laws, saddle, guess, DELTA, 0.1, slope, None)
         result.append((parameters, guess))
     return result
 
@@ -93,7 +92,7 @@ def upper_end(event: Event, worse: Choice = unchanged) -> float:
     both = directions(event, lots="hidden")
     for direction, (parameters, guess) in zip(both, choices(event), strict=True):
         changed = worse(parameters, guess)
-        above, _ = evaluation.transforms(Laws.of(direction), changed, lower=False)
+        above, _ = evaluation.bounding_curves(Laws.of(direction), changed, lower=False)
         rest = DELTA - direction.conceded
         _, crossed = evaluation.crossing(above.upper, rest, guess, 0.05, 1e-6)
         result = max(result, crossed)
@@ -132,13 +131,16 @@ def test_what_the_engine_says_is_proved() -> None:
         assert not is_caught(event, upper_end(event))
 
 
-def measured(patch: Patch, change: Callable[[BinMasses, LatticeMeasure], LatticeMeasure]) -> None:
-    patch.setattr(evaluation, "upper_measure", lambda cells: change(cells, upper_measure(cells)))
+def measured(patch: Patch, change: Callable[[Cells, LatticeMeasure], LatticeMeasure]) -> None:
+    def changed(cells: Cells, grid: Grid) -> LatticeMeasure:
+        return change(cells, upper_measure(cells, grid))
+
+    patch.setattr(evaluation, "upper_measure", changed)
 
 
-def rounded_down(cells: BinMasses, measure: LatticeMeasure) -> LatticeMeasure:
+def rounded_down(cells: Cells, measure: LatticeMeasure) -> LatticeMeasure:
     """The losses between two nodes at the lower one, where chords divide them."""
-    masses = np.zeros(cells.grid.size)
+    masses = np.zeros(measure.grid.size)
     masses[:-1] = cells.p[2:-2:2] + cells.p[3:-1:2]
     masses[0] += cells.p[0] + cells.p[1]
     return replace(measure, masses=masses)
@@ -153,7 +155,7 @@ def no_infinite_mass(patch: Patch) -> None:
 
 
 def nothing_below(patch: Patch) -> None:
-    def dropped(_: BinMasses, measure: LatticeMeasure) -> LatticeMeasure:
+    def dropped(_: Cells, measure: LatticeMeasure) -> LatticeMeasure:
         return replace(measure, masses=np.append(0.0, measure.masses[1:]))
 
     measured(patch, dropped)
@@ -241,25 +243,25 @@ def test_frequencies_left_out_are_caught(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize("stratum", [0, 1])
 def test_a_stratum_left_out_is_caught(stratum: int, monkeypatch: Patch) -> None:
     """The losses that one rare release makes, or those that all make together."""
-    true = evaluation.Sum.upper
+    true = evaluation.StrataCurve.upper
 
-    def without(self: evaluation.Sum, epsilon: float) -> float:
+    def without(self: evaluation.StrataCurve, epsilon: float) -> float:
         return true(replace(self, strata=self.strata[stratum : stratum + 1]), epsilon)
 
-    monkeypatch.setattr(evaluation.Sum, "upper", without)
+    monkeypatch.setattr(evaluation.StrataCurve, "upper", without)
     claimed = upper_end(RARE)
     assert not is_true(RARE, claimed)
     assert is_caught(RARE, claimed)
 
 
 def spoilt_masses(patch: Patch) -> None:
-    true = BinMasses.of.__func__  # type: ignore[attr-defined]
+    true = Grid.cells
 
-    def of(cls: Any, law: Any, grid: Grid) -> BinMasses:
-        cells: BinMasses = true(cls, law, grid)
-        return replace(cells, p=cells.p * (1 - 1e-2))
+    def cells(self: Grid, law: LossLaw) -> Cells:
+        result = true(self, law)
+        return replace(result, p=result.p * (1 - 1e-2))
 
-    patch.setattr(BinMasses, "of", classmethod(of))
+    patch.setattr(Grid, "cells", cells)
 
 
 def spoilt_places(patch: Patch) -> None:
@@ -311,9 +313,9 @@ def test_a_rounding_that_no_term_covers_is_caught(
 
 
 def test_a_wrong_probability_of_a_full_lot_is_caught(monkeypatch: Patch) -> None:
-    true = truncated_poisson._chance_of
+    true = truncated_poisson._draw_probability
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(truncated_poisson, "_chance_of", lambda *given: true(*given) * 1.5)
+        spoilt.setattr(truncated_poisson, "_draw_probability", lambda *given: true(*given) * 1.5)
         truncated_poisson.Cover.of.cache_clear()
         claimed = upper_end(CUT)
     truncated_poisson.Cover.of.cache_clear()
@@ -341,7 +343,7 @@ def coarse_rule(patch: Patch, *, counted: bool) -> None:
 
 def early_end(patch: Patch, *, counted: bool) -> None:
     """A fifth of the frequencies, and what the rest may add."""
-    true = inversion._end
+    true = inversion._last_frequency
 
     def end(
         releases: inversion.Releases, log_moments: list[float], order: float, *rest: float
@@ -350,10 +352,10 @@ def early_end(patch: Patch, *, counted: bool) -> None:
         added = -math.log(math.pi * theta)
         for (law, count), log_moment in zip(releases, log_moments, strict=True):
             halves, weights = law.layers(order, log_moment)
-            added += count * math.log1p(-(1 - inversion._envelope(theta * halves)) @ weights)
+            added += count * math.log1p(-(1 - inversion._sinc_bound(theta * halves)) @ weights)
         return theta, added if counted else -math.inf
 
-    patch.setattr(inversion, "_end", end)
+    patch.setattr(inversion, "_last_frequency", end)
 
 
 @pytest.mark.ordinary("fewer_places")
@@ -364,10 +366,10 @@ def test_a_term_of_the_inversion_switched_off_is_caught(
     both = directions(COMMON)
     with monkeypatch.context() as patch:
         worse(patch, counted=True)
-        held = inversion.inverted_epsilon(both, DELTA)
+        held = inversion.invert_epsilon(both, DELTA)
     assert held is None or is_true(COMMON, held.upper)
     worse(monkeypatch, counted=False)
-    claimed = inversion.inverted_epsilon(both, DELTA)
+    claimed = inversion.invert_epsilon(both, DELTA)
     assert claimed is not None
     assert not is_true(COMMON, claimed.upper)
     assert is_caught(COMMON, claimed.upper)

@@ -16,8 +16,8 @@ from affidavit.accountants import FourierAccountant, Unproved, prove, search_wit
 from affidavit.accountants.checker import Witness
 from affidavit.accountants.fourier.group_sampling import (
     ReplacedGroupLaw,
+    binomial_weights,
     group_law,
-    numbers_drawn,
 )
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.plan import Event, PoissonSampledGroupGaussian, PoissonSubsampledGaussian, Repeated
@@ -49,8 +49,8 @@ def run(
 def test_numbers_of_records_are_binomial() -> None:
     for records, q in ((2, 0.3), (40, 0.01), (200, 0.5)):
         expected = binom.pmf(np.arange(records + 1), records, q)
-        assert numbers_drawn(records, q) == pytest.approx(expected, rel=1e-9, abs=1e-299)
-    assert min(numbers_drawn(200, 1e-6)) > 0
+        assert binomial_weights(records, q) == pytest.approx(expected, rel=1e-9, abs=1e-299)
+    assert min(binomial_weights(200, 1e-6)) > 0
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -60,8 +60,8 @@ def test_a_place_has_the_loss_that_was_asked_for(name: str, added: bool) -> None
     records, q, sigma, _ = RUNS[name]
     law = group_law(leaf(records, q, sigma), added=added)
     edges = np.concatenate((-np.geomspace(1e-9, 30, 40)[::-1], np.geomspace(1e-9, 30, 40)))
-    places = law.place(edges)
-    allowed = law._misplaced(edges, places) * 2.0**-53
+    places = law.inverse_loss(edges)
+    allowed = law._edge_roundings(edges, places) * 2.0**-53
     with mpmath.workdps(40):
         for edge, place, most in zip(edges, places, allowed, strict=True):
             if not math.isfinite(place):
@@ -83,8 +83,8 @@ def test_a_place_of_the_symmetric_pair_has_the_loss_that_was_asked_for(name: str
     records, q, sigma, _ = RUNS[name]
     law = group_law(leaf(records, q, sigma, "replace_one"), added=False)
     edges = np.concatenate((-np.geomspace(1e-9, 30, 30)[::-1], [0.0], np.geomspace(1e-9, 30, 30)))
-    places = law.place(edges)
-    allowed = law._misplaced(edges, places) * 2.0**-53
+    places = law.inverse_loss(edges)
+    allowed = law._edge_roundings(edges, places) * 2.0**-53
     with mpmath.workdps(40):
         for edge, place, most in zip(edges, places, allowed, strict=True):
             above, below = (
@@ -101,9 +101,8 @@ def test_one_replaced_record_is_the_pair_that_has_its_own_law() -> None:
     edges = np.linspace(-4.0, 4.0, 200)
     ours = ReplacedGroupLaw(noise_multiplier=0.8, weights=(0.97, 0.03))
     known = NormalMixtureLaw(kind="replace", noise_multiplier=0.8, sampling_probability=0.03)
-    for side in ("p", "q"):
-        mine, theirs = (getattr(law.survival(edges), side) for law in (ours, known))
-        assert mine == pytest.approx(theirs, rel=1e-9)
+    for tails, expected in zip(ours.tails(edges), known.tails(edges), strict=True):
+        assert tails == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.soak
@@ -142,7 +141,7 @@ def test_no_replacements_of_a_users_records_exceed_the_symmetric_pair() -> None:
 def test_one_release_is_its_curve(name: str) -> None:
     """δ of one release in eighty digits, the larger of both directions."""
     records, q, sigma, _ = RUNS[name]
-    weights = numbers_drawn(records, q)
+    weights = binomial_weights(records, q)
     epsilon = 0.3
     with mpmath.workdps(80):
 
@@ -263,12 +262,12 @@ def test_a_long_grid_of_many_records_needs_no_table_of_both() -> None:
     losses = np.linspace(0.01, 0.5, 40_000)
     tracemalloc.start()
     try:
-        placed = group.place(losses)
+        placed = group.inverse_loss(losses)
         slopes = replaced._slope(placed)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 60 * 2**20
     assert group.loss(placed) == pytest.approx(losses, rel=1e-9)
-    assert placed[::4000] == pytest.approx(group.place(losses[::4000]), rel=1e-9)
+    assert placed[::4000] == pytest.approx(group.inverse_loss(losses[::4000]), rel=1e-9)
     assert slopes[::4000] == pytest.approx(replaced._slope(placed[::4000]), rel=1e-9)

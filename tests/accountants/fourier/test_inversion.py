@@ -14,7 +14,7 @@ from affidavit.accountants import accountant
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, inversion, quadrature
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.accountants.fourier.inversion import inverted_epsilon
+from affidavit.accountants.fourier.inversion import invert_epsilon
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, AnalyticPart, rule
@@ -45,7 +45,7 @@ def poisson(q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remo
 
 
 def answer(event: Event, delta: float) -> Bracket:
-    result = inverted_epsilon(directions(event), delta)
+    result = invert_epsilon(directions(event), delta)
     assert result is not None
     return result
 
@@ -147,7 +147,7 @@ def test_no_transform_exceeds_what_its_uniform_parts_allow(law: LossLaw) -> None
     tilted = atoms.tilted(order)
     deviation = math.sqrt(tilted @ atoms.losses**2 - (tilted @ atoms.losses) ** 2)
     for theta in np.geomspace(0.1, 30.0, 60) / deviation:
-        bound = 1.0 - float((1.0 - inversion._envelope(theta * halves)) @ weights)
+        bound = 1.0 - float((1.0 - inversion._sinc_bound(theta * halves)) @ weights)
         assert abs(np.exp(1j * theta * atoms.losses) @ tilted) <= bound + 1e-9
 
 
@@ -214,7 +214,7 @@ def test_brackets_hold_what_30_digits_show(
 ) -> None:
     """The same integral by Gauss's rule, in a window three times as wide, in 30 digits."""
     for direction, epsilon in zip(directions(event), epsilons, strict=False):
-        result = inverted_epsilon([direction], delta)
+        result = invert_epsilon([direction], delta)
         assert result is not None
         assert result.lower < epsilon < result.upper < epsilon * (1 + 1e-9)
 
@@ -236,7 +236,7 @@ def test_what_only_steers_never_makes_a_bound_false(
     event: Event, spoilt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = answer(event, 1e-6)
-    window, end, transform = inversion._window, inversion._end, AnalyticLaw.transform
+    window, end, transform = inversion._window, inversion._last_frequency, AnalyticLaw.transform
 
     def narrow(*arguments: object) -> tuple[float, float, float, float]:
         tilt, above, below, width = window(*arguments)  # type: ignore[arg-type]
@@ -253,11 +253,11 @@ def test_what_only_steers_never_makes_a_bound_false(
     if spoilt in ("window", "tilt"):
         monkeypatch.setattr(inversion, "_window", narrow)
     elif spoilt == "end":
-        monkeypatch.setattr(inversion, "_end", early)
+        monkeypatch.setattr(inversion, "_last_frequency", early)
     else:
         monkeypatch.setattr(AnalyticLaw, "transform", coarse)
-        monkeypatch.setattr(inversion, "_SLACK", 1e-2)
-    result = inverted_epsilon(directions(event), 1e-6)
+        monkeypatch.setattr(inversion, "_MAX_MOMENT_ERROR", 1e-2)
+    result = invert_epsilon(directions(event), 1e-6)
     if result is not None:
         assert result.lower <= true.upper
         assert result.upper >= true.lower

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affidavit.accountants.fourier.discretized_pld import (
-    BinMasses,
     Grid,
     LatticeMeasure,
     LowerRange,
@@ -84,7 +83,7 @@ LAWS = [
 
 
 def upper(law: LossLaw, grid: Grid) -> LatticeMeasure:
-    return upper_measure(BinMasses.of(law, grid))
+    return upper_measure(grid.cells(law), grid)
 
 
 def lower(
@@ -93,11 +92,11 @@ def lower(
     span = LowerRange(
         first=first, last=grid.size - 1, open_left=open_left, open_right=False, joined=joined
     )
-    return lower_measure(BinMasses.of(law, grid), span)
+    return lower_measure(grid.cells(law), grid, span)
 
 
 def grid_over(law: NormalMixtureLaw, cells: int, shift: float = 0.0) -> Grid:
-    top, atoms = law.top(1e-13), law.atoms()
+    top, atoms = law.upper_quantile(1e-13), law.atoms()
     floor = float(atoms.losses[int(np.searchsorted(np.cumsum(atoms.weights), 1e-13))])
     step = (top - floor) / cells
     return Grid(origin=floor + (shift - 1) * step, step=step, size=cells + 3)
@@ -174,16 +173,16 @@ def test_errors_of_cells_are_within_their_bounds(law: NormalMixtureLaw, width: f
             continue
         cells = law.cells(edges)
         with mpmath.workdps(60):
-            place = [mpmath.mpf(float(z)) for z in law.place(edges)]
+            place = [mpmath.mpf(float(z)) for z in law.inverse_loss(edges)]
             for index in range(3):
                 p, q = masses(law, place[index], place[index + 1])
-                bound = cells.relative[index + 1]
+                bound = cells.relative_error[index + 1]
                 assert abs(cells.p[index + 1] - p) <= bound * p
                 assert abs(cells.q[index + 1] - q) <= bound * q
                 # Not idle either: it is a matter of roundings.
                 assert bound < 1e5 * UNIT_ROUNDOFF
                 loss = exact_loss(law, place[index])
-                assert abs(loss - mpmath.mpf(float(edges[index]))) <= cells.misplaced[index + 1]
+                assert abs(loss - mpmath.mpf(float(edges[index]))) <= cells.edge_error[index + 1]
 
 
 def exact_loss(law: NormalMixtureLaw, z: mpmath.mpf) -> mpmath.mpf:
@@ -220,8 +219,8 @@ def test_the_atom_at_zero_is_in_the_cell_that_holds_it(
     assert cells.p.sum() == pytest.approx(1.0, abs=1e-12)
     assert cells.q.sum() == pytest.approx(1.0, abs=1e-12)
     edges = origin + 0.013 * np.arange(60)
-    tail = law.survival(edges[5:6])
-    assert cells.p[6:].sum() == pytest.approx(float(tail.p[0]), abs=1e-12)
+    tail, _ = law.tails(edges[5:6])
+    assert cells.p[6:].sum() == pytest.approx(float(tail[0]), abs=1e-12)
 
 
 def test_debts_are_paid_without_raising_the_curve() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, refinement
-from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.evaluation import StrataCurve, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
-from affidavit.accountants.fourier.refinement import COARSE, nested
+from affidavit.accountants.fourier.refinement import COARSE_WIDTHS, nested
 from affidavit.plan import (
     Event,
     PoissonSubsampledGaussian,
@@ -68,11 +68,13 @@ def test_a_narrower_bracket_lies_inside_every_wider_one(
 def test_a_wide_bracket_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> None:
     points: list[int] = []
 
-    def counted(laws: Laws, parameters: GridParameters, *, lower: bool = True) -> tuple[Sum, Sum]:
+    def counted(
+        laws: Laws, parameters: GridParameters, *, lower: bool = True
+    ) -> tuple[StrataCurve, StrataCurve]:
         points.append(parameters.points)
-        return transforms(laws, parameters, lower=lower)
+        return bounding_curves(laws, parameters, lower=lower)
 
-    monkeypatch.setattr(refinement, "transforms", counted)
+    monkeypatch.setattr(refinement, "bounding_curves", counted)
     leaf = PoissonSubsampledGaussian(sampling_probability=1e-3, noise_multiplier=0.7)
     totals = []
     for width in (1e-1, 1e-2, 1e-3, 1e-4):
@@ -93,11 +95,11 @@ def test_an_answer_that_breaks_its_promise_is_cut_with_the_coarse_ones() -> None
         wide = 0.3 if widths[-1] <= 1e-4 else widths[-1]
         return Bracket(lower=1.0 - wide / 2, upper=1.0 + wide / 2)
 
-    coarse = [nested(stubborn, width) for width in COARSE]
+    coarse = [nested(stubborn, width) for width in COARSE_WIDTHS]
     fine = nested(stubborn, 1e-4)
     for outer in coarse:
         assert outer.lower <= fine.lower <= fine.upper <= outer.upper
-    assert fine.width <= COARSE[-1] * 1.001
+    assert fine.width <= COARSE_WIDTHS[-1] * 1.001
 
 
 def test_far_beyond_what_is_asked_for_a_nearer_epsilon_bounds_delta() -> None:

@@ -11,7 +11,7 @@ from scipy import fft
 
 from affidavit.accountants.fourier import FourierAccountant, spectrum
 from affidavit.accountants.fourier.cache import SharedCache
-from affidavit.accountants.fourier.discretized_pld import BinMasses, Grid, LatticeMeasure
+from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.truncated_poisson import truncated_law
 from affidavit.plan import TruncatedPoissonGaussian
@@ -29,7 +29,7 @@ def test_a_truncated_release_s_top_is_exceeded_no_oftener_than_asked(delta: floa
         neighbours="add_remove",
     )
     law = truncated_law(leaf, "remove")
-    assert law.survival(np.array([law.top(delta)])).p[0] <= delta * (1 + 1e-9)
+    assert law.tails(np.array([law.upper_quantile(delta)]))[0][0] <= delta * (1 + 1e-9)
     curve = FourierAccountant().curve(leaf)
     # The two brackets are of the same dominating law, so one inverts the other.
     assert curve.delta(curve.epsilon(delta).upper).upper <= delta * (1 + 1e-3)
@@ -46,8 +46,8 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
     assert tilted is not None
     result = spectrum.composed([tilted], size, SharedCache(0))
     folded = tilted.common.astype(np.longdouble).reshape(rows, size).sum(axis=0)
-    true = fft.rfft(folded)[result.kept]
-    twice = np.where((result.kept == 0) | (2 * result.kept == size), 1.0, 2.0)
+    true = fft.rfft(folded)[result.indices]
+    twice = np.where((result.indices == 0) | (2 * result.indices == size), 1.0, 2.0)
     off = math.sqrt(float(np.sum(twice * np.abs(result.values - true) ** 2)) / size)
     assert off <= result.error
 
@@ -55,8 +55,8 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
 def test_an_edge_near_zero_is_off_by_roundings_of_the_origin() -> None:
     law = NormalMixtureLaw(kind="add", noise_multiplier=0.2, sampling_probability=1e-4)
     grid = Grid(origin=-30.0000123, step=1e-3 / 3, size=100_000)
-    cells, edges = BinMasses.of(law, grid), grid.edges()
+    cells, edges = grid.cells(law), grid.edges()
     for index in np.argsort(np.abs(edges))[:2000]:
         true = Fraction(grid.origin) + Fraction(grid.step) * Fraction(int(index) - 1, 2)
         error = abs(Fraction(float(edges[index])) - true)
-        assert error <= min(cells.misplaced[index], cells.misplaced[index + 1])
+        assert error <= min(cells.edge_error[index], cells.edge_error[index + 1])

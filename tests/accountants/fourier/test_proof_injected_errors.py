@@ -20,7 +20,6 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant, privacy_loss, spectrum, transform
 from affidavit.accountants.fourier.discretized_pld import (
-    BinMasses,
     Grid,
     LatticeMeasure,
     LowerRange,
@@ -65,8 +64,8 @@ class Disturbed:
         return self.change(edges, LAW.cells(edges))
 
 
-def half_cells(change: Callable[[Array, Cells], Cells], grid: Grid = GRID) -> BinMasses:
-    return BinMasses.of(Disturbed(change=change), grid)  # type: ignore[arg-type]
+def half_cells(change: Callable[[Array, Cells], Cells], grid: Grid = GRID) -> Cells:
+    return grid.cells(Disturbed(change=change))  # type: ignore[arg-type]
 
 
 def unchanged(_edges: Array, cells: Cells) -> Cells:
@@ -79,8 +78,8 @@ def rounded(sign: float) -> Callable[[Array, Cells], Cells]:
     def change(_edges: Array, cells: Cells) -> Cells:
         return dataclasses.replace(
             cells,
-            p=cells.p * (1 + sign * cells.relative),
-            q=cells.q * (1 - sign * cells.relative),
+            p=cells.p * (1 + sign * cells.relative_error),
+            q=cells.q * (1 - sign * cells.relative_error),
         )
 
     return change
@@ -90,7 +89,7 @@ def moved(sign: float) -> Callable[[Array, Cells], Cells]:
     """Every cell cut at places whose losses are off by their bound."""
 
     def change(edges: Array, cells: Cells) -> Cells:
-        off = edges + sign * np.minimum(cells.misplaced[:-1], cells.misplaced[1:])
+        off = edges + sign * np.minimum(cells.edge_error[:-1], cells.edge_error[1:])
         result = LAW.cells(off)
         return dataclasses.replace(cells, p=result.p, q=result.q)
 
@@ -102,13 +101,13 @@ NODES = [float(GRID.origin + GRID.step * index) for index in (19, 25, 60, 150, 3
 
 
 def upper_holds(change: Callable[[Array, Cells], Cells]) -> bool:
-    measure = upper_measure(half_cells(change))
+    measure = upper_measure(half_cells(change), GRID)
     return all(curve(measure, node) >= exact(node) for node in NODES)
 
 
 def lower_holds(change: Callable[[Array, Cells], Cells]) -> bool:
     span = LowerRange(first=0, last=GRID.size - 1, open_left=False, open_right=False)
-    measure = lower_measure(half_cells(change), span)
+    measure = lower_measure(half_cells(change), GRID, span)
     return all(curve(measure, place) <= exact(place) for place in PLACES)
 
 
@@ -155,12 +154,12 @@ def test_each_normal_mass_is_within_its_bound_and_the_engine_bears_all_of_it(
 def test_discretisation_is_covered_and_is_there() -> None:
     """All of a cell's mass at its nearer node is no bound on either side; the two measures are."""
     coarse = Grid(origin=-0.4, step=0.1, size=90)
-    cells = BinMasses.of(LAW, coarse)
+    cells = coarse.cells(LAW)
     nearest = LatticeMeasure(
         grid=coarse, masses=cells.p[1:-1:2] + cells.p[2::2], infinite=float(cells.p[-1])
     )
     span = LowerRange(first=0, last=coarse.size - 1, open_left=False, open_right=False)
-    above, below = upper_measure(cells), lower_measure(cells, span)
+    above, below = upper_measure(cells, coarse), lower_measure(cells, coarse, span)
     places = np.linspace(0.0, 3.0, 41)
     gaps = [curve(nearest, float(place)) - exact(float(place)) for place in places]
     assert min(gaps) < 0 < max(gaps)
@@ -170,10 +169,10 @@ def test_discretisation_is_covered_and_is_there() -> None:
 
 def test_losses_beyond_the_grid_are_covered_at_both_ends() -> None:
     short = Grid(origin=0.1, step=0.02, size=60)
-    cells = BinMasses.of(LAW, short)
-    above = upper_measure(cells)
+    cells = short.cells(LAW)
+    above = upper_measure(cells, short)
     span = LowerRange(first=0, last=short.size - 1, open_left=False, open_right=False)
-    below = lower_measure(cells, span)
+    below = lower_measure(cells, short, span)
     for place in (0.0, 0.15, 0.7, 1.25):
         assert curve(below, place) <= exact(place) <= curve(above, place)
     # Without the mass at infinity, or with that below the grid dropped, the bound is gone.
@@ -310,7 +309,7 @@ def test_the_log_of_the_mass_times_the_steps_is_covered(monkeypatch: pytest.Monk
         def of(measure: LatticeMeasure, count: int, order: float, cut: float | None) -> Any:
             law = true(measure, count, order, cut)
             assert law is not None
-            off = share * law.relative / law.count
+            off = share * law.relative_error / law.count
             return dataclasses.replace(law, log_total=law.log_total + off)
 
         return of

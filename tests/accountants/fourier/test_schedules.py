@@ -14,7 +14,7 @@ from affidavit.accountants.fourier import FourierAccountant, schedules
 from affidavit.accountants.fourier.accountant import FourierCurve
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
-from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, fewer, gathered
+from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, group_kinds, merge_kinds
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
 
@@ -38,7 +38,7 @@ def in_cells(
     event: Composed, kinds: int = schedules.MAX_KINDS, cells: int = schedules.MAX_CELLS
 ) -> FourierCurve:
     """The curve with more than so many kinds of release brought together."""
-    return FourierAccountant()._curve(event).of(directions(event, kinds=kinds, cells=cells))
+    return FourierAccountant()._curve(event).of(directions(event, max_kinds=kinds, max_cells=cells))
 
 
 def spread(rng: np.random.Generator, kind: str, size: int) -> tuple[Any, Any]:
@@ -139,10 +139,10 @@ def test_a_line_through_two_curves_is_below_the_third_by_quadrature(side: Any, k
     line = ExtrapolatedLaw(lower=lower, near=near, share=share)
     losses = np.linspace(-0.09, 0.6, 7) * (1 if side == "remove" else -1)
     losses.sort()
-    tail = line.survival(losses)
+    p, q = line.tails(losses)
     for place, loss in enumerate(losses):
         alpha = math.exp(loss)
-        value = float(tail.p[place] - alpha * tail.q[place])
+        value = float(p[place] - alpha * q[place])
         expected = (1 + share) * exactly(near, alpha) - share * exactly(lower, alpha)
         assert value == pytest.approx(expected, abs=1e-7)
         assert value <= exactly(beyond, alpha) + 1e-8
@@ -154,9 +154,9 @@ def test_a_line_through_two_curves_is_below_the_third_by_quadrature(side: Any, k
 
 def test_few_kinds_are_taken_one_by_one_and_gaussians_of_many_as_one() -> None:
     few = [(Gaussian(noise_multiplier=1.0 + n), 1) for n in range(schedules.MAX_KINDS)]
-    assert gathered(few) == (few, [])
+    assert group_kinds(few) == (few, [])
     many = [(Gaussian(noise_multiplier=20.0 + n / 10), 3) for n in range(schedules.MAX_KINDS + 1)]
-    (one, count), *more = fewer(many)
+    (one, count), *more = merge_kinds(many)
     assert (count, more) == (1, [])
     assert isinstance(one, Gaussian)
     total = sum(3 / leaf.noise_multiplier**2 for leaf, _ in many)

@@ -25,7 +25,7 @@ from affidavit.accountants import (
 from affidavit.accountants.fourier.group_sampling import (
     GroupMixtureLaw,
     ReplacedGroupLaw,
-    numbers_drawn,
+    binomial_weights,
 )
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import NormalPair
@@ -94,7 +94,7 @@ def test_brackets_hold_the_curve_in_forty_digits(law: NormalPair) -> None:
             if epsilon <= 0 or not 1e-200 < delta < 1:
                 continue
             # Near its largest value ε says nothing of δ: doubles do not tell it from it.
-            near = epsilon > law.ceiling * (1 - 1e-5)
+            near = epsilon > law.max_loss * (1 - 1e-5)
             at_epsilon, at_delta = delta_of(law, float(epsilon)), epsilon_of(law, float(delta))
             # Both numbers were rounded to doubles, which moves the other one a little.
             assert at_epsilon.lower <= delta * (1 + mpmath.mpf("1e-9"))
@@ -118,7 +118,7 @@ def test_one_release_agrees_with_two_of_which_one_says_little(delta: float) -> N
 
 def mixture(records: int, rate: float, noise: float, conceded: float = 0.0) -> GaussianMixture:
     return GaussianMixture(
-        weights=numbers_drawn(records, rate), noise_multiplier=noise, conceded=conceded
+        weights=binomial_weights(records, rate), noise_multiplier=noise, conceded=conceded
     )
 
 

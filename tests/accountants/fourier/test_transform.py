@@ -116,10 +116,10 @@ def test_a_rare_part_that_cancels_the_common_one_is_within_its_rounding() -> Non
         rare=rare.astype(float),
         count=1,
         log_total=0.0,
-        relative=0.0,
+        relative_error=0.0,
     )
     spectrum = composed([one], size, SharedCache(0))
-    off = np.abs(spectrum.values - fft.rfft(rare)[spectrum.kept])
+    off = np.abs(spectrum.values - fft.rfft(rare)[spectrum.indices])
     rounding = UNIT_ROUNDOFF * (64 + 16) * spectrum.sizes
     assert np.all(off <= spectrum.error * math.sqrt(size) + rounding)
 
@@ -197,6 +197,6 @@ def test_a_law_that_is_shared_is_the_law_alone_with_the_error_of_its_count(
         assert result is not None
         assert alone is not None
         assert (result.count, result.log_total) == (count, alone.log_total)
-        assert result.relative == pytest.approx(alone.relative, rel=1e-15, abs=0)
+        assert result.relative_error == pytest.approx(alone.relative_error, rel=1e-15, abs=0)
         assert np.array_equal(result.common, alone.common)
     assert len(shared) == 1

@@ -14,12 +14,12 @@ from scipy.stats import norm
 from affidavit.accountants import accountant
 from affidavit.accountants.bracketing_curves import orders_of
 from affidavit.accountants.fourier import FourierAccountant, refinement
-from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.evaluation import StrataCurve, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.truncated_poisson import (
     Cover,
-    _chance_of,
-    _Lots,
+    _draw_probability,
+    _LotProbabilities,
     attained_law,
     attained_rate,
     hidden_law,
@@ -104,10 +104,10 @@ def test_the_size_that_is_not_private_costs_no_more() -> None:
 def test_a_smaller_data_set_is_covered(size: int) -> None:
     """With fewer others, at the rate that they leave, no curve is above the law for most."""
     losses = np.linspace(0.0, 3.0, 50)
-    most = truncated_law(cut(60), "remove").survival(losses)
-    fewer = truncated_law(cut(60, "zero_out", size=size + 1), "remove").survival(losses)
-    high = most.p - np.exp(losses) * most.q
-    low = fewer.p - np.exp(losses) * fewer.q
+    p, q = truncated_law(cut(60), "remove").tails(losses)
+    high = p - np.exp(losses) * q
+    p, q = truncated_law(cut(60, "zero_out", size=size + 1), "remove").tails(losses)
+    low = p - np.exp(losses) * q
     assert (low <= high * (1 + 1e-9) + 1e-15).all()
 
 
@@ -179,8 +179,8 @@ def test_the_value_of_the_librarys_own_test_is_an_upper_bound_of_what_we_attain(
 def test_the_top_is_exceeded_with_at_most_the_probability_named(probability: float) -> None:
     for largest in (45, 55, 70):
         law = truncated_law(cut(largest), "remove")
-        top = law.top(probability)
-        assert float(law.survival(np.array([top])).p[0]) <= probability * (1 + 1e-6)
+        top = law.upper_quantile(probability)
+        assert float(law.tails(np.array([top]))[0][0]) <= probability * (1 + 1e-6)
 
 
 def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
@@ -189,11 +189,13 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
     """No data set attains the dominating law, and four decades lie between at this ε."""
     points = []
 
-    def counted(laws: Laws, parameters: GridParameters, *, lower: bool = True) -> tuple[Sum, Sum]:
+    def counted(
+        laws: Laws, parameters: GridParameters, *, lower: bool = True
+    ) -> tuple[StrataCurve, StrataCurve]:
         points.append(parameters.points)
-        return transforms(laws, parameters, lower=lower)
+        return bounding_curves(laws, parameters, lower=lower)
 
-    monkeypatch.setattr(refinement, "transforms", counted)
+    monkeypatch.setattr(refinement, "bounding_curves", counted)
     leaf = TruncatedPoissonGaussian(
         dataset_size=50_000,
         sampling_probability=0.01,
@@ -386,9 +388,9 @@ def test_what_others_show_of_a_lot_is_attained(
         more = []
         for epsilon, exact in zip(EPSILONS, in_the_plane(leaf, order), strict=True):
             seen, unseen = (
-                float(at.p[0] - math.exp(epsilon) * at.q[0])
-                for at in (
-                    law(leaf, order).survival(np.array([epsilon]))
+                float(p[0] - math.exp(epsilon) * q[0])
+                for p, q in (
+                    law(leaf, order).tails(np.array([epsilon]))
                     for law in (visible_law, attained_law)
                 )
             )
@@ -416,8 +418,8 @@ def test_lots_of_fewer_and_of_more_others_hide_a_full_lot_at_every_place() -> No
     leaf = cut(3, "zero_out", size=10, q=0.3, sigma=1.5)
     cover = Cover.of(leaf)
     assert cover is not None
-    lots, sigma, n = _Lots.of(leaf), leaf.noise_multiplier, leaf.dataset_size - 1
-    fewer = cover.spent * 0.7 * _chance_of(leaf, 1)
+    lots, sigma, n = _LotProbabilities.of(leaf), leaf.noise_multiplier, leaf.dataset_size - 1
+    fewer = cover.spent * 0.7 * _draw_probability(leaf, 1)
     more, gained = cover.share * lots.cut, cover.lots.others - lots.others
     apart = math.exp(-1 / sigma**2)
     likely = 2 * cover.crowded * math.sqrt(fewer / (more * apart)) * (n - 2)
@@ -508,8 +510,8 @@ def test_no_data_set_by_enumeration_passes_the_bound_of_hidden_cuts(
     for side in ("remove", "add"):
         law, conceded = hidden_law(leaf, side)
         assert conceded > 0
-        at = law.survival(np.array(EPSILONS))
-        bounds.append(at.p - np.exp(EPSILONS) * at.q + conceded)
+        over, under = law.tails(np.array(EPSILONS))
+        bounds.append(over - np.exp(EPSILONS) * under + conceded)
     reached, step = 0.0, float(out[1] - out[0])
     for number in range(leaf.dataset_size // 2, leaf.dataset_size + 1) if private else (7,):
         for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), number):
@@ -527,7 +529,7 @@ def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: f
     """The worst others of the theorem, at an angle to the record, by quadrature over the plane."""
     leaf = cut(520, "zero_out", size=50_000, q=0.01, sigma=1.0)
     q, most = leaf.sampling_probability, leaf.max_lot_size
-    lots, turn = _Lots.of(leaf), math.radians(angle)
+    lots, turn = _LotProbabilities.of(leaf), math.radians(angle)
     # Places are in deviations of the noise, which is one clip norm.
     along, across = np.arange(-24.0, 12.0, 0.05), np.arange(-8.0, 9.0, 0.05)
 
@@ -539,7 +541,7 @@ def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: f
     def density(record: float) -> np.ndarray:
         total = np.zeros((along.size, across.size))
         for missing in range(1, 24):
-            chance = _chance_of(leaf, most - missing)
+            chance = _draw_probability(leaf, most - missing)
             total += chance * (1 - q) * normal(-missing, 0)
             drawn = chance * q if missing > 1 else lots.record
             total += drawn * normal(-missing, record)
@@ -548,8 +550,8 @@ def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: f
     pair = density(1.0), density(0.0)
     for side, (over, under) in zip(("remove", "add"), (pair, pair[::-1]), strict=True):
         law, conceded = hidden_law(leaf, side)
-        at = law.survival(np.array(EPSILONS))
-        bounds = at.p - np.exp(EPSILONS) * at.q + conceded
+        p_tails, q_tails = law.tails(np.array(EPSILONS))
+        bounds = p_tails - np.exp(EPSILONS) * q_tails + conceded
         for limit, epsilon in zip(bounds, EPSILONS, strict=True):
             exact = float(np.maximum(over - math.exp(epsilon) * under, 0).sum()) * 0.05**2
             assert exact <= limit * (1 + QUADRATURE) + 1e-12

@@ -15,11 +15,11 @@ from affidavit.accountants.bracketing_curves import orders_of
 from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.fourier.group_sampling import numbers_drawn
+from affidavit.accountants.fourier.group_sampling import binomial_weights
 from affidavit.accountants.fourier.tilting import _log_moments
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
-    chance_of_a_crowd,
+    crowd_probability,
 )
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.plan import (
@@ -165,7 +165,7 @@ def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> N
 
 def test_lots_that_are_always_crowded_are_samples_at_half_the_noise() -> None:
     case = leaf(5, 1000, 4, "add_remove", q=0.02, sigma=1.05)
-    half = GaussianMixture(weights=numbers_drawn(5, 0.02), noise_multiplier=0.525)
+    half = GaussianMixture(weights=binomial_weights(5, 0.02), noise_multiplier=0.525)
     engine = FourierAccountant()
     cut, mixture = (
         engine.curve(Repeated(event=event, count=20)).epsilon(1e-6) for event in (case, half)
@@ -243,8 +243,8 @@ def test_more_records_and_smaller_lots_cost_more() -> None:
 def test_the_chance_of_a_crowd_is_not_below_the_truth() -> None:
     case = leaf(5, 200, 30, "replace_one", q=0.1)
     exact = binom.sf(25, 195, 0.1)
-    assert exact <= chance_of_a_crowd(case) <= exact * (1 + 1e-9)
-    assert chance_of_a_crowd(leaf(5, 200, 4, "add_remove")) == 1.0
+    assert exact <= crowd_probability(case) <= exact * (1 + 1e-9)
+    assert crowd_probability(leaf(5, 200, 4, "add_remove")) == 1.0
 
 
 def test_lots_that_hold_everybody_are_never_cut() -> None:

@@ -14,7 +14,7 @@ from affidavit.accountants import FourierAccountant
 from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.fourier import group_sampling
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.accountants.fourier.group_sampling import numbers_in_a_lot
+from affidavit.accountants.fourier.group_sampling import hypergeometric_weights
 from affidavit.plan import (
     Gaussian,
     Repeated,
@@ -41,7 +41,7 @@ def leaf(records: int, size: int, lot: int, sigma: float) -> WithoutReplacementG
 )
 def test_numbers_of_records_are_hypergeometric(records: int, size: int, lot: int) -> None:
     expected = hypergeom(size, records, lot).pmf(np.arange(min(records, lot) + 1))
-    chances = numbers_in_a_lot(leaf(records, size, lot, 1.0))
+    chances = hypergeometric_weights(leaf(records, size, lot, 1.0))
     assert chances == pytest.approx(expected, rel=1e-6, abs=1e-290)
     assert math.fsum(chances) == pytest.approx(1.0, abs=1e-12)
 
@@ -148,9 +148,9 @@ def test_numbers_that_hardly_happen_count_as_all_records(monkeypatch: pytest.Mon
     (direction,) = directions(many)
     cells = direction.laws[0][0].cells(np.linspace(-3.0, 3.0, 50))
     assert cells.p.sum() == pytest.approx(1.0, abs=1e-12)
-    monkeypatch.setattr(group_sampling, "_RARE", 0.05)
+    monkeypatch.setattr(group_sampling, "_MIN_CHANCE", 0.05)
     some = leaf(3, 100, 12, 4.0)
-    assert 0.03 < numbers_in_a_lot(some)[2] < 0.05
+    assert 0.03 < hypergeometric_weights(some)[2] < 0.05
     curve = FourierAccountant().curve(some)
     # The lower end is that of a pair of data sets, which the shortcut does not touch.
     assert all(curve.delta(at).lower < curve.delta(at).upper for at in (0.1, 1.0, 2.0))

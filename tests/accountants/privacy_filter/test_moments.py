@@ -28,7 +28,7 @@ def means(kind: Kind, q: float, mu: float) -> list[tuple[float, float]]:
 def moment_above(law: NormalMixtureLaw, edge: float, exponent: float) -> float:
     """E_P[exp(λL); L > edge], by quadrature over z."""
     mu = law.distance / law.noise_multiplier
-    place = float(law.place(np.array([edge]))[0])
+    place = float(law.inverse_loss(np.array([edge]))[0])
     parts = means(law.kind, law.sampling_probability, mu)
 
     def integrand(z: float) -> float:
@@ -74,4 +74,4 @@ def test_moments_beyond_a_double_are_infinite_and_no_warning(law: NormalMixtureL
 
 def test_above_its_ceiling_there_is_nothing() -> None:
     law = NormalMixtureLaw(kind="add", noise_multiplier=1.0, sampling_probability=0.3)
-    assert renyi_divergences._log_tail(law, law.ceiling, 2.0) == -math.inf
+    assert renyi_divergences._log_tail(law, law.max_loss, 2.0) == -math.inf
