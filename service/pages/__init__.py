@@ -1,13 +1,13 @@
-"""The web pages: what the service knows, for people; rendered on the server, no script needed.
+"""The web pages of the service, rendered on the server; no page needs scripts.
 
-How a page is made
-------------------
-A page is one module, named by its noun, and one template. The module has
+How to add a page
+-----------------
+A page is one module, named after its subject, and one template. The module has
 
-1. a *view* with what is shown, and one function that reads it from the database: a mapping, or
-   a frozen dataclass where Python reads it too. The rows of a table are dataclasses, whose fields
-   are the columns of its CSV. No HTML, no drawing; a clock or a limit comes in as an argument;
-2. the route, which takes an actor, builds the view and hands it to ``respond``::
+1. a *view* with the data to show, and one function that reads it from the database. A view is a
+   mapping, or a frozen dataclass where Python code reads it too. Table rows are dataclasses, whose
+   fields are the CSV columns. A view contains no HTML; clocks and limits are arguments;
+2. the route, which takes an actor, builds the view and calls ``respond``::
 
     router = APIRouter()
 
@@ -16,29 +16,29 @@ A page is one module, named by its noun, and one template. The module has
         view = tokens_view(services.tokens)
         return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view["tokens"]))
 
-and one line in ``MODULES``. ``respond`` renders the view as HTML, as JSON (every field of it)
-and its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``drawn``
-takes SVG that was drawn on the server. A path parameter is written as for FastAPI,
-``/certificates/{certificate_id}``. ``view_of`` fills a dataclass from an object or a row.
+and one line in ``MODULES``. ``respond`` renders the view as HTML, all of its fields as JSON, or
+its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``drawn`` contains
+SVG charts. Path parameters have FastAPI's syntax, as in ``/certificates/{certificate_id}``.
+``view_of`` fills a dataclass from an object or a row.
 
-A form posts to ``@action(router, "/tokens")``. The guard has read the form and checked
-its token before the route runs; ``SubmittedForm`` is the form. The route calls the same use
-case as the API, then returns ``see_other("/tokens", done="made")``; a form with mistakes is
-shown again by ``respond(..., status=422)``. In a template a form has ``method="post"`` and
-``{{ csrf() }}`` inside.
+A form posts to ``@action(router, "/tokens")``. The guard reads the form and checks its token
+before the route runs; ``SubmittedForm`` is the form. The route calls the same use case as the API
+and returns ``see_other("/tokens", done="made")``, or shows an invalid form again with
+``respond(..., status=422)``. In the template, a form has ``method="post"`` and contains
+``{{ csrf() }}``.
 
-Rules for every page
---------------------
-- Every route names its guard (``access``, or ``open_to_all``) and has its rows in
-  ``tests/service/identity/who_may.txt``, one for each path.
-- Templates extend ``base.html`` and take their parts from ``parts.html``: instants, ids,
-  badges, copyable text, pagination, empty states. Text is escaped, undefined names are
-  errors, and characters that could reorder or hide text are shown as escapes.
-- No style or script is inline: the content security policy forbids both. Files come from
-  ``static/`` by ``{{ static('affidavit.css') }}``, under a name with their digest.
-- Everything works without scripts; htmx only saves a reload. ``fragment=`` of ``respond``
-  names the block that an htmx request gets.
-- A number has its label, its unit and the kind of bound beside it.
+Rules
+-----
+- Every route has a guard (``access``, or ``open_to_all``) and a row for each of its paths in
+  ``tests/service/identity/who_may.txt``.
+- Templates extend ``base.html`` and use the macros of ``parts.html`` for instants, ids, badges,
+  copyable text, pagination and empty states. Text is escaped, undefined names are errors, and
+  characters that could reorder or hide text are shown as escapes.
+- Styles and scripts are never inline: the content security policy forbids both. Templates refer
+  to files in ``static/`` by ``{{ static('affidavit.css') }}``, whose name contains their digest.
+- Pages work without scripts; htmx only avoids reloads. ``fragment=`` of ``respond`` names the block
+  for an htmx request.
+- Every number has its label, its unit and the kind of bound beside it.
 """
 
 MODULES = (

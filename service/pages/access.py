@@ -36,7 +36,7 @@ SIGN_IN = "/sign-in"
 
 
 class SignInRequired(Exception):
-    """Nobody is signed in; ``path`` is where to sign in and come back from."""
+    """The caller must sign in at ``path``, which leads back to the requested page."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -47,27 +47,27 @@ class PageGuard(Guard):
     """The dependency behind ``page_actor``."""
 
     async def identify(self, services: Services, request: Request) -> Caller:
-        """The caller; raises ``SignInRequired``."""
+        """Return the caller; raises ``SignInRequired``."""
         caller: Caller | None
         if has_credentials(request):
             caller = await super().identify(services, request)
         else:
             caller = await _by_session(services, request)
             if caller is None:
-                caller = await _anonymous(services, request)
+                caller = await _without_session(services, request)
         request.state.caller = caller
         return caller
 
     async def admitted(self, request: Request) -> None:
-        """Check the token of a form."""
+        """Check the token of a submitted form."""
         if request.method not in SAFE and not has_credentials(request):
             require_form_token(request, await read_form(request))
 
 
 def page_actor(*scopes: Scope, always: bool = False) -> Any:
-    """The dependency of a page for actors with one of ``scopes``; its value is the ``Actor``.
+    """Return the dependency of a page that requires one of ``scopes``; its value is the actor.
 
-    ``always`` as in ``needs``.
+    ``always`` has the same meaning as for ``needs``.
     """
     if not scopes:
         raise ValueError("a page for actors without any scope is open_to_all")
@@ -84,11 +84,11 @@ Approver = Annotated[Actor, page_actor(Scope.APPROVE)]
 Auditor = Annotated[Actor, page_actor(Scope.AUDIT)]
 Admin = Annotated[Actor, page_actor(Scope.ADMIN)]
 RevokingAdmin = Annotated[Actor, page_actor(Scope.ADMIN, always=True)]
-"""An administrator who takes a right away."""
+"""An administrator, also while writes are suspended, who revokes something."""
 
 
 def has_credentials(request: Request) -> bool:
-    """Whether the request has credentials that no browser adds by itself."""
+    """Return whether the request has credentials that browsers do not add automatically."""
     return "authorization" in request.headers
 
 
@@ -99,19 +99,19 @@ async def _by_session(services: Services, request: Request) -> Caller | None:
     return await run_in_threadpool(services.sessions.find, cookie, at=services.clock.now())
 
 
-async def _anonymous(services: Services, request: Request) -> Caller:
-    """Who needs no session; raises ``SignInRequired``, or the problem for a program."""
+async def _without_session(services: Services, request: Request) -> Caller:
+    """Return a caller without a session; raises ``SignInRequired``, or ``Problem`` for programs."""
     try:
         return await run_in_threadpool(services.authenticator.without_token, request)
-    except AuthenticationError as unknown:
-        problem = not_known(services, request, unknown)
+    except AuthenticationError as error:
+        problem = not_known(services, request, error)
         if is_data(request) and not accepts_html(request):
             raise problem from None
         raise SignInRequired(_sign_in_path(request)) from None
 
 
 def _sign_in_path(request: Request) -> str:
-    """The sign-in page; it leads back to this page if the page was only read."""
+    """Return the path of the sign-in page, which leads back to a page that was only read."""
     query = {}
     if request.method in SAFE and request.url.path != "/":
         path = request.url.path
@@ -132,7 +132,7 @@ OPEN = [open_to_all()]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignIn:
-    """The sign-in page; ``next`` is where to go from there."""
+    """The sign-in page; ``next`` is the path to open afterwards."""
 
     next: str
     ended: bool = False
@@ -143,9 +143,9 @@ class SignIn:
 
 @router.get("/sign-in", dependencies=OPEN)
 def sign_in(request: Request, services: TheServices) -> Response:
-    """The form."""
+    """Show the sign-in form."""
     view = SignIn(
-        next=local(request.query_params.get("next", "")),
+        next=local_path(request.query_params.get("next", "")),
         ended="ended" in request.query_params,
         open_here=services.authenticator.open_to_this_machine(),
         with_provider=services.code_flow is not None,
@@ -159,12 +159,12 @@ async def sign_in_by_token(
 ) -> Response:
     """Begin a session for the holder of a token."""
     require_form_token(request, form)
-    to = local(form.get("next"))
+    to = local_path(form.get("next"))
     try:
-        caller = await _holder(services, form.get("token"))
-    except AuthenticationError as unknown:
-        not_known(services, request, unknown)  # counted, as a bad bearer token is
-        return await run_in_threadpool(_again, request, services, to, unknown.detail, 422)
+        caller = await _caller_by_token(services, form.get("token"))
+    except AuthenticationError as error:
+        not_known(services, request, error)  # counted as a failed attempt
+        return await run_in_threadpool(_show_error, request, services, to, error.detail, 422)
     return await run_in_threadpool(_begin, request, services, caller, to)
 
 
@@ -187,7 +187,7 @@ def switch_team(
     services: TheServices,
     form: SubmittedForm,
 ) -> Response:
-    """Act for another team of the person from now on."""
+    """Switch to another team of the person."""
     cookie = sessions.read_cookie(request, sessions.SESSION) or ""
     at = services.clock.now()
     session = services.sessions.switch(cookie, form.get("team") or None, at=at)
@@ -201,10 +201,10 @@ def switch_team(
 
 
 @router.get("/sign-in/provider", dependencies=OPEN)
-def to_provider(request: Request, services: TheServices) -> Response:
-    """Send the browser to the provider."""
+def redirect_to_provider(request: Request, services: TheServices) -> Response:
+    """Redirect the browser to the provider."""
     flow = _flow(services)
-    attempt = Attempt.new(local(request.query_params.get("next", "")))
+    attempt = Attempt.new(local_path(request.query_params.get("next", "")))
     response = see_other(flow.leave(attempt, _callback(services)))
     until = services.clock.now() + ATTEMPT_LIFETIME
     sessions.write_cookie(request, response, sessions.SIGN_IN, attempt.packed(), until)
@@ -212,30 +212,32 @@ def to_provider(request: Request, services: TheServices) -> Response:
 
 
 @router.get(CALLBACK, dependencies=OPEN)
-def from_provider(request: Request, services: TheServices) -> Response:
-    """Begin a session for the person that the provider names."""
+def return_from_provider(request: Request, services: TheServices) -> Response:
+    """Begin a session for the person whom the provider has authenticated."""
     flow = _flow(services)
     attempt = Attempt.unpacked(sessions.read_cookie(request, sessions.SIGN_IN) or "")
-    to = "/" if attempt is None else local(attempt.next)
+    to = "/" if attempt is None else local_path(attempt.next)
     try:
         actor, *others = flow.arrive(attempt, dict(request.query_params), _callback(services))
-    except AuthenticationError as unknown:
-        not_known(services, request, unknown)  # counted, as a bad token is
-        response = _again(request, services, to, unknown.detail, 422)
+    except AuthenticationError as error:
+        not_known(services, request, error)  # counted as a failed attempt
+        response = _show_error(request, services, to, error.detail, 422)
     except ProviderUnavailable:
         detail = "the OpenID provider does not answer; try again later."
-        response = _again(request, services, to, detail, 503)
+        response = _show_error(request, services, to, detail, 503)
     else:
         response = _begin(request, services, Caller(actor, actor.name, elsewhere=tuple(others)), to)
     sessions.delete_cookie(request, response, sessions.SIGN_IN)
     return response
 
 
-def local(path: str) -> str:
-    """``path`` if it is one of this service, else the overview.
+def local_path(path: str) -> str:
+    """Return ``path`` if it is a path of this service, and otherwise that of the overview.
 
-    >>> local("/audit?kind=token"), local("//evil.example"), local("/\\\\evil.example"), local("")
-    ('/audit?kind=token', '/', '/', '/')
+    >>> local_path("/audit?kind=token"), local_path("//evil.example")
+    ('/audit?kind=token', '/')
+    >>> local_path("/\\\\evil.example"), local_path("")
+    ('/', '/')
     """
     plain = path.isascii() and path.isprintable() and "\\" not in path and " " not in path
     if plain and path.startswith("/") and not path.startswith(("//", "/sign-")):
@@ -244,7 +246,7 @@ def local(path: str) -> str:
 
 
 def _begin(request: Request, services: Services, caller: Caller, to: str) -> Response:
-    """Begin a session and go ``to``; an older session of this browser ends."""
+    """Begin a session, end the browser's previous one, and redirect to ``to``."""
     old = sessions.read_cookie(request, sessions.SESSION)
     if old is not None:
         services.sessions.end(old)
@@ -255,13 +257,13 @@ def _begin(request: Request, services: Services, caller: Caller, to: str) -> Res
     return response
 
 
-def _again(request: Request, services: Services, to: str, wrong: str, status: int) -> Response:
+def _show_error(request: Request, services: Services, to: str, wrong: str, status: int) -> Response:
     view = SignIn(next=to, wrong=wrong, with_provider=services.code_flow is not None)
     return respond(request, view, template="sign_in.html", status=status)
 
 
-async def _holder(services: Services, text: str) -> Caller:
-    """Who holds the token ``text``; raises ``AuthenticationError``."""
+async def _caller_by_token(services: Services, text: str) -> Caller:
+    """Return the caller with the token ``text``; raises ``AuthenticationError``."""
     if not text.startswith(PREFIX):
         raise AuthenticationError(
             "invalid_token", f"a token begins with {PREFIX}; this one does not."

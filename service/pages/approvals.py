@@ -1,8 +1,7 @@
-"""``/approvals``: certificates that await approval, and the form that decides on one.
+"""``/approvals``: certificates that await approval, and the form for a decision.
 
-An approver decides on an envelope and sees its changes: the plan field by field against the
-last usable certificate of the same plan name and data set, and both guarantees. If there is
-no such certificate, the page says so.
+Approvers see both guarantees and the changed fields of the plan, compared with the last usable
+certificate of the same plan name and data set, if there is one.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ COLUMNS = (
     *("id", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta", "adjacency"),
     *("approvals_given", "approvals_required", "created_at", "not_after"),
 )
-LISTED = 50
+PAGE_SIZE = 50
 MAX_REQUESTERS = 5
-SHOWN = 2000
+MAX_VALUE_LENGTH = 2000
 """Characters of a value on the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingLine:
-    """A certificate that waits for approvals; ε is a decimal rounded up."""
+    """A certificate that awaits approval; ε and δ are rounded up."""
 
     id: str
     untrusted: bool
@@ -81,7 +80,7 @@ class PendingLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldChange:
-    """A field that differs, by its name on pages; None on a side that does not have it."""
+    """A changed field with its label; a value is None if the plan lacks the field."""
 
     field: str
     pointer: str
@@ -96,7 +95,7 @@ def approvals(
     services: TheServices,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """Certificates that await approval, newest first."""
+    """List certificates that await approval, newest first."""
     with services.engine.connect() as connection:
         view = pending(connection, services.clock.now(), cursor)
     return respond(request, view, template="approvals.html", rows=Rows(PendingLine, view.lines))
@@ -106,7 +105,7 @@ def approvals(
 def approval(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
-    """One certificate with its changes, and the form that decides while it waits."""
+    """Show a certificate with its changes, and the form for a decision if it is pending."""
     return _respond(request, services, certificate_id)
 
 
@@ -118,7 +117,7 @@ def decide(
     certificate_id: CertificateId,
     form: SubmittedForm,
 ) -> Response:
-    """Approve or reject the envelope that was shown, by the use case of the API."""
+    """Approve or reject the envelope, by the use case of the API."""
     fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
         decision = DecisionRequest.from_data(fields)
@@ -133,20 +132,20 @@ def decide(
         if decision.decision == "reject":
             done = "rejected"
         return see_other(f"/approvals/{certificate_id}", done=done)
-    shown = {"wrong": wrong, "comment": form.get("comment")}
-    return _respond(request, services, certificate_id, status, **shown)
+    comment = form.get("comment")
+    return _respond(request, services, certificate_id, status, wrong=wrong, comment=comment)
 
 
 def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:
-    """Certificates that await approval, newest first; raises ``InvalidCursor``."""
-    place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
+    """Return certificates that await approval, newest first; raises ``InvalidCursor``."""
+    sort_key = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
     query = select(*(certificates.c[name] for name in COLUMNS)).where(*awaiting(now))
-    rows, following = page_of(connection, query, place, cursor, LISTED)
+    rows, following = page_of(connection, query, sort_key, cursor, PAGE_SIZE)
     return ListPage(lines=tuple(map(_line, rows)), next=following)
 
 
 def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
-    """The conditions of a row of ``certificates`` that waits for approvals at ``now``."""
+    """Return the conditions of rows of ``certificates`` that await approval at ``now``."""
     return (
         certificates.c.approvals_given < certificates.c.approvals_required,
         certificates.c.not_after >= now,
@@ -158,12 +157,9 @@ def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
 
 
 def approval_request(connection: Connection, certificate_id: str) -> dict[str, Any]:
-    """One certificate with everything that a decision about it depends on.
-
-    Raises ``Problem`` if there is none.
-    """
+    """Return the details of a certificate that a decision depends on; raises ``Problem``."""
     certificate = get(connection, certificate_id)
-    base = _base(connection, certificate)
+    base = _previous_certificate(connection, certificate)
     predicate = statement_in(certificate.bundle)["predicate"]
     return {
         "line": _line(certificate),
@@ -181,7 +177,7 @@ def approval_request(connection: Connection, certificate_id: str) -> dict[str, A
 
 
 def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[FieldChange, ...]:
-    """The fields in which the plans of two certificates differ."""
+    """Return the fields in which the plans of two certificates differ."""
     first, second = (
         plan_from(statement_in(certificate.bundle)["predicate"]["plan"])
         for certificate in (before, after)
@@ -191,12 +187,14 @@ def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[F
             field=label_of(change.pointer), pointer=change.pointer, before=before, after=after
         )
         for change in find_changes(first, second)
-        for before, after in [change.texts(SHOWN)]
+        for before, after in [change.texts(MAX_VALUE_LENGTH)]
     )
 
 
-def _base(connection: Connection, certificate: StoredCertificate) -> StoredCertificate | None:
-    """The last usable certificate of that plan name and data set before ``certificate``."""
+def _previous_certificate(
+    connection: Connection, certificate: StoredCertificate
+) -> StoredCertificate | None:
+    """Return the last usable certificate of the same plan name and data set before this one."""
     if certificate.name is None:
         return None
     query = (
@@ -219,7 +217,7 @@ def _base(connection: Connection, certificate: StoredCertificate) -> StoredCerti
 
 
 def _guarantee(certificate: StoredCertificate) -> dict[str, Any]:
-    """A certificate's guarantee, as far as a comparison needs it."""
+    """Return the parts of a certificate's guarantee that are compared."""
     predicate = statement_in(certificate.bundle)["predicate"]
     noise = (predicate.get("noise_multiplier") or {}).get("joint")
     return {
@@ -235,7 +233,7 @@ def _guarantee(certificate: StoredCertificate) -> dict[str, Any]:
 
 
 def _line(row: Any) -> PendingLine:
-    """A row of ``certificates``, or a stored certificate, in one line."""
+    """Return the table row of a stored certificate or a row of ``certificates``."""
     return view_of(
         PendingLine,
         row,
@@ -259,7 +257,7 @@ def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple
 def _respond(
     request: Request, services: Services, certificate_id: str, status: int = 200, **form: Any
 ) -> Response:
-    """The request for approval, and the ``form``, with why the last decision was not accepted."""
+    """Show a pending approval, with the submitted ``form`` and its error."""
     with services.engine.connect() as connection:
         approval = approval_request(connection, certificate_id)
     is_open = approval["status"] == Status.AWAITING_APPROVAL.value

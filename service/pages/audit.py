@@ -1,15 +1,13 @@
-"""``/audit``: the log, its checkpoint, one entry's proof, and a range of entries verified.
+"""``/audit``: the log's entries with proofs, verified ranges, and a comparison of checkpoints.
 
-Entries come in the order of the log, newest first, in pages that follow a cursor; a search
-by kind or subject follows its index. Only what a checkpoint covers is shown; entries that
-wait for their place in the tree are counted.
+Entries are listed newest first, in pages with a cursor; searches by kind or subject use an index.
+Only entries that a checkpoint covers are shown; pending ones are counted.
 
-The page also compares a checkpoint that an auditor saved with the log as it is now. A checkpoint
-that was saved elsewhere reveals whether the log has been rewritten since: the current tree must
-begin with the saved one. The consistency proof (RFC 9162, 2.1.4) is computed from the stored tree
-and verified against both roots here. To verify without trusting the service, request
-``/v1/log/proof/consistency`` or run ``affidavit verify``, which remembers the last checkpoint that
-it saw.
+The page also compares a checkpoint that an auditor saved elsewhere with the current log, to detect
+a rewritten log: the current tree must begin with the saved one. The consistency proof
+(RFC 9162, 2.1.4) is computed from the stored tree and verified against both roots. To verify
+without trusting the service, request ``/v1/log/proof/consistency``, or run ``affidavit verify``,
+which remembers the last checkpoint.
 """
 
 from __future__ import annotations
@@ -63,20 +61,20 @@ from affidavit.service.routes.log import TEXT
 
 # ---- a saved checkpoint --------------------------------------------------------------
 
-LONGEST = 10_000
-"""Characters of a checkpoint."""
+MAX_CHECKPOINT_LENGTH = 10_000
+"""Characters of a saved checkpoint."""
 
 
 class InvalidCheckpoint(Exception):
-    """The text is not a checkpoint of this log; the message says why."""
+    """The text is not a checkpoint of this log, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointComparison:
-    """The saved checkpoint of ``then`` entries beside the newest one of ``now``.
+    """The comparison of a saved checkpoint of ``then`` entries with the newest one of ``now``.
 
-    ``extended`` says that the log begins with the saved entries, ``signed`` that a key of this
-    service signed the saved checkpoint; ``contradiction`` is empty if there is none.
+    ``extended``: the log begins with the saved entries. ``signed``: a key of this service signed
+    the saved checkpoint. ``contradiction`` is empty if there is none.
     """
 
     then: int
@@ -91,7 +89,7 @@ def compare_checkpoint(
     text: str, log: LogReader, keys: Iterable[PublicKey]
 ) -> CheckpointComparison:
     """Compare the checkpoint in ``text`` with ``log``; raises ``InvalidCheckpoint``."""
-    # A form changes line ends, and a text area loses the last one.
+    # Browsers change line ends, and drop the last one of a text area.
     note = text.strip().replace("\r\n", "\n") + "\n"
     try:
         saved = read_checkpoint(note)
@@ -116,7 +114,7 @@ def compare_checkpoint(
 
 
 def _contradiction(saved: Checkpoint, newest: Checkpoint, log: LogReader) -> str:
-    """Why the log of ``newest`` does not extend the log of ``saved``; empty if it does."""
+    """Return why ``newest`` does not extend ``saved``; empty if it does."""
     if saved.size > newest.size:
         return f"it has {saved.size:,} entries but the log has {newest.size:,}: entries are missing"
     if saved.size == 0:
@@ -147,19 +145,19 @@ def _is_signed(note: str, keys: Iterable[PublicKey]) -> bool:
 router = APIRouter()
 
 KINDS: tuple[str, ...] = get_args(EntryKind)
-PAGE = 20
-EXPORT = 1000
-"""Entries on a page, and in one export."""
+PAGE_SIZE, MAX_EXPORTED = 20, 1000
+"""Entries on a page, and in an export."""
 MAX_WAITING = 1000
+"""Waiting entries that are counted."""
 _SUMMARY_FIELDS = 3
 _SUMMARY_LENGTH = 64
 _OF_CERTIFICATES = frozenset({"certificate", "refusal", "approval", "revocation"})
-_DULL = frozenset(
+_OMITTED_FIELDS = frozenset(
     {"key_id", "expires_at", "digest", "envelope", "envelope_digest", "state_digest", "seq"}
     | {"certain", "fence", "issue", "plan_digest"}
 )
-"""Fields that say little in a summary; the entry's own page has them."""
-_EVENT = frozenset({"event", "action", "verdict", "decision", "code"})
+"""Fields that summaries omit; the entry's own page shows them."""
+_FIRST_FIELDS = frozenset({"event", "action", "verdict", "decision", "code"})
 _ID = re.compile(r"sha256:[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CODE = re.compile(r"[a-z]+(_[a-z]+)+")
 
@@ -169,7 +167,7 @@ Number = Annotated[str, Field(max_length=20)]
 
 
 class Search(QueryModel):
-    """A search of the log by kind or subject, before a place in it."""
+    """A search of the log by kind or subject, before an entry."""
 
     kind: Text = ""
     subject: Text = ""
@@ -177,20 +175,17 @@ class Search(QueryModel):
 
 
 class AuditQuery(Search):
-    """The parameters of ``/audit``; an empty field is the same as none."""
+    """The parameters of ``/audit``; an empty one is like an absent one."""
 
     start: Number = ""
     end: Number = ""
-    saved_checkpoint: Annotated[str, Field(max_length=LONGEST)] = ""
+    saved_checkpoint: Annotated[str, Field(max_length=MAX_CHECKPOINT_LENGTH)] = ""
     done: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An entry of the log, with a summary of its body.
-
-    ``page`` is the page of its subject, None if it has none.
-    """
+    """A log entry with a summary of its body; ``page`` is the page of its subject or None."""
 
     index: int
     kind: str
@@ -206,13 +201,13 @@ class Entry:
 def audit(
     request: Request, _: Auditor, services: TheServices, parameters: Annotated[AuditQuery, Query()]
 ) -> Response:
-    """The newest entries, or those of a kind or about a subject."""
+    """List the newest entries, or those of a kind or subject."""
     search = Search(
         kind=parameters.kind, subject=parameters.subject.strip(), before=parameters.before
     )
-    checked, wrong = _checked_range(services, parameters)
+    checked, wrong = _verify_requested_range(services, parameters)
     comparison, comparison_error = _checkpoint_comparison(services, parameters.saved_checkpoint)
-    limit = EXPORT if is_data(request) else PAGE
+    limit = MAX_EXPORTED if is_data(request) else PAGE_SIZE
     with snapshot(services.engine) as connection:
         checkpoint = checkpoint_of(connection)
         size = 0 if checkpoint is None else checkpoint["size"]
@@ -226,9 +221,9 @@ def audit(
         "search": search,
         "kinds": KINDS,
         "entries": entries,
-        # Where it goes on.
+        # The cursor of the next page.
         "next": getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
-        # A range that was hashed again, or what is wrong with the one requested.
+        # A verified range, or the error of the request.
         "checked": checked,
         "wrong": wrong,
         "saved_checkpoint": parameters.saved_checkpoint,
@@ -240,28 +235,28 @@ def audit(
         view,
         template="audit.html",
         rows=Rows(Entry, entries),
-        # htmx does not show a response that is an error.
+        # htmx ignores error responses.
         status=422 if (wrong or comparison_error) and not is_fragment(request) else 200,
     )
 
 
 @router.get("/audit/checkpoint", include_in_schema=False, response_class=Response)
 def checkpoint(_: Auditor, services: TheServices) -> Response:
-    """The newest checkpoint as a file, to be saved somewhere else."""
+    """Download the newest checkpoint, to save it elsewhere."""
     note = services.log.latest().note
     return download(note, f"{TEXT}; charset=utf-8", "checkpoint.txt")
 
 
 @page(router, "/audit/{index}")
 def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> Response:
-    """One entry and its proof."""
+    """Show one entry and its proof."""
     with snapshot(services.engine) as connection:
         view = proved_entry(services.log, connection, index)
     return respond(request, view, template="audit_entry.html", rows=Rows(Entry, (view["entry"],)))
 
 
 def proved_entry(log: LogReader, connection: Connection, index: int) -> dict[str, Any]:
-    """The entry at ``index``, the bytes that were hashed, and its proof, which is verified.
+    """Return the entry at ``index`` with its hashed bytes and a verified proof.
 
     Raises ``NotLogged``.
     """
@@ -279,7 +274,7 @@ def proved_entry(log: LogReader, connection: Connection, index: int) -> dict[str
 
 
 def checkpoint_of(connection: Connection) -> dict[str, Any] | None:
-    """The newest checkpoint; raises ``LogDamaged`` if its signature is wrong."""
+    """Return the newest checkpoint or None; raises ``LogDamaged`` if its signature is invalid."""
     signed = last_checkpoint(connection)
     if signed is None:
         return None
@@ -316,9 +311,9 @@ def _entries(search: Search, size: int) -> Select[Any]:
 
 
 def _waiting(connection: Connection) -> int:
-    """Entries without a place in the tree, counted up to a bound."""
-    some = select(log_pending.c.entry_id).limit(MAX_WAITING + 1).subquery()
-    return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+    """Return the number of entries that are not in the tree, at most ``MAX_WAITING + 1``."""
+    waiting = select(log_pending.c.entry_id).limit(MAX_WAITING + 1).subquery()
+    return int(connection.execute(select(func.count()).select_from(waiting)).scalar_one())
 
 
 def _entry(index: int, leaf: bytes, content: str) -> Entry:
@@ -334,7 +329,7 @@ def _entry(index: int, leaf: bytes, content: str) -> Entry:
 
 
 def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
-    """The page of the subject of an entry.
+    """Return the path of the page of an entry's subject, or None.
 
     >>> _page("run", "4dd9a3c5", {}), _page("budget", "digits/example/add_remove", {})
     ('/runs/4dd9a3c5', '/datasets/digits?ledger=example/add_remove')
@@ -357,15 +352,15 @@ def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
 
 
 def _summary(body: Mapping[str, Any]) -> str:
-    """The first few plain fields of a body, in one line, its event first.
+    """Return the first scalar fields of a body in one line, its event first.
 
     >>> _summary({"name": "ci", "action": "created", "scopes": ["submit"]})
     'action: created, name: ci'
     """
     plain = [
         f"{name.replace('_', ' ')}: {_plain(value)}"
-        for name, value in sorted(body.items(), key=lambda field: field[0] not in _EVENT)
-        if isinstance(value, str | int | float) and name not in _DULL and value != ""
+        for name, value in sorted(body.items(), key=lambda field: field[0] not in _FIRST_FIELDS)
+        if isinstance(value, str | int | float) and name not in _OMITTED_FIELDS and value != ""
     ]
     return ", ".join(plain[:_SUMMARY_FIELDS])
 
@@ -379,11 +374,11 @@ def _plain(value: str | float) -> str:
     return words(text) if _CODE.fullmatch(text) else shortened(text, _SUMMARY_LENGTH + 1)
 
 
-def _checked_range(services: Services, query: AuditQuery) -> tuple[RangeCheck | None, str]:
-    """The requested range, hashed again; or what is wrong with the request."""
+def _verify_requested_range(services: Services, query: AuditQuery) -> tuple[RangeCheck | None, str]:
+    """Verify the requested range; returns the result or the error of the request."""
     if not query.start and not query.end:
         return None, ""
-    start, end = (_number(text) for text in (query.start, query.end))
+    start, end = (_index(text) for text in (query.start, query.end))
     if start is None or end is None or end < start:
         return None, "Enter the first and the last entry as whole numbers, the first not larger."
     if end - start >= MAX_RANGE:
@@ -401,7 +396,7 @@ def _checked_range(services: Services, query: AuditQuery) -> tuple[RangeCheck | 
 def _checkpoint_comparison(
     services: Services, text: str
 ) -> tuple[CheckpointComparison | None, str]:
-    """The saved checkpoint compared with the log; or why that is not possible."""
+    """Compare a saved checkpoint with the log; returns the result or the error."""
     if not text.strip():
         return None, ""
     keys = map(PublicKey.from_record, services.key_records())
@@ -411,6 +406,6 @@ def _checkpoint_comparison(
         return None, f"{capitalized(str(error))}."
 
 
-def _number(text: str) -> int | None:
+def _index(text: str) -> int | None:
     plain = text.strip().replace(",", "")
     return int(plain) if plain.isascii() and plain.isdecimal() and len(plain) < 17 else None

@@ -1,4 +1,4 @@
-"""``/certificates/{id}``: one certificate, its charts, downloads and the diagnosis of a claim."""
+"""``/certificates/{id}``: a certificate, its charts, downloads and the diagnosis of a claim."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from affidavit.service.routing import CertificateId
 
 ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300
-LONGEST_CLAIM = 64
+MAX_CLAIM_LENGTH = 64
 CHARTS = ("profile", "trade-off", "steps")
 
 router = APIRouter()
@@ -38,7 +38,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What explains a claim; ``wrong`` if the claim itself cannot be read."""
+    """The mistakes that explain a claim; ``wrong`` if the claim is invalid."""
 
     id: str
     name: str | None
@@ -54,7 +54,7 @@ class Diagnosis:
 async def certificate(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
-    """One certificate; charts that are not drawn yet are images that load by themselves."""
+    """Show a certificate; charts that are not cached are loaded as images."""
     _stored, view = await run_in_threadpool(_read, services, certificate_id)
     in_memory = services.draw_certificate.charts_in_memory(view.id, view.steps_run)
     charts = {} if in_memory is None else in_memory.charts
@@ -78,7 +78,7 @@ async def certificate(
 async def chart(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId, name: str
 ) -> Response:
-    """One chart as a file, drawn on request."""
+    """Draw one chart as a file."""
     stored, view = await run_in_threadpool(_read, services, certificate_id)
     charts = (await services.draw_certificate.charts(stored, view.steps_run)).charts
     if name not in charts:
@@ -88,18 +88,18 @@ async def chart(
 
 @router.get(f"{ONE}/certificate.pdf", include_in_schema=False, response_class=Response)
 async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """The page to print, file and pass on; the signed bundle is what proves it."""
+    """Download the certificate as PDF, for people without an account."""
     stored, view = await run_in_threadpool(_read, services, certificate_id)
     drawings: list[Chart] = []
     if view.guarantee is not None:
         drawn = await services.draw_certificate.charts(stored, view.steps_run)
         drawings = [*drawn.charts.values()]
-    content = await run_in_threadpool(_board_pdf, view, drawings, services.clock.now())
+    content = await run_in_threadpool(_render_pdf, view, drawings, services.clock.now())
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
 
 
-def _board_pdf(view: CertificateView, drawings: list[Chart], now: datetime) -> bytes:
-    # fpdf2 brings font tools that would delay every start of the service.
+def _render_pdf(view: CertificateView, drawings: list[Chart], now: datetime) -> bytes:
+    # Imported here, because fpdf2 would delay every start of the service.
     from affidavit.service.pages.certificate_pdf import certificate_pdf
 
     return certificate_pdf(view, drawings, now)
@@ -107,7 +107,7 @@ def _board_pdf(view: CertificateView, drawings: list[Chart], now: datetime) -> b
 
 @router.get(f"{ONE}/documentation.md", include_in_schema=False, response_class=Response)
 def documentation(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """The technical documentation, to be completed."""
+    """Download the technical documentation as Markdown, to be completed."""
     _stored, view = _read(services, certificate_id)
     content = technical_documentation(view, services.clock.now())
     name = f"documentation-{certificate_id[7:19]}.md"
@@ -118,7 +118,7 @@ def documentation(_: Reader, services: TheServices, certificate_id: CertificateI
 def documentation_as_pdf(
     _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
-    """The technical documentation, to be filed."""
+    """Download the technical documentation as PDF."""
     from affidavit.service.pages.certificate_pdf import documentation_pdf
 
     (_stored, view), now = _read(services, certificate_id), services.clock.now()
@@ -128,14 +128,14 @@ def documentation_as_pdf(
 
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """The bundle as the API's route returns it, for a browser session. Raises ``Problem``."""
+    """Download the bundle with a browser session; the API returns the same bytes."""
     content = with_inclusion(services.log, services.store.get(certificate_id).bundle)
     return download(content, JSON, "bundle.json")
 
 
 @router.get(f"{ONE}/registry.yaml", include_in_schema=False, response_class=Response)
 def registry(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """An entry for the OpenDP deployments registry, to be completed."""
+    """Download an entry for the OpenDP deployments registry, to be completed."""
     stored = services.store.get(certificate_id)
     predicate = statement_in(stored.bundle)["predicate"]
     if stored.verdict != "certified" or predicate["guarantee"] is None:
@@ -153,12 +153,12 @@ async def diagnosis(
     _: Reader,
     services: TheServices,
     certificate_id: CertificateId,
-    claimed: Annotated[str, Query(max_length=LONGEST_CLAIM)] = "",
+    claimed: Annotated[str, Query(max_length=MAX_CLAIM_LENGTH)] = "",
 ) -> Response:
-    """Which known mistakes lead from this plan to another ε that somebody claims."""
+    """Show which known mistakes lead from this plan to a claimed ε."""
     stored = await run_in_threadpool(services.store.get, certificate_id)
     view = await _diagnose(services, stored, claimed.strip())
-    # htmx does not show a response that is an error.
+    # htmx ignores error responses.
     status = 422 if view.wrong is not None and not is_fragment(request) else 200
     return respond(request, view, template="diagnosis.html", fragment="diagnosis", status=status)
 
@@ -183,7 +183,7 @@ async def _diagnose(services: Services, stored: StoredCertificate, claimed: str)
 
 
 def _correction(corrected: dict[str, Any] | None) -> str | None:
-    """The noise that reaches the target, and what is certified with it."""
+    """Return the noise that reaches the target, and what is certified with it."""
     if corrected is None:
         return None
     noise = [

@@ -1,11 +1,10 @@
-"""A certificate as PDF: two pages for a review board, to file, or for people without an account.
+"""A certificate as PDF, for review boards, files, and people without an account.
 
-The first page has what is decided upon, the second the curves, what the guarantee depends on and
-the runs; what does not fit is said to be missing, and stands in the technical documentation. It
-repeats the page and proves nothing: the signed bundle does, and the first page says how to
-verify it. The document embeds no fonts, so Greek letters and relations come from the Symbol
-font that every PDF reader has; a character that neither font has is written as an escape,
-never dropped.
+The first page has the facts for a decision, the second the curves, the checklist and the runs. If
+something does not fit on two pages, the PDF says so and refers to the technical documentation. The
+PDF proves nothing by itself: its first page says how to verify the signed bundle. No fonts are
+embedded, so Greek letters and relations come from the standard Symbol font, and characters that
+neither font has are printed as escapes.
 
 Reference: ISO 32000-1, annex D (Latin and Symbol character sets).
 """
@@ -47,23 +46,23 @@ SYMBOLS = {
     "√": "\xd6",
     "≠": "\xb9",
 }
-"""Where the Symbol font has what Latin text lacks."""
+"""Characters that Latin-1 lacks, with their codes in the Symbol font."""
 PLAIN = {"–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "−": "-"}
 CODE, SMALL, BODY, HEADING, TITLE = 7, 8, 9.5, 12, 17
-"""Sizes of type in points; lengths below are in millimetres."""
+"""Font sizes in points; lengths below are in millimetres."""
 MARGIN = 18
-POINTS = 72 / 25.4
+POINTS_PER_MILLIMETRE = 72 / 25.4
 CHART_WIDTH, CHART_HEIGHT = 340, 300
 GAP = 4
-PAGES = 2
-MOST = 8
+MAX_PAGES = 2
+MAX_LISTED = 8
 """Releases and decisions that are listed."""
-LONGEST = 700
+MAX_PARAGRAPH_LENGTH = 700
 """Characters of a paragraph."""
-LAST_LINE = 6
-CUT = "More does not fit on two pages: see the technical documentation."
-INK = "#1b1f24"
-WORDS = {
+NOTE_HEIGHT = 6
+OVERFLOW_NOTE = "More does not fit on two pages: see the technical documentation."
+CHART_COLOUR = "#1b1f24"
+STEP_LABELS = {
     "passed": "passed",
     "failed": "FAILED",
     "unchecked": "not checked here",
@@ -72,13 +71,13 @@ WORDS = {
 
 
 def certificate_pdf(view: CertificateView, charts: Sequence[Chart], now: datetime) -> bytes:
-    """The PDF of ``view`` with ``charts``, as of ``now``."""
-    pdf = Document(view, now, title=f"Certificate {view.id}", pages=PAGES)
+    """Return ``view`` with ``charts`` as PDF, as of ``now``."""
+    pdf = Document(view, now, title=f"Certificate {view.id}", max_pages=MAX_PAGES)
     pdf.add_page()
     _head(pdf, view)
     _facts(pdf, view)
     _decision(pdf, view)
-    if pdf.page_no() < PAGES:
+    if pdf.page_no() < MAX_PAGES:
         pdf.add_page()
     _charts(pdf, charts)
     _details(pdf, view)
@@ -86,7 +85,7 @@ def certificate_pdf(view: CertificateView, charts: Sequence[Chart], now: datetim
 
 
 def documentation_pdf(view: CertificateView, text: str, now: datetime) -> bytes:
-    """The technical documentation ``text``, in the Markdown that we write, as PDF."""
+    """Return ``text``, the Markdown of ``documents.technical_documentation``, as PDF."""
     pdf = Document(view, now, title=f"Technical documentation of {view.id}")
     pdf.add_page()
     code: list[str] | None = None
@@ -110,14 +109,14 @@ def documentation_pdf(view: CertificateView, text: str, now: datetime) -> bytes:
 
 
 class Document(FPDF):
-    """A4, with the id and the time in the footer of every page, and at most ``pages`` pages."""
+    """A4 pages, at most ``max_pages``, with the id and the time in their footers."""
 
     def __init__(
-        self, view: CertificateView, now: datetime, *, title: str, pages: int | None = None
+        self, view: CertificateView, now: datetime, *, title: str, max_pages: int | None = None
     ) -> None:
         super().__init__(format="A4")
-        self._foot = f"{view.id} - issue {view.issue} - as of {now:%Y-%m-%d %H:%M:%S} UTC"
-        self._pages = pages
+        self._footer_text = f"{view.id} - issue {view.issue} - as of {now:%Y-%m-%d %H:%M:%S} UTC"
+        self._max_pages = max_pages
         self.is_full = False
         self.set_margin(MARGIN)
         self.set_auto_page_break(auto=True, margin=MARGIN)
@@ -127,39 +126,39 @@ class Document(FPDF):
         self.set_lang("en")
 
     def footer(self) -> None:
-        """Which certificate, and which page."""
+        """Print the certificate, the time and the page number."""
         self.set_y(-12)
         self.set_font("Helvetica", size=7)
         self.set_text_color(90)
-        self.cell(0, 5, f"{self._foot} - page {self.page_no()}", align="C")
+        self.cell(0, 5, f"{self._footer_text} - page {self.page_no()}", align="C")
         self.set_text_color(0)
 
     def fits(self, height: float) -> bool:
-        """Whether there is room for ``height`` more; once there was none, nothing fits."""
-        if self._pages is not None and self.page_no() >= self._pages and not self.is_full:
-            self.is_full = self.will_page_break(height + LAST_LINE)
+        """Return whether ``height`` more fits; once something did not fit, nothing does."""
+        if self._max_pages is not None and self.page_no() >= self._max_pages and not self.is_full:
+            self.is_full = self.will_page_break(height + NOTE_HEIGHT)
             if self.is_full:
-                self.label(MARGIN, self.h - MARGIN - 1, CUT, SMALL, style="B")
+                self.label(MARGIN, self.h - MARGIN - 1, OVERFLOW_NOTE, SMALL, style="B")
         return not self.is_full
 
     def paragraph(self, text: str, size: float = BODY, style: str = "") -> None:
-        """A paragraph."""
+        """Print a paragraph."""
         height = size * 0.5
-        if self._pages is not None:
-            text = shortened(text, LONGEST)
+        if self._max_pages is not None:
+            text = shortened(text, MAX_PARAGRAPH_LENGTH)
         self._font(False, style, size)
-        # Escapes are longer than what they stand for, and a word may leave a line half empty.
+        # Escapes are longer than their characters, and long words leave lines half empty.
         lines = 1 + 1.3 * self.get_string_width(latin(text)) // (self.w - self.l_margin - MARGIN)
         if not self.fits(height * lines + 0.8):
             return
-        for is_symbol, part in runs(text):
+        for is_symbol, part in font_runs(text):
             self._font(is_symbol, style, size)
-            # A part may begin with the space before its word, which would be dropped.
+            # A leading space would be dropped.
             self.write(height, f"\xa0{part[1:]}" if part.startswith(" ") else part)
         self.ln(height + 0.8)
 
     def heading(self, text: str) -> None:
-        """The heading of a section, never at the end of a page."""
+        """Print the heading of a section, never at the end of a page."""
         if not self.fits(24):
             return
         if self.will_page_break(24):
@@ -169,7 +168,7 @@ class Document(FPDF):
         self.ln(0.5)
 
     def fact(self, name: str, text: str, size: float = BODY) -> None:
-        """A name and its value, side by side."""
+        """Print a name and its value side by side."""
         if not self.fits(8):
             return
         if self.will_page_break(8):
@@ -186,9 +185,9 @@ class Document(FPDF):
     def label(
         self, x: float, y: float, text: str, size: float, anchor: str = "start", style: str = ""
     ) -> None:
-        """A short text whose baseline is at ``y``, anchored at ``x`` as in SVG."""
+        """Print a short text with its baseline at ``y``, anchored at ``x`` as in SVG."""
         parts = []
-        for is_symbol, part in runs(text):
+        for is_symbol, part in font_runs(text):
             self._font(is_symbol, style, size)
             parts.append((is_symbol, part, self.get_string_width(part)))
         width = sum(part_width for _, _, part_width in parts)
@@ -205,7 +204,7 @@ class Document(FPDF):
             self.set_font("Helvetica", style, size)
 
     def code(self, text: str) -> None:
-        """Lines of a command."""
+        """Print the lines of a command."""
         if not self.fits(4.2 * (1 + text.count("\n"))):
             return
         self.set_font("Courier", size=CODE)
@@ -218,7 +217,7 @@ class Document(FPDF):
 
 
 def latin(text: str) -> str:
-    """``text`` in Latin-1, everything else as escapes.
+    """Return ``text`` in Latin-1, with other characters as escapes.
 
     >>> latin("naïve – 東")
     'naïve - \\\\u6771'
@@ -227,10 +226,10 @@ def latin(text: str) -> str:
     return plain.encode("latin-1", "backslashreplace").decode("latin-1")
 
 
-def runs(text: str) -> Iterator[tuple[bool, str]]:
-    """``text`` in pieces, each of one font: whether it is Symbol's, and what to write.
+def font_runs(text: str) -> Iterator[tuple[bool, str]]:
+    """Split ``text`` into parts of one font: whether it is Symbol, and the text to print.
 
-    >>> list(runs("ε ≤ 8"))
+    >>> list(font_runs("ε ≤ 8"))
     [(True, 'e'), (False, ' '), (True, '£'), (False, ' 8')]
     """
     for is_symbol, letters in groupby(text, key=SYMBOLS.__contains__):
@@ -285,7 +284,7 @@ def _facts(pdf: Document, view: CertificateView) -> None:
 
 
 def _decision(pdf: Document, view: CertificateView) -> None:
-    """What is wrong, the noise, who decided, the engines, and how anybody verifies it."""
+    """Print reasons, noise, approvals, engines, and how to verify the certificate."""
     for number, reason in enumerate(view.reasons):
         if not number:
             pdf.heading("Reasons")
@@ -293,18 +292,18 @@ def _decision(pdf: Document, view: CertificateView) -> None:
         pdf.paragraph(f"{capitalized(reason['message'])} ({reason['code']}){remedy}")
     if view.noise:
         pdf.heading("Noise multipliers")
-        for noise in view.noise[:MOST]:
+        for noise in view.noise[:MAX_LISTED]:
             blocks = "1 block" if noise.blocks == 1 else f"{noise.blocks} blocks"
-            own = f"σ = {noise.given}" if noise.given else "computed"
+            sigma = f"σ = {noise.given}" if noise.given else "computed"
             needed = noise.required or "not computed"
             pdf.fact(
-                f"{shortened(noise.release, 14)}, {blocks}", f"{own}; the target needs {needed}"
+                f"{shortened(noise.release, 14)}, {blocks}", f"{sigma}; the target needs {needed}"
             )
-        if len(view.noise) > MOST:
-            pdf.paragraph(f"and {len(view.noise) - MOST} more releases.")
+        if len(view.noise) > MAX_LISTED:
+            pdf.paragraph(f"and {len(view.noise) - MAX_LISTED} more releases.")
     pdf.heading("Approvals")
     decisions = [entry for issue in view.issues for entry in issue.approvals.decisions]
-    for decision in decisions[:MOST]:
+    for decision in decisions[:MAX_LISTED]:
         what = "Approved" if decision.decision == "approve" else "Rejected"
         comment = f": {decision.comment}" if decision.comment else "."
         pdf.paragraph(f"{what} by {decision.approver} at {moment(decision.at)}{comment}")
@@ -327,7 +326,7 @@ def _decision(pdf: Document, view: CertificateView) -> None:
         f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
     )
     steps = view.verification["steps"]
-    states = Counter(WORDS[step["state"]] for step in steps)
+    states = Counter(STEP_LABELS[step["state"]] for step in steps)
     counts = ", ".join(f"{count} {word}" for word, count in states.items())
     pdf.paragraph(f"Of the {len(steps)} steps of verification: {counts}.", SMALL)
 
@@ -351,7 +350,7 @@ def _details(pdf: Document, view: CertificateView) -> None:
 # ---- charts -------------------------------------------------------------------------
 
 _TEXT = re.compile(r"<text (?P<attributes>[^>]*)>(?P<content>[^<]*)</text>")
-_UNDRAWN = re.compile(r"<(title|desc|text)\b[^>]*>[^<]*</\1>")
+_TEXT_ELEMENTS = re.compile(r"<(title|desc|text)\b[^>]*>[^<]*</\1>")
 _POWER = re.compile("10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 _ESCAPE = re.compile(r"\\(.)")
@@ -361,7 +360,7 @@ _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
 
 def _charts(pdf: Document, charts: Sequence[Chart]) -> None:
-    """The charts side by side."""
+    """Print the charts side by side."""
     top, width = pdf.get_y(), (pdf.epw - GAP * (len(charts) - 1)) / max(1, len(charts))
     for place, chart in enumerate(charts):
         _chart(pdf, chart, MARGIN + place * (width + GAP), top, width)
@@ -370,26 +369,23 @@ def _charts(pdf: Document, charts: Sequence[Chart]) -> None:
 
 
 def _chart(pdf: Document, chart: Chart, left: float, top: float, width: float) -> None:
-    """The chart that pages show.
-
-    fpdf2 draws the shapes of the SVG; its texts are written here, for they need two fonts.
-    """
-    svg = draw(chart, width=CHART_WIDTH, height=CHART_HEIGHT).replace("currentColor", INK)
+    """Print a chart: fpdf2 draws the shapes of its SVG, and the texts are printed in two fonts."""
+    svg = draw(chart, width=CHART_WIDTH, height=CHART_HEIGHT).replace("currentColor", CHART_COLOUR)
     scale = width / CHART_WIDTH
-    shapes = _CLIP.sub(r"<defs>\g<0></defs>", _UNDRAWN.sub("", svg))
+    shapes = _CLIP.sub(r"<defs>\g<0></defs>", _TEXT_ELEMENTS.sub("", svg))
     pdf.image(io.BytesIO(shapes.encode()), x=left, y=top, w=width, alt_text=chart.title)
     for match in _TEXT.finditer(svg):
         attributes = dict(_ATTRIBUTE.findall(match["attributes"]))
         text = _POWER.sub(lambda power: f"1e{power[1].translate(_DIGITS)}", match["content"])
         x = left + float(attributes["x"]) * scale
         y = top + float(attributes["y"]) * scale
-        turned = 90 if "transform" in attributes else 0
-        with pdf.rotation(turned, x, y):
+        angle = 90 if "transform" in attributes else 0
+        with pdf.rotation(angle, x, y):
             pdf.label(
                 x,
                 y,
                 unescape(text),
-                float(attributes.get("font-size", 11)) * scale * POINTS,
+                float(attributes.get("font-size", 11)) * scale * POINTS_PER_MILLIMETRE,
                 attributes.get("text-anchor", "start"),
                 "B" if "font-weight" in attributes else "",
             )

@@ -59,9 +59,9 @@ from affidavit.service.runs.repository import StoredRun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
-    """The proved guarantee: ε in nats between its bounds at δ; all are decimals rounded outward.
+    """The proved bracket of ε in nats at δ, as decimals rounded outward.
 
-    ``digits`` are the bounds and δ as they are signed.
+    ``digits`` are the bounds and δ with all digits, as signed.
     """
 
     epsilon_at_most: str
@@ -77,7 +77,7 @@ class Guarantee:
 
     @property
     def words(self) -> str:
-        """The guarantee in one line, with everything that gives the number its meaning."""
+        """The guarantee in one line, with δ, adjacency and unit."""
         chance = "" if self.confidence is None else f" with confidence {self.confidence}"
         return (
             f"ε ≤ {self.epsilon_at_most} at δ = {self.delta}{chance} "
@@ -97,7 +97,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """One engine's bracket of ε at the certificate's δ."""
+    """The bracket of ε of one engine at the certificate's δ."""
 
     name: str
     version: str
@@ -108,7 +108,7 @@ class Engine:
 
 
 def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
-    """The guarantee; None if nothing is proved."""
+    """Return the guarantee, or None if nothing is proved."""
     guarantee = predicate["guarantee"]
     if guarantee is None:
         return None
@@ -131,7 +131,7 @@ def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
 
 
 def noise_of(release: Mapping[str, Any]) -> Noise:
-    """The noise of one release."""
+    """Return the noise of one release."""
     phase = f"phase {release['phase'] + 1}, " if "phase" in release else ""
     return Noise(
         release=f"{phase}{release['name']}",
@@ -142,7 +142,7 @@ def noise_of(release: Mapping[str, Any]) -> Noise:
 
 
 def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
-    """The engines, the one that decides first."""
+    """Return the engines, the decisive one first."""
     accountants = predicate["accountants"]
     return tuple(
         Engine(
@@ -159,21 +159,19 @@ def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
     )
 
 
-def _agrees(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    apart = float(one["upper"]) < float(other["lower"]) or float(other["upper"]) < float(
-        one["lower"]
-    )
-    return "near" if apart else "meets"
+def _agrees(first: Mapping[str, str], second: Mapping[str, str]) -> str:
+    lower = max(float(first["lower"]), float(second["lower"]))
+    return "near" if lower > min(float(first["upper"]), float(second["upper"])) else "meets"
 
 
 def claim_of(plan: Mapping[str, Any]) -> str | None:
-    """The ε that the plan claims; None if it claims none."""
+    """Return the ε that the plan claims, or None."""
     epsilon = (plan.get("claim") or {}).get("epsilon")
     return None if epsilon is None else str(epsilon)
 
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
-    """The verdict in one sentence."""
+    """Return the verdict in one sentence."""
     return verdict_sentence(
         predicate["verdict"],
         None if guarantee is None else guarantee.words,
@@ -190,7 +188,7 @@ def _target(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
 
 
 def agreement(engines: tuple[Engine, ...]) -> str:
-    """How the engines agree, in one sentence."""
+    """Return a sentence about the agreement of the engines."""
     if not engines:
         return "No engine ran: the plan was refused before accounting."
     if len(engines) == 1:
@@ -200,7 +198,7 @@ def agreement(engines: tuple[Engine, ...]) -> str:
         return f"{len(engines)} independent engines agree: their brackets of ε overlap."
     return (
         "The engines agree within the documented accuracy of the second. Where brackets do not "
-        "overlap, ours decides, which is proved on both sides."
+        "overlap, the first engine decides, which is proved on both sides."
     )
 
 
@@ -212,7 +210,7 @@ Mark = Literal["checked", "declared", "open"]
 SAMPLING = frozenset(
     {"sampler_of_the_plan", "cryptographic_generator", "empty_lot_counts", "one_lot_for_all_blocks"}
 )
-"""Obligations about how records are drawn; the others are about clipping and noise."""
+"""Obligations about sampling; all others are about clipping and noise."""
 DEPLOYMENT = (
     (
         "Hyperparameters",
@@ -255,7 +253,7 @@ class Item:
 
 
 def checklist(predicate: Mapping[str, Any], conformant_run: str | None) -> tuple[Item, ...]:
-    """The items for the statement's ``predicate``; ``conformant_run`` is a run that conformed."""
+    """Return the checklist of a statement; ``conformant_run`` is the id of a conforming run."""
     return (
         *_guarantee(predicate),
         *_mechanism(predicate, conformant_run),
@@ -274,7 +272,7 @@ def checklist(predicate: Mapping[str, Any], conformant_run: str | None) -> tuple
 def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
     plan = predicate["plan"]
     proved = predicate["guarantee"] is not None
-    # The accounting vouches for nothing in a plan that was refused before it.
+    # A plan without a guarantee was refused before accounting.
     source: tuple[Mark, str] = ("checked", "accounting") if proved else ("open", "no proof")
     engines = ", ".join(engine["name"] for engine in predicate["accountants"]) or "none"
     yield Item(
@@ -284,12 +282,12 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
         *source,
     )
     dataset = plan["dataset"]
-    most = dataset.get("contributions_per_user")
+    contributions = dataset.get("contributions_per_user")
     yield Item(
         "Unit of privacy",
         "What does one unit hold?",
         f"One {dataset['unit']}"
-        + (f" with at most {most} records" if most else "")
+        + (f" with at most {contributions} records" if contributions else "")
         + ". The plan states that the data set consists of such units.",
         "declared",
         "plan",
@@ -351,12 +349,12 @@ OPTIONS: dict[int, str] = {
     13: " --require-status",
 }
 """Options that make the command check a step more strictly."""
-STATUS = len(STEPS)
+STATUS_STEP = len(STEPS)
 """The step that checks for revocation."""
 
 
 def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
-    """This service's keys, with the revocations of the newest keyset."""
+    """Return this service's keys, with the revocations of the newest keyset."""
     newest = services.keysets.newest()
     since = {} if newest is None else read_keyset(newest).keyset.revoked_since()
     keys = map(PublicKey.from_record, services.key_records())
@@ -366,18 +364,18 @@ def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
 def verification(
     bundle: bytes, trusted: Iterable[PublicKey], now: datetime, revoked: str | None
 ) -> dict[str, Any]:
-    """``bundle`` verified with ``trusted`` keys at ``now``.
+    """Verify ``bundle`` with ``trusted`` keys at ``now`` and return the result of each step.
 
-    ``adds`` are the options of a step's command beyond those of the basic one; ``code`` and
-    ``remedy`` say why one failed. ``revoked`` says why it was revoked, if it was: this service
-    knows from its own records what a status list tells others.
+    ``adds`` are the options of a step's command in addition to the basic ones; ``code`` and
+    ``remedy`` describe a failure. ``revoked`` is the reason of a revocation in the service's
+    records, or None.
     """
     states: dict[int, tuple[State, str]] = {}
     error: VerificationError | None = None
     try:
         result = verify(bundle, trusted, now=now)
         if revoked is not None:
-            raise VerificationError(STATUS, "revoked", revoked, "Do not use it.")
+            raise VerificationError(STATUS_STEP, "revoked", revoked, "Do not use it.")
     except VerificationError as failure:
         error = failure
         states = dict.fromkeys(range(1, error.step), ("passed", ""))
@@ -385,7 +383,7 @@ def verification(
     else:
         for number, _, detail in result.steps:
             states[number] = ("unchecked" if number in result.unchecked else "passed", detail)
-        states[STATUS] = ("passed", "not revoked, by the records of this service")
+        states[STATUS_STEP] = ("passed", "not revoked, by the records of this service")
     return {
         "passed": error is None,
         "steps": tuple(
@@ -408,11 +406,12 @@ def verification(
 # ---- the view ------------------------------------------------------------------------
 
 MAX_RUNS = 20
+"""Runs that are shown, newest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
-    """A run of this certificate, and the weights that it released."""
+    """A run of the certificate, with its record and released weights."""
 
     id: str
     state: str
@@ -425,7 +424,7 @@ class RunView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateView:
-    """One certificate, whole."""
+    """A certificate with everything that its page shows."""
 
     id: str
     issue: int
@@ -442,7 +441,7 @@ class CertificateView:
     strategies: tuple[dict[str, Any], ...]
     engines: tuple[Engine, ...]
     proof: tuple[str, ...]
-    """The statements of the signed proof."""
+    """Statements of the signed proof."""
     groups: tuple[dict[str, Any], ...]
     agreement: str
     reasons: tuple[dict[str, Any], ...]
@@ -468,7 +467,7 @@ class CertificateView:
     issues: tuple[Issue, ...]
     may_be_approved: bool
     neighbour: dict[str, Any] | None
-    """The certificate that this one is compared with first: its id and name."""
+    """Id and name of the certificate that the page offers for comparison."""
     approved_by: tuple[str, ...]
     approvals_required: int
 
@@ -479,14 +478,14 @@ class CertificateView:
 
     @property
     def steps_run(self) -> int | None:
-        """The steps that the latest run which ended was charged."""
+        """The charged steps of the latest run that ended."""
         return next((run.steps for run in self.runs if run.steps is not None), None)
 
 
 def certificate_view(
     services: Services, certificate: StoredCertificate, now: datetime
 ) -> CertificateView:
-    """The page of ``certificate``."""
+    """Return the view of ``certificate``."""
     predicate = statement_in(certificate.bundle)["predicate"]
     with services.engine.connect() as connection:
         runs, _ = repository.page(connection, None, MAX_RUNS, certificate_id=certificate.id)
@@ -494,7 +493,7 @@ def certificate_view(
     place = services.log.part_of(certificate.bundle)
     plan = predicate["plan"]
     issues = tuple(history(services.engine, certificate.id))
-    unusable = standing(certificate, issues)
+    unusable = explain_unusable(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
     bundle = with_log_part(certificate.bundle, place)
     guarantee = guarantee_of(predicate)
@@ -517,7 +516,7 @@ def certificate_view(
             for bound in predicate.get("groups", ())
         ),
         agreement=agreement(engines),
-        reasons=tuple({"pointer": "", "remedy": "", **why} for why in predicate["reasons"]),
+        reasons=tuple({"pointer": "", "remedy": "", **reason} for reason in predicate["reasons"]),
         warnings=tuple(predicate["warnings"]),
         plan=plan,
         mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
@@ -541,7 +540,10 @@ def certificate_view(
 def _neighbour(
     connection: Connection, certificate: StoredCertificate
 ) -> dict[str, str | None] | None:
-    """The latest other certificate of the same name, else data set, in the same adjacency."""
+    """Return the latest other certificate with the same name, or else the same data set.
+
+    It has an ε and the same adjacency.
+    """
     table = certificates.c
     for column, value in ((table.name, certificate.name), (table.dataset, certificate.dataset)):
         query = (
@@ -559,7 +561,7 @@ def _neighbour(
 def _approved_by(
     certificate: StoredCertificate, predicate: Mapping[str, Any], issues: tuple[Issue, ...]
 ) -> tuple[str, ...]:
-    """Who approved: the signed approvals, or those that a pending issue has so far."""
+    """Return who approved: the signed approvals, or those of a pending issue."""
     if signed := tuple(approval.name for approval in Approvals.of(predicate).given):
         return signed
     return tuple(
@@ -571,8 +573,8 @@ def _approved_by(
     )
 
 
-def standing(certificate: StoredCertificate, issues: tuple[Issue, ...]) -> str | None:
-    """Why the certificate may not be used, and what to do; None if it may."""
+def explain_unusable(certificate: StoredCertificate, issues: tuple[Issue, ...]) -> str | None:
+    """Return why the certificate may not be used and what to do, or None if it may."""
     match certificate.status:
         case Status.AWAITING_APPROVAL:
             given, required = certificate.approvals_given, certificate.approvals_required
@@ -584,24 +586,26 @@ def standing(certificate: StoredCertificate, issues: tuple[Issue, ...]) -> str |
         case Status.SUPERSEDED:
             return "A later issue supersedes it."
         case Status.REVOKED:
-            return _because(issues, "revocation", "Revoked by {revoked_by}: {reason} ({code}).")
+            return _explain_decision(
+                issues, "revocation", "Revoked by {revoked_by}: {reason} ({code})."
+            )
         case Status.REJECTED:
-            return _because(issues, "rejection", "Rejected by {approver}: {comment}")
+            return _explain_decision(issues, "rejection", "Rejected by {approver}: {comment}")
         case Status.ACTIVE:
             return None
 
 
-def _because(issues: tuple[Issue, ...], what: str, words: str) -> str:
+def _explain_decision(issues: tuple[Issue, ...], kind: str, template: str) -> str:
     for issue in issues:
-        rejections = (each for each in issue.approvals.decisions if each.decision == "reject")
-        decision = issue.revocation if what == "revocation" else next(rejections, None)
+        rejections = (item for item in issue.approvals.decisions if item.decision == "reject")
+        decision = issue.revocation if kind == "revocation" else next(rejections, None)
         if decision is not None:
-            return words.format(**{"comment": "no reason was given", **decision.model_dump()})
-    return words.split(" by ", maxsplit=1)[0] + "."
+            return template.format(**{"comment": "no reason was given", **decision.model_dump()})
+    return template.split(" by ", maxsplit=1)[0] + "."
 
 
 def _waived(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule of the policy that this certificate breaks with a waiver."""
+    """Return a policy rule that the certificate breaks, with its waiver."""
     waiver = rule["waiver"]
     terms = {name: waiver[name] for name in ("reason", "owner", "granted_by", "expires")}
     return {"code": rule["code"], "message": rule["message"], "waiver": waiver["id"], **terms}

@@ -67,8 +67,8 @@ from affidavit.service.problems import Problem
 PATH = "/certificates"
 PAGE_SIZE = 50
 MAX_COUNTED = 2000
-"""The newest certificates that are counted; the page says if there are more."""
-SOON = timedelta(days=30)
+"""The newest certificates that are counted; counts of more have a plus sign."""
+EXPIRING_SOON = timedelta(days=30)
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
@@ -78,7 +78,7 @@ StatusFilter = Literal[
     "active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"
 ]
 
-_EPSILON, _END = certificates.c.epsilon_upper, certificates.c.not_after
+_EPSILON, _NOT_AFTER = certificates.c.epsilon_upper, certificates.c.not_after
 BANDS: dict[Band, tuple[str, ColumnElement[bool]]] = {
     "to_1": ("ε ≤ 1", _EPSILON <= 1.0),
     "to_3": ("1 < ε ≤ 3", and_(_EPSILON > 1.0, _EPSILON <= 3.0)),
@@ -86,7 +86,7 @@ BANDS: dict[Band, tuple[str, ColumnElement[bool]]] = {
     "above_8": ("ε > 8", _EPSILON > 8.0),
     "none": ("no ε", _EPSILON.is_(None)),
 }
-"""What each is called, and which certificates it has."""
+"""The label and the condition of each band."""
 ENDS: dict[Ends, str] = {
     "over": "expired",
     "soon": "expires within 30 days",
@@ -95,11 +95,11 @@ ENDS: dict[Ends, str] = {
 
 
 EMPTY = BeforeValidator(lambda value: None if value == "" else value)
-"""An empty field of a form is None."""
+"""Converts an empty form field to None."""
 
 
 class CertificateSearch(QueryModel):
-    """The parameters of the page; an unknown one is refused, not ignored."""
+    """The parameters of the page; unknown ones are refused, not ignored."""
 
     q: Annotated[str | None, Field(max_length=128), EMPTY] = None
     dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None
@@ -113,14 +113,14 @@ class CertificateSearch(QueryModel):
 
     @property
     def filters(self) -> dict[str, str]:
-        """What narrows the list, by the name of its parameter."""
+        """The filters of the list by parameter."""
         values = self.model_dump(exclude_none=True, exclude={"cursor"})
         return {name: str(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateLine:
-    """A certificate in one line; ε and δ are decimals rounded up, ε an upper bound in nats."""
+    """A row of the list; ε, an upper bound in nats, and δ are rounded up."""
 
     id: str
     issue: int
@@ -141,9 +141,9 @@ class CertificateLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateList:
-    """A page of the list; ``total`` has a plus if not all were counted.
+    """A page of the list; ``total`` has a plus sign if not all certificates were counted.
 
-    ``order`` is the time by which the lines are sorted, newest first.
+    ``order`` is the column by which the lines are sorted, in descending order.
     """
 
     order: Time
@@ -159,21 +159,21 @@ class CertificateList:
 def certificate_list(
     connection: Connection, search: CertificateSearch, now: datetime
 ) -> CertificateList:
-    """The page of ``search``; raises ``InvalidCursor``."""
+    """Return the page of ``search``; raises ``InvalidCursor``."""
     keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
     revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
     query = page_query(search, now, revoked)
-    rows, following = page_of(connection, query, _place(search), search.cursor, PAGE_SIZE)
+    rows, following = page_of(connection, query, _sort_key(search), search.cursor, PAGE_SIZE)
     rest = search.model_copy(update=dict.fromkeys(_VALUES))
     tally = _tally(connection, tally_query(rest, now, revoked))
-    # Few of the newest may match the search: those are counted by themselves.
+    # Few of the newest may match, so matches are counted separately.
     exact = tally
-    if tally.cut and rest != search:
+    if tally.is_partial and rest != search:
         exact = _tally(connection, tally_query(search, now, revoked))
     return CertificateList(
         order=_time(search),
         lines=tuple(map(_line, rows)),
-        total=exact.with_each(search.filters),
+        total=exact.count(search.filters),
         facets=tuple(_facets(search, tally)),
         filters=search.filters,
         next=following,
@@ -181,10 +181,10 @@ def certificate_list(
 
 
 def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
-    """The rows of all pages.
+    """Return the query of all pages.
 
-    ``revoked`` are the ids of keys: the database knows how many rows each of them signed, and
-    reads by the key or by the time.
+    ``revoked`` are the ids of revoked keys, which the database needs to estimate their rows and to
+    choose an index.
     """
     return (
         select(
@@ -198,7 +198,7 @@ def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str])
 
 
 def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
-    """How many of each verdict, band and end there are together, of the newest ``MAX_COUNTED``."""
+    """Return the query that counts the newest by verdict, ε band and validity."""
     newest = (
         select(
             certificates.c.verdict.label("verdict"),
@@ -207,7 +207,7 @@ def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]
         )
         .select_from(_joined(outer=False) if _by_facets(search) else certificates)
         .where(*_conditions(search, now, revoked))
-        .order_by(_place(search)[0].desc())
+        .order_by(_sort_key(search)[0].desc())
         .limit(MAX_COUNTED + 1)
         .subquery()
     )
@@ -225,8 +225,8 @@ def _by_facets(search: CertificateSearch) -> bool:
     return search.mechanism is not None or search.requester is not None
 
 
-def _place(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
-    """What a list is in the order of, in the table whose index reads no more than it shows."""
+def _sort_key(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
+    """Return the sort key, in the table whose index reads only the shown rows."""
     columns, facets = certificates.c, certificate_facets.c
     if _by_facets(search):
         return facets.created_at, facets.certificate_id, facets.untrusted
@@ -234,10 +234,10 @@ def _place(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
 
 
 def _time(search: CertificateSearch) -> Time:
-    """The column of the times that a list is in the order of."""
-    # Expired certificates are far back in the order of creation.
-    ended = search.ends == "over" or search.standing == "expired"
-    return "not_after" if ended and not _by_facets(search) else "created_at"
+    """Return the time column by which the list is sorted."""
+    # Expired certificates are old, and rare among the newest.
+    expired = search.ends == "over" or search.standing == "expired"
+    return "not_after" if expired and not _by_facets(search) else "created_at"
 
 
 def _joined(*, outer: bool) -> Any:
@@ -258,7 +258,7 @@ def _conditions(
         if value is not None:
             conditions.append(column == value)
     if search.q is not None:
-        conditions.append(_begins(search.q.strip()))
+        conditions.append(_matches_prefix(search.q.strip()))
     if search.epsilon is not None:
         conditions.append(BANDS[search.epsilon][1])
     if search.ends is not None:
@@ -268,7 +268,7 @@ def _conditions(
     return conditions
 
 
-def _begins(text: str) -> ColumnElement[bool]:
+def _matches_prefix(text: str) -> ColumnElement[bool]:
     columns = certificates.c
     if match := _HEX.fullmatch(text):
         start = f"sha256:{match[1]}"
@@ -278,20 +278,20 @@ def _begins(text: str) -> ColumnElement[bool]:
 
 
 def _ends(now: datetime) -> dict[Ends, ColumnElement[bool]]:
-    """Which certificates end when."""
+    """Return the condition of each validity."""
     return {
-        "over": now > _END,
-        "soon": and_(now <= _END, now + SOON > _END),
-        "later": now + SOON <= _END,
+        "over": now > _NOT_AFTER,
+        "soon": and_(now <= _NOT_AFTER, now + EXPIRING_SOON > _NOT_AFTER),
+        "later": now + EXPIRING_SOON <= _NOT_AFTER,
     }
 
 
 def _standing(
     standing: StatusFilter, now: datetime, revoked: Sequence[str]
 ) -> list[ColumnElement[bool]]:
-    """As ``status_at`` has it, in parts of which each has its index."""
+    """Return the conditions of a status, equal to ``status_at`` but with an index for each."""
     columns = certificates.c
-    waits = columns.approvals_given < columns.approvals_required
+    is_pending = columns.approvals_given < columns.approvals_required
     undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
     match standing:
         case "revoked":
@@ -304,9 +304,9 @@ def _standing(
         case "expired":
             return [*undecided, columns.not_after < now]
         case "awaiting_approval":
-            return [*undecided, columns.not_after >= now, waits]
+            return [*undecided, columns.not_after >= now, is_pending]
         case "active":
-            return [*undecided, columns.not_after >= now, ~waits]
+            return [*undecided, columns.not_after >= now, ~is_pending]
 
 
 def _line(row: Row[Any]) -> CertificateLine:
@@ -326,18 +326,18 @@ _VALUES: dict[str, tuple[str, dict[str, str]]] = {
     "epsilon": ("ε", {str(band): text for band, (text, _) in BANDS.items()}),
     "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
 }
-"""Facets whose values are counted."""
+"""Labels of the counted facets and of their values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tally:
-    """Numbers by verdict, band and end; ``cut`` if not all were counted."""
+    """Counts by verdict, ε band and validity; ``is_partial`` if not all were counted."""
 
     numbers: Mapping[tuple[str, ...], int]
-    cut: bool
+    is_partial: bool
 
-    def with_each(self, chosen: Mapping[str, str]) -> str:
-        """How many have what is ``chosen`` of the counted facets."""
+    def count(self, chosen: Mapping[str, str]) -> str:
+        """Return the number of certificates with the ``chosen`` facet values."""
         number = sum(
             number
             for values, number in self.numbers.items()
@@ -346,25 +346,24 @@ class _Tally:
                 for name, value in zip(_VALUES, values, strict=True)
             )
         )
-        shown = min(number, MAX_COUNTED)
-        return f"{shown:,}+" if self.cut else f"{shown:,}"
+        return f"{min(number, MAX_COUNTED):,}" + "+" * self.is_partial
 
 
 def _tally(connection: Connection, query: Select[Any]) -> _Tally:
     rows = connection.execute(query).all()
     numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
-    return _Tally(numbers=numbers, cut=sum(numbers.values()) > MAX_COUNTED)
+    return _Tally(numbers=numbers, is_partial=sum(numbers.values()) > MAX_COUNTED)
 
 
 def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]]:
-    """The facets with their values, each counted with a plus if not all were."""
+    """Yield the facets with their values and counts."""
     chosen = search.filters
     for name, (label, values) in _VALUES.items():
         choices = [
             {
                 "value": value,
                 "label": text,
-                "count": tally.with_each({**chosen, name: value}),
+                "count": tally.count({**chosen, name: value}),
                 "chosen": chosen.get(name) == value,
             }
             for value, text in values.items()
@@ -380,28 +379,28 @@ MAX_NAME_LENGTH = 64
 
 
 class InvalidSavedView(ValueError):
-    """A search that cannot be saved; the text says why."""
+    """A search that cannot be saved, for the reason in the message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedView:
-    """A search; ``query`` is its URL's, without the question mark."""
+    """A saved search; ``query`` is its query string without the question mark."""
 
     id: str
     name: str
     query: str
 
 
-def saved_by(engine: Engine, owner: str) -> tuple[SavedView, ...]:
-    """The searches of ``owner``, by name."""
+def saved_searches(engine: Engine, owner: str) -> tuple[SavedView, ...]:
+    """Return the searches of ``owner``, sorted by name."""
     columns = saved_views.c
-    query = select(columns.id, columns.name, columns.query).where(*_of(owner))
+    query = select(columns.id, columns.name, columns.query).where(*_owned_by(owner))
     with reader(engine).connect() as connection:
         rows = connection.execute(query.order_by(columns.name).limit(MAX_SAVED)).mappings()
         return tuple(SavedView(**row) for row in rows)
 
 
-def save(engine: Engine, owner: str, name: str, query: str, at: datetime) -> None:
+def save_search(engine: Engine, owner: str, name: str, query: str, at: datetime) -> None:
     """Save a search; raises ``InvalidSavedView``."""
     name = name.strip()
     if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
@@ -411,7 +410,7 @@ def save(engine: Engine, owner: str, name: str, query: str, at: datetime) -> Non
     row = {"id": str(uuid.uuid4()), "owner": owner, "page": PATH, "name": name}
     try:
         with writer(engine).begin() as connection:
-            count = select(func.count()).select_from(saved_views).where(*_of(owner))
+            count = select(func.count()).select_from(saved_views).where(*_owned_by(owner))
             if connection.execute(count).scalar_one() >= MAX_SAVED:
                 raise InvalidSavedView(f"you have {MAX_SAVED} saved searches; delete one first.")
             connection.execute(insert(saved_views).values(**row, query=query, created_at=at))
@@ -421,13 +420,15 @@ def save(engine: Engine, owner: str, name: str, query: str, at: datetime) -> Non
         ) from None
 
 
-def forget(engine: Engine, owner: str, view_id: str) -> None:
-    """Delete one of ``owner``'s own, if it exists."""
+def delete_search(engine: Engine, owner: str, view_id: str) -> None:
+    """Delete a search of ``owner``, if it exists."""
     with writer(engine).begin() as connection:
-        connection.execute(delete(saved_views).where(saved_views.c.id == view_id, *_of(owner)))
+        connection.execute(
+            delete(saved_views).where(saved_views.c.id == view_id, *_owned_by(owner))
+        )
 
 
-def _of(owner: str) -> tuple[ColumnElement[bool], ...]:
+def _owned_by(owner: str) -> tuple[ColumnElement[bool], ...]:
     return saved_views.c.owner == owner, saved_views.c.page == PATH
 
 
@@ -445,10 +446,10 @@ def certificates_page(
     services: TheServices,
     search: Annotated[CertificateSearch, Query()],
 ) -> Response:
-    """A page of the list, with the reader's saved searches."""
+    """List certificates, with the reader's saved searches."""
     with services.engine.connect() as connection:
         view = certificate_list(connection, search, services.clock.now())
-    view = replace(view, views=saved_by(services.engine, actor.name))
+    view = replace(view, views=saved_searches(services.engine, actor.name))
     return respond(
         request,
         view,
@@ -462,7 +463,7 @@ def save_view(actor: Reader, services: TheServices, form: SubmittedForm) -> Resp
     """Save a search under a name."""
     query = _search_query(form.get("query"))
     try:
-        save(services.engine, actor.name, form.get("name"), query, services.clock.now())
+        save_search(services.engine, actor.name, form.get("name"), query, services.clock.now())
     except InvalidSavedView as error:
         raise Problem(422, "not_kept", str(error)) from None
     return see_other(f"{PATH}?{query}")
@@ -472,14 +473,14 @@ def save_view(actor: Reader, services: TheServices, form: SubmittedForm) -> Resp
 def delete_view(
     actor: Reader, services: TheServices, view_id: str, form: SubmittedForm
 ) -> Response:
-    """Delete one's own saved search."""
+    """Delete a saved search of the actor."""
     query = _search_query(form.get("query"))
-    forget(services.engine, actor.name, view_id)
+    delete_search(services.engine, actor.name, view_id)
     return see_other(f"{PATH}?{query}" if query else PATH)
 
 
 def _search_query(query: str) -> str:
-    """``query`` as the page reads it, without its cursor. Raises ``Problem``."""
+    """Return ``query`` normalised and without a cursor; raises ``Problem``."""
     try:
         fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
         search = CertificateSearch.model_validate(fields)

@@ -1,6 +1,6 @@
-"""Charts on pages: SVG for everybody, and its data for ``charts.js``, which makes it interactive.
+"""Charts on pages: SVG, and the data with which ``charts.js`` makes them interactive.
 
-The SVG stays for print, for readers without JavaScript and for screen readers.
+The SVG remains for print, screen readers and browsers without JavaScript.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from affidavit.certificate.charts import Band, Chart, Dots, Line, ReferenceLine,
 from affidavit.service.pages.response import PRIVATE, is_fragment
 
 SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-"""A chart as a file carries its colours in a style of its own, and runs nothing."""
+"""A chart file contains a style and no scripts."""
 TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-"""Units of a chart's time, each with its seconds."""
+"""Time units of charts, with their seconds."""
 
 
 def unit_of(span: float) -> tuple[str, int]:
-    """The unit of time for a chart over ``span`` seconds, with its own seconds."""
-    return next((each for each in TIME_UNITS if span >= each[1]), TIME_UNITS[-1])
+    """Return the time unit for a chart over ``span`` seconds, with its seconds."""
+    return next((unit for unit in TIME_UNITS if span >= unit[1]), TIME_UNITS[-1])
 
 
 def figure_of(chart: Chart, *, width: int, height: int) -> str:
-    """``chart`` as SVG inside an element that carries its data."""
+    """Return ``chart`` as SVG in an element with its data."""
     svg = draw(chart, width=width, height=height)
     return f'<div class="chart" data-chart="{escape(data_of(chart))}">{svg}</div>'
 
 
 def chart_response(request: Request, chart: Chart, *, width: int, height: int) -> Response:
-    """``chart`` as a file; for htmx, the figure that takes the file's place on a page."""
+    """Return ``chart`` as an SVG file, or for htmx as the figure that replaces the image."""
     if is_fragment(request):
         figure = f"<figure>{figure_of(chart, width=width, height=height)}</figure>"
         return Response(figure, headers=PRIVATE, media_type="text/html; charset=utf-8")
@@ -45,7 +45,7 @@ def chart_response(request: Request, chart: Chart, *, width: int, height: int) -
 
 
 def data_of(chart: Chart) -> str:
-    """The data of ``chart`` as JSON; what cannot be shown is left out."""
+    """Return the data of ``chart`` as JSON, without points that are not finite."""
     series: list[dict[str, Any]] = []
     across: list[dict[str, Any]] = []
     for mark in chart.marks:
@@ -75,13 +75,13 @@ def data_of(chart: Chart) -> str:
 
 
 def _series(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Points by rising x, one for each; where a line jumps, its value from there on."""
+    """Sort points by x and keep one for each x: at a jump, the value after it."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     stepped = any(before[0] == after[0] for before, after in pairwise(finite))
     return {"points": sorted(dict(finite).items()), "stepped": stepped}
 
 
-def stairs(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """A value that holds until the next instant: level, then a jump."""
+def step_points(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the points of a step function, each of whose values holds until the next x."""
     before = [(after[0], before[1]) for before, after in pairwise(points)]
     return (points[0], *chain.from_iterable(zip(before, points[1:], strict=True)))

@@ -1,7 +1,7 @@
 """``/compare``: up to four plans side by side, and what each change adds to ε.
 
-They are certificates, by their ids in the URL, or two plans pasted as YAML. They are accounted
-as drafts are, in the bounded processes; nothing is stored. Each is compared with the first.
+The plans belong to the certificates in the URL, or are two pasted YAML documents. Each is compared
+with the first one. They are accounted like previews, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from affidavit.service.problems import Problem
 
 router = APIRouter()
 
-LONGEST = 256 * 1024
+MAX_PLAN_LENGTH = 256 * 1024
 """Characters of a pasted plan."""
-SHOWN = 200
+MAX_VALUE_LENGTH = 200
 """Characters of a value on the page."""
-MOST = 4
-"""Plans on one page."""
+MAX_PLANS = 4
 WIDTH, HEIGHT = 560, 340
-"""Of the privacy profiles, in pixels."""
+"""Size of the chart in pixels."""
 Ids = Annotated[
-    list[Annotated[str, Query(pattern=rf"{ID_PATTERN}|^$")]], Query(alias="id", max_length=MOST)
+    list[Annotated[str, Query(pattern=rf"{ID_PATTERN}|^$")]],
+    Query(alias="id", max_length=MAX_PLANS),
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeLine:
-    """A field that differs from the first plan: alone, and as a part of a contribution.
+    """A field that differs from the first plan, and its effect on ε.
 
-    ``contribution`` numbers the contribution to ε that it belongs to; ``adds`` is what that
-    adds to the bound, and ``reaches`` and ``noise`` are the bound and the joint noise after it.
+    ``alone`` is the bound with this change alone. ``contribution`` is the number of the
+    contribution to ε that the change belongs to, ``adds`` its size, and ``reaches`` and ``noise``
+    are the bound and the joint noise after it.
     """
 
     plan: str
@@ -69,7 +70,7 @@ class ChangeLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The page: the plans, and each after the first compared with it."""
+    """The view: the plans, and the comparison of each with the first."""
 
     ids: tuple[str, ...] = ()
     profile: str | None = None
@@ -90,7 +91,7 @@ async def compare_certificates(
     services: TheServices,
     requested: Ids = [],  # noqa: B006
 ) -> Response:
-    """The certificates ``id`` compared, or the form for them."""
+    """Compare the certificates ``id``, or show the form."""
     ids = tuple(dict.fromkeys(filter(None, requested)))
     plans = {id_: await run_in_threadpool(_plan, services, id_) for id_ in ids}
     known = {id_: plan for id_, plan in plans.items() if plan is not None}
@@ -109,11 +110,11 @@ async def compare_certificates(
 
 @router.get("/compare/profile.svg", include_in_schema=False, response_class=Response)
 async def profiles(request: Request, _: Reader, services: TheServices, requested: Ids) -> Response:
-    """The privacy profiles of certificates in one chart, as a file."""
+    """Draw the privacy profiles of certificates in one chart, as a file."""
     stored = [await run_in_threadpool(services.store.get, id_) for id_ in requested if id_]
-    drawn = await asyncio.gather(*(services.draw_certificate.charts(each, None) for each in stored))
+    drawn = await asyncio.gather(*(services.draw_certificate.charts(item, None) for item in stored))
     profiles = [charts.charts.get("profile") for charts in drawn]
-    labels = _labels([each.name for each in stored])
+    labels = _labels([item.name for item in stored])
     known = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
     if not known:
         raise Problem(404, "no_chart", "these certificates have no privacy curve.")
@@ -124,8 +125,8 @@ async def profiles(request: Request, _: Reader, services: TheServices, requested
 async def compare_texts(
     request: Request, _: Reader, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Two pasted plans compared."""
-    texts = [form.get(name)[:LONGEST] for name in ("first", "second")]
+    """Compare two pasted plans."""
+    texts = [form.get(name)[:MAX_PLAN_LENGTH] for name in ("first", "second")]
     first, second = map(parse, texts)
     view = Comparison(
         first_yaml=texts[0],
@@ -156,7 +157,7 @@ async def _compare(
 
 
 def _labels(names: Sequence[str | None]) -> list[str]:
-    """A name for each plan, with its number where it has none or shares it."""
+    """Return a label for each plan, with a number if it has no name or shares it."""
     return [
         name if name and names.count(name) == 1 else f"{name or 'plan'} ({number})"
         for number, name in enumerate(names, 1)
@@ -164,7 +165,7 @@ def _labels(names: Sequence[str | None]) -> list[str]:
 
 
 def _side(label: str, certificate: str | None, assessment: Assessment) -> dict[str, Any]:
-    """One of the plans with its guarantee."""
+    """Return a plan's guarantee."""
     return {
         "label": label,
         "certificate": certificate,
@@ -179,7 +180,7 @@ def _side(label: str, certificate: str | None, assessment: Assessment) -> dict[s
 
 
 def _pair(label: str, result: PlanComparison) -> dict[str, Any]:
-    """A plan compared with the first; if they cannot be ranked, ``obstacles``."""
+    """Return the comparison of a plan with the first; ``obstacles`` prevent a ranking."""
     parts = result.contributions
     sentence = result.sentence.replace("ε ≤ ", "ε\u00a0≤\u00a0")
     for code, name in ADJACENCIES.items():
@@ -202,7 +203,7 @@ def _pair(label: str, result: PlanComparison) -> dict[str, Any]:
 def _lines(
     label: str, effects: dict[str, ChangeEffect], parts: Sequence[Contribution]
 ) -> Iterator[ChangeLine]:
-    """The contributions in their order, then what is in none."""
+    """Yield the changes of each contribution in order, then those without effect."""
     for number, part in enumerate(parts, 1):
         for change in part.changes:
             yield replace(
@@ -217,7 +218,7 @@ def _lines(
 
 
 def _line(label: str, effect: ChangeEffect) -> ChangeLine:
-    pointer, (first, second) = effect.change.pointer, effect.change.texts(SHOWN)
+    pointer, (first, second) = effect.change.pointer, effect.change.texts(MAX_VALUE_LENGTH)
     return ChangeLine(
         plan=label,
         field=label_of(pointer),
@@ -231,7 +232,7 @@ def _line(label: str, effect: ChangeEffect) -> ChangeLine:
 
 
 def _signed(number: Decimal) -> str:
-    """A difference with its sign.
+    """Return a difference with its sign.
 
     >>> _signed(Decimal("-0.50")), _signed(Decimal(3))
     ('−0.5', '+3')
@@ -242,7 +243,7 @@ def _signed(number: Decimal) -> str:
 
 
 def _overlay(profiles: Sequence[tuple[str, Chart]]) -> Chart:
-    """The upper ends of all profiles in the axes of the first."""
+    """Return a chart of the upper bounds of all profiles, with the axes of the first."""
     lines = tuple(
         Line(name=label, points=tuple((x, upper) for x, _, upper in mark.points))
         for label, chart in profiles

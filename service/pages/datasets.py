@@ -1,10 +1,10 @@
-"""``/datasets``: the budget of each data set, what is spent of it, and a form to set one.
+"""``/datasets``: the budget and spending of each data set, and a form to set a budget.
 
-``/datasets/{name}`` has the ledgers of one. Three numbers stand side by side there and are never
-taken for one another: what the privacy filter reads, which decides and holds when plans are chosen
-in view of results; the composition as if all plans had been fixed in advance; and the plain sum of
-ε. The last two decide nothing, and the page says so. The second takes accounting: the page has it
-at once where that takes a moment, else on request.
+``/datasets/{name}`` shows the ledgers of a data set, with three figures: the cost by the privacy
+filter, which decides and holds for adaptively chosen plans; the composition as if all plans had
+been fixed in advance; and the plain sum of ε. The last two are for information only, and are
+marked so. The composition requires accounting; it is shown at once if that is quick, and otherwise
+on request.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from affidavit.service.ledger.state import (
 )
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Admin, Anyone, RevokingAdmin, page_actor
-from affidavit.service.pages.charts import figure_of, stairs, unit_of
+from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.policies import PolicyLine, policy_line
 from affidavit.service.pages.response import (
-    DATA,
+    DATA_SUFFIXES,
     ListPage,
     Rows,
     action,
@@ -72,13 +72,12 @@ from affidavit.service.runs.repository import run_events, runs
 router = APIRouter()
 
 
-LISTED = 50
-"""Ledgers, or reservations of one, on a page."""
-NEARLY = 0.8
-"""The share of a budget from which on it is nearly spent."""
+PAGE_SIZE = 50
+"""Ledgers on the list, or reservations on the page of a data set."""
+NEARLY_SPENT_SHARE = 0.8
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
-LONGEST = 64
-"""Characters of a field that a link fills in."""
+MAX_QUERY_LENGTH = 64
+"""Characters of a form field that the URL fills in."""
 BudgetRequester = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.ADMIN)]
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 ScopeName = Annotated[
@@ -88,7 +87,7 @@ ScopeName = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerLine:
-    """A ledger in one line; ε and δ are decimals rounded outward, ``share`` is of the budget."""
+    """A row of the list; ε and δ are rounded outward, and ``share`` is the share spent."""
 
     dataset: str
     unit: str
@@ -105,21 +104,21 @@ class LedgerLine:
     policy: str
 
     @property
-    def nearly(self) -> bool:
-        """Whether it is exhausted or nearly spent."""
-        return self.exhausted or self.share >= NEARLY
+    def is_nearly_spent(self) -> bool:
+        """Whether the budget is exhausted or nearly spent."""
+        return self.exhausted or self.share >= NEARLY_SPENT_SHARE
 
     @property
     def percent(self) -> int:
-        """The share in whole per cent, rounded up, for a bar of 100."""
+        """The share in per cent, rounded up, at most 100."""
         return min(100, math.ceil(100 * self.share))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetsPage:
-    """A page of ledgers, and the form that sets a budget, as it was filled in.
+    """A page of ledgers, and the submitted ``values`` of the form that sets a budget.
 
-    Where more than one of the ``administrators`` has to ask, ``noted`` says who else is needed.
+    If several ``administrators`` are required, ``noted`` says who else must agree.
     """
 
     datasets: ListPage[LedgerLine]
@@ -133,11 +132,8 @@ class DatasetsPage:
 def datasets(
     request: Request, _: Anyone, services: TheServices, after: ScopeName = None
 ) -> Response:
-    """One line for each data set, privacy unit and adjacency that has a budget.
-
-    The form of a budget has the values of the query's fields.
-    """
-    values = {name: request.query_params.get(name, "")[:LONGEST] for name in FIELDS}
+    """List the budgets; the form is filled in from the query parameters."""
+    values = {name: request.query_params.get(name, "")[:MAX_QUERY_LENGTH] for name in FIELDS}
     return _respond(request, services, after, values=values)
 
 
@@ -145,7 +141,7 @@ def datasets(
 def set_budget(
     request: Request, actor: BudgetRequester, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Set a version of a budget, or ask administrators for it, by the use case of the API."""
+    """Set a budget or propose it to administrators, by the use case of the API."""
     values = {name: form.get(name) for name in FIELDS}
     fields = {
         **{name: values[name] for name in ("unit", "adjacency", "reason")},
@@ -173,19 +169,19 @@ def set_budget(
 def ledger_page(
     connection: Connection, rules: PolicySet, cursor: str | None
 ) -> ListPage[LedgerLine]:
-    """The page of ledgers after ``cursor``, the scope of one as text, by name."""
+    """Return the page of ledgers after ``cursor``, which is the scope of a ledger as text."""
     after = None
     if cursor is not None:
         dataset, unit, adjacency = cursor.split("/")
         after = LedgerScope(dataset=dataset, unit=unit, adjacency=adjacency)
-    ledgers = repository.ledgers_after(connection, after, LISTED + 1)
-    lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:LISTED])
-    more = len(ledgers) > LISTED
-    return ListPage(lines=lines, next=str(ledgers[LISTED - 1].scope) if more else None)
+    ledgers = repository.ledgers_after(connection, after, PAGE_SIZE + 1)
+    lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:PAGE_SIZE])
+    more = len(ledgers) > PAGE_SIZE
+    return ListPage(lines=lines, next=str(ledgers[PAGE_SIZE - 1].scope) if more else None)
 
 
 def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
-    """A ledger in one line."""
+    """Return the table row of a ledger."""
     summary = summary_of(ledger)
     spent = ledger.spent_epsilon()
     share = spent / float(ledger.state.budget.epsilon)
@@ -209,7 +205,7 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
 def _respond(
     request: Request, services: Services, after: str | None = None, **form: Any
 ) -> Response:
-    """The ledgers after ``after``, and the ``form``."""
+    """Show the ledgers after ``after``, and the ``form``."""
     with services.engine.connect() as connection:
         ledgers = ledger_page(connection, services.policies.policy_set(), after)
     view = DatasetsPage(datasets=ledgers, administrators=services.keysets.administrators(), **form)
@@ -220,13 +216,13 @@ def _respond(
 # ---- one data set --------------------------------------------------------------------
 
 
-DRAWN = 60
-"""Changes of a ledger in its chart, the latest."""
-FAILED_LOOKED_AT = 2000
-"""Failed runs, the latest, that are searched for records that do not conform."""
-NAMED = 5
-MOMENT = 0.3
-"""Seconds for which a page waits for the non-adaptive composition."""
+MAX_CHART_POINTS = 60
+"""The latest changes of a ledger that its chart shows."""
+MAX_SEARCHED_RUNS = 2000
+"""The latest failed runs that are searched for records that do not conform."""
+MAX_NOT_CONFORMANT = 5
+COMPOSITION_WAIT_SECONDS = 0.3
+"""Time that a page waits for the non-adaptive composition."""
 ONE = "/datasets/{name}"
 AMOUNTS = {
     "spent": "runs that ended",
@@ -234,13 +230,13 @@ AMOUNTS = {
     "reserved": "runs in the queue",
     "free": "for further runs",
 }
-"""The parts of a budget, in the order in which they fill it."""
+"""The parts of a budget in their order in the bar."""
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryLine:
-    """A reservation in one line, with what it reserved and what it counts for now."""
+    """A reservation with its reserved and its charged amount."""
 
     id: str
     run: str | None
@@ -261,10 +257,10 @@ class EntryLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """One data set: its ledgers, and the one that is shown with its reservations and chart.
+    """A data set: its ledgers, and the reservations and chart of the ``shown`` one.
 
-    ``not_conformant`` are the latest runs whose record does not conform, which no charge bounds.
-    ``forecast`` is of a run like the latest one. ``composed`` is None until it is computed.
+    ``not_conformant`` are the latest runs whose record does not conform; no charge bounds their
+    cost. ``forecast`` is for a run like the latest one. ``composed`` is None until it is computed.
     """
 
     name: str
@@ -298,14 +294,14 @@ async def dataset(
     composed: Annotated[str | None, Query(max_length=8)] = None,
     certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
 ) -> Response:
-    """One data set: its ledger with reservations, chart and forecast, and its policy.
+    """Show a data set: its ledger with reservations, chart and forecast, and its policy.
 
-    ``composed`` requests the non-adaptive composition, which takes accounting; ``certificate``
-    asks how many more runs of that one fit. A data set that a policy or a certificate names
-    has a page before it has a budget.
+    ``composed`` requests the non-adaptive composition, which requires accounting; ``certificate``
+    requests a forecast for that certificate. A data set that a policy or certificate names has a
+    page before it has a budget.
 
-    A data set may be called ``a.csv``, and its page is at that path: its data are always at
-    ``/ledger.json`` and ``/ledger.csv`` below the page.
+    The page of a data set called ``a.csv`` is at that path; its data are at ``/ledger.json`` and
+    ``/ledger.csv`` below the page.
     """
     file_name = await run_in_threadpool(_name_with_ending, request, services, name)
     view, stored, chart = await run_in_threadpool(
@@ -340,7 +336,7 @@ def decline_proposal(
     digest: ProposalDigest,
     form: SubmittedForm,
 ) -> Response:
-    """Decline what waits, by the use case of the API."""
+    """Decline a proposal, by the use case of the API."""
     decline(services, actor, name, digest, form.get("reason").replace("\0", "")[:2000])
     return see_other(f"/datasets/{name}", done="declined")
 
@@ -349,7 +345,7 @@ def decline_proposal(
 def grant_use(
     request: Request, actor: Admin, services: TheServices, name: DatasetName, form: SubmittedForm
 ) -> Response:
-    """Let another team use a data set, by the use case of the API."""
+    """Grant another team the use of a data set, by the use case of the API."""
     fields = {field: form.get(field) for field in ("team", "may", "reason")}
     try:
         grant = GrantRequest.from_data(fields)
@@ -371,9 +367,9 @@ def dataset_view(
     scope: tuple[str, str] | None,
     before: int | None,
 ) -> tuple[Dataset, StoredLedger | None]:
-    """One data set with the ledger of ``scope`` (unit, adjacency), or its first, and its row.
+    """Return the view of the ledger of ``scope`` (unit, adjacency) or the first, and the ledger.
 
-    ``before`` is the number of the event before which reservations are listed.
+    Reservations are listed before the event number ``before``.
     """
     ledgers = repository.all_ledgers(connection, name)
     chosen = _chosen(ledgers, scope)
@@ -386,19 +382,19 @@ def dataset_view(
     )
     if chosen is None:
         return view, None
-    numbered = repository.reservations_before(connection, chosen.id, before, LISTED + 1)
-    entries = [reservation for _, reservation in numbered[:LISTED]]
+    numbered = repository.reservations_before(connection, chosen.id, before, PAGE_SIZE + 1)
+    entries = [reservation for _, reservation in numbered[:PAGE_SIZE]]
     latest = entries[0] if entries and before is None else None
     amounts = _amounts(connection, chosen)
-    theirs = repository.runs_of(connection, [entry.id for entry in entries])
+    run_ids = repository.runs_of(connection, [entry.id for entry in entries])
     return replace(
         view,
         amounts=amounts,
-        budget_sum=plain(float(sum((Decimal(each["epsilon"]) for each in amounts), Decimal(0)))),
+        budget_sum=plain(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
-        entries=tuple(_entry(entry, theirs.get(entry.id)) for entry in entries),
-        next=str(numbered[LISTED - 1][0]) if len(numbered) > LISTED else None,
+        entries=tuple(_entry(entry, run_ids.get(entry.id)) for entry in entries),
+        next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
         forecast=None if latest is None else _forecast(chosen, latest),
         forecast_of=None if latest is None else latest.certificate_id,
         not_conformant=_not_conformant(connection, chosen),
@@ -406,7 +402,7 @@ def dataset_view(
 
 
 def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:
-    """Whether a budget, a policy or a certificate names this very data set."""
+    """Return whether a budget, policy or certificate names the data set."""
     if rules.policy_of(name).datasets != "default" or repository.all_ledgers(connection, name):
         return True
     query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
@@ -414,24 +410,24 @@ def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:
 
 
 def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
-    """SVG of what was spent, in steps over time; empty with fewer than two changes."""
-    states = repository.states_of(connection, ledger.id, DRAWN)
+    """Return an SVG of the spending over time; empty if there are fewer than two changes."""
+    states = repository.states_of(connection, ledger.id, MAX_CHART_POINTS)
     if len(states) < 2:
         return ""
-    began, ended = states[0][0], states[-1][0]
-    unit, length = unit_of((ended - began).total_seconds())
-    after = [((at - began).total_seconds() / length, state) for at, state in states]
+    start, end = states[0][0], states[-1][0]
+    unit, length = unit_of((end - start).total_seconds())
+    after = [((at - start).total_seconds() / length, state) for at, state in states]
     spent = [(then, replace(ledger, state=state).spent_epsilon()) for then, state in after]
     plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
     chart = Chart(
         title=f"Budget of {ledger.scope.dataset} in use",
         description=f"After {ledger.state.seq} changes {up(spent[-1][1])} of "
         f"{ledger.state.budget.epsilon} is in use, by the privacy filter.",
-        x=Axis(label=f"{unit} since {moment(began)}"),
+        x=Axis(label=f"{unit} since {moment(start)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=(
-            Line(name="in use, by the privacy filter", points=stairs(spent)),
-            Line(name="plain sum of ε", points=stairs(plain)),
+            Line(name="in use, by the privacy filter", points=step_points(spent)),
+            Line(name="plain sum of ε", points=step_points(plain)),
             ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon)),
         ),
     )
@@ -439,19 +435,19 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
 
 
 def _name_with_ending(request: Request, services: Services, name: str) -> str | None:
-    """The data set whose name is ``name`` and the ending of its data, if there is one."""
+    """Return the data set whose name is ``name`` and the path's ending, if it exists."""
     ending = request.scope["route"].path.removeprefix(ONE)
-    if ending not in DATA:
+    if ending not in DATA_SUFFIXES:
         return None
-    rules, whole = services.policies.policy_set(), f"{name}{ending}"
+    rules, full_name = services.policies.policy_set(), f"{name}{ending}"
     with services.engine.connect() as connection:
-        return whole if is_known(connection, rules, whole) else None
+        return full_name if is_known(connection, rules, full_name) else None
 
 
 def _read(
     services: Services, actor: Actor, name: str, ledger: str | None, before: int | None
 ) -> tuple[Dataset, StoredLedger | None, str | None]:
-    """The view, its ledger and its chart. Raises ``Problem``."""
+    """Return the view, its ledger and its chart; raises ``Problem``."""
     rules = services.policies.policy_set()
     unit, _, adjacency = (ledger or "").partition("/")
     scope = (unit, adjacency) if ledger else None
@@ -482,18 +478,18 @@ def _chosen(ledgers: Sequence[StoredLedger], scope: tuple[str, str] | None) -> S
 async def _with_quick_composition(
     view: Dataset, services: Services, ledger: StoredLedger
 ) -> Dataset:
-    """``view`` with the composition if it takes a moment; else that goes on, for a request."""
+    """Add the composition if it is quick; otherwise it continues, for a later request."""
     task = asyncio.create_task(services.ledger.composed(ledger))
-    # Whoever requests it is told why there is none.
+    # Errors are reported when the user requests the composition.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    await asyncio.wait({task}, timeout=MOMENT)
+    await asyncio.wait({task}, timeout=COMPOSITION_WAIT_SECONDS)
     if task.done() and task.exception() is None:
         return _with_composition(view, task.result())
     return view
 
 
 def _with_composition(view: Dataset, composed: Composition) -> Dataset:
-    """``view`` with the non-adaptive composition."""
+    """Add the non-adaptive composition to ``view``."""
     epsilon = composed.epsilon
     if epsilon is None:
         return replace(view, composed="not bounded by any engine")
@@ -503,15 +499,15 @@ def _with_composition(view: Dataset, composed: Composition) -> Dataset:
 
 
 def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, Any], ...]:
-    """The parts of the budget's ε; ``start`` and ``share`` are percentages of the whole."""
-    open_ = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
-    amounts = amounts_of(ledger, open_)
+    """Return the parts of the budget's ε; ``start`` and ``share`` are percentages."""
+    open_costs = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
+    amounts = amounts_of(ledger, open_costs)
     if amounts is None:
         return ()
-    whole = max(float(sum(amounts.values())), 1e-300)
+    total = max(float(sum(amounts.values())), 1e-300)
     lines, start = [], 0.0
     for name, meaning in AMOUNTS.items():
-        share = 100 * float(amounts[name]) / whole
+        share = 100 * float(amounts[name]) / total
         epsilon = f"{amounts[name].normalize():f}"
         line = {"name": name, "epsilon": epsilon, "meaning": meaning}
         lines.append({**line, "start": start, "share": share})
@@ -536,12 +532,12 @@ def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
 
 
 def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, ...]:
-    """The latest runs on this ledger whose record does not conform."""
+    """Return the latest runs on this ledger whose record does not conform."""
     failed = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body)
         .where(run_events.c.kind == "failed")
         .order_by(run_events.c.at.desc())
-        .limit(FAILED_LOOKED_AT)
+        .limit(MAX_SEARCHED_RUNS)
         .subquery()
     )
     query = (
@@ -550,12 +546,12 @@ def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, 
         .join(reservations, reservations.c.id == runs.c.reservation_id)
         .where(reservations.c.ledger_id == ledger.id, failed.c.body.contains("not_conformant"))
         .order_by(failed.c.at.desc())
-        .limit(NAMED)
+        .limit(MAX_NOT_CONFORMANT)
     )
     return tuple(connection.execute(query).scalars())
 
 
 def _forecast(ledger: StoredLedger, latest: StoredReservation) -> str:
-    # Whether it fits alone matters only in an empty ledger; the filter decides here.
+    # The privacy filter decides, because the ledger is not empty.
     forecast = forecast_of(ledger, latest.cost, latest.certificate_id, certain=False)
     return forecast.message

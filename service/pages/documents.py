@@ -1,18 +1,14 @@
-"""Documents of a certificate that a person completes and files.
+"""Documents of a certificate that people complete and file.
 
-``registry_entry`` is an entry for the OpenDP deployments registry, as YAML. The fields that the
-certificate proves are filled in. Who publishes the model, for what purpose and where is unknown
-here: those fields say ``FILL IN``, and the status is ``Draft``. The ε is the certified upper bound,
-never rounded below it.
+``registry_entry`` is an entry for the OpenDP deployments registry, as YAML. It contains what the
+certificate proves; fields that it cannot know, such as publisher and purpose, are ``FILL IN``, and
+the status is ``Draft``. The ε is never below the certified upper bound. The fields follow
+``schemas/deployments-schema.yaml`` in opendp/deployments-registry-data at ``REVISION``.
 
-The registry's schema changes. The fields are those of ``schemas/deployments-schema.yaml`` in
-opendp/deployments-registry-data at ``REVISION``.
-
-``technical_documentation`` is that of a certified run, as Markdown. Its parts follow Annex IV of
+``technical_documentation`` is a Markdown document whose parts follow Annex IV of
 Regulation (EU) 2024/1689 where differential privacy has an answer: purpose, data, method,
-guarantee, residual risk. The items of NIST SP 800-226 stand in the last two with their marks. What
-the certificate cannot know says ``FILL IN``. It proves nothing: it says how the signed bundle is
-verified.
+guarantee, residual risk. The last two contain the items of NIST SP 800-226 with their marks. The
+document proves nothing, and says how to verify the signed bundle.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ METRICS = {
 def registry_entry(
     predicate: Mapping[str, Any], *, published: datetime, certificate: str
 ) -> dict[str, Any]:
-    """The entry of a certified model; ``certificate`` is its id."""
+    """Return the entry of a certified model; ``certificate`` is an id."""
     plan, guarantee = predicate["plan"], predicate["guarantee"]
     name = plan.get("name") or plan["dataset"].get("name") or "model"
     return {
@@ -107,7 +103,7 @@ def registry_entry(
 
 
 def as_yaml(entry: Mapping[str, Any]) -> bytes:
-    """The entry as a file for the registry, with instructions at its top."""
+    """Return an entry as a YAML file that begins with instructions."""
     yaml = YAML()
     yaml.width = 100
     output = io.StringIO()
@@ -117,7 +113,7 @@ def as_yaml(entry: Mapping[str, Any]) -> bytes:
 
 
 def at_least(text: str) -> float:
-    """The least floating-point number that is not below a decimal.
+    """Return the smallest float that is not below a decimal.
 
     >>> at_least("7.99"), at_least("0.30000000000000001")
     (7.99, 0.30000000000000004)
@@ -144,7 +140,7 @@ def _mechanisms(predicate: Mapping[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """Strings in double quotes, so that no date or name is read as another type."""
+    """Double-quote strings, so that no date or name is read as another type."""
     if isinstance(value, str):
         return DoubleQuotedScalarString(value)
     if isinstance(value, list):
@@ -160,7 +156,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#+!|~-])")
 
 
 def technical_documentation(view: CertificateView, now: datetime) -> str:
-    """The document of ``view``, as of ``now``."""
+    """Return the technical documentation of ``view``, as of ``now``."""
     return "\n".join(_lines(view, now)) + "\n"
 
 
@@ -217,7 +213,7 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
 
 
 def _items(title: str, view: CertificateView, marks: tuple[str, ...]) -> Iterator[str]:
-    """The items of the checklist with one of ``marks``."""
+    """Yield the items of the checklist with one of ``marks``."""
     items: list[Item] = [item for item in view.checklist if item.mark in marks]
     if items:
         yield f"\n### {title}\n"
@@ -228,7 +224,7 @@ def _items(title: str, view: CertificateView, marks: tuple[str, ...]) -> Iterato
 
 
 def _plain(text: str) -> str:
-    r"""A text in one line that Markdown shows as it is.
+    r"""Return a text in one line with Markdown's special characters escaped.
 
     >>> _plain("a *b*\n# c")
     'a \\*b\\* \\# c'

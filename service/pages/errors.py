@@ -1,7 +1,4 @@
-"""Errors as pages for people; a program gets the problem document.
-
-The status, the code and the words are those of the problem document (RFC 9457).
-"""
+"""Error pages for browsers, with the status, code and text of the problem document (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ from affidavit.service.pages.text import for_people
 from affidavit.service.problems import MEDIA_TYPE, Problem
 from affidavit.service.problems import unavailable as problem_of
 
-HEADERS = ("www-authenticate", "retry-after", "allow")
-"""Headers of a problem that its page has as well."""
+COPIED_HEADERS = ("www-authenticate", "retry-after", "allow")
+"""Headers of a problem that its page also has."""
 HEADINGS = {
     400: "Invalid request",
     401: "Sign in",
@@ -52,7 +49,7 @@ NO_SCOPE = "Nothing was changed. Ask an administrator for a token with the requi
 
 
 def install(app: FastAPI) -> None:
-    """Show people the errors of ``app`` as pages; after ``problems.install``."""
+    """Show errors of ``app`` in browsers as pages; call it after ``problems.install``."""
     for kind, handler in list(app.exception_handlers.items()):
         if isinstance(kind, type) and not kind.__name__.startswith("WebSocket"):
             app.add_exception_handler(kind, _as_page(handler))
@@ -60,7 +57,7 @@ def install(app: FastAPI) -> None:
 
 
 def unavailable(error: AccountingUnavailable) -> tuple[str, int]:
-    """Why nothing was accounted, for a page that stores nothing anyway, and the HTTP status."""
+    """Return the reason for a page that stores nothing, and the HTTP status."""
     problem = problem_of(error)
     return problem.detail.replace("nothing was stored. ", ""), problem.status
 
@@ -72,11 +69,13 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
         if not accepts_html(request) or response.headers.get("content-type") != MEDIA_TYPE:
             return response
         if response.status_code in (404, 405) and not hasattr(request.state, "caller"):
-            # No route asked who it is; whoever is signed in keeps the navigation.
+            # No route identified the caller, who needs the navigation if signed in.
             with suppress(SignInRequired, Problem, SQLAlchemyError):
                 await PageGuard(tuple(Scope)).identify(services_of(request), request)
         problem = json.loads(bytes(response.body))
-        headers = {name: response.headers[name] for name in HEADERS if name in response.headers}
+        headers = {
+            name: response.headers[name] for name in COPIED_HEADERS if name in response.headers
+        }
         request.state.code = problem["code"]
         return await run_in_threadpool(
             html,
@@ -98,13 +97,13 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
 
 
 def _sentences(problem: dict[str, Any]) -> list[str]:
-    """What is wrong, one sentence or two for each reason."""
+    """Return the message and remedy of each reason."""
     reasons = [f"{item['message']} {item['remedy']}" for item in problem["reasons"]]
     return [for_people(text) for text in reasons or [problem["detail"]]]
 
 
 def _advice(status: int, code: str, retry_after: str | None) -> str:
-    """What to do about it, in a sentence or two."""
+    """Return what the user can do."""
     if code == "missing_scope":
         return NO_SCOPE
     if retry_after is not None:
@@ -116,6 +115,6 @@ def _advice(status: int, code: str, retry_after: str | None) -> str:
 async def _sign_in(request: Request, error: Exception) -> Response:
     assert isinstance(error, SignInRequired)
     if "hx-request" in request.headers:
-        # A fragment cannot hold another page: the browser goes there as a whole.
+        # A fragment cannot contain another page, so the browser is redirected.
         return Response(status_code=204, headers={"HX-Redirect": error.path})
     return see_other(error.path)

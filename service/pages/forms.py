@@ -1,17 +1,16 @@
 """Submitted forms, read strictly, and their protection against forgery (CSRF).
 
-A body is ``application/x-www-form-urlencoded`` in UTF-8, bounded like every body, with at
-most 200 fields. Browsers end the lines of a text area with CR LF; they are read as LF.
+A body is ``application/x-www-form-urlencoded`` in UTF-8, limited in size like every body, with at
+most 200 fields. The CR LF line ends of text areas become LF.
 
 >>> form = Form.read(b"name=ci&scope=submit&scope=audit&note=a%0D%0Ab")
 >>> form.get("name"), form.all("scope"), form.get("note"), form.get("days")
 ('ci', ['submit', 'audit'], 'a\\nb', '')
 
-Each form carries a token that only a page of this service could have shown: the HMAC of a
-cookie, that of the session or, before anybody is signed in, one that is set with the form.
-A request with a bearer token needs none, for no browser adds that by itself. In addition,
-``Origin`` must be this service and ``Sec-Fetch-Site`` must not be another site, wherever a
-browser sends them.
+Each form contains a token that only pages of this service can show: the HMAC of the session cookie
+or, before signing in, of a cookie that is set with the form. Requests with a bearer token need
+none, because browsers do not add one automatically. If present, ``Origin`` must be this service
+and ``Sec-Fetch-Site`` must not be another site.
 
 References: OWASP, Cross-Site Request Forgery Prevention (HMAC-based tokens, Fetch metadata).
 """
@@ -41,13 +40,13 @@ CSRF_FIELD = "csrf"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields of a form; a missing one reads as empty text."""
+    """The fields of a form; a missing field is empty."""
 
     fields: Mapping[str, Sequence[str]]
 
     @classmethod
     def read(cls, body: bytes) -> Form:
-        """The form in ``body``; raises ``ValueError``."""
+        """Parse ``body``; raises ``ValueError``."""
         fields = parse_qs(
             body.decode("ascii"),
             keep_blank_values=True,
@@ -59,22 +58,22 @@ class Form:
         )
 
     def get(self, name: str) -> str:
-        """The first text of that name, without surrounding blanks."""
+        """Return the first value of a field, without surrounding whitespace."""
         return (self.all(name) or [""])[0].strip()
 
     def all(self, name: str) -> list[str]:
-        """Every text of that name."""
+        """Return all values of a field."""
         return list(self.fields.get(name, ()))
 
     def first_values(self) -> dict[str, str]:
-        """The first text of each field, to fill the form in again."""
+        """Return the first value of each field, to fill in the form again."""
         return {
             name: texts[0] for name, texts in self.fields.items() if texts and name != CSRF_FIELD
         }
 
 
 def number(text: str) -> float | str:
-    """A number if ``text`` is one; else the text, which its reader refuses by the field's name.
+    """Return ``text`` as a number, or unchanged if it is none, for validation to refuse it.
 
     >>> number("8"), number("1e-5"), number("many"), number("inf")
     (8, 1e-05, 'many', 'inf')
@@ -89,7 +88,7 @@ def number(text: str) -> float | str:
 
 
 async def read_form(request: Request) -> Form:
-    """The submitted form; raises ``Problem``."""
+    """Read the submitted form; raises ``Problem``."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await read_body(request)
     if body and media != MEDIA_TYPE:
@@ -103,14 +102,14 @@ async def read_form(request: Request) -> Form:
 
 
 SubmittedForm = Annotated[Form, Depends(read_form)]
-"""The submitted form; the guard has read it and checked its token before the route runs."""
+"""The submitted form, which the guard has read and whose token it has checked."""
 
 
 # ---- forged requests ----------------------------------------------------------------
 
 
 class FormToken:
-    """The token of the forms on one page; a cookie is set only if the page has a form."""
+    """The token of the forms of a page; its cookie is set only if the page has a form."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -118,19 +117,19 @@ class FormToken:
         self._is_new = False
 
     def __str__(self) -> str:
-        """The token."""
+        """Return the token."""
         if self._secret is None:
             self._secret, self._is_new = secrets.token_urlsafe(32), True
         return _token(self._secret)
 
     def bind(self, response: Response) -> None:
-        """Set the cookie, if it is new and a form carries its token."""
+        """Set the cookie if it is new and a form contains its token."""
         if self._is_new and self._secret is not None:
             sessions.write_cookie(self._request, response, sessions.FORM, self._secret)
 
 
 def require_form_token(request: Request, form: Form) -> None:
-    """Raise ``Problem`` for a form that no page of this service sent."""
+    """Raise ``Problem`` unless a page of this service sent the form."""
     secret = _secret(request)
     token = form.get(CSRF_FIELD)
     valid = secret is not None and hmac.compare_digest(_token(secret).encode(), token.encode())

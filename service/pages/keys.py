@@ -1,4 +1,4 @@
-"""``/keys``: what certificates are verified by, and how to get it without trusting this page."""
+"""``/keys``: the keys that verify certificates, and how to download them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter()
 class Key:
     """A key; ``state`` is one of signing, valid, expired, revoked, not_yet_valid.
 
-    ``signs`` names its roles; empty, it is for all of them.
+    ``signs`` names its roles; empty means all roles.
     """
 
     key_id: str
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """The page; ``keyset`` is the newest, None if none was published."""
+    """The view; ``keyset`` is the newest one, or None."""
 
     keys: tuple[Key, ...]
     keyset: dict[str, Any] | None
@@ -46,13 +46,13 @@ class Keys:
 
 @page(router, "/keys")
 def keys(request: Request, _: Anyone, services: TheServices) -> Response:
-    """Every key that signs or signed here, newest first."""
+    """List all keys of the service, newest first."""
     view = keys_view(services, services.clock.now())
     return respond(request, view, template="keys.html", rows=Rows(Key, view.keys))
 
 
 def keys_view(services: Services, now: datetime) -> Keys:
-    """The keys as they are at ``now``."""
+    """Return the keys with their states at ``now``."""
     public_keys = map(PublicKey.from_record, services.key_records())
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)

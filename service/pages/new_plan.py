@@ -1,12 +1,11 @@
-"""``/plans/new``: a plan entered in a form, checked while typing, and submitted.
+"""``/plans/new``: a form for a plan, which is validated while typing, previewed, and submitted.
 
-One form posts to one path, and its button says what to do: ``validate`` reads the plan and
-nothing more, ``check`` accounts it, also with other noise (which htmx loads later, by ``noise``),
-``certify`` submits it by the use case of the API. ``read`` fills the form in from a pasted
-document.
+The button of the form selects the action: ``validate`` parses the plan, ``check`` accounts it,
+``noise`` accounts it with other noise multipliers, ``certify`` submits it by the use case of the
+API, and ``read`` fills in the form from a pasted document.
 
-A preview is no certificate: the plan is accounted as ``affidavit check`` does, judged by the
-policy of its data set, and forgotten. It shows what would be signed if it were submitted now.
+A preview shows what would be signed if the plan were submitted now. The plan is accounted as by
+``affidavit check`` and evaluated by the policy of its data set; nothing is stored.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ router = APIRouter()
 
 TEMPLATE = "new_plan.html"
 WIDTH, HEIGHT = 440, 320
-"""Of a chart, in pixels."""
-ASKED = ("adjacency", "sampling.scheme", "dataset.size", "target.epsilon", "target.delta")
-"""What documents of other libraries rarely say."""
+"""Size of a chart in pixels."""
+RARE_FIELDS = ("adjacency", "sampling.scheme", "dataset.size", "target.epsilon", "target.delta")
+"""Fields that documents of other libraries rarely contain."""
 Mode = Literal["form", "yaml", "document"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldView(Field):
-    """A field with its value and what is wrong with it."""
+    """A field with its value and errors."""
 
     id: str
     value: str
@@ -85,12 +84,11 @@ class FieldView(Field):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewPlan:
-    """The page; ``answer`` is the preview of an accounted plan, ``trouble`` why there is none.
+    """The view; ``answer`` is the preview of an accounted plan, ``trouble`` why there is none.
 
-    ``document`` is a pasted text, ``lacking`` are fields that it may lack, and ``read`` is what was
-    read of it. ``noise`` is the plan with less and with more noise.
-
-    ``part`` says that the browser shows the form already and gets its errors alone.
+    ``document`` is a pasted text, ``lacking`` are fields that it may lack, and ``read`` is the
+    result of reading it. ``noise`` has the bounds of the plan with less and with more noise.
+    ``part`` is true for a fragment, which contains the errors without the form.
     """
 
     mode: Mode
@@ -124,19 +122,19 @@ def new_plan(
     like: Annotated[str | None, Query(pattern=ID_PATTERN)] = None,
     example: Annotated[str, Query(max_length=32)] = "",
 ) -> Response:
-    """The form: empty, of an example, or of the certificate ``like`` to be changed.
+    """Show the form, empty or filled in from an example or the certificate ``like``.
 
-    The example ``document`` is a place to paste a script or a plan into.
+    With the example ``document``, the page asks for a script or plan to paste.
     """
     certificate = None if like is None else services.store.find(like)
     if certificate is not None:
         yaml = yaml_of(as_document(plan_of(certificate)))
         return _respond(request, _view(request, "yaml", PlanForm.of({}), yaml))
     if example == "document":
-        return _respond(request, _asking(request, PlanForm.of({}), ""))
+        return _respond(request, _document_view(request, PlanForm.of({}), ""))
     values = EXAMPLES[example][1] if example in EXAMPLES else {}
     form = PlanForm.of({**START, **values})
-    # In an empty form nobody has entered anything yet that could be wrong.
+    # An empty form shows no errors yet.
     view = _view(request, "form", form, form.yaml)
     return _respond(request, replace(view, typed=bool(values)))
 
@@ -145,7 +143,7 @@ def new_plan(
 async def submit_form(
     request: Request, actor: Submitter, services: TheServices, submitted: SubmittedForm
 ) -> Response:
-    """What the button says."""
+    """Perform the action of the button."""
     mode: Mode = "yaml" if submitted.get("mode") == "yaml" else "form"
     button = submitted.get("do")
     entered = submitted.first_values()
@@ -154,7 +152,7 @@ async def submit_form(
             entered[f"releases.{row}.noise_multiplier"], button = sigma, "check"
     form = PlanForm.of(entered, more_releases=1 if button == "more" else 0)
     if button == "read":
-        view = _asking(request, form, "\n".join(submitted.all("document")))
+        view = _document_view(request, form, "\n".join(submitted.all("document")))
     else:
         yaml = "\n".join(submitted.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
         view = _view(request, "yaml" if button == "yaml" else mode, form, yaml)
@@ -179,13 +177,13 @@ async def submit_form(
 
 
 async def _read(request: Request, services: Services, form: PlanForm, text: str) -> Response:
-    """The form filled in from a document; the document again with what it lacks."""
+    """Fill in the form from a document, or show the document again with its errors."""
     try:
         read = await services.preview_plan.read(text, form.document)
     except MalformedPlan as error:
         read = ReadDocument(reasons=error.reasons)
     if read.document is None:
-        return _respond(request, _asking(request, form, text, read), status=422)
+        return _respond(request, _document_view(request, form, text, read), status=422)
     filled = PlanForm.of_document(read.document)
     if filled is None:
         view = _view(request, "yaml", PlanForm.of({}), yaml_of(read.document))
@@ -195,7 +193,7 @@ async def _read(request: Request, services: Services, form: PlanForm, text: str)
 
 
 async def _preview(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
-    """The page with what the plan would get; for htmx the preview alone, before the noise."""
+    """Show the preview of the plan; htmx requests the noise table separately."""
     plan = parse(view.yaml).plan
     if plan is None:
         return _respond(request, view, fragment="answer", status=422)
@@ -212,7 +210,7 @@ async def _preview(request: Request, actor: Actor, services: Services, view: New
 
 
 async def _noise(request: Request, services: Services, view: NewPlan) -> Response:
-    """ε of the plan with less and with more noise, for htmx."""
+    """Show ε of the plan with less and with more noise, for htmx."""
     plan = parse(view.yaml).plan
     if plan is None:
         return _respond(request, view, fragment="answer")
@@ -225,7 +223,7 @@ async def _noise_rows(services: Services, plan: Plan) -> tuple[dict[str, Any], .
 
 
 def _noise_row(point: NoisePoint) -> dict[str, Any]:
-    """ε with the noise of each release; both are rounded up, so that the row stays a bound."""
+    """Return ε and the noise of each release, both rounded up, so that the bound holds."""
     noise = tuple(up(sigma) for sigma in point.noise)
     joint = "not defined" if point.joint is None else f"joint {up(point.joint)}"
     return {
@@ -237,7 +235,7 @@ def _noise_row(point: NoisePoint) -> dict[str, Any]:
 
 
 async def _curves(services: Services, plan: Plan) -> Pictures | str:
-    """The pictures, or why there are none; a curve that takes too long delays no preview."""
+    """Return the charts, or the reason for their absence; a timeout does not fail the preview."""
     try:
         return await services.preview_plan.draw(plan)
     except NoCurve as error:
@@ -247,7 +245,7 @@ async def _curves(services: Services, plan: Plan) -> Pictures | str:
 
 
 async def _certify(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
-    """Go to the certificate, whatever its verdict; stay on the form if it is not a plan."""
+    """Submit the plan and redirect to its certificate; show the form again if it is invalid."""
     if not view.readable:
         return _respond(request, view, status=422)
     submission = certificate_store.PlanRequest(
@@ -264,7 +262,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
 
 
 def preview_of(preview: Preview) -> dict[str, Any]:
-    """What a plan would get; ε and δ are decimals rounded up."""
+    """Return the view of a preview; ε and δ are rounded up."""
     assessment, ledger = preview.assessment, preview.ledger
     bounded = assessment.epsilon is not None and math.isfinite(assessment.epsilon.upper)
     return {
@@ -275,7 +273,7 @@ def preview_of(preview: Preview) -> dict[str, Any]:
         "delta": None if assessment.delta is None else up(assessment.delta.upper),
         "adjacency": assessment.adjacency,
         "unit": assessment.unit,
-        # Rounded up, for it may be copied to where noise is configured.
+        # Rounded up, because users copy it to the configuration of the noise.
         "joint": up(assessment.joint),
         "noise": tuple(
             {
@@ -299,7 +297,7 @@ def preview_of(preview: Preview) -> dict[str, Any]:
 
 
 def curl_of(base: str) -> str:
-    """The command that submits the plan from a shell; ``base`` is quoted, whatever it is."""
+    """Return the shell command that submits the plan; ``base`` is quoted."""
     address = shlex.quote(f"{base.rstrip('/')}/v1/certificates")
     return (
         f"curl -sS {address} -H 'Content-Type: application/yaml' "
@@ -316,7 +314,7 @@ def _view(request: Request, mode: Mode, form: PlanForm, yaml: str) -> NewPlan:
 
     return NewPlan(
         mode=mode,
-        sections=tuple(section(one.title, one.about, one.fields) for one in SECTIONS),
+        sections=tuple(section(item.title, item.about, item.fields) for item in SECTIONS),
         releases=tuple(
             section(f"Release {row + 1}", "", RELEASE, f"releases.{row}.")
             for row in range(form.releases)
@@ -331,19 +329,19 @@ def _view(request: Request, mode: Mode, form: PlanForm, yaml: str) -> NewPlan:
     )
 
 
-def _asking(
+def _document_view(
     request: Request, form: PlanForm, text: str, read: ReadDocument | None = None
 ) -> NewPlan:
-    """The page to paste a document into, with the fields that it lacks or rarely has."""
+    """Return the view to paste a document, with fields that it lacks or rarely contains."""
     reasons = () if read is None else read.reasons
     parsed = refused(reasons)
-    named = {name for name in parsed.at_field if not name.startswith("releases.")}
+    missing = {name for name in parsed.at_field if not name.startswith("releases.")}
     if any(reason.pointer == "/steps" for reason in reasons):
-        named.add("epochs")
+        missing.add("epochs")
     lacking = tuple(
         _field(field, field.name, form, parsed)
         for field in fields()
-        if field.name in (*ASKED, *named) or form.value(field.name)
+        if field.name in (*RARE_FIELDS, *missing) or form.value(field.name)
     )
     view = _view(request, "document", PlanForm.of({}), "")
     return replace(
@@ -364,7 +362,7 @@ def _field(field: Field, name: str, form: PlanForm, parsed: ParsedPlan) -> Field
 
 
 def _budget(ledger: Mapping[str, object]) -> str:
-    """How much of the budget is spent, in words."""
+    """Return a sentence about the spent budget."""
     budget, spent, after = ledger["budget"], ledger["spent"], ledger["with_this_run"]
     assert isinstance(budget, Mapping)
     assert isinstance(spent, Mapping)
@@ -386,7 +384,7 @@ def _respond(
         f"picture_{index}": figure_of(chart, width=WIDTH, height=HEIGHT)
         for index, chart in enumerate(pictures)
     }
-    # htmx does not show a response that is an error.
+    # htmx ignores error responses.
     part = fragment is not None and is_fragment(request)
     view, status = replace(view, part=part), 200 if part else status
     return respond(request, view, template=TEMPLATE, drawn=drawn, fragment=fragment, status=status)

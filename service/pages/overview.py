@@ -1,6 +1,6 @@
-"""``/``: what needs attention, and whether the log is in order.
+"""``/``: what needs attention, and the state of the log.
 
-Each list has its newest or most urgent few, read by an index, and a link to all of them.
+Each list shows its newest or most urgent items, found by an index, and links to all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import awaiting
 from affidavit.service.pages.audit import checkpoint_of
-from affidavit.service.pages.charts import figure_of, stairs, unit_of
+from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.response import Rows, page, respond, view_of
 from affidavit.service.pages.text import words
@@ -36,15 +36,17 @@ from affidavit.service.runs.repository import run_events, run_leases, runs
 
 router = APIRouter()
 
-FEW = 6
-SOON = timedelta(days=30)
-LEDGER_PAGES = 4
-"""Pages of ledgers that are searched for budgets that are nearly spent."""
+MAX_ITEMS = 6
+"""Items of a list."""
+EXPIRING_SOON = timedelta(days=30)
+MAX_LEDGER_PAGES = 4
+"""Pages of ledgers that are searched for nearly spent budgets."""
 WEEKS = 12
-LEDGERS = 50
-DRAWN, STATES = 5, 60
-"""Ledgers in the chart of all of them, and the latest changes of each."""
-LOOKED_AT = 500
+MAX_LEDGERS = 50
+"""Ledgers of which the fullest are drawn."""
+MAX_LINES, MAX_CHANGES = 5, 60
+"""Ledgers in the chart, and the latest changes of each."""
+MAX_SEARCHED = 500
 """Certificates that expire first, and runs that failed last, that are searched."""
 NOT_CERTIFIED = ("refused", "under_noised", "unproved", "undecided")
 
@@ -53,7 +55,7 @@ NOT_CERTIFIED = ("refused", "under_noised", "unproved", "undecided")
 class Item:
     """Something that needs attention: a certificate, a failed run, a budget or the service itself.
 
-    ``code`` is the verdict, or why a run failed or the service is in trouble.
+    ``code`` is the verdict, or the code of the failure or problem.
     """
 
     what: str
@@ -66,7 +68,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Plans of the last weeks by what became of them, and runs that are not over."""
+    """The numbers of plans of the last weeks by outcome, and of runs in progress."""
 
     certified: int
     not_certified: int
@@ -76,7 +78,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The page; lists that the actor may not see are empty."""
+    """The view; lists that the actor may not see are empty."""
 
     sees_certificates: bool
     totals: Totals
@@ -94,7 +96,7 @@ class Overview:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """All of it as one table."""
+        """All items as one table."""
         budgets = (
             Item(
                 what="budget",
@@ -113,7 +115,7 @@ class Overview:
 
 @page(router, "/")
 def overview(request: Request, actor: Anyone, services: TheServices) -> Response:
-    """What needs attention, as far as ``actor`` may see it."""
+    """Show what needs attention and ``actor`` may see."""
     reasons = services.readiness().reasons
     rules = services.policies.policy_set()
     with snapshot(services.engine) as connection:
@@ -121,7 +123,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         view = overview_view(connection, rules, actor, reasons, now)
         drawn = {"spending": spending_chart(connection, now)}
     if actor.may(Scope.ADMIN):
-        view = replace(view, proposals=services.second_person.waiting(actor, now)[:FEW])
+        view = replace(view, proposals=services.second_person.waiting(actor, now)[:MAX_ITEMS])
     if view.sees_certificates and view.anything:
         drawn["plans"] = plans_chart(view.totals)
     return respond(
@@ -141,7 +143,7 @@ def overview_view(
     reasons: tuple[Reason, ...],
     now: datetime,
 ) -> Overview:
-    """The page for ``actor``; ``reasons`` say why the service is not ready."""
+    """Return the view for ``actor``; ``reasons`` say why the service is not ready."""
     sees = any(actor.may(scope) for scope in (Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT))
     at_risk, more_ledgers = _at_risk(connection, rules)
     expiring, more_expiring = _expiring(connection, now) if sees else ((), False)
@@ -157,30 +159,30 @@ def overview_view(
         failed=_failed(connection),
         checkpoint=checkpoint_of(connection),
         troubles=reasons,
-        anything=_anything(connection),
+        anything=_has_certificates(connection),
     )
 
 
-def _anything(connection: Connection) -> bool:
-    """Whether there is a certificate; in the order of an index, to read one row alone."""
+def _has_certificates(connection: Connection) -> bool:
+    """Return whether there is a certificate; sorted by an index, the query reads one row."""
     first = select(certificates.c.id).order_by(certificates.c.id).limit(1)
     return connection.execute(first).first() is not None
 
 
 def _totals(connection: Connection, now: datetime) -> Totals:
-    """The plans of the last ``WEEKS``, by week, oldest first."""
+    """Return the numbers of plans of the last ``WEEKS`` by week, oldest first."""
     table = certificates.c
-    began = [now - timedelta(weeks=WEEKS - week) for week in range(WEEKS)]
+    starts = [now - timedelta(weeks=WEEKS - week) for week in range(WEEKS)]
     sums = []
-    for start in began:
+    for start in starts:
         inside = (table.created_at > start) & (table.created_at <= start + timedelta(weeks=1))
         certified = table.verdict == "certified"
         sums += [
             func.count(case((inside & certified, 1))),
             func.count(case((inside & ~certified, 1))),
         ]
-    counts = connection.execute(select(*sums).where(table.created_at > began[0])).one()
-    weeks = tuple(zip(began, counts[::2], counts[1::2], strict=True))
+    counts = connection.execute(select(*sums).where(table.created_at > starts[0])).one()
+    weeks = tuple(zip(starts, counts[::2], counts[1::2], strict=True))
     active = select(func.count()).select_from(run_leases).where(run_leases.c.state != "ended")
     return Totals(
         certified=sum(counts[::2]),
@@ -191,7 +193,7 @@ def _totals(connection: Connection, now: datetime) -> Totals:
 
 
 def plans_chart(totals: Totals) -> str:
-    """SVG of certified and other plans, week by week."""
+    """Return an SVG of certified and other plans by week."""
     ends = range(1 - len(totals.by_week), 1)
     counted = (
         ("certified", [certified for _, certified, _ in totals.by_week]),
@@ -220,10 +222,10 @@ def plans_chart(totals: Totals) -> str:
 
 
 def spending_chart(connection: Connection, now: datetime) -> str:
-    """SVG of ε taken of the fullest data sets over time; empty if nothing was taken."""
-    ledgers = [each for each in ledgers_after(connection, None, LEDGERS) if each.state.runs]
+    """Return an SVG of the spending of the fullest ledgers over time; empty if there is none."""
+    ledgers = [item for item in ledgers_after(connection, None, MAX_LEDGERS) if item.state.runs]
     ledgers.sort(key=lambda ledger: ledger.spent_epsilon() / float(ledger.state.budget.epsilon))
-    drawn = [(each, states_of(connection, each.id, STATES)) for each in ledgers[-DRAWN:]]
+    drawn = [(item, states_of(connection, item.id, MAX_CHANGES)) for item in ledgers[-MAX_LINES:]]
     if not drawn:
         return ""
     unit, length = unit_of(max((now - changes[0][0]).total_seconds() for _, changes in drawn))
@@ -235,7 +237,7 @@ def spending_chart(connection: Connection, now: datetime) -> str:
         ]
         scope = ledger.scope
         name = f"{scope.dataset} ({words(scope.adjacency)}, per {scope.unit})"
-        lines.append(Line(name=name, points=stairs([*points, (0.0, points[-1][1])])))
+        lines.append(Line(name=name, points=step_points([*points, (0.0, points[-1][1])])))
     chart = Chart(
         title="ε in use by data set",
         description="What runs spent, committed and reserved, by the privacy filter.",
@@ -247,60 +249,60 @@ def spending_chart(connection: Connection, now: datetime) -> str:
 
 
 def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine, ...], bool]:
-    """Budgets that are nearly or fully spent, fullest first, and whether not all were searched."""
+    """Return nearly spent budgets, fullest first, and whether the search is incomplete."""
     at_risk: list[LedgerLine] = []
     cursor = None
-    for _ in range(LEDGER_PAGES):
+    for _ in range(MAX_LEDGER_PAGES):
         ledgers = ledger_page(connection, rules, cursor)
-        at_risk += [line for line in ledgers.lines if line.nearly]
+        at_risk += [line for line in ledgers.lines if line.is_nearly_spent]
         cursor = ledgers.next
         if cursor is None:
             break
     at_risk.sort(key=lambda line: line.share, reverse=True)
-    return tuple(at_risk[:FEW]), cursor is not None
+    return tuple(at_risk[:MAX_ITEMS]), cursor is not None
 
 
 def _expiring(connection: Connection, now: datetime) -> tuple[tuple[Item, ...], bool]:
-    """Active certificates that expire soon, soonest first, and whether not all were searched."""
-    some = (
-        _lines("expiring", certificates.c.not_after)
+    """Return active certificates that expire soon, and whether the search is incomplete."""
+    candidates = (
+        _select_items("expiring", certificates.c.not_after)
         .add_columns(status_at(now).label("status"))
-        .where(certificates.c.not_after > now, certificates.c.not_after <= now + SOON)
+        .where(certificates.c.not_after > now, certificates.c.not_after <= now + EXPIRING_SOON)
         .order_by(certificates.c.not_after)
-        .limit(LOOKED_AT)
+        .limit(MAX_SEARCHED)
         .subquery()
     )
-    rows = connection.execute(select(some).order_by(some.c.at)).all()
+    rows = connection.execute(select(candidates).order_by(candidates.c.at)).all()
     expiring = [
         view_of(Item, row)
         for row in rows
         if row.status == Status.ACTIVE.value and row.code == "certified"
     ]
-    return tuple(expiring[:FEW]), len(rows) == LOOKED_AT and len(expiring) < FEW
+    return tuple(expiring[:MAX_ITEMS]), len(rows) == MAX_SEARCHED and len(expiring) < MAX_ITEMS
 
 
 def _awaiting(connection: Connection, now: datetime) -> tuple[Item, ...]:
-    """The newest certificates that wait for approvals."""
-    query = _lines("awaiting approval", certificates.c.created_at).where(*awaiting(now))
-    return _read(connection, query.order_by(certificates.c.created_at.desc()).limit(FEW))
+    """Return the newest certificates that await approval."""
+    query = _select_items("awaiting approval", certificates.c.created_at).where(*awaiting(now))
+    return _items(connection, query.order_by(certificates.c.created_at.desc()).limit(MAX_ITEMS))
 
 
 def _refused(connection: Connection) -> tuple[Item, ...]:
-    """The newest plans that were not certified; each verdict by its index."""
+    """Return the newest plans that were not certified; an index finds each verdict."""
     refused: list[Item] = []
     for verdict in NOT_CERTIFIED:
         query = (
-            _lines("not certified", certificates.c.created_at)
+            _select_items("not certified", certificates.c.created_at)
             .where(certificates.c.verdict == verdict)
             .order_by(certificates.c.created_at.desc())
-            .limit(FEW)
+            .limit(MAX_ITEMS)
         )
-        refused += _read(connection, query)
-    return tuple(sorted(refused, key=attrgetter("at"), reverse=True)[:FEW])
+        refused += _items(connection, query)
+    return tuple(sorted(refused, key=attrgetter("at"), reverse=True)[:MAX_ITEMS])
 
 
 def _failed(connection: Connection) -> tuple[Item, ...]:
-    """Of the runs that failed last, those whose record does not conform first."""
+    """Return the latest failed runs, those whose record does not conform first."""
     query = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body)
         .add_columns(reservations.c.name)
@@ -309,7 +311,7 @@ def _failed(connection: Connection) -> tuple[Item, ...]:
         .join(reservations, reservations.c.id == runs.c.reservation_id)
         .where(run_events.c.kind == "failed")
         .order_by(run_events.c.at.desc())
-        .limit(LOOKED_AT)
+        .limit(MAX_SEARCHED)
     )
     failed = [
         Item(
@@ -321,14 +323,14 @@ def _failed(connection: Connection) -> tuple[Item, ...]:
         )
         for row in connection.execute(query)
     ]
-    return tuple(sorted(failed, key=lambda run: run.code != "not_conformant")[:FEW])
+    return tuple(sorted(failed, key=lambda run: run.code != "not_conformant")[:MAX_ITEMS])
 
 
-def _lines(what: str, at: ColumnElement[datetime]) -> Select[Any]:
+def _select_items(what: str, at: ColumnElement[datetime]) -> Select[Any]:
     table, kind = certificates.c, literal(what).label("what")
     columns = (table.id, table.name, table.dataset, table.verdict.label("code"), at.label("at"))
     return select(*columns, kind)
 
 
-def _read(connection: Connection, query: Select[Any]) -> tuple[Item, ...]:
+def _items(connection: Connection, query: Select[Any]) -> tuple[Item, ...]:
     return tuple(view_of(Item, row) for row in connection.execute(query))

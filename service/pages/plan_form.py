@@ -1,11 +1,10 @@
-"""The form of a new plan, and the YAML that it stands for.
+"""The form of a new plan, and its conversion to YAML.
 
-What is entered becomes a YAML document as it is, and only the parser of plans decides what is
-wrong with it: an invalid number is passed on as text and refused by its field's name, so that
-the form, the command line and the API refuse alike. An empty field is left out.
+Entries become YAML without validation, and the plan parser validates them: an invalid number is
+passed on as text and refused with the name of its field. The form, the command line and the API
+therefore report the same errors. Empty fields are omitted.
 
-The form has the fields that most plans use. Everything else is written as YAML, which takes
-over what the form holds.
+The form has the fields that most plans use. For other fields, users continue in YAML.
 
 >>> form = PlanForm.of({"dataset.size": "1000", "releases.0.name": "all", "notes": ""})
 >>> print(form.yaml, end="")
@@ -38,10 +37,9 @@ from affidavit.plan import (
 from affidavit.service.pages.text import ADJACENCIES, escaped
 
 MAX_RELEASES = 12
-LONGEST = 10_000
-"""Characters of one field that are read."""
+MAX_FIELD_LENGTH = 10_000
 SOLVE = "null"
-"""Asks for a number to be solved for: the most steps or the largest lot that fit."""
+"""The value of a field to solve for: the most steps or the largest lot that fit."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _BARE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NOT_BARE = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
@@ -51,10 +49,10 @@ Kind = Literal["text", "number", "choice"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """A field of the form; ``name`` is its path in the plan, with dots.
+    """A field of the form; ``name`` is its dotted path in the plan.
 
-    It belongs to the plan only while the field ``of`` has one of the values ``when``. One that
-    is ``folded`` is shown on request.
+    It applies only if the field ``of`` has one of the values ``when``. ``folded`` fields are shown
+    on request.
     """
 
     name: str
@@ -67,7 +65,7 @@ class Field:
     folded: bool = False
 
     def applies(self, values: Mapping[str, str]) -> bool:
-        """Whether the field belongs to a plan with these values."""
+        """Return whether the field applies to a plan with these values."""
         return not self.of or values.get(self.of, "") in ("", *self.when)
 
 
@@ -220,12 +218,12 @@ EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""Plans to start from: what each is called, and where it differs from ``START``."""
+"""Example plans: the label, and the values that differ from ``START``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanForm:
-    """The entered values and their YAML; ``releases`` is the number of rows of the form."""
+    """The entered values and their YAML; ``releases`` is the number of rows."""
 
     values: Mapping[str, str]
     releases: int
@@ -233,15 +231,17 @@ class PlanForm:
 
     @classmethod
     def of(cls, fields: Mapping[str, str], *, more_releases: int = 0) -> Self:
-        """The form with the entries of ``fields`` that it has."""
-        typed = {name: fields[name][:LONGEST].strip() for name in _names() if name in fields}
+        """Return the form with those ``fields`` that it has."""
+        typed = {
+            name: fields[name][:MAX_FIELD_LENGTH].strip() for name in _names() if name in fields
+        }
         values, rows = _without_gaps(typed)
         shown = min(MAX_RELEASES, max(1, rows) + more_releases)
         return cls(values=values, releases=shown, yaml=_yaml(values, rows))
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self | None:
-        """The form of a plan's document; None if it has what the form has no field for."""
+        """Return the form of a plan, or None if the form lacks one of its fields."""
         values = dict(_leaves(document))
         known = {"version": "1", "allocation": "uniform", "clipping": "per_block"}
         known |= {"trajectory": "all_iterates", "noise.kind": "independent"}
@@ -252,21 +252,21 @@ class PlanForm:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What was entered, as a plan's document; raises ``MalformedPlan``."""
+        """The entries as a plan document; raises ``MalformedPlan``."""
         entered = dict(load_yaml(self.yaml.encode("utf-8", "replace")).data)
         del entered["version"]
         return entered
 
     def value(self, name: str) -> str:
-        """The value of a field."""
+        """Return the value of a field."""
         return self.values.get(name, "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedPlan:
-    """A text parsed as a plan: the plan, or the reasons why it is invalid.
+    """A parsed plan, or the reasons why it is invalid.
 
-    ``at_field`` are those about a field of the form, by its name; ``elsewhere`` the rest.
+    ``at_field`` has the reasons about fields of the form, by name, and ``elsewhere`` the others.
     """
 
     plan: Plan | None
@@ -276,17 +276,17 @@ class ParsedPlan:
 
 
 def fields() -> Iterator[Field]:
-    """Every field except those of the releases."""
+    """Return all fields except those of the releases."""
     return (field for section in SECTIONS for field in section.fields)
 
 
 def release_names(rows: int) -> Iterator[str]:
-    """The names of the fields of that many releases."""
+    """Return the names of the fields of ``rows`` releases."""
     return (f"releases.{row}.{field.name}" for row in range(rows) for field in RELEASE)
 
 
 def label_of(pointer: str) -> str:
-    """The name of a field on pages, from its JSON pointer.
+    """Return the label of a field from its JSON pointer.
 
     >>> label_of("/releases/*/noise_multiplier"), label_of("/sampling"), label_of("/phases/1/steps")
     ('Noise multiplier σ', 'Sampling', 'Steps T, phase 2')
@@ -310,7 +310,7 @@ def _names() -> Iterator[str]:
 
 
 def parse(yaml: str) -> ParsedPlan:
-    """Parse ``yaml`` as a plan; reasons are assigned to the fields that they are about."""
+    """Parse ``yaml`` as a plan, with reasons by field."""
     try:
         return ParsedPlan(plan=parse_plan(yaml.encode("utf-8", "replace"), "yaml"))
     except MalformedPlan as error:
@@ -318,13 +318,13 @@ def parse(yaml: str) -> ParsedPlan:
 
 
 def refused(reasons: Sequence[Reason]) -> ParsedPlan:
-    """The reasons of an invalid plan, by the fields that they are about."""
+    """Return the reasons of an invalid plan by field."""
     names = frozenset(_names())
     at_field: dict[str, tuple[Reason, ...]] = {}
     elsewhere = []
     for reason in reasons:
         name = reason.pointer.removeprefix("/").replace("/", ".")
-        if reason.code == "missing_field" and name not in names:  # as a whole target is
+        if reason.code == "missing_field" and name not in names:  # such as a missing target
             name = next((field.name for field in fields() if field.name.startswith(f"{name}.")), "")
         if name in names:
             at_field[name] = (*at_field.get(name, ()), reason)
@@ -339,9 +339,9 @@ def refused(reasons: Sequence[Reason]) -> ParsedPlan:
 
 
 def yaml_of(document: Mapping[str, Any]) -> str:
-    """The document of a plan or a policy as YAML for people to edit."""
+    """Return a plan or policy as YAML for people to edit."""
     first = [name for name in _ORDER if name in document]
-    empty = [name for name in _EMPTY if not document.get(name)]
+    empty = [name for name in _OMITTED_IF_EMPTY if not document.get(name)]
     rest = [name for name in document if name not in (*_ORDER, *empty)]
     return "".join(_block({name: document[name] for name in (*first, *rest)}, 0))
 
@@ -353,8 +353,8 @@ _ORDER = (
 )
 
 
-_EMPTY = ("extra", "accountants", "caps")
-"""Fields of plans and policies that are left out when they are empty."""
+_OMITTED_IF_EMPTY = ("extra", "accountants", "caps")
+"""Fields of plans and policies that are omitted if they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ def _yaml(values: Mapping[str, str], rows: int) -> str:
 
 
 def _leaves(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The scalars of a document by their paths with dots, as somebody would enter them."""
+    """Yield the scalars of a document by dotted path, as a user would enter them."""
     members = part.items() if isinstance(part, Mapping) else enumerate(part)
     for name, value in members:
         at = f"{path}.{name}" if path else str(name)
@@ -408,7 +408,7 @@ def _typed(value: str, kind: Kind) -> str | _Token:
 
 
 def _without_gaps(values: Mapping[str, str]) -> tuple[dict[str, str], int]:
-    """The values with empty rows left out, so that a row is the release of that number."""
+    """Return the values without empty rows, and the number of rows."""
     dense = {name: value for name, value in values.items() if not name.startswith("releases.")}
     rows = 0
     for row in range(MAX_RELEASES):
@@ -435,11 +435,11 @@ def _block(document: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """A value in one line; JSON, which is YAML, wherever a bare word would not do."""
+    """Return a value in one line: a bare word, or else JSON, which is valid YAML."""
     if isinstance(value, _Token):
         return value.text
     if isinstance(value, str) and _BARE.fullmatch(value) and value.lower() not in _NOT_BARE:
         return value
-    # Unlike JSON, YAML has an escape for every character and does not join surrogates.
+    # YAML has escapes for all characters; JSON has only surrogate pairs.
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else escaped(char) for char in text)

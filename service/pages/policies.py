@@ -51,8 +51,8 @@ from affidavit.service.routes.policies import (
     PolicyName,
     Version,
     WaiverId,
-    activate_agreed,
-    grant_agreed,
+    activate_if_agreed,
+    grant_if_agreed,
 )
 
 router = APIRouter()
@@ -60,7 +60,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLine:
-    """A version of a policy in one line; nobody set the built-in one, so it has no time."""
+    """A version of a policy; the built-in one has no creator and time."""
 
     name: str
     version: int
@@ -78,7 +78,7 @@ class PolicyLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleLine:
-    """A rule of a version, and what it was in the version before; None if absent."""
+    """A rule of a version with its previous value; None if absent."""
 
     rule: str
     value: str | None
@@ -88,7 +88,7 @@ class RuleLine:
 
 @page(router, "/policies")
 def policies(request: Request, _: PolicyReader, services: TheServices) -> Response:
-    """Every version."""
+    """List all versions."""
     rules = services.policies.policy_set()
     lines = tuple(policy_line(stored, rules) for stored in services.policies.versions())
     view = ListPage(lines=lines)
@@ -99,7 +99,7 @@ def policies(request: Request, _: PolicyReader, services: TheServices) -> Respon
 def policy(
     request: Request, _: PolicyReader, services: TheServices, name: PolicyName, version: Version
 ) -> Response:
-    """One version, rule by rule beside the version before it."""
+    """Show a version with each rule's previous value."""
     view = policy_page(services.policies.versions(), services.policies.policy_set(), name, version)
     if view is None:
         raise Problem(404, "not_found", f"policy {name} has no version {version}.")
@@ -110,21 +110,21 @@ def policy(
 def policy_page(
     stored: list[StoredPolicy], rules: PolicySet, name: str, version: int
 ) -> dict[str, Any] | None:
-    """One version of a policy with its rules beside those before it; None if it does not exist."""
+    """Return the view of a version, or None if it does not exist."""
     versions = {entry.policy.version: entry for entry in stored if entry.policy.name == name}
     if version not in versions:
         return None
-    current, former = versions[version], versions.get(version - 1)
+    current, previous = versions[version], versions.get(version - 1)
     return {
         "line": policy_line(current, rules),
-        "rules": _rules(current.policy, None if former is None else former.policy),
+        "rules": _rules(current.policy, None if previous is None else previous.policy),
         "yaml": yaml_of(current.policy.as_document()),
         "versions": sorted(versions, reverse=True),
     }
 
 
 def policy_line(stored: StoredPolicy, rules: PolicySet) -> PolicyLine:
-    """A version in one line."""
+    """Return the table row of a version."""
     policy = stored.policy
     return view_of(
         PolicyLine,
@@ -137,21 +137,21 @@ def policy_line(stored: StoredPolicy, rules: PolicySet) -> PolicyLine:
     )
 
 
-_NO_RULES = frozenset({"schema_version", "name", "version"})
+_OTHER_FIELDS = frozenset({"schema_version", "name", "version"})
 
 
-def _rules(policy: Policy, former: Policy | None) -> tuple[RuleLine, ...]:
+def _rules(policy: Policy, previous: Policy | None) -> tuple[RuleLine, ...]:
     now = policy.as_document()
-    before = {} if former is None else former.as_document()
+    before = {} if previous is None else previous.as_document()
     return tuple(
         RuleLine(
             rule=name,
             value=_text(now.get(name)),
             before=_text(before.get(name)),
-            changed=former is not None and now.get(name) != before.get(name),
+            changed=previous is not None and now.get(name) != before.get(name),
         )
         for name in Policy.model_fields
-        if name not in _NO_RULES and (name in now or name in before)
+        if name not in _OTHER_FIELDS and (name in now or name in before)
     )
 
 
@@ -166,19 +166,19 @@ def _text(value: Any) -> str | None:
 # ---- a draft -------------------------------------------------------------------------
 
 DRAFT = "draft"
-"""The name of a draft made from the built-in policy, whose own name is reserved."""
-RULES = ("epsilon_cap", "delta_cap", "second_opinion", "budget")
-"""Rules that the form changes; any other is changed in the draft itself."""
-NUMBERS = frozenset({"epsilon_cap", "delta_cap"})
-JUDGED = 50
-"""Certificates that one page of the simulation judges."""
-LONGEST = 64 * 1024
+"""Name of drafts from the built-in policy, whose own name is reserved."""
+FORM_RULES = ("epsilon_cap", "delta_cap", "second_opinion", "budget")
+"""Rules that the form changes; users change others in the draft."""
+NUMERIC_RULES = frozenset({"epsilon_cap", "delta_cap"})
+SIMULATION_PAGE_SIZE = 50
+"""Certificates that one page of a simulation evaluates."""
+MAX_DRAFT_LENGTH = 64 * 1024
 Simulator = Annotated[Actor, page_actor(Scope.AUDIT, Scope.ADMIN)]
 Text = Annotated[str, Field(max_length=64)]
 
 
 class DraftQuery(QueryModel):
-    """A policy and rules of its next version; an unknown rule is refused, not left as it is."""
+    """A policy and rules of its next version; unknown rules are refused."""
 
     policy: Text = ""
     epsilon_cap: Text = ""
@@ -205,9 +205,9 @@ class ChangeLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """A draft and what a page of certificates would become; ``reasons`` if it is invalid.
+    """A draft with the changed verdicts of a page of certificates, or its errors.
 
-    ``judged`` certificates of this page are for data sets of the draft.
+    ``judged`` counts the certificates of this page to which the draft applies.
     """
 
     yaml: str
@@ -227,8 +227,8 @@ def simulation(
     services: TheServices,
     parameters: Annotated[DraftQuery, Query()],
 ) -> Response:
-    """What would change if a rule of an active policy were another, or the empty form."""
-    changes = parameters.model_dump(include=set(RULES))
+    """Simulate a changed rule of an active policy, or show the empty form."""
+    changes = parameters.model_dump(include=set(FORM_RULES))
     rules = services.policies.policy_set()
     view = Simulation(
         yaml=draft_of(rules, parameters.policy, changes),
@@ -237,7 +237,7 @@ def simulation(
         known=tuple(sorted(rules.policies)),
     )
     if any(changes.values()):
-        view = _simulated(services, view, parameters.cursor)
+        view = _simulate(services, view, parameters.cursor)
     return _respond_draft(request, view)
 
 
@@ -245,53 +245,50 @@ def simulation(
 def submit_draft(
     request: Request, actor: Simulator, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Simulate the draft in the form, or activate it."""
+    """Simulate or activate the submitted draft."""
     view = Simulation(
-        yaml=form.get("yaml")[:LONGEST],
-        changes=dict.fromkeys(RULES, ""),
+        yaml=form.get("yaml")[:MAX_DRAFT_LENGTH],
+        changes=dict.fromkeys(FORM_RULES, ""),
         of_policy="",
         known=tuple(sorted(services.policies.policy_set().policies)),
     )
     if form.get("do") == "activate":
         return _activate(request, actor, services, view)
     cursor = form.get("cursor")[:512] or None
-    view = _simulated(services, view, cursor)
+    view = _simulate(services, view, cursor)
     return _respond_draft(request, view, 422 if view.reasons else 200)
 
 
 def draft_of(rules: PolicySet, name: str | None, changes: Mapping[str, str]) -> str:
-    """The YAML of the next version of an active policy, or of the default, with ``changes``.
-
-    A rule that is changed to nothing stays as it is.
-    """
+    """Return the YAML of the next version of a policy with ``changes``; empty ones are ignored."""
     policy = rules.policies.get(name or "", rules.default)
     document = policy.as_document()
     if policy == BUILT_IN:
         document |= {"name": DRAFT, "version": 1}
     else:
         document["version"] = policy.version + 1
-    for rule in RULES:
+    for rule in FORM_RULES:
         value = changes.get(rule, "").strip()
         if value:
-            document[rule] = number(value) if rule in NUMBERS else value
+            document[rule] = number(value) if rule in NUMERIC_RULES else value
     return yaml_of(document)
 
 
 def read_draft(yaml: str) -> tuple[Policy | None, tuple[Reason, ...]]:
-    """The policy that ``yaml`` says, or the reasons why it is invalid."""
+    """Parse ``yaml`` as a policy; returns the policy, or the reasons why it is invalid."""
     try:
         return parse_policy(yaml.encode("utf-8", "replace"), "yaml"), ()
     except MalformedPolicy as error:
         return None, error.reasons
 
 
-def _simulated(services: Services, view: Simulation, cursor: str | None) -> Simulation:
-    """``view`` with what a page of certificates would become, or what is wrong in the draft."""
+def _simulate(services: Services, view: Simulation, cursor: str | None) -> Simulation:
+    """Add the changed verdicts of a page of certificates, or the errors of the draft."""
     draft, reasons = read_draft(view.yaml)
     if draft is None:
         return replace(view, reasons=reasons)
     try:
-        result = simulate(services.policies, services.store, draft, cursor, JUDGED)
+        result = simulate(services.policies, services.store, draft, cursor, SIMULATION_PAGE_SIZE)
     except PolicyConflict as error:
         return replace(view, reasons=(error.reason,))
     return replace(view, judged=result.judged, lines=_changes(result), next=result.next)
@@ -320,7 +317,7 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
     if policy is None:
         return _respond_draft(request, replace(view, reasons=reasons), 422)
     try:
-        stored, _ = activate_agreed(services, actor, policy)
+        stored, _ = activate_if_agreed(services, actor, policy)
     except PolicyConflict as error:
         return _respond_draft(request, replace(view, reasons=(error.reason,)), error.status)
     return see_other(f"/policies/{stored.policy.name}/{stored.policy.version}", done="activated")
@@ -347,7 +344,7 @@ MAX_REASON_LENGTH = 2000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaiverLine:
-    """A waiver in one line."""
+    """A row of the list of waivers."""
 
     id: str
     status: str
@@ -366,7 +363,7 @@ class WaiverLine:
 
 @page(router, "/waivers")
 def waivers(request: Request, _: PolicyReader, services: TheServices) -> Response:
-    """Every waiver, including expired and revoked ones."""
+    """List all waivers, including expired and revoked ones."""
     return _respond_waivers(request, services)
 
 
@@ -378,7 +375,7 @@ def grant_waiver(
     values = {name: form.get(name) for name in WAIVER_FIELDS if form.get(name)}
     try:
         waiver = WaiverRequest.from_data(_with_zone(values))
-        grant_agreed(services, actor, waiver)
+        grant_if_agreed(services, actor, waiver)
     except MalformedRequest as error:
         return _respond_waivers(request, services, 422, values=values, reasons=error.reasons)
     except DomainError as error:
@@ -401,7 +398,7 @@ def revoke_waiver(
 
 
 def _with_zone(values: Mapping[str, str]) -> dict[str, str]:
-    """``values`` with the date of a browser's date field as the end of that day in UTC."""
+    """Replace the date of a date field by the end of that day in UTC."""
     zoned = dict(values)
     day = zoned.get("expires_at", "")
     if len(day) == len("2027-01-31"):
@@ -410,7 +407,7 @@ def _with_zone(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _waiver_line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> WaiverLine:
-    """A waiver in one line; ``policies`` are the names of policies by digest."""
+    """Return the table row of a waiver; ``policies`` are policy names by digest."""
     waiver = stored.waiver
     return view_of(
         WaiverLine,
@@ -427,7 +424,7 @@ def _waiver_line(stored: StoredWaiver, policies: Mapping[str, str], now: datetim
 def _respond_waivers(
     request: Request, services: Services, status: int = 200, **form: Any
 ) -> Response:
-    """Every waiver, and the ``form`` that grants one, as it was filled in."""
+    """Show all waivers, and the form that grants one with the submitted values."""
     versions = (stored.policy for stored in services.policies.versions())
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
     now = services.clock.now()

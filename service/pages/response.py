@@ -1,8 +1,8 @@
-"""One view in three forms: a page for people, JSON for programs, CSV for spreadsheets.
+"""Responses with a view as HTML page, JSON or CSV.
 
-``page`` adds a route at its path and, for the same view, at ``.json`` and ``.csv``; ``export``
-adds the latter two alone; ``respond`` renders the form that was requested. A page that only
-one person may see is cached nowhere.
+``page`` adds a route at its path and, for the same view, at ``.json`` and ``.csv``; ``export`` adds
+only the latter two. ``respond`` renders the requested format. Responses are never cached, because
+they depend on the user.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -41,8 +41,8 @@ from affidavit.service.pages.forms import FormToken
 from affidavit.service.pages.templating import environment, groups_for, may_open
 from affidavit.service.pages.text import spreadsheet_safe
 
-DATA = (".json", ".csv")
-_MACHINES = ("/v1/", "/static/", "/livez", "/readyz", "/metrics", "/openapi.json")
+DATA_SUFFIXES = (".json", ".csv")
+_API_PATHS = ("/v1/", "/static/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
 T = TypeVar("T")
 
@@ -51,18 +51,18 @@ T = TypeVar("T")
 
 
 def is_data(request: Request) -> bool:
-    """Whether the path is that of a page's data."""
-    return request.url.path.endswith(DATA)
+    """Return whether the path is that of a page's data."""
+    return request.url.path.endswith(DATA_SUFFIXES)
 
 
 def is_fragment(request: Request) -> bool:
-    """Whether htmx requests a part of a page."""
+    """Return whether htmx requests a part of a page."""
     return "hx-request" in request.headers and "hx-history-restore-request" not in request.headers
 
 
 def accepts_html(request: Request) -> bool:
-    """Whether a browser sent the request, and not to the API."""
-    if request.url.path.startswith(_MACHINES):
+    """Return whether a browser sent the request, and not to the API."""
+    if request.url.path.startswith(_API_PATHS):
         return False
     return "text/html" in request.headers.get("accept", "") or is_fragment(request)
 
@@ -72,7 +72,7 @@ def accepts_html(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The main table of a view: its rows, and the dataclass whose fields are the columns."""
+    """The main table of a view: its rows, and the dataclass with the columns."""
 
     of: type
     items: Sequence[Any]
@@ -80,17 +80,16 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListPage(Generic[T]):
-    """A page of a list; ``next`` is the cursor of the following page, None on the last."""
+    """A page of a list; ``next`` is the cursor of the following page, or None."""
 
     lines: tuple[T, ...]
     next: str | None = None
 
 
 def view_of(cls: type[T], source: Any, **changes: Any) -> T:
-    """The dataclass ``cls`` with the fields that ``source`` has by the same names.
+    """Return the dataclass ``cls``, filled from ``changes`` and the fields of ``source``.
 
-    ``source`` is an object or a mapping; ``changes`` are the fields that differ from it.
-    Raises ``TypeError`` for a field that neither has.
+    ``source`` is an object or a mapping. Raises ``TypeError`` for a field that neither has.
     """
     get = source.get if isinstance(source, Mapping) else lambda name: getattr(source, name)
     has = source.__contains__ if isinstance(source, Mapping) else lambda name: hasattr(source, name)
@@ -131,7 +130,7 @@ def _cell(value: Any) -> Any:
 
 
 OVERVIEW = "/overview"
-"""The path of the data of ``/``, which has no name to add ``.json`` to."""
+"""The path of the data of ``/``, before ``.json`` or ``.csv``."""
 PRIVATE = {"Cache-Control": "no-store", "Vary": "Cookie, Authorization, HX-Request"}
 
 Route = TypeVar("Route", bound=Callable[..., Any])
@@ -141,10 +140,10 @@ Route = TypeVar("Route", bound=Callable[..., Any])
 
 
 def page(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
-    """Add a route at ``path``, and for its data at ``path.json`` and ``path.csv``."""
+    """Add a route at ``path``, and its data at ``path.json`` and ``path.csv``."""
 
     def add(route: Route) -> Route:
-        # Before the page itself, whose last parameter would match the ending as well.
+        # Before the page, whose last path parameter would also match the suffix.
         export(router, OVERVIEW if path == "/" else path, csv=csv)(route)
         return _add(router, "GET", path, route)
 
@@ -152,7 +151,7 @@ def page(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route],
 
 
 def export(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
-    """Add a page's route at ``path.json`` and ``path.csv``, for its data alone."""
+    """Add a page's data at ``path.json`` and ``path.csv``."""
 
     def add(route: Route) -> Route:
         for ending in (".json", ".csv") if csv else (".json",):
@@ -163,7 +162,7 @@ def export(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route
 
 
 def action(router: APIRouter, path: str) -> Callable[[Route], Route]:
-    """Add a route that a form posts to."""
+    """Add a route to which a form posts."""
     return lambda route: _add(router, "POST", path, route)
 
 
@@ -189,13 +188,13 @@ def respond(
     title: str | None = None,
     as_page: bool = False,
 ) -> Response:
-    """``view`` in the form that the path requests, or ``as_page`` whatever the path.
+    """Return ``view`` in the format of the path, or as HTML if ``as_page`` is set.
 
-    A template sees ``view``, and the SVG of ``drawn`` by its names. ``fragment`` is the block
-    that htmx gets. ``rows`` is the main table, for CSV; ``title`` names the CSV file, if not
-    after the page. Raises ``TypeError`` for CSV without ``rows``.
+    The template receives ``view``, and the SVGs of ``drawn`` by name. ``fragment`` is the block for
+    htmx. ``rows`` is the main table, for CSV; ``title`` names the CSV file, by default after the
+    page. Raises ``TypeError`` for CSV without ``rows``.
     """
-    # The path of the route and not of the request: a name may itself end in ".json".
+    # The route's path, because the name of an object may end in ".json".
     path = "" if as_page else getattr(request.scope.get("route"), "path", "")
     if path.endswith(".json"):
         return Response(to_json(view), status, PRIVATE, media_type="application/json")
@@ -209,7 +208,7 @@ def respond(
 
 
 def download(content: bytes | str, media_type: str, name: str, status: int = 200) -> Response:
-    """A file that the browser saves as ``name``."""
+    """Return a file that the browser saves as ``name``."""
     headers = {**PRIVATE, "Content-Disposition": f'attachment; filename="{name}"'}
     return Response(content, status, headers, media_type=media_type)
 
@@ -223,10 +222,10 @@ def html(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A page of ``template``, inside the frame of every page."""
+    """Render ``template`` as a page, or its block ``fragment`` for htmx."""
     token = FormToken(request)
     source = environment().get_template(template)
-    context = {**_frame(request), **values, "csrf": lambda: _CSRF_FIELD.format(token)}
+    context = {**_page_context(request), **values, "csrf": lambda: _CSRF_FIELD.format(token)}
     if fragment is not None and is_fragment(request):
         text = "".join(source.blocks[fragment](source.new_context(context)))
     else:
@@ -238,19 +237,19 @@ def html(
 
 
 def see_other(path: str, **query: str) -> Response:
-    """Redirect to ``path``; the answer to a form that was carried out."""
+    """Redirect to ``path`` after a successful form."""
     to = f"{path}?{urlencode(query)}" if query else path
     return Response(status_code=303, headers={"Location": to, "Cache-Control": "no-store"})
 
 
 def base_url(request: Request) -> str:
-    """Where programs reach this service, for the commands that a page shows."""
+    """Return the base URL of this service, for commands on pages."""
     services: Services = request.app.state.services
     return services.public_url or f"{request.url.scheme}://{request.url.netloc}"
 
 
-def _frame(request: Request) -> dict[str, Any]:
-    """What the template of every page uses."""
+def _page_context(request: Request) -> dict[str, Any]:
+    """Return the variables that all pages use."""
     caller: Caller | None = getattr(request.state, "caller", None)
     actor: Actor | None = None if caller is None else caller.actor
     return {
@@ -258,7 +257,7 @@ def _frame(request: Request) -> dict[str, Any]:
         "elsewhere": () if caller is None else caller.elsewhere,
         "may": lambda scope: actor is not None and actor.may(Scope(scope)),
         "opens": lambda path: may_open(actor, path.partition("?")[0]),
-        "groups": groups_for(actor, _paths(request)),
+        "groups": groups_for(actor, _served_paths(request)),
         "here": request.url.path,
         "query_string": request.url.query,
         "base_url": base_url(request),
@@ -271,8 +270,8 @@ def _frame(request: Request) -> dict[str, Any]:
 _CSRF_FIELD = Markup('<input type="hidden" name="csrf" value="{}">')
 
 
-def _paths(request: Request) -> frozenset[str]:
-    """The paths of this application; a page that is not served is not linked."""
+def _served_paths(request: Request) -> frozenset[str]:
+    """Return the paths of this application, so that only existing pages are linked."""
     paths: frozenset[str] | None = getattr(request.app.state, "paths", None)
     if paths is None:
         paths = request.app.state.paths = frozenset(

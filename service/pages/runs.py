@@ -1,7 +1,7 @@
-"""``/runs``: the queue, one run as it goes on, a form to start a run, and a way to stop it.
+"""``/runs``: the list of runs, the progress of a run, and forms to start and stop one.
 
-A failed run says so first, with the code of its end. What the worker reported is read from
-the provenance that it signed; the service verified the signature before it settled the run.
+The worker's results are read from its signed provenance, whose signature the service verified
+before it settled the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from affidavit.service.runs.repository import StoredRun, StoredRunEvent, round_u
 
 router = APIRouter()
 
-LISTED = 50
+PAGE_SIZE = 50
 EVENTS = {
     "queued": "waits for a worker",
     "claimed": "a worker takes it",
@@ -62,14 +62,14 @@ EVENTS = {
     "failed": "",
     "cancelled": "",
 }
-"""What an event means beyond its name."""
+"""The meaning of an event, empty if its name is enough."""
 ENGINES = {
     "NoneType": "affidavit worker",
     "RayJobs": "Ray",
     "Slurm": "Slurm",
     "KubernetesJobs": "Kubernetes",
 }
-"""What starts the workers of runs, by the class of its port."""
+"""Names of the engines that start workers, by class."""
 RUN_FIELDS = (
     ("certificate", "Certificate", "The full id: sha256: and 64 hexadecimal digits"),
     ("data", "Data", "As for affidavit train, for example digits:part=train"),
@@ -90,7 +90,7 @@ QueueName = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLine:
-    """A run in one line; ``steps`` were reported, and ``steps_charged`` of one that ended."""
+    """A run; ``steps`` were reported, and ``steps_charged`` is set for one that ended."""
 
     id: str
     state: str
@@ -111,9 +111,9 @@ class RunLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunForm:
-    """The form of a new run as it was filled in, and what is wrong with it.
+    """The submitted values of the form of a new run, and their errors.
 
-    ``part`` if the errors alone are shown, while one fills it in.
+    ``part`` is true for a fragment, which contains only the errors.
     """
 
     values: dict[str, str]
@@ -122,11 +122,11 @@ class RunForm:
 
     @property
     def fields(self) -> tuple[tuple[str, str, str], ...]:
-        """The fields, each with its label and hint."""
+        """The fields with labels and hints."""
         return RUN_FIELDS
 
     def errors(self, field: str = "") -> str:
-        """What is wrong with a field, or with none of them."""
+        """Return the errors of a field, or those of no field."""
         names = {name for name, *_ in RUN_FIELDS}
         about = [(reason, reason.pointer.rpartition("/")[2]) for reason in self.reasons]
         return messages_of(
@@ -151,7 +151,7 @@ class EventLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What the worker's signed provenance says of the record, and its findings as signed."""
+    """The run record and its findings, according to the worker's signed provenance."""
 
     digest: str | None
     conformant: bool
@@ -178,10 +178,10 @@ def queue(
     queue: QueueName = None,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """The latest runs, of one state or queue or of all."""
+    """List the latest runs, optionally of one state or queue."""
     filters: dict[str, Any] = {"state": state or None, "queue": queue or None}
     with services.engine.connect() as connection:
-        runs, following = repository.page(connection, cursor, LISTED, **filters)
+        runs, following = repository.page(connection, cursor, PAGE_SIZE, **filters)
         lines = _lines(connection, runs)
     shown = ListPage(lines=lines, next=following)
     view = {"runs": shown, "state": state, "queue": queue or ""}
@@ -189,7 +189,7 @@ def queue(
 
 
 def _lines(connection: Connection, runs: list[StoredRun]) -> tuple[RunLine, ...]:
-    """``runs``, with the names of their certificates' plans."""
+    """Return the table rows of ``runs``, with the names of their plans."""
     ids = {run.certificate_id for run in runs}
     query = select(certificates.c.id, certificates.c.name, certificates.c.dataset).where(
         certificates.c.id.in_(ids)
@@ -222,7 +222,7 @@ def new_run(
     _: Submitter,
     certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
 ) -> Response:
-    """The form of a new run."""
+    """Show the form of a new run."""
     return respond(request, RunForm(values={"certificate": certificate or ""}), template=NEW)
 
 
@@ -230,7 +230,7 @@ def new_run(
 async def start_run(
     request: Request, actor: Submitter, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Queue a run, by the use case of the API, or check what is filled in so far."""
+    """Request a run, by the use case of the API, or validate the form so far."""
     is_check = form.get("do") == "check"
     values = form.first_values()
     try:
@@ -249,7 +249,7 @@ async def start_run(
         reasons, status = (error.reason,), error.status
     else:
         return see_other(f"/runs/{run.id}")
-    if is_check:  # a field that is empty so far is not wrong
+    if is_check:  # fields that are still empty are no errors
         filled = {name for name, text in values.items() if text.strip()}
         reasons = tuple(r for r in reasons if r.pointer.rpartition("/")[2] in filled)
         status = 200
@@ -261,7 +261,7 @@ async def start_run(
 def stop_run(
     request: Request, actor: Stopper, services: TheServices, run_id: RunId, form: SubmittedForm
 ) -> Response:
-    """Stop a run of one's own, or any run as an administrator."""
+    """Stop a run of the actor, or any run as an administrator."""
     run = services.runs.queue.find(run_id)
     if run.requested_by != actor.name and not actor.may(Scope.ADMIN):
         raise Problem(403, "not_yours", "another person started this run; ask them to stop it.")
@@ -275,7 +275,7 @@ def stop_run(
 
 
 def _fields(form: Form) -> dict[str, object]:
-    """The form as a request of the API; empty fields are left out."""
+    """Return the form as a request of the API, without empty fields."""
     texts = ("certificate", "data", "model", "output", "queue", "reservation")
     fields: dict[str, object] = {name: form.get(name) for name in texts if form.get(name)}
     if text := form.get("time_limit"):
@@ -290,7 +290,7 @@ def _fields(form: Form) -> dict[str, object]:
 
 @page(router, "/runs/{run_id}")
 async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId) -> Response:
-    """The progress of a run, its events, its record and its charge."""
+    """Show the progress of a run, its events, its record and its charge."""
     view, stored = await run_in_threadpool(_read, services, run_id)
     if view["ended"] and is_fragment(request):
         # The run has ended, which changes the whole page.
@@ -308,7 +308,7 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
 async def steps_chart(
     request: Request, _: Reader, services: TheServices, run_id: RunId
 ) -> Response:
-    """ε over the steps, with those of the run so far and the certified cap."""
+    """Draw ε over the steps of the run, with the certified maximum."""
     run = await run_in_threadpool(services.runs.queue.find, run_id)
     charged = (run.outcome or {}).get("steps_charged")
     steps = round_up_steps(run.steps, run.certified_steps) if charged is None else charged
@@ -321,11 +321,11 @@ async def steps_chart(
 
 
 def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
-    """One run, and what its page shows; raises ``UnknownRun``.
+    """Return the view of a run, and the run; raises ``UnknownRun``.
 
-    ``granted`` are the steps that its workers may have charged, ``engine`` is what starts them,
-    ``job_page`` a URL of its dashboard, and ``refusal`` why it refused the run's last job. The
-    first ``so_far_steps`` steps cost at most ``so_far``, if that was computed.
+    ``granted`` are the steps that workers may have charged, ``engine`` starts the workers,
+    ``job_page`` is a URL of its dashboard, and ``refusal`` says why it refused the last job. The
+    first ``so_far_steps`` steps cost at most ``so_far``, or None if it is unknown.
     """
     with services.engine.connect() as connection:
         run = repository.find(connection, run_id)
@@ -364,9 +364,9 @@ def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
 
 
 def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[str, Any], ...]:
-    """The events of the service, and what the worker signed about the record, by their times.
+    """Return the events of the service and of the signed record by time.
 
-    Each is ``after`` the one before it; ``actor`` did it.
+    ``after`` is the time since the previous event.
     """
     moments: list[dict[str, Any]] = [
         {
@@ -381,7 +381,7 @@ def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[s
     ]
     if record is not None:
         moments[-1:-1] = _of_record(record)
-    # The record's times are whole seconds; within one, the order above is that of the causes.
+    # The record's times are whole seconds; sorting keeps the order of events in one second.
     moments.sort(key=lambda moment: moment["at"].replace(microsecond=0))
     return tuple(
         {**moment, "after": _after(before, moment)}
@@ -390,26 +390,26 @@ def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[s
 
 
 def _after(before: Mapping[str, Any] | None, moment: Mapping[str, Any]) -> str:
-    """The time since the moment before, where it is a second or more."""
+    """Return the time since the previous event, if it is a second or more."""
     seconds = 0.0 if before is None else (moment["at"] - before["at"]).total_seconds()
     return elapsed(seconds) if seconds >= 1 else ""
 
 
 def _message_of(event: EventLine) -> str | None:
-    """The message of an event; that of a conforming record repeats the event's meaning."""
+    """Return the message of an event; that of a conforming record is redundant."""
     if event.kind == "settled":
         return None
     return _message({"code": event.code, "message": event.message})
 
 
 def _message(outcome: Mapping[str, Any]) -> str | None:
-    """Why a run ended; that of a record that does not conform are codes of findings."""
+    """Return why a run ended; findings of a record that does not conform are codes."""
     message: str | None = outcome.get("message")
     return words(message) if message and outcome.get("code") == "not_conformant" else message
 
 
 def _of_record(record: Record) -> list[dict[str, Any]]:
-    """What its worker signed about a record: when training began, and the end of its check."""
+    """Return the start of training and the check of the record, which the worker signed."""
     count = len(record.findings)
     findings = f"{count} finding{'' if count == 1 else 's'}" if count else "no finding"
     tone = "good" if record.conformant else "bad"
@@ -426,7 +426,7 @@ def _of_record(record: Record) -> list[dict[str, Any]]:
 
 
 def _instant(text: str) -> datetime | None:
-    """An instant of the signed statement, which a worker wrote."""
+    """Parse an instant of the worker's statement; returns None if it is invalid."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -440,7 +440,7 @@ def _event(event: StoredRunEvent) -> EventLine:
 
 
 def read_provenance(envelope: Any) -> Record | None:
-    """The record as a verified provenance describes it; None if there is none."""
+    """Return the record that a verified provenance describes, or None."""
     if envelope is None:
         return None
     try:

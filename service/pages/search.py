@@ -1,6 +1,6 @@
-"""``/search``: whatever begins with a text, of all that the reader may see.
+"""``/search``: objects and pages whose name or id starts with a text.
 
-One exact hit is opened at once. Every other search is a page whose address can be shared.
+A single exact hit is opened at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from affidavit.service.runs.repository import run_leases, runs
 
 router = APIRouter()
 
-LISTED = 10
-"""Hits of one kind."""
-LONGEST = 128
+MAX_HITS = 10
+"""Hits of each kind."""
+MAX_TEXT_LENGTH = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """Something that the text begins, and its page; ``whole`` if the text is all of its name."""
+    """An object with its page; ``whole`` if the text is its full name or id."""
 
     kind: str
     path: str
@@ -46,9 +46,9 @@ def search(
     request: Request,
     actor: Anyone,
     services: TheServices,
-    q: Annotated[str, Query(max_length=LONGEST)] = "",
+    q: Annotated[str, Query(max_length=MAX_TEXT_LENGTH)] = "",
 ) -> Response:
-    """Certificates, data sets, runs, policies and pages that ``q`` begins."""
+    """Search certificates, data sets, runs, policies and pages that start with ``q``."""
     text = q.strip()
     hits: tuple[Hit, ...] = ()
     if text:
@@ -64,19 +64,19 @@ def search(
 
 
 def hits_of(connection: Connection, rules: PolicySet, actor: Actor, text: str) -> Iterator[Hit]:
-    """What ``actor`` may see and ``text`` begins."""
-    for kind, path, name, detail in _everything(connection, rules, actor, text):
+    """Yield the hits that ``actor`` may see."""
+    for kind, path, name, detail in _find_all(connection, rules, actor, text):
         whole = text in (name, path.rsplit("/", 1)[-1])
         yield Hit(kind=kind, path=path, label=name, detail=detail, whole=whole)
 
 
-def _everything(
+def _find_all(
     connection: Connection, rules: PolicySet, actor: Actor, text: str
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Kind, path, name and detail of each hit."""
+    """Yield kind, path, name and detail of each hit."""
     if may_open(actor, "/certificates"):
         listed = certificate_list(connection, CertificateSearch(q=text), now_of(connection))
-        for line in listed.lines[:LISTED]:
+        for line in listed.lines[:MAX_HITS]:
             bound = f"ε ≤ {line.epsilon_at_most}, " if line.epsilon_at_most else ""
             detail = f"{line.verdict.replace('_', '-')}, {bound}{line.created_at:%Y-%m-%d}"
             yield "Certificate", f"/certificates/{line.id}", line.name or line.id, detail
@@ -86,7 +86,7 @@ def _everything(
         .group_by(ledgers.c.dataset)
         .order_by(ledgers.c.dataset)
     )
-    for name in connection.scalars(budgets.limit(LISTED)):
+    for name in connection.scalars(budgets.limit(MAX_HITS)):
         yield "Data set", f"/datasets/{name}", name, "budget"
     matching = (
         select(runs.c.id, run_leases.c.state)
@@ -94,7 +94,7 @@ def _everything(
         .where(runs.c.id.startswith(text.lower(), autoescape=True))
         .order_by(runs.c.id)
     )
-    for row in connection.execute(matching.limit(LISTED)):
+    for row in connection.execute(matching.limit(MAX_HITS)):
         yield "Run", f"/runs/{row.id}", row.id, row.state
     if may_open(actor, "/policies"):
         for policy in rules.policies.values():

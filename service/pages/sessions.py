@@ -1,19 +1,19 @@
-"""Browser sessions, and the cookies that carry them.
+"""Browser sessions and their cookies.
 
-- The cookie is 256 random bits, new at every sign-in, of which the database has the SHA-256, and
-  the service's signature of the session: nobody signs in by writing a row to the database.
-- A session ends 12 hours after it began, after an hour without a request, when its person
-  signs out, and at once when its token is revoked or expires.
-- A session by token may do what the token may now, looked up for each request. One by the
-  OpenID provider may do what the groups allowed at sign-in, until it ends.
-- A session acts for one team. Whoever has several switches: that is a new cookie, so that forms
-  of pages of the team before are not accepted, and it ends no later than the session before.
-- That a session is in use is written at most once a minute.
+- The cookie contains 256 random bits, new at every sign-in, and the service's signature of the
+  session. The database stores the SHA-256 of the bits; write access to it is not enough to sign in.
+- A session ends 12 hours after it began, after an hour without a request, when the person signs
+  out, and as soon as its token expires or is revoked.
+- A session by token has the token's current scopes. A session by the OpenID provider has the
+  scopes of the groups at sign-in, until it ends.
+- A session acts for one team. Switching teams creates a new cookie, so that forms of the previous
+  team's pages are rejected; the expiry does not change.
+- The time of the last request is stored at most once a minute.
 
-Over https the names of cookies begin with ``__Host-``, so that no neighbouring host can set
-them, and they are sent over https alone. Scripts cannot read them, and other sites' forms do
-not send them. ``AFFIDAVIT_PUBLIC_URL`` says whether it is https, for behind a proxy that
-ends TLS every request looks like http.
+Over https, cookie names begin with ``__Host-``, so that neighbouring hosts cannot set them, and
+cookies are sent over https only. Scripts cannot read them, and forms of other sites do not send
+them. ``AFFIDAVIT_PUBLIC_URL`` says whether the scheme is https, because behind a TLS proxy every
+request looks like http.
 
 References: RFC 6265bis 4.1.3.2 (cookie name prefixes).
 """
@@ -42,10 +42,10 @@ from affidavit.service.keys import Keyring
 if TYPE_CHECKING:
     from affidavit.service.dependencies import Services
 
-LONGEST = timedelta(hours=12)
-IDLE = timedelta(hours=1)
-SEEN = timedelta(minutes=1)
-"""How often the use of a session is written down."""
+MAX_LIFETIME = timedelta(hours=12)
+MAX_IDLE_TIME = timedelta(hours=1)
+SEEN_INTERVAL = timedelta(minutes=1)
+"""Least time between two updates of ``seen_at``."""
 
 sessions = sa.Table(
     "sessions",
@@ -61,20 +61,20 @@ sessions = sa.Table(
     sa.CheckConstraint("expires_at > created_at", name="sessions_expire_later"),
     sa.Index("sessions_by_expiry", "expires_at"),
 )
-"""Who is signed in with a browser, until when, by the SHA-256 of the cookie.
+"""Sessions by the SHA-256 of the cookie.
 
-A session by token names the token and not what it allows, which is looked up for each request;
-one by the OpenID provider has the team and the scopes of each of the person's ``roles`` when it
-began, and acts in that of ``team``.
+A session by token refers to the token, whose scopes are looked up for each request. A session by
+the OpenID provider stores the person's ``roles``, each a team with scopes; ``team`` is the current
+one.
 """
 
 
 NewSession = tuple[str, datetime]
-"""A new session: the cookie's value, and when it ends at the latest."""
+"""The cookie of a new session, and its expiry."""
 
 
 class Sessions(Store):
-    """The sessions of browsers."""
+    """Begins, finds and ends sessions."""
 
     def __init__(self, engine: Engine, tokens: TokenRepository, keyring: Keyring) -> None:
         super().__init__(engine)
@@ -82,9 +82,9 @@ class Sessions(Store):
         self._keyring = keyring
 
     def begin(self, caller: Caller, *, at: datetime) -> NewSession:
-        """Begin a session for ``caller``, and delete the expired ones.
+        """Begin a session for ``caller``, and delete expired ones.
 
-        Raises ``KeyFailure`` where the service cannot sign.
+        Raises ``KeyFailure`` if the service cannot sign.
         """
         roles = [
             {"team": actor.team, "scopes": sorted(actor.scopes)}
@@ -97,48 +97,48 @@ class Sessions(Store):
             "team": caller.actor.team,
             "created_at": at,
             "seen_at": at,
-            "expires_at": at + LONGEST,
+            "expires_at": at + MAX_LIFETIME,
         }
-        row, cookie = self._sign(values)  # before the transaction, for it may take a while
+        row, cookie = self._sign(values)  # before the transaction, because it may be slow
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
             connection.execute(insert(sessions).values(row))
         return cookie, row["expires_at"]
 
     def _sign(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """The row of a new session of ``values``, and its cookie."""
+        """Return the row of a new session with ``values``, and its cookie."""
         secret = secrets.token_urlsafe(32)
         row = {**values, "digest": _digest(secret)}
-        signature = self._keyring.current(KeyRole.STATUS).sign(_signed(row))
+        signature = self._keyring.current(KeyRole.STATUS).sign(_signed_bytes(row))
         return row, f"{secret}.{signature.hex()}"
 
     def find(self, cookie: str, *, at: datetime) -> Caller | None:
-        """Who is signed in with ``cookie``; None if nobody is."""
+        """Return the caller with the session of ``cookie``, or None."""
         query = select(sessions).where(sessions.c.digest == _digest(cookie))
         with self._reader.connect() as connection:
             row = connection.execute(query).mappings().first()
-        if row is None or not self._counts(row, cookie, at):
+        if row is None or not self._is_valid(row, cookie, at):
             return None
         caller = self._caller(row, at)
-        if caller is not None and row["seen_at"] <= at - SEEN:
+        if caller is not None and row["seen_at"] <= at - SEEN_INTERVAL:
             with self._writer.begin() as connection:
                 change = update(sessions).where(sessions.c.digest == row["digest"])
                 connection.execute(change.values(seen_at=at))
         return caller
 
-    def _counts(self, row: RowMapping, cookie: str, at: datetime) -> bool:
-        """Whether a session has not ended, and is as the service signed it."""
-        if row["expires_at"] <= at or row["seen_at"] <= at - IDLE:
+    def _is_valid(self, row: RowMapping, cookie: str, at: datetime) -> bool:
+        """Return whether a session has not ended and its signature is valid."""
+        if row["expires_at"] <= at or row["seen_at"] <= at - MAX_IDLE_TIME:
             return False
-        return self._keyring.accepts(KeyRole.STATUS, _signature(cookie), _signed(row))
+        return self._keyring.accepts(KeyRole.STATUS, _signature(cookie), _signed_bytes(row))
 
     def switch(self, cookie: str, team: str | None, *, at: datetime) -> NewSession | None:
-        """End the session and begin one for ``team``; None if that is none of the person's."""
+        """Replace the session by one for ``team``; returns None if the person is not in it."""
         with self._writer.begin() as connection:
-            gone = delete(sessions).where(sessions.c.digest == _digest(cookie))
-            row = connection.execute(gone.returning(sessions)).mappings().first()
-            # What is signed anew was signed before: a row alone may be anybody's.
-            genuine = row is not None and self._counts(row, cookie, at)
+            deletion = delete(sessions).where(sessions.c.digest == _digest(cookie))
+            row = connection.execute(deletion.returning(sessions)).mappings().first()
+            # Without this check, a forged row would be signed.
+            genuine = row is not None and self._is_valid(row, cookie, at)
             if row is None or not genuine or team not in [role["team"] for role in row["roles"]]:
                 connection.rollback()
                 return None
@@ -147,7 +147,7 @@ class Sessions(Store):
             return new, row["expires_at"]
 
     def end(self, cookie: str) -> None:
-        """Sign out."""
+        """End the session."""
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.digest == _digest(cookie)))
 
@@ -182,8 +182,8 @@ def _signature(cookie: str) -> bytes:
         return b""
 
 
-def _signed(row: Mapping[str, Any] | RowMapping) -> bytes:
-    """What the service signs of a session: all but when it was last seen."""
+def _signed_bytes(row: Mapping[str, Any] | RowMapping) -> bytes:
+    """Return the signed bytes of a session: everything except ``seen_at``."""
     times = {name: row[name].astimezone(UTC).isoformat() for name in ("created_at", "expires_at")}
     names = ("digest", "actor", "roles", "token_id", "team")
     digest = digest_of({**{name: row[name] for name in names}, **times})
@@ -196,21 +196,21 @@ SESSION = "affidavit_session"
 FORM = "affidavit_form"
 """Binds a form to a browser before anybody is signed in."""
 SIGN_IN = "affidavit_sign_in"
-"""What only this browser knows of a sign-in at the OpenID provider."""
+"""Secrets of a sign-in attempt at the OpenID provider."""
 
 
 _COOKIE: Any = {"path": "/", "httponly": True, "samesite": "lax"}
 
 
 def read_cookie(request: Request, name: str) -> str | None:
-    """The value of a cookie."""
+    """Return the value of a cookie, or None."""
     return request.cookies.get(_cookie_name(request, name)) or None
 
 
 def write_cookie(
     request: Request, response: Response, name: str, value: str, until: datetime | None = None
 ) -> None:
-    """Set a cookie until then, or until the browser is closed."""
+    """Set a cookie until a time, or until the browser is closed."""
     expires = None if until is None else until.astimezone(UTC)
     name = _cookie_name(request, name)
     response.set_cookie(name, value, expires=expires, secure=is_secure(request), **_COOKIE)
@@ -223,7 +223,7 @@ def delete_cookie(request: Request, response: Response, name: str) -> None:
 
 
 def is_secure(request: Request) -> bool:
-    """Whether browsers reach this service over https."""
+    """Return whether browsers reach this service over https."""
     services: Services = request.app.state.services
     if services.public_url is not None:
         return services.public_url.startswith("https://")

@@ -1,12 +1,12 @@
-"""Templates, static files, and the navigation of every page.
+"""Templates, static files and navigation.
 
-Templates escape everything and refuse undefined names. Whatever they put out passes
-``visible`` first, so that no user text can reorder or hide the text around it.
+Templates escape all output and refuse undefined names. Output passes ``visible`` first, so that no
+user text can reorder or hide the text around it.
 
-The name of a static file carries the first 16 hexadecimal digits of its SHA-256, so that a
-browser may cache it permanently and still gets the new one after an upgrade.
+URLs of static files contain the first 16 hexadecimal digits of their SHA-256, so that browsers can
+cache them permanently and still load new versions.
 
-The navigation shows what an actor may open.
+The navigation shows the pages that an actor may open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from affidavit.service.problems import Problem
 
 # ---- navigation ----------------------------------------------------------------------
 
-SEES = frozenset({Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT})
+READERS = frozenset({Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT})
 EVERYBODY = frozenset(Scope)
 
 
@@ -55,8 +55,8 @@ GROUPS = (
     Group(
         "Evidence",
         (
-            Place("/certificates", "Certificates", SEES),
-            Place("/compare", "Compare", SEES),
+            Place("/certificates", "Certificates", READERS),
+            Place("/compare", "Compare", READERS),
             Place("/datasets", "Data sets"),
             Place("/runs", "Runs"),
         ),
@@ -64,9 +64,9 @@ GROUPS = (
     Group(
         "Decisions",
         (
-            Place("/approvals", "Approvals", SEES),
-            Place("/policies", "Policies", SEES | {Scope.ADMIN}),
-            Place("/waivers", "Waivers", SEES | {Scope.ADMIN}),
+            Place("/approvals", "Approvals", READERS),
+            Place("/policies", "Policies", READERS | {Scope.ADMIN}),
+            Place("/waivers", "Waivers", READERS | {Scope.ADMIN}),
         ),
     ),
     Group(
@@ -81,7 +81,7 @@ GROUPS = (
 
 
 def groups_for(actor: Actor | None, served: frozenset[str]) -> tuple[Group, ...]:
-    """The groups with those of their places that are ``served`` and that ``actor`` may see."""
+    """Return the groups with the ``served`` pages that ``actor`` may open."""
     scopes = frozenset() if actor is None else actor.scopes
     groups = []
     for group in GROUPS:
@@ -92,21 +92,22 @@ def groups_for(actor: Actor | None, served: frozenset[str]) -> tuple[Group, ...]
 
 
 def may_open(actor: Actor | None, path: str) -> bool:
-    """Whether ``actor`` may see the page at ``path``, by the place that it belongs to."""
+    """Return whether ``actor`` may open the page at ``path``."""
     scopes = frozenset() if actor is None else actor.scopes
     places = [place for group in GROUPS for place in group.places if is_current(place, path)]
     return all(place.scopes & scopes for place in places)
 
 
 def is_current(place: Place, path: str) -> bool:
-    """Whether the page at ``path`` belongs to ``place``."""
+    """Return whether the page at ``path`` belongs to ``place``."""
     return path == place.path or (place.path != "/" and path.startswith(f"{place.path}/"))
 
 
 # ---- templates and static files ------------------------------------------------------
 
 PREFIX = "/static/"
-TYPES = {
+STATIC = files("affidavit.service.pages") / "static"
+MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
@@ -121,7 +122,7 @@ router = APIRouter()
 
 @cache
 def environment() -> Environment:
-    """The one environment of this process."""
+    """Return the Jinja environment."""
     env = Environment(
         loader=PackageLoader("affidavit.service.pages", "templates"),
         autoescape=True,
@@ -137,41 +138,26 @@ def environment() -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    # Markup is a str whose text was made here and escaped already.
+    # Markup is a subclass of str whose text is escaped already.
     return text.visible(value) if type(value) is str else value
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    """A file as it is served."""
-
-    name: str
-    content: bytes
-    media_type: str
-
-
 @cache
-def static_files() -> dict[str, StaticFile]:
-    """Every static file, by its name in the folder."""
-    served = {}
-    for resource in files("affidavit.service.pages").joinpath("static").iterdir():
-        path = PurePath(resource.name)
-        if path.suffix in TYPES:
-            content = resource.read_bytes()
-            digest = hashlib.sha256(content).hexdigest()[:16]
-            name = f"{path.stem}.{digest}{path.suffix}"
-            served[resource.name] = StaticFile(name, content, TYPES[path.suffix])
-    return served
-
-
 def static(name: str) -> str:
-    """The path of a static file; raises ``KeyError`` for an unknown one."""
-    return PREFIX + static_files()[name].name
+    """Return the path of a static file, which contains its digest."""
+    path = PurePath(name)
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:16]
+    return f"{PREFIX}{path.stem}.{digest}{path.suffix}"
 
 
 @cache
-def _by_served_name() -> dict[str, StaticFile]:
-    return {file.name: file for file in static_files().values()}
+def _static_files() -> dict[str, bytes]:
+    """Return the contents of all static files by path."""
+    return {
+        static(file.name): file.read_bytes()
+        for file in STATIC.iterdir()
+        if PurePath(file.name).suffix in MEDIA_TYPES
+    }
 
 
 @router.get(
@@ -181,9 +167,9 @@ def _by_served_name() -> dict[str, StaticFile]:
     response_class=Response,
 )
 async def static_file(name: str) -> Response:
-    """One static file, to be cached for a year."""
-    file = _by_served_name().get(name)
-    if file is None:
+    """Return a static file, which browsers may cache for a year."""
+    content = _static_files().get(PREFIX + name)
+    if content is None:
         raise Problem(404, "not_found", "this file does not exist; reload the page.")
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(file.content, media_type=file.media_type, headers=headers)
+    return Response(content, media_type=MEDIA_TYPES[PurePath(name).suffix], headers=headers)

@@ -1,8 +1,8 @@
-"""Text and numbers as people read them, with hidden characters spelled out.
+"""Text and numbers for people, with invisible characters as escapes.
 
-Names and plans are written by others. A right-to-left override shows a name backwards, a
-zero-width space makes two names look alike, and a spreadsheet runs a cell that begins with
-``=``. The same text is shown, with such characters written as escapes.
+Names and plans are untrusted text. A right-to-left override shows a name backwards, a zero-width
+space makes two names look alike, and a spreadsheet executes a cell that begins with ``=``. The
+text is shown with such characters as escapes.
 
 >>> visible("safe"), visible("a" + chr(0x202E) + "b"), visible(chr(0xD800))
 ('safe', 'a\\\\u202eb', '\\\\ud800')
@@ -13,7 +13,7 @@ zero-width space makes two names look alike, and a spreadsheet runs a cell that 
 >>> spreadsheet_safe("-----BEGIN 1+1")
 "'-----BEGIN 1+1"
 
-Verdicts and states have the same colours and sentences on every page.
+Verdicts and states have the same colours on every page.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from affidavit.certificate import Assessment, verdict_sentence
 from affidavit.plan import Reason
 
 DIGITS = 5
-"""Significant digits of a number on a page."""
-SHORT = 12
-"""Characters of an id on a page; its title has the whole id."""
+"""Significant digits of a number."""
+SHORT_ID_LENGTH = 12
+"""Characters of a shortened id; its title attribute has the whole id."""
 ADJACENCIES = {"add_remove": "add/remove", "replace_one": "replace one", "zero_out": "zero out"}
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -43,29 +43,29 @@ _LAYOUT = frozenset("\n\r\t")
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _BOUND = re.compile(r"[εδσμ] [≤≥=] [0-9][0-9.e-]*")
 _PEM = re.compile(r"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----\n?")
-"""A whole key in text. It ends in dashes, as no formula does, and calls nothing."""
+"""A PEM block, which is no formula although it begins with a dash."""
 
 
 # ---- text ---------------------------------------------------------------------------
 
 
 def visible(text: str) -> str:
-    """``text`` with its invisible characters, except line ends and tabs, written as escapes."""
+    """Return ``text`` with invisible characters, except line ends and tabs, as escapes."""
     if text.isprintable():
         return text
     return "".join(escaped(char) if _is_hidden(char) else char for char in text)
 
 
 def spreadsheet_safe(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula; an exported key stays as it is."""
-    shown = visible(text)
-    if shown.startswith(_FORMULA) and _PEM.fullmatch(shown) is None:
-        return f"'{shown}"
-    return shown
+    """Return a cell that no spreadsheet takes for a formula; PEM blocks are unchanged."""
+    cell = visible(text)
+    if cell.startswith(_FORMULA) and _PEM.fullmatch(cell) is None:
+        return f"'{cell}"
+    return cell
 
 
 def escaped(character: str) -> str:
-    r"""A character as ``\uXXXX``, which YAML and Python read alike."""
+    r"""Return a character as ``\uXXXX``, which is valid in YAML and Python."""
     number = ord(character)
     return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
@@ -75,22 +75,21 @@ def _is_hidden(character: str) -> bool:
 
 
 def short(identity: str) -> str:
-    """The beginning of an id, without the name of its hash.
+    """Return the beginning of an id, without the name of its hash.
 
     >>> short("sha256:0123456789abcdef0123456789abcdef")
     '0123456789ab…'
     """
-    bare = identity.removeprefix("sha256:")
-    return bare if len(bare) <= SHORT + 1 else f"{bare[:SHORT]}…"
+    return shortened(identity.removeprefix("sha256:"), SHORT_ID_LENGTH + 1)
 
 
 def shortened(text: str, length: int) -> str:
-    """``text`` cut to ``length`` characters, with an ellipsis where it was cut."""
+    """Return ``text`` cut to ``length`` characters, with an ellipsis if it was longer."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def words(code: str) -> str:
-    """A code as words.
+    """Return a code as words.
 
     >>> words("under_noised"), words("add_remove")
     ('under-noised', 'add/remove')
@@ -99,7 +98,7 @@ def words(code: str) -> str:
 
 
 def readable(value: str | None) -> str | None:
-    """The JSON of a plan's or policy's value as people write it; other text as it is.
+    """Return the JSON of a plan's or policy's value as plain text; other text is unchanged.
 
     >>> readable('{"name": "dp_sgd"}'), readable('[{"clip_norm": 1.0, "count": 48}]')
     ('dp_sgd', 'clip_norm 1, count 48')
@@ -115,13 +114,13 @@ def readable(value: str | None) -> str | None:
 def _readable(value: Any) -> str:
     match value:
         case dict():
-            only = list(value) in (["name"], ["scheme"], ["kind"])
+            is_name = list(value) in (["name"], ["scheme"], ["kind"])
             parts = [_readable(part) for part in value.values()]
-            named = parts if only else map(" ".join, zip(value, parts, strict=True))
+            named = parts if is_name else map(" ".join, zip(value, parts, strict=True))
             return ", ".join(named) or "none"
         case list():
-            between = "; " if any(isinstance(part, dict) for part in value) else ", "
-            return between.join(map(_readable, value)) or "none"
+            separator = "; " if any(isinstance(part, dict) for part in value) else ", "
+            return separator.join(map(_readable, value)) or "none"
         case bool():
             return "yes" if value else "no"
         case float() if math.isfinite(value):
@@ -133,7 +132,7 @@ def _readable(value: Any) -> str:
 
 
 def capitalized(text: str) -> str:
-    """``text`` with its first letter in upper case, unless that is a symbol such as ε.
+    """Return ``text`` with an upper-case first letter, unless that is a symbol such as ε.
 
     >>> capitalized("no run"), capitalized("ε ≤ 8")
     ('No run', 'ε ≤ 8')
@@ -142,7 +141,7 @@ def capitalized(text: str) -> str:
 
 
 def unbroken(text: str) -> Markup:
-    """``text`` as HTML in which a line ends nowhere inside a bound, such as δ = 1e-6.
+    """Return ``text`` as HTML without line breaks inside bounds, such as δ = 1e-6.
 
     >>> unbroken("at δ = 1e-6 (add/remove)")
     Markup('at <span class="nowrap">δ = 1e-6</span> (add/remove)')
@@ -151,12 +150,12 @@ def unbroken(text: str) -> Markup:
 
 
 def messages_of(reasons: tuple[Reason, ...]) -> str:
-    """Every reason with its remedy, in one paragraph."""
+    """Return all reasons with their remedies in one paragraph."""
     return " ".join(for_people(f"{reason.message} {reason.remedy}") for reason in reasons)
 
 
 def for_people(sentence: str) -> str:
-    """``sentence`` without what sends a program to another path of the API.
+    """Return ``sentence`` without references to paths of the API.
 
     >>> for_people("first is missing. Add it; /openapi.json lists what each field takes.")
     'first is missing. Add it.'
@@ -165,7 +164,7 @@ def for_people(sentence: str) -> str:
 
 
 def query(**parameters: Any) -> str:
-    """The query string of the parameters that have a value."""
+    """Return the query string of the parameters that have a value."""
     present = {name: value for name, value in parameters.items() if value not in (None, "")}
     return f"?{urlencode(present, doseq=True)}" if present else ""
 
@@ -178,7 +177,7 @@ def up(value: float | str, digits: int = DIGITS) -> str: ...
 @overload
 def up(value: float | str | None, digits: int = DIGITS) -> str | None: ...
 def up(value: float | str | None, digits: int = DIGITS) -> str | None:
-    """A number rounded up, as an upper bound is shown; None stays None.
+    """Return a number rounded up, for upper bounds; None stays None.
 
     >>> up(7.9999994), up("Infinity"), up(None)
     ('8', 'not bounded', None)
@@ -194,12 +193,12 @@ def down(value: float | str, digits: int = DIGITS) -> str: ...
 @overload
 def down(value: float | str | None, digits: int = DIGITS) -> str | None: ...
 def down(value: float | str | None, digits: int = DIGITS) -> str | None:
-    """A number rounded down, as a lower bound or a remainder is shown; None stays None."""
+    """Return a number rounded down, for lower bounds and remainders; None stays None."""
     return None if value is None else decimal_down(float(value), digits)
 
 
 def plain(number: float) -> str:
-    """The shortest decimal that is ``number``.
+    """Return the shortest decimal equal to ``number``.
 
     >>> plain(6.0), plain(1e-05)
     ('6', '1e-5')
@@ -208,7 +207,7 @@ def plain(number: float) -> str:
 
 
 def whole(number: int) -> str:
-    """A whole number with thousands separators.
+    """Return an integer with thousands separators.
 
     >>> whole(1234567)
     '1,234,567'
@@ -217,31 +216,31 @@ def whole(number: int) -> str:
 
 
 def day(at: datetime) -> str:
-    """The date in UTC."""
+    """Return the date in UTC."""
     return f"{at:%Y-%m-%d}"
 
 
 def moment(at: datetime) -> str:
-    """Date and time to the second in UTC, for people."""
+    """Return date and time to the second in UTC, for people."""
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def elapsed(seconds: float) -> str:
-    """A span of time in its two largest units.
+    """Return a duration in its two largest units.
 
     >>> elapsed(3.2), elapsed(340), elapsed(7500), elapsed(200_000)
     ('3 s', '5 min 40 s', '2 h 5 min', '2 d 7 h')
     """
-    left, parts = max(0, int(seconds)), []
+    rest, parts = max(0, int(seconds)), []
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
+        count, rest = divmod(rest, length)
         if count:
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2]) or "0 s"
 
 
 def second(at: datetime) -> str:
-    """Date and time to the second in UTC, for programs."""
+    """Return date and time to the second in UTC, for programs."""
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -254,11 +253,11 @@ TONES = {
     **dict.fromkeys(("under_noised", "refused", "rejected", "revoked", "key_revoked"), "bad"),
     **dict.fromkeys(("failed", "cancelled"), "bad"),
 }
-"""The colours of verdicts and states that are not plain."""
+"""Colours of verdicts and states; others are plain."""
 
 
 def draft_sentence(assessment: Assessment) -> str:
-    """The verdict that a plan would get if it were submitted now."""
+    """Return the verdict of a plan, as if it were submitted now, in one sentence."""
     epsilon, delta, target = assessment.epsilon, assessment.delta, assessment.target_epsilon
     bound = None
     if epsilon is not None and delta is not None and math.isfinite(epsilon.upper):

@@ -1,7 +1,7 @@
-"""``/tokens``: every token, a new token, and the revocation of one.
+"""``/tokens``: list, create and revoke tokens.
 
-A new token is shown in the answer to its form and nowhere afterwards, so this one form is
-not followed by a redirect: there is nothing that a reload could read again.
+The response to the form shows a new token once, without a redirect, because only its hash is
+stored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from affidavit.service.pages.access import Admin, RevokingAdmin
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
 
-DAYS = 90
+DEFAULT_DAYS = 90
 EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(("name", "person", "team", "queues", "datasets"), ""),
-    **{"scopes": (), "days": str(DAYS)},
+    **{"scopes": (), "days": str(DEFAULT_DAYS)},
 }
-"""The form before it is filled in."""
+"""The initial values of the form."""
 MEANINGS = {
     "submit": "submit plans, start runs",
     "approve": "approve certificates, grant waivers, revoke",
@@ -39,7 +39,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLine:
-    """A token in one line; ``state`` is one of active, expired, revoked."""
+    """A token; ``state`` is one of active, expired, revoked."""
 
     id: str
     name: str
@@ -57,7 +57,7 @@ class TokenLine:
 
 @page(router, "/tokens")
 def tokens(request: Request, _: Admin, services: TheServices) -> Response:
-    """The tokens."""
+    """List the tokens."""
     return _respond(request, services)
 
 
@@ -65,13 +65,13 @@ def tokens(request: Request, _: Admin, services: TheServices) -> Response:
 def create_token(
     request: Request, actor: Admin, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Create a token and show it this once."""
+    """Create a token and show it once."""
     draft: dict[str, Any] = {name: form.get(name) for name in EMPTY}
-    draft |= {"scopes": form.all("scope"), "days": form.get("days") or str(DAYS)}
+    draft |= {"scopes": form.all("scope"), "days": form.get("days") or str(DEFAULT_DAYS)}
     now = services.clock.now()
     try:
         scopes, days = _scopes(draft["scopes"]), _days(draft["days"])
-        # Whoever made tokens alone would be two people with the next one.
+        # Otherwise a single administrator could act as two people with a second token.
         proposal = {**draft, "scopes": sorted(scopes)}
         token, secret = services.second_person.carry_out(
             "token",
@@ -138,9 +138,9 @@ def _line(token: Token, now: datetime) -> TokenLine:
 
 
 def _respond(request: Request, services: Services, status: int = 200, **shown: Any) -> Response:
-    """The tokens, valid ones first, then the newest, and what is ``shown`` of the form.
+    """Show the tokens, active ones first, each newest first.
 
-    ``made`` is the text of a new one, ``draft`` the form as it was filled in.
+    ``made`` is the text of a new token, ``draft`` the submitted form.
     """
     now = services.clock.now()
     lines = [_line(token, now) for token in services.tokens.all()]

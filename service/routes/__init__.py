@@ -1,4 +1,4 @@
-"""The routes, one module for each resource; a new module is one line in ``MODULES``."""
+"""The routes, one module per resource; a new module needs a line in ``MODULES``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = (
 
 
 def routers(*modules: str) -> tuple[APIRouter, ...]:
-    """The ``router`` of each of ``modules``, which are below this package."""
+    """Return the ``router`` of each of ``modules`` in this package."""
     return tuple(import_module(f"{__name__}.{module}").router for module in modules)
 
 

@@ -74,7 +74,7 @@ def mechanisms() -> Response:
 
 @cache
 def _all_mechanisms() -> bytes:
-    """They take 60 ms to write, and anybody may ask as often as they like."""
+    """Return the mechanisms as JSON, cached because it takes 60 ms to build and is public."""
     items = [item.as_dict() for item in all_mechanisms().values()]
     return bytes(JSONResponse({"items": items, "next": None}).body)
 
@@ -102,7 +102,7 @@ def mechanism(
 
 @router.get("/openapi.json", dependencies=OPEN, include_in_schema=False)
 async def openapi(request: Request) -> Response:
-    """FastAPI's own route for it would be the only one that declares no access."""
+    """Return the document; FastAPI's own route would declare no access."""
     state = request.app.state
     if not hasattr(state, "openapi"):
         state.openapi = bytes(JSONResponse(request.app.openapi()).body)
@@ -185,41 +185,41 @@ def metrics(services: TheServices) -> Response:
 
 # ---- pages about the API -------------------------------------------------------------
 
-PAGE = """<!doctype html>
+DOCS_PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Affidavit API</title>
 <link rel="stylesheet" href="/docs/swagger-ui.css">
 <div id="docs"><p>Loading. <a href="/openapi.json">The document</a> needs no scripts.</p></div>
 <script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/start.js"></script>
 </html>
 """
-START = """SwaggerUIBundle({
+START_SCRIPT = """SwaggerUIBundle({
   url: "/openapi.json", dom_id: "#docs", validatorUrl: null, defaultModelsExpandDepth: 0
 });
 """
-# Swagger UI sets styles by script and has its icons in the style sheet.
-POLICY = CONTENT_SECURITY_POLICY.replace("img-src 'self'", "img-src 'self' data:").replace(
-    "style-src 'self'", "style-src 'self' 'unsafe-inline'"
-)
-MEDIA = {"css": "text/css", "js": "text/javascript"}
+# Swagger UI sets styles by script, and its style sheet contains images.
+DOCS_SECURITY_POLICY = CONTENT_SECURITY_POLICY.replace(
+    "img-src 'self'", "img-src 'self' data:"
+).replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
+MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
 @router.get("/docs", dependencies=OPEN, include_in_schema=False)
 def docs() -> Response:
-    """The page."""
-    headers = {"Content-Security-Policy": POLICY}
-    return Response(PAGE, media_type="text/html", headers=headers)
+    """Return the page."""
+    headers = {"Content-Security-Policy": DOCS_SECURITY_POLICY}
+    return Response(DOCS_PAGE, media_type="text/html", headers=headers)
 
 
 @router.get("/docs/{name}", dependencies=OPEN, include_in_schema=False)
 def asset(
     name: Annotated[Literal["swagger-ui.css", "swagger-ui-bundle.js", "start.js"], Path()],
 ) -> Response:
-    """A part of the page; Swagger UI is that of the package fastapi-offline."""
-    content: str | bytes = START
+    """Return a file of the page; Swagger UI comes with the package fastapi-offline."""
+    content: str | bytes = START_SCRIPT
     if name != "start.js":
         content = (files("fastapi_offline") / "static" / name).read_bytes()
     headers = {"Cache-Control": "max-age=86400"}
-    return Response(content, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
+    return Response(content, media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)
 
 
 @router.get(
@@ -229,7 +229,7 @@ def asset(
     response_class=HTMLResponse,
 )
 def problem_type(code: Annotated[str, Path(pattern="^[a-z0-9_]{1,64}$")]) -> HTMLResponse:
-    """A short page with the messages and remedies of a code; ``…`` stands for what is filled in."""
+    """Return a page with the messages and remedies of a code; ``…`` stands for variable text."""
     meanings = explain(code)
     if not meanings:
         raise Problem(404, "not_found", "this code does not exist.")

@@ -1,7 +1,6 @@
-"""``/v1/certificates``: certify a plan, list certificates, and read one with its curves.
+"""``/v1/certificates``: certify plans, and list, read, approve and revoke certificates.
 
-Below a certificate stand the decisions about it: approvals, revocation, and its issues.
-``POST /v1/diagnoses`` takes a plan and a claim, and returns what explains the claim.
+``POST /v1/diagnoses`` takes a plan and a claim, and returns the mistakes that explain the claim.
 """
 
 from __future__ import annotations
@@ -95,19 +94,18 @@ async def certify_plan(
 
     `Prefer: wait=N` says how many seconds the client waits: 30 by default, 60 at most.
     """
-    # Called, and not declared: most requests ask for what is known, and each further dependency
-    # would take the framework a tenth as long as looking that up.
+    # Called, not declared as dependencies, which would slow down the most frequent requests.
     syntax = await syntax_of_body(http)
-    body = await read_body(http)
+    content = await read_body(http)
     request = PlanRequest(
         requester=actor.name,
         received_at=services.clock.now(),
         content_type=http.headers["content-type"][:255],
-        body=body,
+        body=content,
         team=actor.works_for,
     )
     submission = await services.certifications.submit(
-        actor.name, services.submit_plan(request, syntax), _patience(http)
+        actor.name, services.submit_plan(request, syntax), _wait_seconds(http)
     )
     if isinstance(submission, str):
         return _accepted(submission, request.received_at)
@@ -121,8 +119,8 @@ async def certify_plan(
     )
 
 
-def _patience(http: Request) -> float:
-    """Seconds that the client waits for an answer (``Prefer: wait``, RFC 7240)."""
+def _wait_seconds(http: Request) -> float:
+    """Return the seconds that the client waits for a response (``Prefer: wait``, RFC 7240)."""
     wait = _WAIT.search(",".join(http.headers.getlist("prefer")))
     return min(MAX_SECONDS, int(wait[1])) if wait else WAIT_SECONDS
 
@@ -168,7 +166,7 @@ def certification(
 
 
 class CertificateQuery(QueryModel):
-    """The parameters; an unknown one is refused, for a misspelt filter would show all."""
+    """Query parameters; unknown ones are refused, because a misspelt filter would match all."""
 
     verdict: Verdict | None = None
     status: Status | None = None
@@ -248,7 +246,7 @@ async def chart(_: Reader, services: TheServices, certificate_id: CertificateId)
     return Response(
         curves.svg,
         media_type=SVG,
-        # A picture that is opened by itself is a document, and this one runs nothing.
+        # Opened directly, an SVG is a document; this one runs no scripts.
         headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
     )
 
@@ -369,11 +367,11 @@ async def reissue_certificate(
     """Requires a person: sending the plan again never restores a revoked certificate."""
     certificate = await run_in_threadpool(services.store.get, certificate_id)
     now = services.clock.now()
-    answer = await reissue(services.policies, services.submit_plan, certificate, actor, now)
+    submission = await reissue(services.policies, services.submit_plan, certificate, actor, now)
     return Response(
-        result_document(answer.certificate),
-        201 if answer.created else 200,
-        _location(answer.certificate),
+        result_document(submission.certificate),
+        201 if submission.created else 200,
+        _location(submission.certificate),
         media_type=JSON,
     )
 

@@ -1,4 +1,4 @@
-"""``/v1/ledgers`` and ``/v1/reservations``: budgets, and what runs reserve and spend of them."""
+"""``/v1/ledgers`` and ``/v1/reservations``: budgets, and the reservations of runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ router = APIRouter(route_class=JsonRoute)
 BudgetReader = Annotated[
     Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.WORK, Scope.ADMIN)
 ]
-"""Those who spend a budget, and those who watch over it."""
+"""Actors who spend budgets or monitor them."""
 BudgetRequester = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.ADMIN)]
 Worker = Annotated[Actor, needs(Scope.WORK)]
 ForecastFor = Annotated[
@@ -47,7 +47,7 @@ ForecastFor = Annotated[
 ]
 ProposalDigest = Annotated[str, Path(pattern=ID_PATTERN, description="The proposal's `digest`.")]
 CHANGE = problems(404, 409)
-# What an empty body means.
+# The defaults for an empty body.
 COMMIT, SETTLE_IN_FULL, RELEASE = CommitRequest(), SettlementRequest(), ReleaseRequest()
 
 
@@ -117,10 +117,10 @@ def set_budget(
 def change_budget(
     services: Services, actor: Actor, call: CommandContext, dataset: str, request: BudgetRequest
 ) -> tuple[StoredLedger, bool]:
-    """Set a budget for the API and the pages, or note the request and raise ``Problem``."""
+    """Set a budget, or record a proposal and raise ``Problem``; for the API and the pages."""
     team = request.team
     if actor.team is not None and team is None and not services.ledger_store.ledgers(dataset):
-        team = actor.team  # a data set that has no owner yet, as far as they know
+        team = actor.team  # a data set without an owner, as far as the actor can see
     proposal = request.proposal(dataset, team)
     scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
     set_to = (scope, *request.decimals(), request.reason, call, team)
@@ -167,7 +167,7 @@ def decline_proposal(
 
 
 def decline(services: Services, actor: Actor, dataset: str, digest: str, reason: str) -> None:
-    """Decline a proposal for the API and the pages; raises ``Problem``."""
+    """Decline a proposal; raises ``Problem`` if it does not exist."""
     now = services.clock.now()
     if not services.second_person.decline(dataset, digest, reason, actor, now):
         raise Problem(404, "not_found", f"No proposal with that digest is pending for {dataset}.")
@@ -208,7 +208,7 @@ def grant_use(
 def change_grant(
     services: Services, actor: Actor, call: CommandContext, dataset: str, request: GrantRequest
 ) -> list[RowMapping]:
-    """Grant a team the use of a data set, or note the request and raise ``Problem``."""
+    """Grant a team the use of a data set, or record a proposal and raise ``Problem``."""
     if not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
     if request.may == "nothing":
@@ -334,7 +334,7 @@ def release(
         raise Problem(
             403,
             "not_yours",
-            "You can release only your own reservations. Ask whoever made it or an administrator.",
+            "You can release only your own reservations. Ask the requester or an administrator.",
         )
     release, reason = LockedReservation.release, request.reason
     return reservation_of(services.ledger_store.change(reservation_id, call, release, reason)[0])

@@ -1,8 +1,8 @@
 """``/v1/log``: the newest checkpoint, entries and RFC 9162 proofs; ``/v1/tlog``: C2SP tlog-tiles.
 
-Tiles are for monitors that are nobody's clients. The checkpoint and the tiles of hashes are for
-everybody, and say nothing of what was logged. Entries name people and data sets: they need the
-scope ``audit``, unless the operator makes them public (``AFFIDAVIT_LOG_ENTRIES=public``).
+Monitors read tiles without a token. Everybody may read the checkpoint and tiles of hashes, which
+reveal nothing about the entries. Entries name people and data sets, and require the scope
+``audit`` unless the operator publishes them (``AFFIDAVIT_LOG_ENTRIES=public``).
 
 Reference: C2SP, tlog-tiles.md.
 """
@@ -184,10 +184,10 @@ _TILE = {
 
 @dataclass(frozen=True)
 class EntriesGuard(Guard):
-    """Everybody where the operator made entries public, else those with the scope."""
+    """Admits everybody if log entries are public, and otherwise actors with the scope."""
 
     async def __call__(self, request: Request) -> Actor:
-        """The caller; raises as ``Guard`` does."""
+        """Return the caller; raises as ``Guard`` does."""
         if services_of(request).public_log_entries:
             await Open(limited=True)(request)
             return ANYBODY

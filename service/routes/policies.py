@@ -1,7 +1,4 @@
-"""``/v1/policies``: the policies that plans are judged by, new versions, and simulations.
-
-``/v1/waivers``: temporary exceptions to a rule of a policy, granted by another person.
-"""
+"""``/v1/policies`` and ``/v1/waivers``: policies, simulations, and exceptions from a rule."""
 
 from __future__ import annotations
 
@@ -39,22 +36,22 @@ from affidavit.service.routing import JsonRoute, next_page, read_body, syntax_of
 router = APIRouter(route_class=JsonRoute)
 
 PolicyReader = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.ADMIN)]
-"""Whoever is judged by policies, sets them or checks them may read them."""
+"""Actors who submit plans, approve, audit or administer."""
 PolicyName = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The policy's name.")
 ]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="Counts from 1.")]
 
 
-def parsed_policy(
+def read_policy(
     syntax: Annotated[Syntax, Depends(syntax_of_body)],
     content: Annotated[bytes, Depends(read_body)],
 ) -> Policy:
-    """The policy in the body, JSON or YAML; raises ``MalformedPolicy``."""
+    """Parse the policy in the body, JSON or YAML; raises ``MalformedPolicy``."""
     return parse_policy(content, syntax)
 
 
-PolicyBody = Annotated[Policy, Depends(parsed_policy)]
+PolicyBody = Annotated[Policy, Depends(read_policy)]
 
 
 class PageQuery(QueryModel):
@@ -109,14 +106,16 @@ def activate_policy(
     response: Response,
 ) -> PolicyVersion:
     """Versions of a policy are consecutive; certificates name the version that judged them."""
-    stored, new = activate_agreed(services, actor, policy)
+    stored, new = activate_if_agreed(services, actor, policy)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
     return version_of(stored, services.policies.policy_set())
 
 
-def activate_agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPolicy, bool]:
-    """Activate a policy for the API and the pages, or note the request and raise ``Problem``."""
+def activate_if_agreed(
+    services: Services, actor: Actor, policy: Policy
+) -> tuple[StoredPolicy, bool]:
+    """Activate a policy, or record a proposal and raise ``Problem``; for the API and the pages."""
     call, key = services.call_of(actor), services.keyring.current()
     return services.second_person.carry_out(
         "policy",
@@ -216,13 +215,13 @@ def grant_waiver(
 
     If the keyset requires several people, as many approvers send the same request.
     """
-    stored = grant_agreed(services, actor, request)
+    stored = grant_if_agreed(services, actor, request)
     response.headers["Location"] = f"/v1/waivers/{stored.waiver.id}"
     return WaiverView.of(stored, services.clock.now())
 
 
-def grant_agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
-    """Grant a waiver for the API and the pages, or note the request and raise ``Problem``."""
+def grant_if_agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
+    """Grant a waiver, or record a proposal and raise ``Problem``; for the API and the pages."""
     call, key = services.call_of(actor), services.keyring.current()
     team = request.team or actor.works_for
     return services.second_person.carry_out(

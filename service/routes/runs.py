@@ -1,6 +1,6 @@
 """``/v1/runs``: request, list, watch and cancel runs.
 
-Workers claim a run from a queue, and report on it under its fencing token.
+Workers claim a run from a queue, and report on it with its fencing token.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ MEDIA_TYPE = "text/event-stream"
 router = APIRouter(route_class=JsonRoute)
 
 NO_REASON = CancelRequest()
-"""What an empty body means."""
+"""The default for an empty body."""
 
 
 class RunQuery(QueryModel):
-    """The parameters; an unknown one is refused, for a misspelt filter would show all."""
+    """Query parameters; unknown ones are refused, because a misspelt filter would match all."""
 
     state: RunState | None = None
     queue: Name | None = None
@@ -150,7 +150,7 @@ def cancel(
     queue = services.runs.queue
     if queue.find(run_id).requested_by != actor.name and not actor.may(Scope.ADMIN):
         raise Problem(
-            403, "not_yours", "You can cancel only your own runs. Ask whoever requested it."
+            403, "not_yours", "You can cancel only your own runs. Ask the requester to cancel it."
         )
     call = CommandContext.of(actor, http, None, request)
     return run_of(queue.change(run_id, call, LockedRun.cancel, request.reason))
@@ -189,7 +189,7 @@ async def events(
         )
     return StreamingResponse(
         run_events.stream(run_id, last, actor.name),
-        # No cache may store it and no proxy may buffer it.
+        # Prevent caches from storing and proxies from buffering the stream.
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         media_type=MEDIA_TYPE,
     )

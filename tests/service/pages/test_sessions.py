@@ -16,7 +16,7 @@ from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.pages.sessions import IDLE, LONGEST, sessions
+from affidavit.service.pages.sessions import MAX_IDLE_TIME, MAX_LIFETIME, sessions
 from affidavit.service.settings import Settings
 
 HTML = {"accept": "text/html"}
@@ -115,7 +115,9 @@ def test_the_database_stores_only_cookie_hashes(door: Door) -> None:
     assert token not in str(dict(row))
 
 
-@pytest.mark.parametrize(("age", "idle"), [(LONGEST, timedelta()), (IDLE, IDLE)])
+@pytest.mark.parametrize(
+    ("age", "idle"), [(MAX_LIFETIME, timedelta()), (MAX_IDLE_TIME, MAX_IDLE_TIME)]
+)
 def test_an_expired_session_returns_to_sign_in(
     door: Door, monkeypatch: pytest.MonkeyPatch, age: timedelta, idle: timedelta
 ) -> None:

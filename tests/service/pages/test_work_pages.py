@@ -160,7 +160,7 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
 
 
 def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affidavit.service.pages.approvals.LISTED", 2)
+    monkeypatch.setattr("affidavit.service.pages.approvals.PAGE_SIZE", 2)
     _set_policy(yard, approvals=1)
     created = {
         yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps)).json()[
