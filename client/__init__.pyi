@@ -1,7 +1,7 @@
 from .calls import CertificateAnswer as CertificateAnswer
 from .calls import Problem as Problem
 from .calls import Unreachable as Unreachable
-from .calls import read_at_most as read_at_most
+from .calls import read_bounded as read_bounded
 from .calls import segment as segment
 from .clients import AsyncClient as AsyncClient
 from .clients import Client as Client

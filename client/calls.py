@@ -1,7 +1,7 @@
-"""The requests of a client, their answers, and when one is sent again.
+"""The requests of a client, their answers, and their retries.
 
-A request is repeated only if repeating it has no further effect: it reads, its answer is found by
-its content, or it has an idempotency key.
+A request is repeated only if that has no further effect: it reads, it is identified by its content,
+or it has an idempotency key.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ class Problem(Exception):
         self.detail = detail
 
 
-class _PolicyForm(BaseModel):
+class _PolicyFields(BaseModel):
     name: str
     version: int
 
 
-class _WaivedForm(BaseModel):
+class _WaivedFields(BaseModel):
     waiver: dict[str, Any] = {}
 
 
-class _IssueForm(BaseModel):
+class _IssueFields(BaseModel):
     id: str
     status: str
     bundle: dict[str, Any]
 
 
-class _CertificateForm(BaseModel):
-    """What must hold of a certificate's document before anything is read from it."""
+class _CertificateFields(BaseModel):
+    """The fields that a certificate's document must have before it is used."""
 
     verdict: str
     epsilon: Interval | None = None
     delta: Interval | None = None
     reasons: list[dict[str, Any]] = []
-    waived: list[_WaivedForm] = []
-    policy: _PolicyForm | None = None
-    certificate: _IssueForm
+    waived: list[_WaivedFields] = []
+    policy: _PolicyFields | None = None
+    certificate: _IssueFields
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateAnswer:
-    """A certificate's result ``document``, as the service gave it."""
+    """A certificate; ``document`` is the service's result document."""
 
     document: dict[str, Any]
 
@@ -89,7 +89,7 @@ class CertificateAnswer:
 
     @property
     def verdict(self) -> str:
-        """The verdict: ``certified``, or why not."""
+        """``certified``, ``under_noised``, ``unproved``, ``refused`` or ``undecided``."""
         return str(self.document["verdict"])
 
     @property
@@ -109,16 +109,16 @@ class CertificateAnswer:
         return json.dumps(self.document["certificate"]["bundle"], ensure_ascii=False).encode()
 
 
-def document_of(response: httpx.Response) -> Any:
-    """The JSON document of a response; raises ``Unreachable`` where it is none."""
+def read_document(response: httpx.Response) -> Any:
+    """Parse a JSON response; raises ``Unreachable`` if it is not JSON."""
     try:
         return response.json()
     except (ValueError, RecursionError):
         raise Unreachable(f"{response.url} did not return JSON") from None
 
 
-def reader_of(model: type[Model]) -> Callable[[httpx.Response], Model]:
-    """What reads a response as ``model``; it raises ``Unreachable`` where it is none."""
+def read_as(model: type[Model]) -> Callable[[httpx.Response], Model]:
+    """Return a function that parses a response as ``model``, or raises ``Unreachable``."""
 
     def read(response: httpx.Response) -> Model:
         try:
@@ -130,86 +130,83 @@ def reader_of(model: type[Model]) -> Callable[[httpx.Response], Model]:
     return read
 
 
-def certificate_of(response: httpx.Response) -> CertificateAnswer:
-    """The certificate of a response; raises ``Unreachable`` where it has none."""
-    document = document_of(response)
+def read_certificate(response: httpx.Response) -> CertificateAnswer:
+    """Parse a certificate; raises ``Unreachable`` if the response is none."""
+    document = read_document(response)
     try:
-        _CertificateForm.model_validate(document)
+        _CertificateFields.model_validate(document)
     except ValueError:
         raise Unreachable(f"{response.url} did not return a certificate") from None
     return CertificateAnswer(document)
 
 
-def error_of(response: httpx.Response) -> Exception:
-    """The error of an unsuccessful response."""
-    document = document_of(response)
+def read_error(response: httpx.Response) -> Exception:
+    """Return the error of an unsuccessful response."""
+    document = read_document(response)
     if not isinstance(document, dict) or not {"code", "detail"} <= document.keys():
         return Unreachable(f"{response.url} did not return a problem document")
-    return problem_of({**document, "status": response.status_code})
+    return parse_problem({**document, "status": response.status_code})
 
 
-def unreachable(server: str, result: object) -> Unreachable:
-    """The error of a service that did not respond, without the number of the system's error."""
+def no_response(server: str, result: object) -> Unreachable:
+    """Return the error of a service that did not respond, without the system's error number."""
     reason = re.sub(r"^\[Errno -?[0-9]+\] ", "", str(result))
     return Unreachable(f"{server} did not respond: {reason}")
 
 
-def problem_of(document: Mapping[str, Any]) -> Problem:
-    """The error that a problem document describes."""
+def parse_problem(document: Mapping[str, Any]) -> Problem:
+    """Return the error that a problem document (RFC 9457) describes."""
     return Problem(int(document["status"]), str(document["code"]), str(document["detail"]))
 
 
-EVENTS: dict[str, type[RunEvent] | type[RunProgress]] = {"state": RunEvent, "progress": RunProgress}
-"""The model of each kind of event; other kinds are passed over."""
-FIELDS = ("id", "event", "data")
-
-
-TIMEOUT = 30.0
-"""Seconds."""
-RETRIES = 2
-"""Repetitions of a request that failed."""
-RETRY_DELAY = 0.25
-"""Seconds before the first repetition; each further one waits twice as long."""
-MAX_BYTES = 256 * 1024 * 1024
-"""Of an answer, when decompressed."""
-MAX_SECONDS = 600.0
-"""Until an answer is complete."""
-MAX_LINE = 64 * 1024
-"""Characters of a line of events."""
-LONGEST_DELAY = 30.0
-"""Seconds, whatever Retry-After says."""
-POLL_DELAY = 1.0
-"""Seconds between two questions for a certification."""
-RECONNECT_DELAY = 1.0
-"""Seconds before an event stream reconnects."""
+EVENT_MODELS: dict[str, type[RunEvent] | type[RunProgress]] = {
+    "state": RunEvent,
+    "progress": RunProgress,
+}
+"""The model of each kind of event; other kinds are ignored."""
+EVENT_FIELDS = ("id", "event", "data")
+TIMEOUT_SECONDS = 30.0
+MAX_RETRIES = 2
+FIRST_RETRY_SECONDS = 0.25
+"""Pause before the first retry; each later pause is twice as long."""
+MAX_RETRY_SECONDS = 30.0
+"""Longest pause, even if Retry-After is longer."""
+RETRIED_STATUSES = (429, 502, 503, 504)
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+"""Size of a decompressed response."""
+MAX_RESPONSE_SECONDS = 600.0
+MAX_LINE_LENGTH = 64 * 1024
+"""Characters of a line of an event stream."""
+POLL_SECONDS = 1.0
+"""Pause between two requests for a certification."""
+RECONNECT_SECONDS = 1.0
+"""Pause before an event stream reconnects."""
 MAX_RECONNECTS = 30
-"""Failed reconnects in a row before giving up."""
-TEMPORARY = (429, 502, 503, 504)
-NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
-"""What a request raises that no server answers, or whose URL names none."""
-FAILURES = (*NO_ANSWER, ValueError, TypeError, RecursionError)
-"""What a broken connection or stream raises."""
+"""Consecutive failures after which an event stream gives up."""
+TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+"""Errors of a request without a response, or with an invalid URL."""
+STREAM_ERRORS = (*TRANSPORT_ERRORS, ValueError, TypeError, RecursionError)
+"""Errors of a broken connection or event stream."""
 
 
-class Body:
-    """The body of a streamed response: at most ``most`` bytes when decompressed, in ``seconds``."""
+class BoundedBody:
+    """The decompressed body of a streamed response, limited in size and time."""
 
-    def __init__(self, most: int, seconds: float) -> None:
+    def __init__(self, max_bytes: int, max_seconds: float) -> None:
         self._content = bytearray()
-        self._most = most
-        self._seconds = seconds
-        self._end = time.monotonic() + seconds
+        self._max_bytes, self._max_seconds = max_bytes, max_seconds
+        self._end = time.monotonic() + max_seconds
 
     def add(self, part: bytes) -> None:
-        """One more part; raises ``httpx.HTTPError`` where it is too much or too late."""
+        """Append a part; raises ``httpx.HTTPError`` beyond a limit."""
         self._content += part
-        if len(self._content) > self._most:
-            raise httpx.RemoteProtocolError(f"the answer is longer than {self._most} bytes")
+        if len(self._content) > self._max_bytes:
+            raise httpx.RemoteProtocolError(f"the answer is longer than {self._max_bytes} bytes")
         if time.monotonic() > self._end:
-            raise httpx.ReadTimeout(f"the answer takes longer than {self._seconds:g} s")
+            raise httpx.ReadTimeout(f"the answer takes longer than {self._max_seconds:g} s")
 
-    def of(self, response: httpx.Response) -> httpx.Response:
-        """``response``, with this body."""
+    def complete(self, response: httpx.Response) -> httpx.Response:
+        """Return ``response`` with this body."""
         headers = response.headers.copy()
         headers.pop("content-encoding", None)
         return httpx.Response(
@@ -220,15 +217,15 @@ class Body:
         )
 
 
-def read_at_most(response: httpx.Response, most: int, seconds: float) -> httpx.Response:
-    """A streamed ``response`` as a whole, of ``most`` bytes when decompressed.
+def read_bounded(response: httpx.Response, max_bytes: int, max_seconds: float) -> httpx.Response:
+    """Read a streamed ``response`` of at most ``max_bytes`` when decompressed.
 
-    Raises ``httpx.HTTPError`` where it is more, or takes longer than ``seconds``.
+    Raises ``httpx.HTTPError`` if it is larger, or takes longer than ``max_seconds``.
     """
-    body = Body(most, seconds)
+    body = BoundedBody(max_bytes, max_seconds)
     for part in response.iter_bytes():
         body.add(part)
-    return body.of(response)
+    return body.complete(response)
 
 
 Answer = TypeVar("Answer")
@@ -236,9 +233,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[Answer]):
-    """One request; ``read`` returns its answer, or the call that follows after ``pause`` seconds.
+    """One request, sent after ``pause`` seconds; ``read`` returns its answer or the next call.
 
-    ``repeatable`` lets it be sent again.
+    A ``repeatable`` call is retried. ``key`` is an idempotency key.
     """
 
     method: str
@@ -249,46 +246,48 @@ class Call(Generic[Answer]):
     query: Mapping[str, str] | None = None
     key: str | None = None
     repeatable: bool = False
-    waits: bool = False
-    """Whether the service may answer with 202 before the timeout, and the answer is polled."""
+    prefers_wait: bool = False
+    """Whether the service may answer with 202 before the timeout, so that the answer is polled."""
 
-    @property
-    def target(self) -> str:
-        """The path and the query; invalid Unicode is sent too, for the service to refuse."""
+    def options(self, server: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
+        """Return the arguments of ``httpx.Client.stream``."""
+        # Invalid Unicode is sent too, for the service to refuse.
         query = f"?{urlencode(self.query, errors='surrogatepass')}" if self.query else ""
-        return f"{self.path}{query}"
-
-    def options(self, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
-        """The arguments of httpx for this request."""
-        key = {"idempotency-key": self.key} if self.key else {}
-        body: dict[str, Any] = {}
+        added = {"idempotency-key": self.key} if self.key else {}
+        content = None
         if self.method == "POST":
             text = json.dumps(self.document, allow_nan=False, separators=(",", ":"))
-            body["content"] = text.encode("ascii")
-            key["content-type"] = "application/json"
-        if self.waits:
-            key["prefer"] = f"wait={int(timeout / 2)}"
-        return {**body, "headers": {**headers, **key}, "timeout": timeout}
+            content = text.encode("ascii")
+            added["content-type"] = "application/json"
+        if self.prefers_wait:
+            added["prefer"] = f"wait={int(timeout / 2)}"
+        return {
+            "method": self.method,
+            "url": f"{server}{self.path}{query}",
+            "content": content,
+            "headers": {**headers, **added},
+            "timeout": timeout,
+        }
 
-    def delay(self, attempt: int, response: httpx.Response | None) -> float | None:
-        """Seconds until the request is sent again; None if it is not, after ``attempt`` tries."""
-        if attempt >= RETRIES or not self.repeatable:
+    def retry_delay(self, attempt: int, response: httpx.Response | None) -> float | None:
+        """Return the seconds until the retry after ``attempt`` retries, or None for no retry."""
+        if attempt >= MAX_RETRIES or not self.repeatable:
             return None
-        if response is not None and response.status_code not in TEMPORARY:
+        if response is not None and response.status_code not in RETRIED_STATUSES:
             return None
-        delay = RETRY_DELAY * float(2**attempt)
-        stated = "" if response is None else response.headers.get("retry-after", "")
-        asked_for = float(stated) if stated.isdecimal() else 0.0
-        return min(LONGEST_DELAY, max(delay, asked_for))
+        delay = FIRST_RETRY_SECONDS * float(2**attempt)
+        header = "" if response is None else response.headers.get("retry-after", "")
+        retry_after = float(header) if header.isdecimal() else 0.0
+        return min(MAX_RETRY_SECONDS, max(delay, retry_after))
 
 
 def get(path: str, query: Mapping[str, str] | None = None) -> Call[Any]:
-    """The JSON document at ``path``."""
-    return _get(path, document_of, query)
+    """Fetch the JSON document at ``path``."""
+    return _get(path, read_document, query)
 
 
 def content(path: str) -> Call[bytes]:
-    """The bytes at ``path``."""
+    """Fetch the bytes at ``path``."""
     return _get(path, lambda response: response.content)
 
 
@@ -297,19 +296,20 @@ def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
     return Call(
         method="POST",
         path=path,
-        read=document_of,
+        read=read_document,
         document=document,
         key=key,
         repeatable=key is not None,
     )
 
 
-def conversation(
+def exchange(
     call: Call[Answer], server: str
 ) -> Generator[Call[Answer] | float, httpx.Response | Exception | None, Answer]:
-    """The answer of ``call``, from the responses to the calls that this yields to be sent.
+    """Yield the calls to send and the seconds to wait, and return the answer of ``call``.
 
-    It yields seconds to wait as well. Raises ``Unreachable`` and ``Problem``.
+    The response to each call is sent back into the generator, so that both clients share it. Raises
+    ``Unreachable`` and ``Problem``.
     """
     attempt = 0
     while True:
@@ -322,56 +322,58 @@ def conversation(
             call, attempt = answer, 0
             yield call.pause
             continue
-        delay = call.delay(attempt, response)
+        delay = call.retry_delay(attempt, response)
         if delay is None:
-            raise unreachable(server, result) if response is None else error_of(response)
+            raise no_response(server, result) if response is None else read_error(response)
         attempt += 1
         yield delay
 
 
 def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer]:
-    """Certify a plan document; waits for the certificate as long as the service takes.
+    """Certify a plan document, and wait for the certificate.
 
-    The same plan always gets the same certificate. A plan that takes longer than a request is
-    answered with a certification, which is polled.
+    The same plan always gets the same certificate. If a plan takes longer than a request, its
+    certification is polled.
     """
     call = post("/v1/certificates", plan)
-    return replace(call, read=_submitted, repeatable=True, waits=True)
+    return replace(call, read=_read_submission, repeatable=True, prefers_wait=True)
 
 
-def _submitted(response: httpx.Response) -> CertificateAnswer | Call[CertificateAnswer]:
+def _read_submission(response: httpx.Response) -> CertificateAnswer | Call[CertificateAnswer]:
     accepted = response.status_code == httpx.codes.ACCEPTED
-    return _polled(response) if accepted else certificate_of(response)
+    return _read_certification(response) if accepted else read_certificate(response)
 
 
-def _polled(response: httpx.Response) -> Call[CertificateAnswer]:
-    """What comes after a certification: its next state, or its certificate.
+def _read_certification(response: httpx.Response) -> Call[CertificateAnswer]:
+    """Return the call for the certificate, or for the next state of the certification.
 
-    Raises ``Problem`` where it failed.
+    Raises ``Problem`` if the certification failed.
     """
-    certification = reader_of(Certification)(response)
+    certification = read_as(Certification)(response)
     if certification.problem is not None:
-        raise problem_of(certification.problem)
+        raise parse_problem(certification.problem)
     if certification.certificate is not None:
         return certificate(certification.certificate)
     path = f"/v1/certifications/{segment(certification.id)}"
-    return Call(method="GET", path=path, read=_polled, repeatable=True, pause=POLL_DELAY)
+    return Call(
+        method="GET", path=path, read=_read_certification, repeatable=True, pause=POLL_SECONDS
+    )
 
 
 def certificate(certificate_id: str) -> Call[CertificateAnswer]:
-    """A certificate."""
-    return _get(f"/v1/certificates/{segment(certificate_id)}", certificate_of)
+    """Fetch a certificate."""
+    return _get(f"/v1/certificates/{segment(certificate_id)}", read_certificate)
 
 
 def approve(certificate_id: str, decision: Mapping[str, Any]) -> Call[CertificateAnswer]:
     """Approve or reject a certificate."""
     path = f"/v1/certificates/{segment(certificate_id)}/approvals"
-    return replace(post(path, decision), read=certificate_of)
+    return replace(post(path, decision), read=read_certificate)
 
 
 def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Revocation, bool]]:
-    """Revoke a certificate; the revocation, and whether it is new."""
-    read, path = reader_of(Revocation), f"/v1/certificates/{segment(certificate_id)}/revocation"
+    """Revoke a certificate; return the revocation, and whether it is new."""
+    read, path = read_as(Revocation), f"/v1/certificates/{segment(certificate_id)}/revocation"
     return replace(
         post(path, revocation),
         read=lambda response: (read(response), response.status_code == httpx.codes.CREATED),
@@ -379,57 +381,59 @@ def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Rev
 
 
 def status_list() -> Call[bytes]:
-    """The signed status list."""
+    """Fetch the signed status list."""
     return content("/v1/status")
 
 
 def policy(name: str, version: int) -> Call[PolicyVersion]:
-    """A version of a policy."""
-    return _get(f"/v1/policies/{segment(name)}/{version}", reader_of(PolicyVersion))
+    """Fetch a version of a policy."""
+    return _get(f"/v1/policies/{segment(name)}/{version}", read_as(PolicyVersion))
 
 
 def publish_keyset(envelope: Mapping[str, Any]) -> Call[PublishedKeyset]:
     """Publish a signed keyset."""
-    return _change("/v1/keysets", PublishedKeyset, envelope)
+    return _post_model("/v1/keysets", PublishedKeyset, envelope)
 
 
 def ledgers(dataset: str, certificate: str | None = None) -> Call[list[Ledger]]:
-    """The ledgers of a data set, with a forecast for ``certificate``."""
+    """Fetch the ledgers of a data set, with a forecast for ``certificate``."""
     query = {} if certificate is None else {"certificate": certificate}
-    read = reader_of(Page[Ledger])
+    read = read_as(Page[Ledger])
     return _get(f"/v1/ledgers/{segment(dataset)}", lambda response: read(response).items, query)
 
 
 def reserve(dataset: str, certificate: str, key: str | None = None) -> Call[Reservation]:
     """Reserve the cost of a certified run; ``key`` is an idempotency key, a new one if None."""
     path = f"/v1/ledgers/{segment(dataset)}/reservations"
-    return _change(path, Reservation, {"certificate": certificate}, key or new_key())
+    return _post_model(
+        path, Reservation, {"certificate": certificate}, key or new_idempotency_key()
+    )
 
 
 def release(reservation: str, reason: str, key: str | None = None) -> Call[Reservation]:
     """Release a reservation; ``key`` is an idempotency key, a new one if None."""
     path = f"/v1/reservations/{segment(reservation)}/release"
-    return _change(path, Reservation, {"reason": reason}, key or new_key())
+    return _post_model(path, Reservation, {"reason": reason}, key or new_idempotency_key())
 
 
 def run(run_id: str) -> Call[Run]:
-    """The state of a run."""
-    return _get(f"/v1/runs/{segment(run_id)}", reader_of(Run))
+    """Fetch a run."""
+    return _get(f"/v1/runs/{segment(run_id)}", read_as(Run))
 
 
 def runs(path: str, filters: Mapping[str, str]) -> Call[Page[Run]]:
-    """Read the page of runs at ``path``."""
-    return _get(path, reader_of(Page[Run]), filters)
+    """Fetch the page of runs at ``path``."""
+    return _get(path, read_as(Page[Run]), filters)
 
 
 def request_run(run: Mapping[str, Any], key: str | None = None) -> Call[Run]:
     """Request a training run; ``key`` is an idempotency key, a new one if None."""
-    return _change("/v1/runs", Run, run, key or new_key())
+    return _post_model("/v1/runs", Run, run, key or new_idempotency_key())
 
 
 def cancel_run(run_id: str, reason: str) -> Call[Run]:
-    """Cancel a run; not repeated, because the answer says whether this call stopped it."""
-    return _change(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
+    """Cancel a run; not retried, because the answer says whether this call cancelled it."""
+    return _post_model(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
 
 
 def _get(
@@ -440,17 +444,19 @@ def _get(
     return Call(method="GET", path=path, read=read, query=query, repeatable=True)
 
 
-def _change(path: str, model: type[Model], document: Any, key: str | None = None) -> Call[Model]:
-    return replace(post(path, document, key), read=reader_of(model))
+def _post_model(
+    path: str, model: type[Model], document: Any, key: str | None = None
+) -> Call[Model]:
+    return replace(post(path, document, key), read=read_as(model))
 
 
 def segment(name: str) -> str:
-    """``name`` as one path segment; dots are encoded so that no client resolves them."""
+    """Encode ``name`` as one path segment; dots too, so that no client resolves them."""
     return (
         "%2E" * len(name) if name in (".", "..") else quote(name, safe="", errors="surrogatepass")
     )
 
 
-def new_key() -> str:
-    """A new idempotency key."""
+def new_idempotency_key() -> str:
+    """Return a new idempotency key."""
     return str(uuid.uuid4())

@@ -1,7 +1,7 @@
-"""The clients: every method is one request of ``calls``, which ``AsyncClient`` sends awaited.
+"""The blocking and the asynchronous client; every method is a request of ``calls``.
 
 >>> Client("http://127.0.0.1:8321").certificate.__doc__
-'A certificate.'
+'Fetch a certificate.'
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import httpx
 
 from affidavit.client import calls
 from affidavit.client.calls import (
-    MAX_BYTES,
-    MAX_SECONDS,
+    MAX_RESPONSE_BYTES,
+    MAX_RESPONSE_SECONDS,
     Answer,
-    Body,
+    BoundedBody,
     Call,
-    conversation,
-    error_of,
-    read_at_most,
+    exchange,
+    read_bounded,
+    read_error,
 )
 from affidavit.client.models import Run, RunEvent, RunProgress
 
 P = ParamSpec("P")
 
 
-class Method(Generic[P, Answer]):
-    """A request as a method: the blocking client returns its answer, the other one awaits it."""
+class ClientMethod(Generic[P, Answer]):
+    """A request as a method of both clients; that of ``AsyncClient`` is a coroutine."""
 
     def __init__(self, call: Callable[P, Call[Answer]]) -> None:
         self.call = call
@@ -47,129 +47,130 @@ class Method(Generic[P, Answer]):
         self, client: AsyncClient, owner: type
     ) -> Callable[P, Coroutine[Any, Any, Answer]]: ...
     def __get__(self, client: Client | AsyncClient | None, owner: type) -> Any:
-        """The method of ``client``."""
+        """Return the method of ``client``."""
         if client is None:
             return self
 
         @wraps(self.call)
-        def method(*values: P.args, **named: P.kwargs) -> Any:
-            return client.send(self.call(*values, **named))
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self.call(*args, **kwargs))
 
         return method
 
 
-class _Requests:
-    """What both clients have: their address, their token, and the methods that are one request."""
+class _ClientBase:
+    """The address, the token and the methods of both clients."""
 
     def __init__(
-        self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT
+        self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT_SECONDS
     ) -> None:
         self.server = server.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._timeout = timeout
 
-    certificate = Method(calls.certificate)
-    submit = Method(calls.submit)
-    approve = Method(calls.approve)
-    revoke = Method(calls.revoke)
-    status_list = Method(calls.status_list)
-    policy = Method(calls.policy)
-    publish_keyset = Method(calls.publish_keyset)
-    ledgers = Method(calls.ledgers)
-    reserve = Method(calls.reserve)
-    release = Method(calls.release)
-    request_run = Method(calls.request_run)
-    run = Method(calls.run)
-    cancel_run = Method(calls.cancel_run)
-    get = Method(calls.get)
-    content = Method(calls.content)
-    post = Method(calls.post)
+    certificate = ClientMethod(calls.certificate)
+    submit = ClientMethod(calls.submit)
+    approve = ClientMethod(calls.approve)
+    revoke = ClientMethod(calls.revoke)
+    status_list = ClientMethod(calls.status_list)
+    policy = ClientMethod(calls.policy)
+    publish_keyset = ClientMethod(calls.publish_keyset)
+    ledgers = ClientMethod(calls.ledgers)
+    reserve = ClientMethod(calls.reserve)
+    release = ClientMethod(calls.release)
+    request_run = ClientMethod(calls.request_run)
+    run = ClientMethod(calls.run)
+    cancel_run = ClientMethod(calls.cancel_run)
+    get = ClientMethod(calls.get)
+    content = ClientMethod(calls.content)
+    post = ClientMethod(calls.post)
 
     def _options(self, call: Call[Any]) -> Mapping[str, Any]:
-        """The arguments of httpx for ``call``."""
-        options = call.options(self._headers, self._timeout)
-        return {"method": call.method, "url": f"{self.server}{call.target}", **options}
+        return call.options(self.server, self._headers, self._timeout)
 
     def _events(self, run_id: str) -> EventStream:
         return EventStream(self.server, run_id, self._headers)
 
 
 class EventStream:
-    """The events of a run, over as many connections as that takes."""
+    """The events of a run, over one connection or several."""
 
     def __init__(self, server: str, run_id: str, headers: Mapping[str, str]) -> None:
         self._server = server
         self._headers = headers
         self._failures = 0
-        self._last = ""
-        self._rest = ""
+        self._last_event_id = ""
+        self._partial_line = ""
         self._fields: dict[str, str] = {}
         self.url = f"{server}/v1/runs/{run_id}/events"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the next request, which goes on after the last event."""
-        return {**self._headers, **({"last-event-id": self._last} if self._last else {})}
+        """The headers of the next request, which continues after the last event."""
+        return {
+            **self._headers,
+            **({"last-event-id": self._last_event_id} if self._last_event_id else {}),
+        }
 
     def read(self, text: str) -> Iterator[RunEvent | RunProgress]:
-        """The events that ``text`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
-        *lines, self._rest = (self._rest + text).split("\n")
-        if len(self._rest) > calls.MAX_LINE:
-            raise ValueError(f"a line of events is longer than {calls.MAX_LINE} characters")
+        """Yield the events that ``text`` completes (WHATWG HTML, 9.2); raises ``ValueError``."""
+        *lines, self._partial_line = (self._partial_line + text).split("\n")
+        if len(self._partial_line) > calls.MAX_LINE_LENGTH:
+            raise ValueError(f"a line of events is longer than {calls.MAX_LINE_LENGTH} characters")
         for line in lines:
             name, _, value = line.removesuffix("\r").partition(":")
-            if name in calls.FIELDS:
+            if name in calls.EVENT_FIELDS:
                 self._fields[name] = value.removeprefix(" ")
-            if not line.rstrip("\r") and (event := self._complete()) is not None:
+            if not line.rstrip("\r") and (event := self._take_event()) is not None:
                 self._failures = 0
                 yield event
 
-    def _complete(self) -> RunEvent | RunProgress | None:
+    def _take_event(self) -> RunEvent | RunProgress | None:
         fields, self._fields = self._fields, {}
-        self._last = fields.get("id", self._last)
+        self._last_event_id = fields.get("id", self._last_event_id)
         if "data" not in fields:
             return None
         if "event" not in fields:
-            raise ValueError("an event of a run has a name")
-        model = calls.EVENTS.get(fields["event"])
+            raise ValueError("an event has no name")
+        model = calls.EVENT_MODELS.get(fields["event"])
         return None if model is None else model.model_validate_json(fields["data"])
 
-    def _restart(self) -> None:
-        """Forget the event that a broken connection left incomplete."""
-        self._rest, self._fields = "", {}
+    def _discard_partial_event(self) -> None:
+        """Discard the event that a broken connection left incomplete."""
+        self._partial_line, self._fields = "", {}
 
-    def is_over(self, response: httpx.Response) -> bool:
-        """Whether the service has no more events; raises what a refusal that is final is."""
-        self._restart()
+    def has_ended(self, response: httpx.Response) -> bool:
+        """Whether the service has no more events; raises ``Problem`` for a permanent error."""
+        self._discard_partial_event()
         if response.is_success:
             self._failures = 0
         elif not response.is_server_error or self._failures == calls.MAX_RECONNECTS:
-            raise error_of(response)
+            raise read_error(response)
         else:
             self._failures += 1
         return response.status_code == httpx.codes.NO_CONTENT
 
-    def fail(self, error: Exception) -> None:
-        """Count a broken connection; raises ``Unreachable`` after too many."""
+    def count_failure(self, error: Exception) -> None:
+        """Count a broken connection; raises ``Unreachable`` after ``MAX_RECONNECTS``."""
         if self._failures == calls.MAX_RECONNECTS:
-            raise calls.unreachable(self._server, error) from None
+            raise calls.no_response(self._server, error) from None
         self._failures += 1
-        self._restart()
+        self._discard_partial_event()
 
 
-class Client(_Requests):
+class Client(_ClientBase):
     """A client of the service at ``server``; methods raise ``Unreachable`` and ``Problem``.
 
-    Reads, and requests whose repetition has no further effect, are sent again when the service
-    does not answer or is busy.
+    Requests whose repetition has no further effect are retried if the service does not answer or is
+    busy.
     """
 
     def __init__(
-        self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT
+        self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT_SECONDS
     ) -> None:
         super().__init__(server, token, timeout=timeout)
         self._http = httpx.Client(timeout=timeout)
-        # Whoever needs the connections closed at once uses `with` or `close`.
+        # To close the connections earlier, use `with` or `close`.
         weakref.finalize(self, self._http.close)
 
     def __enter__(self) -> Self:
@@ -184,7 +185,7 @@ class Client(_Requests):
 
     def send(self, call: Call[Answer]) -> Answer:
         """Send a request, with retries if it may be repeated, and return its answer."""
-        steps = conversation(call, self.server)
+        steps = exchange(call, self.server)
         step, result = next(steps), None
         while True:
             try:
@@ -200,12 +201,12 @@ class Client(_Requests):
     def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
             with self._http.stream(**self._options(call)) as response:
-                return read_at_most(response, MAX_BYTES, MAX_SECONDS)
-        except calls.NO_ANSWER as error:
+                return read_bounded(response, MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS)
+        except calls.TRANSPORT_ERRORS as error:
             return error
 
     def runs(self, **filters: str) -> Iterator[Run]:
-        """The runs that match the filters of ``GET /v1/runs``, latest first."""
+        """Yield the runs that match the filters of ``GET /v1/runs``, latest first."""
         page = self.send(calls.runs("/v1/runs", filters))
         while True:
             yield from page.items
@@ -214,9 +215,10 @@ class Client(_Requests):
             page = self.send(calls.runs(page.next, {}))
 
     def run_events(self, run_id: str) -> Iterator[RunEvent | RunProgress]:
-        """The states and progress of a run, until the service ends the stream.
+        """Yield the states and progress of a run, until the service ends the stream.
 
-        Reconnects after the last event; a service that keeps failing raises.
+        A broken connection is resumed after the last event. Raises after ``MAX_RECONNECTS``
+        consecutive failures.
         """
         events = self._events(run_id)
         while True:
@@ -227,27 +229,26 @@ class Client(_Requests):
                             yield from events.read(text)
                         answer = response
                     else:
-                        answer = read_at_most(response, MAX_BYTES, MAX_SECONDS)
-                    if events.is_over(answer):
+                        answer = read_bounded(response, MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS)
+                    if events.has_ended(answer):
                         return
-            except calls.FAILURES as error:
-                events.fail(error)
-            time.sleep(calls.RECONNECT_DELAY)
+            except calls.STREAM_ERRORS as error:
+                events.count_failure(error)
+            time.sleep(calls.RECONNECT_SECONDS)
 
 
-async def _whole(response: httpx.Response) -> httpx.Response:
-    """What ``read_at_most`` returns."""
-    body = Body(MAX_BYTES, MAX_SECONDS)
+async def _read_bounded_async(response: httpx.Response) -> httpx.Response:
+    body = BoundedBody(MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS)
     async for part in response.aiter_bytes():
         body.add(part)
-    return body.of(response)
+    return body.complete(response)
 
 
-class AsyncClient(_Requests):
+class AsyncClient(_ClientBase):
     """The asynchronous client: the methods of ``Client``, awaited."""
 
     def __init__(
-        self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT
+        self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT_SECONDS
     ) -> None:
         super().__init__(server, token, timeout=timeout)
         self._http = httpx.AsyncClient(timeout=timeout)
@@ -264,7 +265,7 @@ class AsyncClient(_Requests):
 
     async def send(self, call: Call[Answer]) -> Answer:
         """Send a request, with retries if it may be repeated, and return its answer."""
-        steps = conversation(call, self.server)
+        steps = exchange(call, self.server)
         step, result = next(steps), None
         while True:
             try:
@@ -280,12 +281,12 @@ class AsyncClient(_Requests):
     async def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
             async with self._http.stream(**self._options(call)) as response:
-                return await _whole(response)
-        except calls.NO_ANSWER as error:
+                return await _read_bounded_async(response)
+        except calls.TRANSPORT_ERRORS as error:
             return error
 
     async def runs(self, **filters: str) -> AsyncIterator[Run]:
-        """The runs that match the filters of ``GET /v1/runs``, latest first."""
+        """Yield the runs that match the filters of ``GET /v1/runs``, latest first."""
         page = await self.send(calls.runs("/v1/runs", filters))
         while True:
             for run in page.items:
@@ -295,9 +296,10 @@ class AsyncClient(_Requests):
             page = await self.send(calls.runs(page.next, {}))
 
     async def run_events(self, run_id: str) -> AsyncIterator[RunEvent | RunProgress]:
-        """The states and progress of a run, until the service ends the stream.
+        """Yield the states and progress of a run, until the service ends the stream.
 
-        Reconnects after the last event; a service that keeps failing raises.
+        A broken connection is resumed after the last event. Raises after ``MAX_RECONNECTS``
+        consecutive failures.
         """
         events = self._events(run_id)
         while True:
@@ -309,9 +311,9 @@ class AsyncClient(_Requests):
                                 yield event
                         answer = response
                     else:
-                        answer = await _whole(response)
-                    if events.is_over(answer):
+                        answer = await _read_bounded_async(response)
+                    if events.has_ended(answer):
                         return
-            except calls.FAILURES as error:
-                events.fail(error)
-            await asyncio.sleep(calls.RECONNECT_DELAY)
+            except calls.STREAM_ERRORS as error:
+                events.count_failure(error)
+            await asyncio.sleep(calls.RECONNECT_SECONDS)

@@ -1,7 +1,7 @@
-"""What the service answers, as typed models; the service builds its answers of the same ones.
+"""Typed models of the service's answers; the service builds them too.
 
-Numbers are rounded outward: bounds of ε, δ and μ up, what remains of a budget down. A bound that
-the JSON states as null is infinite.
+Numbers are rounded outward: bounds of ε, δ and μ up, the rest of a budget down. A bound that is
+null in JSON is infinite.
 
 >>> RunCharge.model_validate_json('{"epsilon": null, "delta": 1e-5, "mu": null}').epsilon
 inf
@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 
 
 def is_none(value: object) -> bool:
-    """Whether a field is left out of an answer."""
+    """Whether ``value`` is None, so that its field is omitted."""
     return value is None
 
 
@@ -57,7 +57,7 @@ Bound = Annotated[
     PlainSerializer(_finite),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
 ]
-"""A number, rounded outward; null in JSON if it is not bounded."""
+"""A number, rounded outward; null in JSON if it is infinite."""
 Instant = Annotated[
     datetime,
     PlainSerializer(_milliseconds),
@@ -67,7 +67,7 @@ Instant = Annotated[
 
 
 class ResponseModel(BaseModel):
-    """Base of JSON answers; reads attributes, so that a dataclass row can fill it."""
+    """Base of JSON answers; reads attributes, so that rows and dataclasses can be validated."""
 
     model_config = ConfigDict(
         frozen=True, from_attributes=True, json_schema_serialization_defaults_required=True

@@ -30,7 +30,7 @@ from affidavit.certificate.log import (
     read_inclusion,
     tile_path,
 )
-from affidavit.client import read_at_most
+from affidavit.client import read_bounded
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
@@ -89,7 +89,7 @@ class HttpSource:
     def _get(self, path: str) -> bytes:
         try:
             with self._client.stream("GET", f"{self._url}/{path}") as response:
-                content = read_at_most(response, MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS).content
+                content = read_bounded(response, MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS).content
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
         if response.status_code == httpx.codes.NOT_FOUND:

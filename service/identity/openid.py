@@ -51,7 +51,7 @@ import httpx
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from affidavit.client import read_at_most
+from affidavit.client import read_bounded
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.provider import Provider, SignInClient
 
@@ -210,7 +210,7 @@ def fetch(method: str, url: str, **arguments: Any) -> tuple[int, bytes]:
     with httpx.stream(
         method, url, timeout=READ_SECONDS, follow_redirects=False, **arguments
     ) as response:
-        whole = read_at_most(response, LARGEST, READ_SECONDS)
+        whole = read_bounded(response, LARGEST, READ_SECONDS)
     return whole.status_code, whole.content
 
 

@@ -43,7 +43,7 @@ from affidavit.certificate.log import (
     read_checkpoint,
     timestamp_line,
 )
-from affidavit.client import read_at_most
+from affidavit.client import read_bounded
 from affidavit.plan import Reason
 from affidavit.service.database import Store
 from affidavit.service.errors import OperatorError
@@ -260,7 +260,7 @@ def post(url: str, content: bytes, media: str) -> httpx.Response:
         with httpx.stream(
             "POST", url, content=content, headers=sent, timeout=TIMEOUT_SECONDS
         ) as response:
-            return read_at_most(response, MAX_RESPONSE_BYTES, TIMEOUT_SECONDS)
+            return read_bounded(response, MAX_RESPONSE_BYTES, TIMEOUT_SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None

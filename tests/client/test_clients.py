@@ -47,9 +47,9 @@ Ask = Callable[[str, tuple[Any, ...], list[Answer]], tuple[Any, list[httpx.Reque
 @pytest.fixture(params=["blocking", "asynchronous"])
 def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Call a method of a client whose service gives ``answers`` in turn."""
-    monkeypatch.setattr(calls, "RETRY_DELAY", 0)
-    monkeypatch.setattr(calls, "LONGEST_DELAY", 0)
-    monkeypatch.setattr(calls, "POLL_DELAY", 0)
+    monkeypatch.setattr(calls, "FIRST_RETRY_SECONDS", 0)
+    monkeypatch.setattr(calls, "MAX_RETRY_SECONDS", 0)
+    monkeypatch.setattr(calls, "POLL_SECONDS", 0)
 
     def call(method: str, arguments: tuple[Any, ...], answers: list[Answer]) -> Any:
         sent: list[httpx.Request] = []
@@ -149,8 +149,10 @@ def test_what_is_no_answer_is_unreachable(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, answer: Answer, times: int
 ) -> None:
     attempts = []
-    delay = calls.Call.delay
-    monkeypatch.setattr(calls.Call, "delay", lambda *given: attempts.append(1) or delay(*given))
+    delay = calls.Call.retry_delay
+    monkeypatch.setattr(
+        calls.Call, "retry_delay", lambda *given: attempts.append(1) or delay(*given)
+    )
     with pytest.raises(affidavit.Unreachable):
         ask("certificate", ("sha256:1",), [answer])
     assert len(attempts) == (times if times > 1 else 0)
@@ -164,7 +166,7 @@ def test_a_refusal_is_a_problem_and_not_repeated(ask: Ask) -> None:
 
 
 def test_a_stream_goes_on_after_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "RECONNECT_DELAY", 0)
+    monkeypatch.setattr(calls, "RECONNECT_SECONDS", 0)
     last: list[str | None] = []
 
     def handle(message: httpx.Request) -> httpx.Response:
@@ -195,14 +197,14 @@ def test_an_answer_is_read_up_to_a_size_and_a_time(most: int, seconds: float) ->
         client.stream("GET", "http://log") as response,
         pytest.raises(httpx.HTTPError, match="longer"),
     ):
-        calls.read_at_most(response, most, seconds)
+        calls.read_bounded(response, most, seconds)
 
 
 def test_neither_an_answer_nor_a_line_of_events_is_without_end(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "MAX_BYTES", 99)
-    monkeypatch.setattr(calls, "MAX_LINE", 99)
+    monkeypatch.setattr(clients, "MAX_RESPONSE_BYTES", 99)
+    monkeypatch.setattr(calls, "MAX_LINE_LENGTH", 99)
     with pytest.raises(affidavit.Unreachable, match="longer than 99 bytes"):
         ask("content", ("/v1/status",), [httpx.Response(200, content=bytes(100))])
     with pytest.raises(ValueError, match="longer than 99 characters"):

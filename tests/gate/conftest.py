@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     result = tmp_path / "home"
     monkeypatch.setenv("AFFIDAVIT_HOME", str(result))
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(calls, "RETRY_DELAY", 0.01)
+    monkeypatch.setattr(calls, "FIRST_RETRY_SECONDS", 0.01)
     return result
 
 

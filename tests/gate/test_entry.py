@@ -316,7 +316,7 @@ def try_arguments(count: int, inside: Any, files: dict[str, str], patch: Any, fo
         raise SystemExit(0)
 
     patch.setattr(os, "execv", replaced)
-    for name in ("RECONNECT_DELAY", "RETRY_DELAY"):
+    for name in ("RECONNECT_SECONDS", "FIRST_RETRY_SECONDS"):
         patch.setattr(f"affidavit.client.calls.{name}", 0)
     patch.chdir(folder)
     words = vocabulary(files)

@@ -83,7 +83,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str | None]]:
         monkeypatch.setattr(
             httpx.HTTPTransport, "handle_request", lambda _, request: handle(request)
         )
-        monkeypatch.setattr(calls, "RECONNECT_DELAY", 0)
+        monkeypatch.setattr(calls, "RECONNECT_SECONDS", 0)
         return requested
 
     return prepare

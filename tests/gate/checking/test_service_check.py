@@ -26,7 +26,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     """Have every request answered with these documents in turn, the last one for good."""
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(calls, "RETRY_DELAY", 0)
+    monkeypatch.setattr(calls, "FIRST_RETRY_SECONDS", 0)
 
     def prepare(*documents: Any) -> None:
         rest = [json.dumps(document) for document in documents]

@@ -37,7 +37,7 @@ def check(house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Doc
         return httpx.Response(answer.status_code, content=answer.content)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
-    monkeypatch.setattr(calls, "RETRY_DELAY", 0.01)
+    monkeypatch.setattr(calls, "FIRST_RETRY_SECONDS", 0.01)
 
     def run(**changes: Any) -> tuple[int, list[dict[str, Any]]]:
         file = tmp_path / "plan.json"
