@@ -1,7 +1,7 @@
-"""What ``import affidavit`` offers: questions about plans, and typed answers.
+"""The functions of ``import affidavit``: questions about plans, with typed answers.
 
-Every question takes a plan in any form that ``load`` knows. Importing is quick, because each
-name is loaded when it is first used.
+Every function takes a plan in any form that ``load`` reads. Each name is loaded when it is first
+used.
 """
 
 import lazy_loader

@@ -11,7 +11,7 @@ from .api import load as load
 from .api import noise_multiplier as noise_multiplier
 from .api import steps as steps
 from .api import verify as verify
-from .bounds import Bound as Bound
+from .certification import Bound as Bound
 from .certification import Certification as Certification
 from .certification import NotCertified as NotCertified
 from .dp_accounting_interface import PrivacyAccountant as PrivacyAccountant

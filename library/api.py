@@ -1,9 +1,9 @@
-"""Questions about a plan, each answered with proved bounds.
+"""Functions that answer questions about a plan with proved bounds.
 
-A plan comes from what an engineer has at hand: ``load`` reads a plan, its document, YAML or JSON
-text, a file, an event of dp-accounting, an accountant or ``PrivacyEngine`` of Opacus, and a
-configuration of jax-privacy. What the objects of other libraries do not say (the adjacency, the
-sampling, the target) must be given, and what they say cannot be contradicted.
+``load`` reads a plan, its document, YAML or JSON text, a file, an event of dp-accounting, an
+accountant or ``PrivacyEngine`` of Opacus, and a configuration of jax-privacy. Fields that the
+object of another library lacks (the adjacency, the sampling, the target) must be given; fields that
+it has cannot be contradicted.
 
 >>> plan = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
 ...     "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
@@ -40,8 +40,7 @@ from affidavit.certificate import certify as assess
 from affidavit.certificate import verify as verify_bundle
 from affidavit.gate import read_bytes
 from affidavit.importers import import_document
-from affidavit.library.bounds import Bound, bound_of
-from affidavit.library.certification import Certification, NotCertified
+from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
 from affidavit.library.privacy_curve import Curve, curve_of
 from affidavit.mechanisms import load_noise_files
 from affidavit.plan import (
@@ -63,14 +62,14 @@ if TYPE_CHECKING:
 
 
 Source = Plan | Mapping[str, Any] | str | bytes | os.PathLike[str] | Any
-"""What ``load`` reads; text is YAML or JSON, and a text of one line without a colon is a path."""
+"""The input of ``load``. A string is YAML or JSON text; one line without a colon is a path."""
 
 
 def load(source: Source, /, **fields: Unpack[PlanFields]) -> Plan:
-    """The plan that ``source`` says, with ``fields`` set (units as in ``PlanFields``).
+    """Read a plan, and set ``fields`` in it (units as in ``PlanFields``).
 
-    Files that a plan names are read relative to it. Raises ``MalformedPlan`` with every reason,
-    and with positions where there is a text.
+    Files that a plan names are relative to it. Raises ``MalformedPlan`` with all reasons, which
+    have positions if the source is text.
     """
     fields = _numbers(fields)
     if isinstance(source, Plan):
@@ -112,7 +111,7 @@ def _of_document(document: Any, fields: PlanFields) -> Plan:
 
 
 def _document_of(source: Any) -> Any:
-    """Another library's object as the document that an importer reads."""
+    """Return the object of another library as the document that an importer reads."""
     if isinstance(source, Mapping):
         return _numbers(source)
     if hasattr(source, "to_named_tuple"):
@@ -131,7 +130,7 @@ def _document_of(source: Any) -> Any:
 
 
 def _configuration(source: Any) -> dict[str, Any]:
-    """The fields of jax-privacy's configuration; arrays as lists, objects by their relation."""
+    """Return the fields of jax-privacy's configuration, with arrays as lists."""
     document = {}
     for field in dataclasses.fields(source):
         value = getattr(source, field.name)
@@ -142,7 +141,7 @@ def _configuration(source: Any) -> dict[str, Any]:
 
 
 def _numbers(value: Any) -> Any:
-    """``value`` with Python's own numbers and lists in place of NumPy's."""
+    """Replace NumPy's numbers and arrays in ``value`` by Python's."""
     if isinstance(value, Mapping):
         return {key: _numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -165,7 +164,7 @@ def _plain(value: Any) -> Any:
 Answer = TypeVar("Answer")
 
 LARGE_DELTA_REASON = "δ is the result here; do not give delta."
-"""Why δ of 1/N or more is no refusal where it is the question."""
+"""Reason to allow a δ of 1/N or more when δ is computed."""
 
 
 def certify(
@@ -176,11 +175,11 @@ def certify(
     second_opinion: bool = True,
     **fields: Unpack[PlanFields],
 ) -> Certification:
-    """What is proved about a plan, with everything that it leaves open solved for.
+    """Certify a plan, and solve for its unknowns.
 
-    ``fields`` are set in the plan first. ``engine`` names one accountant. A refusal is an answer
-    too: ask for ``verdict`` or ``require()``. Raises ``MalformedPlan``, and ``ValueError`` for an
-    ``engine`` that does not exist.
+    ``fields`` are set in the plan first. ``engine`` names one accountant. A refused plan does not
+    raise: check ``verdict``, or call ``require()``. Raises ``MalformedPlan``, and ``ValueError``
+    for an unknown ``engine``.
     """
     plan = load(source, **fields)
     return Certification(plan, assess(plan, engine=engine, second_opinion=second_opinion))
@@ -192,9 +191,9 @@ def check(source: Source, /, **fields: Unpack[PlanFields]) -> Certification:
 
 
 def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
-    """The least proved ε in nats at the plan's δ, or at ``delta``.
+    """Return the least proved ε in nats at the plan's δ, or at ``delta``.
 
-    Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
+    Raises ``NotCertified`` if nothing may be claimed, and ``MalformedPlan``.
     """
     plan = load(source, **fields)
     if not plan.is_open:
@@ -212,14 +211,14 @@ def group_epsilon(
     relation: Adjacency | None = None,
     **fields: Unpack[PlanFields],
 ) -> Bound:
-    """ε in nats of data sets that differ in up to so many ``records``, at the plan's δ.
+    """Return ε in nats for data sets that differ in up to ``records`` records, at the plan's δ.
 
-    They differ by ``relation``, the plan's own adjacency where None, and the run then has the
-    obligations of a plan of that adjacency. Where the unit is a user, ``records`` counts users.
-    What the plan leaves open is solved for its own neighbours, once.
+    They differ by ``relation``, by default the plan's adjacency, and the run then has the
+    obligations of a plan of that adjacency. If the unit is a user, ``records`` counts users. The
+    plan's unknowns are solved for neighbours that differ in one record.
 
-    Raises ``NotCertified`` where nothing may be claimed, ``MalformedPlan``, and ``ValueError``
-    for less than one record.
+    Raises ``NotCertified`` if nothing may be claimed, ``MalformedPlan``, and ``ValueError`` for
+    less than one record.
 
     >>> plan = {"version": 1, "adjacency": "zero_out", "sampling": {"scheme": "full_batch"},
     ...     "steps": 1, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 2}],
@@ -244,9 +243,9 @@ def group_epsilon(
 
 
 def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
-    """The least proved δ at the plan's ε, or at ``epsilon`` nats; 1/N or more is an answer too.
+    """Return the least proved δ at the plan's ε, or at ``epsilon`` nats; it may be 1/N or more.
 
-    Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
+    Raises ``NotCertified`` if nothing may be claimed, and ``MalformedPlan``.
     """
     plan = load(source, **fields)
     at = plan.target.epsilon
@@ -258,32 +257,32 @@ def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[Plan
 
 
 def noise_multiplier(source: Source, /, **fields: Unpack[PlanFields]) -> float:
-    """The least noise multiplier, in clip norms, that meets the target; ``epsilon`` in nats.
+    """Return the least noise multiplier, in clip norms, that meets the target (ε in nats).
 
-    Noise that the plan gives is left out first. Raises ``NotCertified`` where no noise meets it,
-    ``ValueError`` where the releases need different noise, and ``MalformedPlan``.
+    The plan's own noise is ignored. Raises ``NotCertified`` if no noise meets the target,
+    ``ValueError`` if the releases need different noise, and ``MalformedPlan``.
     """
     plan = load(source, **fields)
     answer = certify(plan, second_opinion=False, noise_multiplier=None, noise_std=None).require()
     if answer.noise_multiplier is None:
         raise ValueError(
             f"the releases need different noise, {answer.noise_multipliers}: "
-            "ask certify(plan).noise_multipliers."
+            "use certify(plan).noise_multipliers."
         )
     return answer.noise_multiplier
 
 
 def steps(source: Source, /, **fields: Unpack[PlanFields]) -> int:
-    """The most steps that meet the target; ``epsilon`` in nats.
+    """Return the largest number of steps that meets the target (ε in nats).
 
-    Raises ``NotCertified`` where one is too many, and ``MalformedPlan``.
+    Raises ``NotCertified`` if one step is too many, and ``MalformedPlan``.
     """
     answer = certify(load(source, **fields), second_opinion=False, steps=None).require()
     return _answered(answer, answer.steps)
 
 
 def compare(first: Source, second: Source, /) -> PlanComparison:
-    """Two plans field by field, each change alone, and their guarantees ranked.
+    """Compare two plans field by field, each change alone, and rank their guarantees.
 
     Raises ``MalformedPlan``.
     """
@@ -298,10 +297,10 @@ def diagnose(
     claimed_noise_multiplier: float | str | None = None,
     **fields: Unpack[PlanFields],
 ) -> Diagnosis:
-    """The known mistakes that lead from a plan to a claimed ε (nats) or noise multiplier.
+    """Find the known mistakes that lead from a plan to a claimed ε (nats) or noise multiplier.
 
-    A text keeps its digits ("7.9800"). Without a claim that of the plan is explained. Raises
-    ``ValueError`` where there is not exactly one, and ``MalformedPlan``.
+    A string keeps its digits ("7.9800"). The default is the plan's claim. Raises ``ValueError``
+    unless there is exactly one claim, and ``MalformedPlan``.
     """
     from affidavit.certificate.diagnosis import diagnose as diagnose_claim
 
@@ -318,9 +317,9 @@ def diagnose(
 
 
 def curve(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Curve:
-    """The whole guarantee: ε at any δ, attack success, beliefs.
+    """Return the whole guarantee: ε at any δ, attack success and beliefs.
 
-    Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
+    Raises ``NotCertified`` if nothing may be claimed, and ``MalformedPlan``.
     """
     return curve_of(load(source, **fields), engine=engine)
 
@@ -332,10 +331,10 @@ def verify(
     keys: Iterable[PublicKey] | None = None,
     options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
-    """Verify a certificate offline; read ``predicate["verdict"]`` of what is returned.
+    """Verify a certificate offline; ``predicate["verdict"]`` of the result is its verdict.
 
-    ``bundle`` is its bytes, its document or a path. ``keys`` are trusted instead of the keys of
-    this machine. Raises ``VerificationError`` with the step that fails, and ``OSError``.
+    ``bundle`` is its bytes, its document or a path. ``keys`` are trusted instead of this machine's.
+    Raises ``VerificationError`` with the failing step, and ``OSError``.
     """
     if isinstance(bundle, Mapping):
         raw = json.dumps(bundle, ensure_ascii=False).encode()

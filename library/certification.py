@@ -1,12 +1,19 @@
-"""What is proved about one plan, and how it is signed."""
+"""The proved bounds of one plan, and its signed certificate.
+
+>>> bound = Bound(1.0000001, lower=0.9)
+>>> f"{bound:.3f}", bound.lower, bound + 1 > 2
+('1.001', 0.9, True)
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal, localcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from affidavit.accountants import Bracket
 from affidavit.certificate import (
     Assessment,
     Certificate,
@@ -18,7 +25,6 @@ from affidavit.certificate import (
     write_atomically,
 )
 from affidavit.certificate.keys.signers import own_signing_key
-from affidavit.library.bounds import Bound, bound_of
 from affidavit.plan import Plan, Reason
 
 if TYPE_CHECKING:
@@ -27,8 +33,56 @@ if TYPE_CHECKING:
     from affidavit.library.privacy_curve import Curve
 
 
+class Bound(float):
+    """A proved upper bound, which is a float, and the proved ``lower`` bound on the tight value.
+
+    ε is in nats, δ a probability. ``confidence`` is the probability with which a sampled bound
+    holds, or None if it is certain. Formatting rounds up, so that a shorter number is a bound too.
+    """
+
+    __slots__ = ("_confidence", "_lower")
+    _lower: float
+    _confidence: float | None
+
+    def __new__(cls, upper: float, *, lower: float = 0.0, confidence: float | None = None) -> Bound:
+        """Raises ``ValueError`` unless ``lower <= upper``."""
+        Bracket(lower=lower, upper=upper)
+        bound = super().__new__(cls, upper)
+        bound._lower, bound._confidence = lower, confidence
+        return bound
+
+    @property
+    def upper(self) -> float:
+        """The bound itself, as a plain float."""
+        return float(self)
+
+    @property
+    def lower(self) -> float:
+        """The proved lower bound, in the same unit; 0 if the method has none."""
+        return self._lower
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability with which the bound holds; None if it is certain."""
+        return self._confidence
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return float.__repr__(self)
+        with localcontext(rounding=ROUND_CEILING):
+            return format(Decimal(float.__repr__(self)), spec)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
+        return (float(self),), {"lower": self._lower, "confidence": self._confidence}
+
+
+def bound_of(bracket: Bracket, confidence: float | None = None) -> Bound:
+    """Return ``bracket`` as a ``Bound``."""
+    return Bound(bracket.upper, lower=bracket.lower, confidence=confidence)
+
+
 class NotCertified(Exception):
-    """A plan is not certified; ``certification`` has all of it."""
+    """A plan is not certified; ``certification`` has the details."""
 
     def __init__(self, certification: Certification) -> None:
         self.certification = certification
@@ -40,9 +94,9 @@ class NotCertified(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Certification:
-    """What is proved about a plan, with everything that the plan left open.
+    """The proved bounds of a plan, and the values of its unknowns.
 
-    ε is in nats, δ a probability, noise in clip norms on the sum. ``assessment`` has the rest.
+    ε is in nats, δ a probability, noise in clip norms on the sum. ``assessment`` has more details.
     """
 
     source: Plan
@@ -55,7 +109,7 @@ class Certification:
 
     @property
     def certified(self) -> bool:
-        """Whether the guarantee may be claimed, and meets the target where there is one."""
+        """Whether the guarantee may be claimed and meets the target, if there is one."""
         return self.verdict == "certified"
 
     @property
@@ -65,12 +119,12 @@ class Certification:
 
     @property
     def epsilon(self) -> Bound | None:
-        """The proved bound on ε in nats at ``delta``; None where nothing may be claimed."""
+        """The proved bound on ε in nats at ``delta``; None if nothing may be claimed."""
         return self._bound("epsilon")
 
     @property
     def delta(self) -> Bound | None:
-        """The proved bound on δ at ``epsilon``; None where nothing may be claimed."""
+        """The proved bound on δ at ``epsilon``; None if nothing may be claimed."""
         return self._bound("delta")
 
     def _bound(self, name: str) -> Bound | None:
@@ -82,9 +136,9 @@ class Certification:
 
     @property
     def noise_multipliers(self) -> dict[str, float]:
-        """For each release, by name, the noise multiplier that the target requires or is given.
+        """The noise multiplier of each release by name: given in the plan, or solved for.
 
-        Of several phases the names are ``0/NAME``, ``1/NAME`` and so on.
+        With several phases the names are ``0/NAME``, ``1/NAME`` and so on.
         """
         releases = self.assessment.releases
         noise = {
@@ -97,7 +151,7 @@ class Certification:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise multiplier that all releases share; None where they differ."""
+        """The noise multiplier of all releases; None if they differ."""
         values = set(self.noise_multipliers.values())
         return values.pop() if len(values) == 1 else None
 
@@ -108,19 +162,19 @@ class Certification:
 
     @property
     def steps(self) -> int | None:
-        """The steps of the whole run; None where nothing may be claimed."""
+        """The steps of the whole run; None if nothing may be claimed."""
         steps = [entry["steps"] for entry in self.assessment.sampling]
         return sum(steps) if steps and None not in steps else None
 
     @property
     def lot_size(self) -> int | None:
-        """Records in a lot, expected or fixed, where every phase has the same; or None."""
+        """Records in a lot, expected or fixed; None if phases differ."""
         sizes = {entry.get("lot_size") for entry in self.assessment.sampling}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def plan(self) -> Plan:
-        """The plan with nothing left open; raises ``NotCertified`` where that is not known."""
+        """The plan with its unknowns solved; raises ``NotCertified`` if they are not."""
         if not self.source.is_open:
             return self.source
         if not self.certified:
@@ -128,7 +182,7 @@ class Certification:
         return closed_plan(self.assessment)
 
     def require(self) -> Certification:
-        """This certification; raises ``NotCertified`` unless it is one."""
+        """Return this certification; raises ``NotCertified`` unless the plan is certified."""
         if not self.certified:
             raise NotCertified(self)
         return self
@@ -136,20 +190,20 @@ class Certification:
     def sign(self, key: SigningPort | None = None, *, requester: str | None = None) -> Certificate:
         """Sign with ``key``, or the newest key of this machine (``affidavit keys new``).
 
-        Refusals are signed like certificates. Raises ``KeyFailure`` where there is no key.
+        Refusals are signed too. Raises ``KeyFailure`` without a key.
         """
         if (key := key or own_signing_key()) is None:
             raise KeyFailure("there is no signing key; create one with `affidavit keys new`.")
         return issue_here(self.assessment, key, requester=requester)
 
     def write(self, path: str | os.PathLike[str], key: SigningPort | None = None) -> Certificate:
-        """Sign, and write the bundle to ``path``; raises as ``sign``, and ``OSError``."""
+        """Sign, and write the bundle to ``path``; raises ``KeyFailure`` and ``OSError``."""
         certificate = self.sign(key)
         write_atomically(Path(path), certificate.bundle)
         return certificate
 
     def curve(self) -> Curve:
-        """The whole privacy curve; raises ``NotCertified`` where nothing may be claimed."""
+        """Return the privacy curve; raises ``NotCertified`` if nothing may be claimed."""
         from affidavit.library.privacy_curve import curve_of
 
         return curve_of(self.source)
@@ -159,7 +213,7 @@ class Certification:
         return self.curve().plot(ax, kind=kind)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result document, as the command line and the HTTP API give it."""
+        """Return the result document of the command line and the HTTP API."""
         return self.assessment.as_result()
 
     @property

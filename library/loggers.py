@@ -1,9 +1,9 @@
-"""What is proved about a run, in an experiment tracker: MLflow or Weights & Biases.
+"""Log a guarantee to an experiment tracker: MLflow or Weights & Biases.
 
-Both get the same: parameters (plan digest, verdict, sampling, noise), metrics (ε and δ), ε after
-each twentieth of the steps as ``privacy/epsilon_spent``, and the signed bundle and the run record
-as files. ε after k steps is the upper bound of the plan with k steps; it is told where a part of a
-run is itself such a plan (one phase, whose steps stand alone), and elsewhere for the whole run.
+Both get parameters (plan digest, verdict, sampling, noise), metrics (ε and δ), ε after each
+twentieth of the steps as ``privacy/epsilon_spent``, and the signed bundle and the run record as
+files. ε after k steps is the upper bound of the plan with k steps. If the first k steps are not
+such a plan (several phases, or dependent steps), only ε of the whole run is logged.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from affidavit.library.certification import Certification
 if TYPE_CHECKING:
     import wandb
 
-POINTS = 20
+CURVE_POINTS = 20
 """Points of ε over the steps of a run."""
-SPENT = "privacy/epsilon_spent"
+SPENT_METRIC = "privacy/epsilon_spent"
 Record = str | os.PathLike[str]
 
 
 def log_to_mlflow(
     answer: Certification, *, record: Record | None = None, key: SigningPort | None = None
 ) -> None:
-    """Log to the active run of MLflow, or to a new one, as ``mlflow.log_params`` does.
+    """Log to the active run of MLflow or a new one, as ``mlflow.log_params`` does.
 
-    ``record`` is the ``record.jsonl`` of a training run; ``key`` signs, or this machine's newest.
-    Raises ``NotCertified`` where nothing is certified, ``KeyFailure`` without a key, ``OSError``
-    and ``ImportError``.
+    ``record`` is the ``record.jsonl`` of a training run; ``key`` signs, by default the newest key
+    of this machine. Raises ``NotCertified``, ``KeyFailure`` without a key, ``OSError`` and
+    ``ImportError``.
     """
     import mlflow
 
@@ -43,7 +43,7 @@ def log_to_mlflow(
         mlflow.log_params(_parameters(answer))
         mlflow.log_metrics(_metrics(answer))
         for step, spent in epsilon_over_steps(answer):
-            mlflow.log_metric(SPENT, spent, step=step)
+            mlflow.log_metric(SPENT_METRIC, spent, step=step)
         for file in files:
             mlflow.log_artifact(str(file), "privacy")
 
@@ -57,19 +57,18 @@ def log_to_wandb(
 ) -> None:
     """Log to a ``run`` of Weights & Biases: its config, summary, history and an artifact.
 
-    ``record`` is the ``record.jsonl`` of a training run; ``key`` signs, or this machine's newest.
-    ε is drawn over ``privacy/step``, so that it does not disturb the run's own steps. Raises
-    ``NotCertified`` where nothing is certified, ``KeyFailure`` without a key, ``OSError`` and
-    ``ImportError``.
+    ``record`` is the ``record.jsonl`` of a training run; ``key`` signs, by default the newest key
+    of this machine. ε has its own step metric, ``privacy/step``, apart from the run's steps. Raises
+    ``NotCertified``, ``KeyFailure`` without a key, ``OSError`` and ``ImportError``.
     """
     import wandb
 
     with _files(answer, record, key) as files:
         run.config.update(_parameters(answer))
         run.summary.update(_metrics(answer))
-        run.define_metric(SPENT, step_metric="privacy/step")
+        run.define_metric(SPENT_METRIC, step_metric="privacy/step")
         for step, spent in epsilon_over_steps(answer):
-            run.log({SPENT: spent, "privacy/step": step})
+            run.log({SPENT_METRIC: spent, "privacy/step": step})
         artifact = wandb.Artifact(f"privacy-{run.id}", type="privacy")
         for file in files:
             artifact.add_file(str(file), name=file.name, policy="mutable")
@@ -77,9 +76,9 @@ def log_to_wandb(
 
 
 def epsilon_over_steps(answer: Certification) -> list[tuple[int, float]]:
-    """Steps, and the upper bound of ε in nats after them, rising to the certified one.
+    """Return pairs of a number of steps and the upper bound of ε in nats after them.
 
-    Raises ``NotCertified`` where nothing is certified.
+    Raises ``NotCertified`` if the plan is not certified.
     """
     whole = answer.require().epsilon
     if whole is None or answer.steps is None:
@@ -89,7 +88,7 @@ def epsilon_over_steps(answer: Certification) -> list[tuple[int, float]]:
     divisible = len(plan.phases) == 1 and Execution.of(plan).has_independent_steps
     if not divisible or plan.extra or plan.phases[0].clip_schedule is not None:
         return [last]
-    steps = sorted({-(-total * part // POINTS) for part in range(1, POINTS)} - {total})
+    steps = sorted({-(-total * part // CURVE_POINTS) for part in range(1, CURVE_POINTS)} - {total})
     spent = [(step, min(epsilon(plan, steps=step).upper, whole.upper)) for step in steps]
     return [*spent, last]
 
@@ -116,11 +115,11 @@ def _metrics(answer: Certification) -> dict[str, float]:
 def _files(
     answer: Certification, record: Record | None, key: SigningPort | None
 ) -> Iterator[list[Path]]:
-    """The bundle in a folder of its own, and the record if there is one."""
+    """Write the bundle to a temporary folder; yield its path and that of the record."""
     answer.require()
     records = [] if record is None else [Path(record)]
     for path in records:
-        path.open("rb").close()  # what cannot be read is told before anything is logged
+        path.open("rb").close()  # an unreadable record is reported before anything is logged
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "certificate.json"
         answer.write(bundle, key)

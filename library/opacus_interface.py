@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from affidavit.library.api import epsilon
-from affidavit.library.bounds import Bound
+from affidavit.library.certification import Bound
 
 try:
     from opacus.accountants import IAccountant
-except ImportError:  # the name is there for who lists a package, and serves who has Opacus
+except ImportError:  # the class exists without Opacus, for tools that list the package
     IAccountant = object
 
 NAME = "affidavit"
 
 
 class OpacusAccountant(IAccountant):  # type: ignore[misc]
-    """Opacus' ``IAccountant`` whose ε is proved on both sides.
+    """An ``IAccountant`` of Opacus with proved upper and lower bounds of ε.
 
-    As Opacus' own accountants it takes every step for a Poisson sample, which is what
-    ``poisson_sampling=True`` draws, under add_remove.
+    Like Opacus' own accountants, it treats every step as a Poisson sample under add_remove, which
+    ``poisson_sampling=True`` draws.
     """
 
     history: list[tuple[float, float, int]]
@@ -28,7 +28,7 @@ class OpacusAccountant(IAccountant):  # type: ignore[misc]
         self.history = []
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Count one step with noise in clip norms on the sum, and the rate of the sample."""
+        """Count one step; the noise is in clip norms on the sum."""
         if self.history and self.history[-1][:2] == (noise_multiplier, sample_rate):
             *earlier, (_, _, steps) = self.history
             self.history = [*earlier, (noise_multiplier, sample_rate, steps + 1)]
@@ -36,7 +36,7 @@ class OpacusAccountant(IAccountant):  # type: ignore[misc]
             self.history = [*self.history, (noise_multiplier, sample_rate, 1)]
 
     def get_epsilon(self, delta: float, *_: Any, **__: Any) -> Bound:
-        """The proved ε in nats at ``delta``; raises ``NotCertified`` and ``MalformedPlan``."""
+        """Return the proved ε in nats at ``delta``; raises ``NotCertified``, ``MalformedPlan``."""
         if not self.history:
             return Bound(0.0)
         return epsilon(self, adjacency="add_remove", sampling="poisson", delta=delta)
@@ -46,12 +46,12 @@ class OpacusAccountant(IAccountant):  # type: ignore[misc]
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name after ``PrivacyEngine(accountant=...)``."""
+        """Return the name for ``PrivacyEngine(accountant=...)``."""
         return NAME
 
 
 def register_opacus_accountant() -> None:
-    """Let Opacus make an accountant of Affidavit: ``PrivacyEngine(accountant="affidavit")``.
+    """Register ``OpacusAccountant``, for ``PrivacyEngine(accountant="affidavit")``.
 
     Raises ``ImportError`` without Opacus.
     """

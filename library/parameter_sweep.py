@@ -1,4 +1,4 @@
-"""Many plans that differ in a few fields, as one table."""
+"""Certify a plan with every combination of some fields, as a table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAX_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """A row for each combination of ``grid``, in its order, the last field changing first.
+    """One row per combination of the ``grid``; the last field varies fastest.
 
-    ``certifications`` has the answer of each row. ε is in nats, δ a probability and noise
+    ``certifications`` are in the order of the rows. ε is in nats, δ a probability and noise
     multipliers in clip norms.
     """
 
@@ -38,35 +38,34 @@ class Sweep:
         return iter(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries: the fields of the grid, and beside them what is proved.
+        """Return the rows as dictionaries of grid fields and proved values.
 
-        ``epsilon`` and ``delta`` are upper bounds and ``epsilon_lower`` is the lower bound; a
-        field of the grid of the same name stands as ``target_epsilon`` or ``target_delta``.
+        ``epsilon`` and ``delta`` are upper bounds and ``epsilon_lower`` is the lower bound; grid
+        fields of these names become ``target_epsilon`` and ``target_delta``.
         """
         names = [f"target_{name}" if name in ("epsilon", "delta") else name for name in self.grid]
         combinations = itertools.product(*self.grid.values())
         return [
-            _row(dict(zip(names, values, strict=True)), _proved(answer))
+            _row(dict(zip(names, values, strict=True)), _proved_values(answer))
             for values, answer in zip(combinations, self.certifications, strict=True)
         ]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a pandas frame; raises ``ImportError`` without pandas."""
+        """Return the rows as a pandas data frame; raises ``ImportError`` without pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
 
     def to_polars(self) -> polars.DataFrame:
-        """The rows as a Polars frame; raises ``ImportError`` without Polars."""
+        """Return the rows as a Polars data frame; raises ``ImportError`` without Polars."""
         import polars
 
         return polars.DataFrame(self.rows())
 
     def plot(self, x: str = "", y: str = "epsilon", ax: Axes | None = None) -> Axes:
-        """Draw ``y`` against ``x`` (the last field), a line for each value of the other fields.
+        """Draw ``y`` over ``x`` (default: the last field), one line per value of the other fields.
 
-        Raises ``ValueError`` for a name that no column has, and ``ImportError`` without
-        affidavit[plots].
+        Raises ``ValueError`` for an unknown column, and ``ImportError`` without affidavit[plots].
         """
         rows = self.rows()
         x = x or list(self.grid)[-1]
@@ -102,9 +101,8 @@ def sweep(
 ) -> Sweep:
     """Certify the plan with every combination of the fields in ``grid`` (as in ``PlanFields``).
 
-    Plans that share a sampling probability and noise share what was computed for them. Raises
-    ``MalformedPlan`` for the first plan that is not one, and ``ValueError`` for an empty grid or
-    one of more than 100,000 plans.
+    Plans with the same sampling probability and noise share computations. Raises ``MalformedPlan``
+    for the first malformed plan, and ``ValueError`` unless the grid has 1 to 100,000 plans.
     """
     values = {name: tuple(choices) for name, choices in grid.items()}
     count = 1
@@ -121,11 +119,11 @@ def sweep(
 
 
 def _row(fields: dict[str, Any], proved: dict[str, Any]) -> dict[str, Any]:
-    """``fields``, and what is proved; a None of the grid is replaced by what was solved for."""
+    """Return ``fields`` and ``proved`` merged; a None of the grid takes its solved value."""
     return fields | {key: v for key, v in proved.items() if v is not None or key not in fields}
 
 
-def _proved(answer: Certification) -> dict[str, Any]:
+def _proved_values(answer: Certification) -> dict[str, Any]:
     epsilon, delta = answer.epsilon, answer.delta
     return {
         "verdict": answer.verdict,

@@ -1,4 +1,4 @@
-"""The whole guarantee of one plan: ε at any δ, and what an attacker can do."""
+"""The privacy curve of one plan: ε at any δ, and the success of attacks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from affidavit.certificate import (
     draw_curves,
 )
 from affidavit.certificate.charts import Band, Dots, Line
-from affidavit.library.bounds import Bound, bound_of
-from affidavit.library.certification import Certification, NotCertified
+from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
 from affidavit.mechanisms import lower
 from affidavit.plan import Plan
 
@@ -37,34 +36,34 @@ class Curve:
 
     @cached_property
     def _curve(self) -> PrivacyCurve:
-        closed = lower(self.certification.plan)
-        solver = Solver(lowered=closed, engine=accountant(self.values.engine["name"]))
-        return solver.bracketing_curve(closed)
+        lowered = lower(self.certification.plan)
+        solver = Solver(lowered=lowered, engine=accountant(self.values.engine["name"]))
+        return solver.bracketing_curve(lowered)
 
     def epsilon(self, delta: float) -> Bound:
-        """The least proved ε in nats at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        """Return the proved ε in nats at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
         return bound_of(self._curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bound:
-        """The least proved δ at ``epsilon`` nats; raises ``ValueError`` unless ε ≥ 0."""
+        """Return the proved δ at ``epsilon`` nats; raises ``ValueError`` unless ε ≥ 0."""
         return bound_of(self._curve.delta(epsilon))
 
     def type_two(self, type_one: float) -> Bracket:
-        """The rate that a test with false-positive rate ``type_one`` misses."""
+        """Return the false-negative rate of a test with false-positive rate ``type_one``."""
         return self.values.trade_off.type_two(type_one)
 
     @property
     def advantage(self) -> Bound:
-        """The largest true-positive rate less false-positive rate of a membership attack."""
+        """The largest difference of true- and false-positive rate of a membership attack."""
         return bound_of(self.values.trade_off.advantage)
 
     @property
     def mu(self) -> float | None:
-        """The Gaussian-DP parameter, where the run is exactly one Gaussian mechanism."""
+        """The Gaussian-DP parameter, if the run is exactly one Gaussian mechanism."""
         return self.values.mu
 
     def as_dict(self) -> dict[str, Any]:
-        """The document of ``affidavit curve --json``."""
+        """Return the document of ``affidavit curve --json``."""
         return self.values.as_document()
 
     def plot(self, ax: Axes | None = None, *, kind: str = "trade-off", label: str = "") -> Axes:
@@ -104,7 +103,7 @@ class Curve:
 
 
 def curve_of(plan: Plan, *, engine: str | None = None) -> Curve:
-    """The curve of ``plan``; raises ``NotCertified`` where nothing may be claimed about it."""
+    """Return the curve of ``plan``; raises ``NotCertified`` if nothing may be claimed."""
     values = curves(plan, engine=engine)
     if isinstance(values, Assessment):
         raise NotCertified(Certification(plan, values))
@@ -112,7 +111,7 @@ def curve_of(plan: Plan, *, engine: str | None = None) -> Curve:
 
 
 def axes(ax: Axes | None) -> Axes:
-    """``ax``, or axes of a new figure; raises ``ImportError`` where Matplotlib is missing."""
+    """Return ``ax``, or the axes of a new figure; raises ``ImportError`` without Matplotlib."""
     if ax is not None:
         return ax
     try:
