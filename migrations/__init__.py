@@ -1,1 +1,1 @@
-"""Alembic migrations: the only way a schema comes to be."""
+"""Alembic migrations, which alone create and change the schema."""

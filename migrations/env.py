@@ -1,9 +1,8 @@
 """Alembic's entry: run the migrations on the connection that the caller opened.
 
 ``affidavit.service.operation.database_admin`` puts an open connection into the configuration.
-The whole upgrade is one transaction, on SQLite too, so that a migration that is killed half-way
-leaves the schema where it was; and only one process migrates at a time, the others wait and
-then find nothing left to do.
+The upgrade is one transaction, on SQLite too, so that a killed migration leaves the schema
+unchanged. One process migrates at a time; the others wait, and then find nothing to do.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from affidavit.service import teams
 from affidavit.service.operation.database_admin import metadata
 
 MIGRATION_LOCK = 0x0AFF_1DA7
-"""Names our advisory lock among all those of a PostgreSQL server."""
+"""Id of the advisory lock in PostgreSQL."""
 
 
 def run() -> None:
-    """Bring the schema of ``config.attributes["connection"]`` to the wanted revision."""
+    """Migrate the schema of ``config.attributes["connection"]`` to the requested revision."""
     connection: Connection = context.config.attributes["connection"]
     context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)
     with context.begin_transaction():
         if connection.dialect.name == "postgresql":
-            # SQLite needs none: its transaction began by taking the write lock.
+            # SQLite needs none, because its transaction holds the write lock.
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK}
             )
@@ -41,7 +40,7 @@ def run() -> None:
             teams.install(connection)
 
 
-# Alembic loads this file under the name ``env_py``. Type checkers and doctest collection
-# import it as a module of the package, where there is nothing to migrate.
+# Alembic loads this file as ``env_py``. Type checkers and doctests import it as a module of the
+# package, and must not migrate.
 if __name__ == "env_py":
     run()

@@ -1,12 +1,12 @@
 """``python -m affidavit.worker``: the program behind ``affidavit worker``.
 
-It claims one run after the other from a queue; as the job of an engine it claims the run that it
-was handed (``--run``) and ends with it. The first SIGTERM or SIGINT lets the current run finish,
-because an aborted run is charged in full. The second one ends the worker and its trainer.
+It claims runs from a queue one by one. As the job of an engine it claims only its run (``--run``).
+The first SIGTERM or SIGINT lets the current run finish, because an aborted run is charged in full.
+The second one kills the worker and its trainer.
 
-Exit codes: 0 stopped by a signal, or with ``--once`` or ``--run`` nothing is left to claim; 2
-usage, no signing key, no GPU for ``--gpu``, or the service refuses this worker; 3 with ``--once``
-or ``--run``, the service could not be reached.
+Exit codes: 0 stopped by a signal, or nothing left to claim with ``--once`` or ``--run``; 2 usage,
+no signing key, no GPU for ``--gpu``, or refused by the service; 3 the service could not be reached
+with ``--once`` or ``--run``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from affidavit.worker.service_client import RunQueueClient
 
 USAGE = REFUSED = 2
 UNREACHABLE = 3
-WAIT = 2.0
-MAX_WAIT = 30.0
-"""Seconds between two claims while the service is unreachable or runs fail."""
+CLAIM_SECONDS = 2.0
+"""Pause between two claims from an empty queue."""
+MAX_PAUSE_SECONDS = 30.0
+"""Longest pause while the service is unreachable or runs fail."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = logging.getLogger("affidavit.worker")
@@ -85,7 +86,7 @@ def main(
     ] = 1,
     wait: Annotated[
         float, typer.Option(min=0.05, help="Seconds between claims from an empty queue.")
-    ] = WAIT,
+    ] = CLAIM_SECONDS,
     once: Annotated[bool, typer.Option("--once", help="Exit when the queue is empty.")] = False,
 ) -> None:
     """Claim certified runs from a service, train them one by one, and report the results."""
@@ -128,7 +129,7 @@ def work(
     wait: float,
     once: bool,
 ) -> int:
-    """Execute ``run``, or the runs of the queue one by one until ``stop`` is set; the exit code.
+    """Execute ``run``, or the runs of the queue until ``stop`` is set; return the exit code.
 
     Pauses double while the service is unreachable or runs fail.
     """
@@ -138,10 +139,10 @@ def work(
             job = config.source.claim(queue, config.name, config.lease, run)
         except (Unreachable, LeaseLost) as error:
             log.warning("cannot claim a run at the moment: %s", error)
-            if once and pause >= MAX_WAIT:
+            if once and pause >= MAX_PAUSE_SECONDS:
                 return UNREACHABLE
             stop.wait(pause)
-            pause = min(2 * pause, MAX_WAIT)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
             continue
         except Refused as error:
             log.error("cannot claim runs: %s: %s", error.code, error)
@@ -150,15 +151,15 @@ def work(
             return 0
         conforms = job is not None and _execute(config, job)
         if job is not None and run is not None:
-            return 0  # whoever handed it out sees what became of it
+            return 0  # the engine reads the outcome from the service
         if not conforms:
             stop.wait(pause)
-        pause = wait if conforms or job is None else min(2 * pause, MAX_WAIT)
+        pause = wait if conforms or job is None else min(2 * pause, MAX_PAUSE_SECONDS)
     return 0
 
 
 def _execute(config: WorkerConfig, job: Job) -> bool:
-    """Execute a claimed run; whether its record conforms."""
+    """Execute a claimed run, and return whether its record conforms."""
     log.info("run %s: claimed under fencing token %d", job.run, job.fence)
     try:
         return run_job(config, job)
@@ -167,7 +168,7 @@ def _execute(config: WorkerConfig, job: Job) -> bool:
     except Refused as error:
         log.error("run %s: %s: %s", job.run, error.code, error)
     except Exception:
-        # One failure must not end the worker; the lease of the run will expire.
+        # A failure must not end the worker. The lease of the run will expire.
         log.exception("run %s: internal error", job.run)
     return False
 
@@ -179,7 +180,7 @@ def _on_signal(stop: threading.Event, received: int) -> None:
 
 
 def _require_cuda(devices: int) -> None:
-    """Stop before a run is claimed, which a trainer without its GPU would spend."""
+    """Exit before a run is claimed, which would be charged if the trainer had no GPU."""
     usable = "torch.cuda.is_available() and torch.cuda.device_count()"
     program = f"import sys, torch; sys.exit(({usable}) < {devices})"
     if subprocess.run([sys.executable, "-c", program], check=False).returncode:
@@ -198,7 +199,7 @@ def _source(server: str, token: str | None) -> RunQueueClient:
 
 
 def _keys(trusted: list[Path]) -> tuple[SigningPort, tuple[Path, ...]]:
-    """This worker's own key, and the files of trusted keys, which are read again for each run."""
+    """Return the worker's signing key, and the files of trusted keys, read again for each run."""
     try:
         key = own_signing_key(KeyRole.RUN)
         if key is None:

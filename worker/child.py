@@ -3,12 +3,12 @@
 PARENT is a process id, or ``launcher`` for a rank of a multi-process trainer, whose parent is the
 process that the worker started.
 
-COMMAND ignores SIGTERM and SIGINT: an engine may send them to every process of a job, and the
-worker alone decides whether its run goes on.
+COMMAND ignores SIGTERM and SIGINT: an engine may send them to every process of a job, but only the
+worker decides whether its run continues.
 
-This is a separate program because a worker with threads must not run Python between fork and
-exec. On systems other than Linux a trainer outlives a killed worker; its lease is lost, so nothing
-that it still does is accepted.
+This is a separate program because a worker with threads must not run Python between fork and exec.
+On other systems than Linux a trainer outlives a killed worker, but its lease is lost, so the
+service refuses its reports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):  # it died before the line above
+        if os.getppid() != int(parent):  # the parent died before prctl
             raise SystemExit(1)
     os.execvp(command[0], command)
 

@@ -1,10 +1,10 @@
 """The heartbeat of a run: renew its lease, request steps for the trainer, and enforce limits.
 
-The run record is read as it grows. The lease is renewed every third of its length, and sooner if
-the trainer is about to run out of granted steps: each request is for the steps of two thirds of a
-lease, and at least ``MIN_STEPS``. No step is requested before this attempt wrote a checkpoint, so
-that another worker always has something to resume from. The time limit counts from that
-checkpoint. A trainer that must stop earlier ends its record, which shows that no step was taken.
+The run record is read as it grows. The lease is renewed every third of its length, and earlier if
+the trainer needs steps: each request covers two thirds of a lease, and at least ``MIN_STEPS``. No
+step is requested before this attempt has written a checkpoint, from which another worker can
+resume. The time limit counts from that checkpoint. A trainer that is stopped earlier ends its
+record, which shows that it took no step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from affidavit.client import Unreachable
-from affidavit.worker.checkpoint_transfer import has_checkpoint
 from affidavit.worker.lease import Job, LeaseLost, Refused
 from affidavit.worker.service_client import RunQueueClient
 from affidavit.worker.trainer_process import Stop
@@ -29,13 +28,13 @@ DIGEST = re.compile(rb'"digest":"(sha256:[0-9a-f]{64})"')
 
 
 @contextmanager
-def renewing(renew: Callable[[], object], lease: float) -> Iterator[None]:
-    """Renew a lease of so many seconds from a thread, whatever else takes long meanwhile."""
+def renew_in_background(renew: Callable[[], object], lease: float) -> Iterator[None]:
+    """Renew a lease of ``lease`` seconds in a thread during the block."""
     done = threading.Event()
 
     def repeat() -> None:
         while not done.wait(lease / 3):
-            with suppress(LeaseLost, Refused, Unreachable):  # what comes after it learns of it
+            with suppress(LeaseLost, Refused, Unreachable):  # the caller's next request fails
                 renew()
 
     thread = threading.Thread(target=repeat, name="lease")
@@ -51,8 +50,8 @@ def renewing(renew: Callable[[], object], lease: float) -> Iterator[None]:
 class Heartbeat:
     """The heartbeat of one run; ``lease`` is in seconds.
 
-    ``steps`` counts the steps charged in the record so far, ``reason`` is why the trainer was
-    asked to stop, and ``lost`` is set once another worker holds the run.
+    ``steps`` counts the steps charged in the record, ``reason`` says why the trainer must stop, and
+    ``lost`` is set when another worker holds the run.
     """
 
     source: RunQueueClient
@@ -67,21 +66,21 @@ class Heartbeat:
     _exhausted: bool = False
     _finished: bool = False
     _ready_at: float | None = None
-    _first: str | None = None
-    _heads: list[str] = field(default_factory=list)
-    _renewed: float = field(default_factory=time.monotonic)
-    _offset: int = 0
+    _first_digest: str | None = None
+    _last_digests: list[str] = field(default_factory=list)
+    _renewed_at: float = field(default_factory=time.monotonic)
+    _bytes_read: int = 0
 
     def __post_init__(self) -> None:
-        """Count the steps of an earlier attempt, whose checkpoint is not this attempt's."""
+        """Count the steps of an earlier attempt, and ignore its checkpoint."""
         self._read_record()
         self._ready_at = None
 
     def __call__(self) -> Stop | None:
-        """Whether to stop the trainer now, and how."""
+        """Return how to stop the trainer now, or None."""
         now = time.monotonic()
         self._read_record()
-        if now - self._renewed > self.lease / 3 or self._is_short(now):
+        if now - self._renewed_at > self.lease / 3 or self._needs_steps(now):
             self.renew()
         if self.lost is not None:
             return "kill"
@@ -91,21 +90,24 @@ class Heartbeat:
         return None if self.reason is None else "ask"
 
     def keep_alive(self) -> AbstractContextManager[None]:
-        """Keep renewing the lease while a long record is checked; no more steps are requested."""
+        """Renew the lease during the block, in which a record is checked, and request no steps."""
         self._finished = True
         self.renew()
-        return renewing(self.renew, self.lease)
+        return renew_in_background(self.renew, self.lease)
 
     def renew(self) -> None:
-        """Report progress, and learn how many steps the trainer may charge."""
+        """Report progress, and receive the number of steps that the trainer may charge."""
         self._read_record()
         now = time.monotonic()
         requests_steps = self._ready_at is not None and not self._finished
-        wants = self.steps + self._ahead(now) if requests_steps else 0
-        # A charge is durable once another one was written after it, the first line once a
-        # checkpoint was. The service logs the first line before it grants a step.
-        head = self._heads[0] if len(self._heads) > 1 else self._first if requests_steps else None
-        self._renewed = now
+        wants = self.steps + self._steps_ahead(now) if requests_steps else 0
+        # A charge is durable when a later one is written, the first line when a checkpoint is.
+        # The service logs the first line before it grants a step.
+        if len(self._last_digests) > 1:
+            head: str | None = self._last_digests[0]
+        else:
+            head = self._first_digest if requests_steps else None
+        self._renewed_at = now
         try:
             renewal = self.source.renew(self.job, self.steps, wants=wants, head=head)
         except LeaseLost as lost:
@@ -123,34 +125,39 @@ class Heartbeat:
                 draft.replace(self.allowance)
                 self._granted = renewal.granted
 
-    def _is_short(self, now: float) -> bool:
-        """Whether the trainer needs more steps soon."""
+    def _needs_steps(self, now: float) -> bool:
+        """Whether the trainer will soon run out of granted steps."""
         if self._ready_at is None or self._exhausted or self.reason is not None:
             return False
-        return self._granted - self.steps <= self._ahead(now) // 2
+        return self._granted - self.steps <= self._steps_ahead(now) // 2
 
-    def _ahead(self, now: float) -> int:
-        """Steps taken in two thirds of a lease at the present rate."""
+    def _steps_ahead(self, now: float) -> int:
+        """Return the steps of two thirds of a lease at the present rate."""
         if self._ready_at is None or now <= self._ready_at:
             return MIN_STEPS
         rate = max(0, self.steps - self.job.granted) / (now - self._ready_at)
         return max(MIN_STEPS, math.ceil(rate * self.lease * 2 / 3))
 
     def _read_record(self) -> None:
-        """Count the steps charged in the complete lines written since the last read."""
+        """Count the steps charged in the complete lines since the last read."""
         try:
             with self.record.open("rb") as stream:
-                stream.seek(self._offset)
-                whole = stream.read().rpartition(b"\n")[0]
+                stream.seek(self._bytes_read)
+                text = stream.read().rpartition(b"\n")[0]
         except OSError:
             return
-        if self._offset == 0 and (match := DIGEST.search(whole.partition(b"\n")[0])) is not None:
-            self._first = match[1].decode()
-        self._offset += len(whole) + 1 if whole else 0
-        if self._ready_at is None and has_checkpoint(whole):
+        if self._bytes_read == 0 and (match := DIGEST.search(text.partition(b"\n")[0])) is not None:
+            self._first_digest = match[1].decode()
+        self._bytes_read += len(text) + 1 if text else 0
+        if self._ready_at is None and has_checkpoint(text):
             self._ready_at = time.monotonic()
-        charges = [line for line in whole.split(b"\n") if b'"type":"charge"' in line]
+        charges = [line for line in text.split(b"\n") if b'"type":"charge"' in line]
         self.steps += len(charges)
         for line in charges[-2:]:
             if (match := DIGEST.search(line)) is not None:
-                self._heads = [*self._heads, match[1].decode()][-2:]
+                self._last_digests = [*self._last_digests, match[1].decode()][-2:]
+
+
+def has_checkpoint(record: bytes) -> bool:
+    """Whether the record names a checkpoint."""
+    return b'"type":"checkpoint"' in record

@@ -1,9 +1,13 @@
 """Execute one run, from its claim to its report.
 
-docs/worker.md says what a worker checks and signs. From its start in the queue on, which commits
-the budget, a run costs. One without a final record line goes back to the queue if a new attempt may
-help (the trainer was killed, or could not write); otherwise it fails and is charged in full. When
-the lease is lost the trainer is killed, and nothing is reported.
+docs/worker.md describes what a worker checks and signs. The start of a run commits its budget. A
+run without a final record line returns to the queue if a new attempt may help (the trainer was
+killed, or could not write); otherwise it fails and is charged in full. If the lease is lost, the
+trainer is killed and nothing is reported.
+
+Every attempt at a run has its own folder, ``RUN-FENCE``, and only that attempt writes to it, so a
+stale trainer cannot interfere. To resume a run, the record and the checkpoints of the previous
+attempt are copied.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -32,17 +38,23 @@ from affidavit.certificate import (
 )
 from affidavit.plan import PlanError, canonical_json
 from affidavit.worker import trainer_process
-from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints
-from affidavit.worker.heartbeat import Heartbeat, renewing
+from affidavit.worker.heartbeat import Heartbeat, has_checkpoint, renew_in_background
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.service_client import RunQueueClient
 
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
-"""Environment variables withheld from the trainer, which runs other people's models."""
+"""Environment variables withheld from the trainer, which runs untrusted models."""
 ALLOWANCE, STOP = "allowance", "stop"
 UNFINISHED = 3
 """Exit code of a trainer whose run may be resumed."""
-PART = 256 * 1024
+RECORD = "record.jsonl"
+CHECKPOINTS = "checkpoint*"
+"""Files, or the folders of a sharded run."""
+COPIED_FILES = (CHECKPOINTS, "opening.json", RECORD)
+"""File names of the trainer, which the worker must not import. The record names the checkpoints, so
+it is copied last."""
+MAX_COPY_ATTEMPTS = 10
+PART_LENGTH = 256 * 1024
 """Characters of a record sent in one request."""
 
 log = logging.getLogger("affidavit.worker")
@@ -52,10 +64,10 @@ log = logging.getLogger("affidavit.worker")
 class WorkerConfig:
     """Settings shared by all runs of a worker.
 
-    ``lease`` is in seconds. ``own_code`` lets runs name data and models as ``python:…``: code
-    that anyone who may submit a run can then execute on this host. Runs may name files below the
-    folders in ``files``. ``options`` go to the trainer, which has ``processes`` ranks on each
-    of ``hosts`` nodes of a Ray cluster.
+    ``lease`` is in seconds. ``own_code`` allows data and models of the form ``python:…``, with
+    which anyone who may submit a run executes code on this host. Runs may use files in the folders
+    ``files``. ``options`` are passed to the trainer, which has ``processes`` ranks on each of
+    ``hosts`` nodes of a Ray cluster.
     """
 
     source: RunQueueClient
@@ -72,13 +84,17 @@ class WorkerConfig:
 
 
 def run_job(config: WorkerConfig, job: Job) -> bool:
-    """Execute a claimed run; whether its record conforms. Raises ``LeaseLost`` and ``Refused``."""
+    """Execute a claimed run, and return whether its record conforms.
+
+    Raises ``LeaseLost`` and ``Refused``.
+    """
     began, folder = datetime.now(UTC), _folder(config, job, job.fence)
     renew = partial(config.source.renew, job, 0, wants=0, head=None)
     try:
-        with renewing(renew, config.lease):  # a large checkpoint takes longer to copy than a lease
+        # Copying a large checkpoint takes longer than a lease.
+        with renew_in_background(renew, config.lease):
             predicate = _prepare(config, job, folder)
-            # Without granted steps the run starts afresh.
+            # An attempt without granted steps has nothing to resume.
             resumes = bool(job.previous and job.granted) and copy_attempt(
                 _folder(config, job, job.previous) / "run", folder / "run"
             )
@@ -129,7 +145,7 @@ def _fail(config: WorkerConfig, job: Job, code: str, message: str, *, again: boo
 
 
 def _prepare(config: WorkerConfig, job: Job, folder: Path) -> dict[str, Any]:
-    """Write the trainer's inputs to ``folder``; the predicate of the run's certificate."""
+    """Write the trainer's inputs to ``folder``, and return the certificate's predicate."""
     if not config.own_code and any(name.startswith("python:") for name in (job.data, job.model)):
         raise Refused("own_code_refused", "this worker only runs built-in data and models.")
     bundle = config.source.bundle(job)
@@ -154,14 +170,14 @@ def _prepare(config: WorkerConfig, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _folder(config: WorkerConfig, job: Job, fence: int | None) -> Path:
-    """The folder of the attempt with this fencing token."""
+    """Return the folder of the attempt with this fencing token."""
     return config.outputs / job.output / f"{job.run}-{fence}"
 
 
 def _command(
     config: WorkerConfig, job: Job, folder: Path, *, search: bool, resumes: bool
 ) -> list[str]:
-    """The trainer's command line; ``--option=value`` keeps a value from being read as an option."""
+    """Return the trainer's command; in ``--option=value``, no value is read as an option."""
     python = (sys.executable, "-m")
     inputs = (
         f"--certificate={folder / 'bundle.json'}",
@@ -175,9 +191,9 @@ def _command(
     )
     if search:
         return [*python, "affidavit.trainer.search", f"--out={folder}", *inputs]
-    spread = ("ranks",) if config.hosts == 1 else ("ray_ranks", str(config.hosts))
-    program = f"affidavit.trainer.distributed.{spread[0]}"
-    ranks = (*python, program, *spread[1:], str(config.processes))
+    launcher = ("ranks",) if config.hosts == 1 else ("ray_ranks", str(config.hosts))
+    program = f"affidavit.trainer.distributed.{launcher[0]}"
+    ranks = (*python, program, *launcher[1:], str(config.processes))
     rank = (*python, "affidavit.worker.child", "launcher")
     return [
         *((*ranks, *rank) if config.processes * config.hosts > 1 else ()),
@@ -200,12 +216,12 @@ def _report(
     predicate: dict[str, Any],
     began: datetime,
 ) -> bool:
-    """Check the record, upload it, sign it with the digest of the weights, and complete the run."""
+    """Check and upload the record, sign it with the weights' digest, and complete the run."""
     report = check_conformance(record, predicate)
     text = record.decode("utf-8", "replace")
     try:
-        for part, start in enumerate(range(0, len(text), PART), start=1):
-            config.source.report(job, "record", part=part, lines=text[start : start + PART])
+        for part, start in enumerate(range(0, len(text), PART_LENGTH), start=1):
+            config.source.report(job, "record", part=part, lines=text[start : start + PART_LENGTH])
     except Refused as error:  # a run without a record is charged in full
         log.error("run %s: the record was refused: %s: %s", job.run, error.code, error)
     weights = folder / "run" / "weights.pt"
@@ -232,3 +248,43 @@ def _report(
     charged = f"{report.steps_to_charge} of {report.steps_certified} steps charged"
     log.info("run %s: %s, %s", job.run, verdict, charged)
     return report.conformant
+
+
+def copy_attempt(previous: Path, run: Path) -> bool:
+    """Copy the attempt in ``previous`` to ``run``; return False if there is nothing to resume.
+
+    Copies again if a checkpoint changed meanwhile. Raises ``OSError``.
+    """
+    for _ in range(MAX_COPY_ATTEMPTS):
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(mode=0o700)
+        versions = _versions(previous)
+        for path in (path for name in COPIED_FILES for path in previous.glob(name)):
+            with suppress(FileNotFoundError):  # a later checkpoint replaced it
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, run / path.name)
+        if _versions(previous) == versions:
+            break
+    record = run / RECORD
+    if record.exists() and has_checkpoint(record.read_bytes()):
+        os.sync()
+        return True
+    shutil.rmtree(run)
+    return False
+
+
+def delete_checkpoints(folder: Path, run: str) -> None:
+    """Delete the checkpoints of all attempts at a finished run; they are secret."""
+    for path in folder.glob(f"{run}-*/run/{CHECKPOINTS}"):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
+
+
+def _versions(folder: Path) -> list[tuple[str, int, int]]:
+    """Return the name, inode and modification time of each checkpoint in a folder."""
+    versions = []
+    for path in sorted(folder.glob(CHECKPOINTS)):
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            versions.append((path.name, stat.st_ino, stat.st_mtime_ns))
+    return versions

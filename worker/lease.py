@@ -1,12 +1,9 @@
-"""Runs as workers hold them: claims, leases, fencing tokens and their errors.
+"""The lease of a worker on a run: its models and errors, for the service and the worker.
 
-A worker that claims a run holds a lease on it under a fencing token, a number that grows with
-every claim, and a random secret. Every call about the run carries both; once the lease has
-expired, calls with the old token are refused (``LeaseLost``), however late they arrive.
-docs/worker.md says how runs are handed over.
-
-``affidavit.service.runs.queue`` keeps the queue in the service's tables; ``worker.queue`` is its
-HTTP client. Both use the models here.
+A worker that claims a run gets a lease with a fencing token, a number that grows with every claim,
+and a random secret. Every request about the run has both. After the lease has expired and another
+worker has claimed the run, requests with the old token are refused (``LeaseLost``), however late
+they arrive.
 
 References: C. Gray and D. Cheriton, "Leases", SOSP 1989; M. Kleppmann, "How to do distributed
 locking", 2016 (fencing tokens).
@@ -75,9 +72,9 @@ class Job(ResponseModel):
 
     @classmethod
     def read(cls, document: Any) -> Self:
-        """Parse a job; raises ``Refused`` if a value has not the form that a service offers.
+        """Parse a job; raises ``Refused`` for an invalid value.
 
-        A worker does not trust the service with its paths and command lines.
+        The values become paths and command lines, for which a worker does not trust the service.
         """
         try:
             return cls.model_validate(document)
@@ -89,7 +86,7 @@ class Job(ResponseModel):
 
 
 class Renewal(ResponseModel):
-    """Whether the worker should stop the run, and the steps that it may charge in all."""
+    """Whether the worker must stop the run, and the total of steps that it may charge."""
 
     cancel: bool
     granted: Steps

@@ -1,8 +1,7 @@
-"""The queue of a running service as a worker calls it, with a token of the scope ``work``.
+"""The worker's client of the service's run queue, with a token of the scope ``work``.
 
-A worker has no database password: every report goes through the service, which checks it. No
-answer, 429 and 5xx raise ``Unreachable``, from a claim or a renewal at once, and otherwise after
-``RETRY_TIMEOUT`` seconds of further attempts: all other calls are idempotent.
+A missing answer, 429 and 5xx raise ``Unreachable``. A claim or a renewal raises it at once. All
+other requests are idempotent, and are repeated for ``RETRY_SECONDS`` before.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any, TypeVar
 from affidavit.client import Client, Problem, Unreachable
 from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
 
-LOST = frozenset({"lease_lost", "not_found"})
-RETRY_TIMEOUT = 600.0
+LEASE_LOST_CODES = frozenset({"lease_lost", "not_found"})
+RETRY_SECONDS = 600.0
 
 Answer = TypeVar("Answer")
 
 
 class RunQueueClient:
-    """The queue over HTTP; thread-safe.
+    """The run queue of a service; thread-safe.
 
     All methods raise ``Refused`` and ``Unreachable``; all but ``claim`` raise ``LeaseLost``.
     """
@@ -32,52 +31,54 @@ class RunQueueClient:
     def claim(self, queue: str, worker: str, lease: int, run: str | None) -> Job | None:
         """Claim ``run``, or the oldest run, for ``lease`` seconds; None if there is none."""
         body = {"worker": worker, "lease": lease, "run": run}
-        claim = _answer(lambda: self._client.post(f"/v1/queues/{queue}/claims", body))
+        claim = _translate_errors(lambda: self._client.post(f"/v1/queues/{queue}/claims", body))
         return None if claim is None else Job.read(claim)
 
     def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
-        """Renew the lease after ``steps`` charged steps, and request up to ``wants`` in all.
+        """Renew the lease after ``steps`` charged steps, and request a total of ``wants``.
 
         ``head`` is the digest of a record line that is durable on disk.
         """
         report = {"steps": steps, "wants": wants, "head": head}
-        return Renewal.model_validate(_answer(lambda: self._post(job, "heartbeat", report)))
+        return Renewal.model_validate(
+            _translate_errors(lambda: self._post(job, "heartbeat", report))
+        )
 
     def report(self, job: Job, action: str, **body: Any) -> Any:
         """``start`` or ``fail`` the run, add a part of its ``record``, or ``complete`` it."""
-        return _retried(lambda: self._post(job, action, body))
+        return _retry(lambda: self._post(job, action, body))
 
     def bundle(self, job: Job) -> bytes:
-        """The certificate's signed bundle."""
-        return _retried(lambda: self._client.content(f"/v1/runs/{job.run}/bundle"))
+        """Fetch the certificate's signed bundle."""
+        return _retry(lambda: self._client.content(f"/v1/runs/{job.run}/bundle"))
 
     def status(self) -> bytes:
-        """The service's status list."""
-        return _retried(self._client.status_list)
+        """Fetch the service's status list."""
+        return _retry(self._client.status_list)
 
     def _post(self, job: Job, action: str, body: Mapping[str, Any]) -> Any:
         report = {"fence": job.fence, "secret": job.secret, **body}
         return self._client.post(f"/v1/runs/{job.run}/{action}", report)
 
 
-def _answer(call: Callable[[], Answer]) -> Answer:
-    """What ``call`` answers; a problem is one of a worker's errors."""
+def _translate_errors(call: Callable[[], Answer]) -> Answer:
+    """Return the answer of ``call``; raise its problem as an error of the worker."""
     try:
         return call()
     except Problem as problem:
         if problem.status == 429 or problem.status >= 500:
             raise Unreachable(str(problem)) from None
-        if problem.code in LOST:
+        if problem.code in LEASE_LOST_CODES:
             raise LeaseLost(problem.detail) from None
         raise Refused(problem.code, problem.detail) from None
 
 
-def _retried(call: Callable[[], Answer]) -> Answer:
-    """What ``call`` answers once the service can be reached."""
-    end, pause = time.monotonic() + RETRY_TIMEOUT, 0.2
+def _retry(call: Callable[[], Answer]) -> Answer:
+    """Return the answer of ``call``, repeated until the service can be reached."""
+    end, pause = time.monotonic() + RETRY_SECONDS, 0.2
     while True:
         try:
-            return _answer(call)
+            return _translate_errors(call)
         except Unreachable:
             if time.monotonic() > end:
                 raise

@@ -1,13 +1,13 @@
 """Run the trainer as a subprocess in its own process group, and report why it failed.
 
-The trainer is never imported, so that its memory use, CUDA state and crashes stay in its own
-process. A file asks it to stop after the current step; ``GRACE`` seconds later its whole process
-group is killed. If the worker dies, the kernel kills the trainer (``affidavit.worker.child``, on
-Linux). The ranks of a multi-process trainer have process groups of their own: their launcher ends
-them, or the kernel does when the launcher is killed.
+The trainer is not imported, so that its memory, CUDA state and crashes stay in its own process. A
+file requests it to stop after the current step; ``GRACE_SECONDS`` later its process group is
+killed. If the worker dies, the kernel kills the trainer (``affidavit.worker.child``, on Linux). The
+ranks of a multi-process trainer have process groups of their own, and are ended by their launcher,
+or by the kernel if the launcher is killed.
 
-A trainer's log may quote training data (a cell that is not a number, say), so it stays on this
-host. The service only receives one of the trainer's codes.
+A trainer's log may quote training data (like a cell that is not a number), so it stays on this
+host. The service receives only a code of the trainer.
 
 >>> import sys, tempfile
 >>> with tempfile.TemporaryFile() as log:
@@ -29,10 +29,10 @@ from typing import IO, Literal
 
 from affidavit.plan import explain
 
-GRACE = 600.0
-"""Seconds a trainer has to start, to end its step and to write its weights before it is killed.
+GRACE_SECONDS = 600.0
+"""Time to start, to end a step and to write the weights, before the trainer is killed.
 
-Steps and weights of large models take minutes; a run whose trainer is killed is charged in full.
+A step and the weights of a large model take minutes. A killed run is charged in full.
 """
 
 Stop = Literal["ask", "kill"]
@@ -47,11 +47,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     pause: float = 0.5,
 ) -> int:
-    """The exit code of ``command``, whose output goes to ``log``.
+    """Run ``command`` with its output in ``log``, and return its exit code.
 
-    ``poll`` is called every ``pause`` seconds and may ask the process to stop, by the file
-    ``stop``, or kill it, which is how a process without such a file stops. No process of the group
-    is left when this returns or raises.
+    ``poll`` is called every ``pause`` seconds. It may request a stop through the file ``stop``, or
+    kill the process, as a stop without a file does. No process of the group survives this call.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "affidavit.worker.child", str(os.getpid()), *command],
@@ -68,7 +67,7 @@ def run(
                 return process.wait(pause)
             action, now = poll(), time.monotonic()
             if action == "ask" and kill_at is None:
-                kill_at = now if stop is None else now + GRACE
+                kill_at = now if stop is None else now + GRACE_SECONDS
                 if stop is not None:
                     with suppress(OSError):  # disk full: it is killed after its grace
                         stop.touch()
@@ -84,14 +83,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-TAIL = 65536
-"""Bytes at the end of a log that are searched for a code."""
+LOG_TAIL_BYTES = 65536
+"""End of a log that is searched for a code."""
 
 
 def failure_reason(log: Path) -> str:
-    """The trainer's code at the end of its log, and nothing else of it."""
+    """Return the trainer's code at the end of its log, and nothing else of the log."""
     with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL))
+        stream.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
         lines = stream.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         code = line.partition(":")[0]

@@ -1,7 +1,6 @@
-"""The first release, whose whole schema ``affidavit.migrations.schema`` makes.
+"""The schema of the first release, which ``affidavit.migrations.schema`` creates.
 
-Revisions 0001 to 0025 belonged to development databases, none of them released, so this chain
-starts at 0026.
+Revisions 0001 to 0025 were of development databases that were never released.
 """
 
 from __future__ import annotations
@@ -13,4 +12,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Nothing: no database is older."""
+    """Do nothing, because no database is older."""

@@ -20,7 +20,7 @@ import pytest
 
 from affidavit.certificate import Conformance, check_conformance, read_envelope
 from affidavit.trainer.run_folder import checkpoint, run_log, run_writer
-from affidavit.worker import checkpoint_transfer
+from affidavit.worker import job as job_module
 from tests.forked import Process
 from tests.waiting import wait_until
 from tests.worker.forked_worker import HELD, HELD_AFTER
@@ -193,8 +193,8 @@ def disk_full(shop: Any, run: str, *workers: Process) -> None:
 
 def test_the_worker_knows_the_trainers_files() -> None:
     for name in (checkpoint.PARTIAL, checkpoint.NAME, checkpoint.FOLDERS):
-        assert fnmatch(name, checkpoint_transfer.CHECKPOINTS)
-    assert {run_log.NAME, run_writer.OPENING} < set(checkpoint_transfer.RESUMED)
+        assert fnmatch(name, job_module.CHECKPOINTS)
+    assert {run_log.NAME, run_writer.OPENING} < set(job_module.COPIED_FILES)
 
 
 def test_a_checkpoint_of_several_ranks_is_copied_and_deleted_too(tmp_path: Path) -> None:
@@ -202,12 +202,12 @@ def test_a_checkpoint_of_several_ranks_is_copied_and_deleted_too(tmp_path: Path)
     (previous / "checkpoint-7").mkdir(parents=True)
     (previous / "checkpoint-7" / "state.pt").write_text("secret")
     run.parent.mkdir()
-    assert not checkpoint_transfer.copy_attempt(previous, run)  # no record names it
+    assert not job_module.copy_attempt(previous, run)  # no record names it
     assert not run.exists()
     (previous / run_log.NAME).write_text('{"type":"checkpoint"}\n')
     (previous / "other").write_text("not copied")
-    assert checkpoint_transfer.copy_attempt(previous, run)
+    assert job_module.copy_attempt(previous, run)
     assert (run / "checkpoint-7" / "state.pt").read_text() == "secret"
     assert {path.name for path in run.iterdir()} == {"checkpoint-7", run_log.NAME}
-    checkpoint_transfer.delete_checkpoints(tmp_path, "r")
+    job_module.delete_checkpoints(tmp_path, "r")
     assert not [*tmp_path.glob("r-*/run/checkpoint*")]

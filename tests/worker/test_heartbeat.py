@@ -75,7 +75,7 @@ def heartbeat_of(folder: Path, source: Granting, before: str = "", **more: Any) 
         record=folder / "record",
         allowance=folder / "allowance",
         lease=LEASE,
-        _renewed=heartbeat_module.time.monotonic(),
+        _renewed_at=heartbeat_module.time.monotonic(),
     )
 
 
