@@ -1,18 +1,18 @@
-"""The exact Gaussian accountant: any run that is one Gaussian mechanism.
+"""The exact Gaussian accountant, for runs that are one Gaussian mechanism.
 
-A composition of Gaussian releases, adaptively chosen, is exactly as private as one
-Gaussian mechanism with μ² = Σ n_i / σ_i², whose privacy profile is closed:
+A composition of adaptively chosen Gaussian releases is exactly as private as one Gaussian mechanism
+with μ² = Σ n_i / σ_i², whose privacy profile is a closed form:
 
     δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ).
 
-The two terms agree in most of their digits when μ is small, so they are compared as
-logarithms: with a = log Φ(μ/2 - ε/μ) and b = ε + log Φ(-μ/2 - ε/μ), δ = e^a (1 - e^(b-a)).
+The two terms agree in most digits if μ is small, so they are compared as logarithms: with a = log
+Φ(μ/2 - ε/μ) and b = ε + log Φ(-μ/2 - ε/μ), δ = e^a (1 - e^(b-a)).
 
 Guarantees
-    * ``upper`` is at least and ``lower`` at most the tight value: a and b are moved by a
-      bound on the rounding of their arguments and of ``log_ndtr`` before they are used.
-    * ``epsilon`` is inverted one-sidedly: δ at its upper end, itself rounded up, does not
-      exceed the δ asked for.
+    * ``upper`` is at least and ``lower`` at most the tight value: a and b are moved by a bound on
+      the rounding of their arguments and of ``log_ndtr``.
+    * ``epsilon`` is inverted one-sidedly: δ at its upper end, rounded up, does not exceed the
+      requested δ.
 
 Both orders of the pair have the same profile. The empty composition has μ = 0, ε = 0 and
 δ = 0.
@@ -37,19 +37,15 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
-from affidavit.plan import (
-    Event,
-    Gaussian,
-    alternatives,
-)
+from affidavit.plan import Event, Gaussian, alternatives
 
 MIN_MU, MAX_MU = 1e-7, 1e6
 MIN_LOWER = 1e-300
-"""Below this a double has lost digits; no lower bound is claimed."""
+"""Below this doubles lose digits, and the lower bound is 0."""
 ROUNDING = 16 * sys.float_info.epsilon
-"""Relative error allowed for ``log_ndtr``, its argument and the sums around it."""
-_TRIES = 64
-"""Steps towards ε; six are usual."""
+"""Relative allowance for ``log_ndtr``, its argument and the sums around it."""
+_MAX_NEWTON_STEPS = 64
+"""Six are usual."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +56,11 @@ class GaussianCurve:
 
     @property
     def rho(self) -> float:
-        """Its zero-concentrated DP parameter, μ²/2 (nats)."""
+        """The zero-concentrated DP parameter, μ²/2 (nats)."""
         return self.mu**2 / 2
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats).
+        """Return the bracket of δ at ``epsilon`` (nats).
 
         Raises ``ValueError`` unless ε is finite and not negative.
         """
@@ -76,7 +72,7 @@ class GaussianCurve:
         lower = math.exp(log_p - error) * -math.expm1(min(0.0, refined_curve))
         return Bracket(
             lower=lower if lower > MIN_LOWER else 0.0,
-            # The next double up, so that a δ that underflows is still bounded above zero.
+            # The next larger double, so that the bound of a δ that underflows is positive.
             upper=min(
                 1.0,
                 math.nextafter(math.exp(min(0.0, log_p + error)) * -math.expm1(widest), math.inf),
@@ -84,9 +80,9 @@ class GaussianCurve:
         )
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε at ``delta``.
+        """Return the bracket of ε (nats) at ``delta``.
 
-        In nats; raises ``ValueError`` unless 0 < δ < 1.
+        Raises ``ValueError`` unless 0 < δ < 1.
         """
         require_delta(delta)
         if self.mu == 0:
@@ -94,36 +90,36 @@ class GaussianCurve:
         return Bracket(lower=self._crossing(delta, upper=False), upper=self._crossing(delta))
 
     def _crossing(self, delta: float, *, upper: bool = True) -> float:
-        """The end of the bracket of ε: the upper bound (or lower bound) of δ crosses there."""
+        """Return the ε (nats) at which the upper (or lower) bound of δ reaches ``delta``."""
 
-        def enough(epsilon: float) -> bool:
+        def is_reached(epsilon: float) -> bool:
             bracket = self.delta(epsilon)
             return bracket.upper <= delta if upper else bracket.lower <= delta
 
-        if enough(0.0):
+        if is_reached(0.0):
             return 0.0
         low, high = 0.0, max(self.mu**2, self.mu)
-        while not enough(high):
+        while not is_reached(high):
             low, high = high, 2 * high
-        at = self._near(delta, low, high, 1 if upper else -1)
+        at = self._approximate_crossing(delta, low, high, 1 if upper else -1)
         for reach in (8.0, 128.0, 2048.0):
             below, above = at - reach * math.ulp(at), at + reach * math.ulp(at)
-            if low < below and above < high and not enough(below) and enough(above):
+            if low < below and above < high and not is_reached(below) and is_reached(above):
                 low, high = below, above
                 break
         while high - low > 4 * math.ulp(high):
             middle = low + (high - low) / 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
+            low, high = (low, middle) if is_reached(middle) else (middle, high)
         return high if upper else low
 
-    def _near(self, delta: float, low: float, high: float, side: int) -> float:
-        """About where a bound of δ is ``delta``, between ``low`` and ``high``; decides nothing.
+    def _approximate_crossing(self, delta: float, low: float, high: float, side: int) -> float:
+        """Return about the ε from ``low`` to ``high`` where a bound of δ is ``delta``.
 
-        Newton's method on the logarithm of the bound, upper for ``side`` 1 and lower for -1,
-        which falls in ε, and bisection where a step would leave the bounds.
+        It uses Newton's method on the log of the bound, upper for ``side`` 1 and lower for -1, and
+        bisection if a step would leave the interval.
         """
         at, requested = (low + high) / 2, math.log(delta)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_NEWTON_STEPS):
             log_p, log_q, error = _log_terms(self.mu, at)
             share = -math.expm1(log_q - log_p - side * 2 * error)
             if share <= 0:
@@ -140,10 +136,10 @@ class GaussianCurve:
 
 
 def _log_terms(mu: float, epsilon: float) -> tuple[float, float, float]:
-    """log Φ(μ/2 - ε/μ), ε + log Φ(-μ/2 - ε/μ), and a bound on the error of either.
+    """Return log Φ(μ/2 - ε/μ), ε + log Φ(-μ/2 - ε/μ), and a bound on the error of either.
 
-    An argument x off by a relative u moves log Φ(x) by at most u |x| (|x| + 1), because
-    Φ'/Φ <= |x| + 1; the arguments here carry the rounding of both of their terms.
+    A relative error u of an argument x moves log Φ(x) by at most u |x| (|x| + 1), because
+    Φ'/Φ <= |x| + 1. The arguments have the rounding of both of their terms.
     """
     ratio = epsilon / mu
     log_p = float(log_ndtr(mu / 2 - ratio))
@@ -156,43 +152,40 @@ def _log_terms(mu: float, epsilon: float) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaussianAccountant:
-    """Exact for compositions of plain Gaussian releases; refuses everything else."""
+    """Exact accounting of compositions of unsampled Gaussian releases only."""
 
     name: str = "gaussian"
     version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> GaussianCurve:
-        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach`` as ``joint_mu`` does."""
+        """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         if len(alternatives(event)) > 1:
             raise Unsupported(
-                "the run has a bound beside that of unsampled Gaussian releases.",
+                "the run has other bounds than that of unsampled Gaussian releases.",
                 "Use the fourier accountant.",
             )
         return GaussianCurve(mu=joint_mu(event))
 
     def attained(self, event: Event) -> tuple[GaussianCurve, GaussianCurve]:
-        """The same curve for either order; raises as ``curve`` does."""
+        """Return the same curve for either order; raises as ``curve`` does."""
         curve = self.curve(event)
         return curve, curve
 
 
 def joint_mu(event: Event) -> float:
-    """μ of an all-Gaussian composition, rounded up; 0 for the empty one.
+    """Return μ = √(Σ count/σ²) of a Gaussian composition, rounded up; 0 for the empty one.
 
-    μ = √(Σ count/σ²), σ the noise multipliers, as Gaussian DP composes (arXiv:1905.02383).
-    Raises ``Unsupported`` for what is not Gaussian, and ``OutOfReach`` for a μ outside
+    Raises ``Unsupported`` for other releases, and ``OutOfReach`` for a μ outside
     [``MIN_MU``, ``MAX_MU``].
     """
     precisions = []
     for leaf, count in leaves(event):
-        match leaf:
-            case Gaussian(noise_multiplier=sigma):
-                precisions.append(count / sigma / sigma)
-            case _:
-                raise Unsupported(
-                    "the exact Gaussian accountant takes unsampled Gaussian releases only.",
-                    "Use an accountant for subsampled or Laplace releases.",
-                )
+        if not isinstance(leaf, Gaussian):
+            raise Unsupported(
+                "the exact Gaussian accountant takes unsampled Gaussian releases only.",
+                "Use an accountant for subsampled or Laplace releases.",
+            )
+        precisions.append(count / leaf.noise_multiplier / leaf.noise_multiplier)
     if not precisions:
         return 0.0
     mu = math.sqrt(math.fsum(precisions)) * (1 + ROUNDING)

@@ -1,17 +1,17 @@
-"""Privacy-loss distributions by dp_accounting: a second opinion with two sides.
+"""Privacy loss distributions by dp_accounting: a two-sided second opinion.
 
-The library discretises the privacy loss of a step on a grid and convolves. Rounding every
-loss up gives an upper bound of the curve, rounding every loss down a lower one; here both
-are computed, so that the opinion can contradict ours in either direction. The lower one
-gives away up to half a grid step a release and is wide for long runs.
+The library discretises the privacy loss of a step on a grid and convolves. Rounding every loss up
+gives an upper bound of the curve, and rounding every loss down a lower one. Both are computed here,
+so the opinion can contradict ours in either direction. The lower bound loses up to half a grid step
+per release and is loose for long runs.
 
-Its faults, each seen by running it, set its reach: it adds signed round-off of the FFT to
-δ, so that below δ = 1e-9 it under-reports, and in long runs above it too; and a Poisson event
-is read under add/remove only. Outside its reach it refuses.
+The engine refuses what the library gets wrong. The library adds signed round-off of the FFT to δ,
+so it under-reports below δ = 1e-9, and in long runs above it too. It accounts Poisson events under
+add/remove only.
 
-The round-off grows with the releases n, since a transform is raised to the n-th power: of 1 it
-is then off by n roundings of its angle. Spread over the grid it moved δ by up to 1.2 n·2**-53 in
-what was run; ``ROUND_OFF`` allows fifty times that, and δ is read that much to each side.
+The round-off grows with the number of releases n, since a transform is raised to the n-th power: 1
+is then off by n roundings of its angle. In experiments it moved δ by up to 1.2 n·2**-53.
+``ROUND_OFF`` allows fifty times that, to each side of δ.
 
 References: Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, arXiv:2207.04380 (connect the
 dots); Koskela, Jälkö and Honkela, arXiv:1906.03049; dp_accounting 0.6.0.
@@ -20,7 +20,7 @@ dots); Koskela, Jälkö and Honkela, arXiv:1906.03049; dp_accounting 0.6.0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from dp_accounting.pld import privacy_loss_distribution as library
@@ -46,28 +46,28 @@ MIN_DELTA = 1e-9
 MAX_GRID = 400_000
 """Points."""
 DEFAULT_INTERVAL = 1e-4
-"""Nats between the points of the grid."""
+"""Distance (nats) of the points of the grid."""
 MAX_NOISE = 1e4
-"""The noise multiplier above which nothing is asked of the library."""
+"""The largest noise multiplier for which the library is used."""
 MAX_STEPS = 1_000_000
 """Releases in one run."""
 MAX_LEAVES = 8
-"""Kinds of release in one run; each costs the library up to a second."""
+"""Kinds of release in one run; each takes the library up to a second."""
 ROUNDING = 1e-9
-"""Relative allowance for the rounding of ε when it is read off the grid."""
-MAX_SUMMED = 600.0
-"""Nats up to which the library's own search for ε is taken."""
+"""Relative allowance for the rounding of ε on the grid."""
+MAX_LIBRARY_EPSILON = 600.0
+"""Nats up to which the library's own search for ε is used."""
 ROUND_OFF = 64 * 2.0**-53
 """Allowance of δ for the round-off of each release."""
-FEWEST = 1000
-"""Releases whose round-off is allowed for in any run: one transform rounds as well."""
+MIN_ROUND_OFF_RELEASES = 1000
+"""Least number of releases in the allowance, because one transform rounds as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PldCurve:
-    """Both roundings of one composition, each computed when it is first asked for.
+    """Both roundings of one composition, each computed on first use.
 
-    ``leaves`` are its releases with their counts, ``interval`` the grid step in nats.
+    ``leaves`` are its releases with counts, and ``interval`` is the grid step in nats.
     """
 
     leaves: tuple[tuple[Leaf, int], ...]
@@ -82,19 +82,19 @@ class PldCurve:
         return _compose(self.leaves, self.interval, pessimistic=False)
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` where it is too small."""
+        """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach`` for a small δ."""
         require_delta(delta)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
-        off = self._round_off
-        _require_reach(delta, off)
-        _, above = _crossing(self._pessimistic, delta - off)
-        below, _ = _crossing(self._optimistic, min(delta + off, 1.0))
+        round_off = self._round_off
+        _require_reach(delta, round_off)
+        _, above = _crossing(self._pessimistic, delta - round_off)
+        below, _ = _crossing(self._optimistic, min(delta + round_off, 1.0))
         lower, upper = below * (1 - ROUNDING), above * (1 + ROUNDING)
         return Bracket(lower=min(max(0.0, lower), upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` where δ is too small."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` for a small δ."""
         require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
@@ -107,17 +107,17 @@ class PldCurve:
 
     @property
     def _round_off(self) -> float:
-        return ROUND_OFF * max(FEWEST, sum(count for _, count in self.leaves))
+        return ROUND_OFF * max(MIN_ROUND_OFF_RELEASES, sum(count for _, count in self.leaves))
 
 
 def _crossing(pld: library.PrivacyLossDistribution, delta: float) -> tuple[float, float]:
-    """ε (nats) on either side of where the curve of ``pld`` passes ``delta``.
+    """Return ε (nats) on either side of the point where the curve of ``pld`` reaches ``delta``.
 
-    The library sums exp(-loss), which has no digits left above some 700 nats; what it returns
-    there is the loss that is exceeded with probability ``delta``, and is looked for again.
+    The library sums exp(-loss), which underflows above some 700 nats. There it returns the loss
+    that is exceeded with probability ``delta``, so ε is searched here.
     """
     result = float(pld.get_epsilon_for_delta(delta))
-    if not MAX_SUMMED < result < math.inf:
+    if not MAX_LIBRARY_EPSILON < result < math.inf:
         return result, result
     low, high = 0.0, 2 * result
     while high - low > ROUNDING * high:
@@ -140,27 +140,27 @@ def _require_reach(delta: float, round_off: float) -> None:
 class PldAccountant:
     """dp_accounting's PLD accountant with both roundings.
 
-    ``interval`` is the grid step in nats; left out, it is fine enough for the run's own ε.
+    ``interval`` is the grid step in nats. By default it depends on the ε of the run.
     """
 
     name: str = "pld"
     version: str = PLD
-    interval: float | None = field(default=None)
+    interval: float | None = None
 
     def curve(self, event: Event) -> PldCurve:
-        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         for leaf, _ in parts:
-            _require_known(leaf)
+            _require_supported(leaf)
         steps = sum(count for _, count in parts)
         if steps > MAX_STEPS:
             raise OutOfReach(
-                f"{steps} releases are more than the {MAX_STEPS} that the PLD engine composes.",
+                f"{steps} releases exceed the PLD engine's limit of {MAX_STEPS}.",
                 "Use another accountant.",
             )
         if len(parts) > MAX_LEAVES:
             raise OutOfReach(
-                f"the run has {len(parts)} kinds of release; the PLD engine takes {MAX_LEAVES}.",
+                f"{len(parts)} kinds of release exceed the PLD engine's limit of {MAX_LEAVES}.",
                 "Use another accountant.",
             )
         if not parts or self.interval is not None:
@@ -168,7 +168,7 @@ class PldAccountant:
         return PldCurve(leaves=parts, interval=_interval(parts))
 
 
-def _require_known(leaf: Leaf) -> None:
+def _require_supported(leaf: Leaf) -> None:
     match leaf:
         case (
             Gaussian(noise_multiplier=sigma)
@@ -178,27 +178,28 @@ def _require_known(leaf: Leaf) -> None:
         ):
             if sigma > MAX_NOISE:
                 raise OutOfReach(
-                    f"noise multiplier {sigma:.3g} is beyond the PLD engine's {MAX_NOISE:g}.",
+                    f"noise multiplier {sigma:.3g} exceeds the PLD engine's limit of "
+                    f"{MAX_NOISE:g}.",
                     "Use another accountant.",
                 )
         case _:
             raise Unsupported(
-                "the PLD engine knows Laplace releases, and Gaussian ones, unsampled or "
+                "the PLD engine takes Laplace releases, and Gaussian releases, unsampled or "
                 "Poisson-sampled under add_remove.",
                 "Use another accountant.",
             )
 
 
 def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
-    """A grid step of at most ε/1000, unless the grid would then be too large to hold.
+    """Return a grid step of at most ε/1000, or a longer one if the grid would be too large.
 
-    The grid of the composition spans the losses of probability above 1e-15, which the
-    Rényi bound encloses.
+    The grid of the composition spans the losses of probability above 1e-15, which the Rényi bound
+    encloses.
     """
-    run = tuple(Repeated(event=_roughly(leaf), count=count) for leaf, count in parts)
+    run = tuple(Repeated(event=_rdp_stand_in(leaf), count=count) for leaf, count in parts)
     rough = RdpAccountant().curve(Composed(events=run))
     span = 2 * rough.epsilon(1e-15).upper
-    # The library mixes the two events of truncation slowly; a tenth of the grid serves there.
+    # The library mixes the two events of truncation slowly, so a tenth of the grid must do.
     truncated = any(isinstance(leaf, TruncatedPoissonGaussian) for leaf, _ in parts)
     finest = DEFAULT_INTERVAL * (10 if truncated else 1)
     requested = min(finest, rough.epsilon(1e-5).upper / 1000)
@@ -210,8 +211,8 @@ def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
     return interval
 
 
-def _roughly(leaf: Leaf) -> Leaf:
-    """A release that the Rényi bound knows and that moves the sum as far."""
+def _rdp_stand_in(leaf: Leaf) -> Leaf:
+    """Return a release with a Rényi bound that moves the sum as far as ``leaf``."""
     if not isinstance(leaf, TruncatedPoissonGaussian):
         return leaf
     return PoissonSubsampledGaussian(
@@ -224,12 +225,12 @@ def _compose(
 ) -> library.PrivacyLossDistribution:
     total: library.PrivacyLossDistribution | None = None
     for leaf, count in parts:
-        step = _of_leaf(leaf, count, interval, pessimistic=pessimistic)
+        step = _leaf_pld(leaf, count, interval, pessimistic=pessimistic)
         total = step if total is None else total.compose(step)
     return total
 
 
-def _of_leaf(
+def _leaf_pld(
     leaf: Leaf, count: int, interval: float, *, pessimistic: bool
 ) -> library.PrivacyLossDistribution:
     # Only upper rounding has a "connect the dots" form; lower rounding takes buckets.
@@ -257,7 +258,7 @@ def _of_leaf(
             )
             return step.self_compose(count)
         case TruncatedPoissonGaussian(noise_multiplier=sigma):
-            # The library's pair is not attained; this one is (others that contribute zero).
+            # The library's pair is not attained. This one is, if all others contribute zero.
             rate = attained_rate(leaf)
             step = library.from_gaussian_mechanism(sigma, sampling_prob=rate, **shape)
             return step.self_compose(count)

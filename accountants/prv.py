@@ -1,13 +1,13 @@
-"""Privacy random variables by prv-accountant: an independent interval, inside its reach.
+"""Privacy random variables by prv-accountant: an independent two-sided second opinion.
 
-The library bounds the error of its own discretisation and returns a lower and an upper
-value. It covers the remove direction of Poisson sampling only; the add direction is given
-to it here as one more random variable, and the larger of the two intervals is reported.
-Its interval has been seen to miss the true value by 2e-4 of it, so both ends are moved
-outward by its documented accuracy, 1e-3.
+The library bounds the error of its own discretisation and returns a lower and an upper value. It
+covers the remove direction of Poisson sampling only. Here it also receives the add direction as
+another random variable, and the larger of the two intervals is reported. Its interval is known to
+miss the true value by a relative 2e-4, so both ends are moved outward by its documented accuracy,
+1e-3.
 
-Memory grows with the number of grid points, which is known beforehand: a plan beyond the
-limit is refused before any work, and the work itself stops at a time limit.
+Memory grows with the number of grid points, which is known in advance: a plan that needs too many
+is refused before any work. The work stops at a time limit.
 
 References: Gopi, Lee and Wutschitz, arXiv:2106.02848; prv-accountant 0.2.0.
 """
@@ -39,20 +39,15 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.schedules import MAX_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import PRV_ACCOUNTANT
-from affidavit.plan import (
-    Event,
-    Gaussian,
-    Leaf,
-    PoissonSubsampledGaussian,
-)
+from affidavit.plan import Event, Gaussian, Leaf, PoissonSubsampledGaussian
 
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Raise ``OutOfReach`` when the block runs longer than ``seconds`` of wall-clock time.
 
-    Signals reach the main thread only, and Windows has no alarm; elsewhere the block runs without
-    a limit, and the caller's own (the service kills the whole process) applies.
+    Only the main thread receives signals, and Windows has no alarm. Elsewhere the limit of the
+    caller applies; the service kills the whole process.
     """
     main_thread = threading.current_thread() is threading.main_thread()
     if not (main_thread and hasattr(signal, "SIGALRM")):
@@ -73,22 +68,22 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 MAX_GRID = 2_000_000
 """Points."""
-SECONDS = 30.0
-"""Wall-clock time for one question."""
+MAX_SECONDS = 30.0
+"""Wall-clock time for one bracket."""
 EPSILON_ERROR = 0.01
-"""Nats: what the library is asked to come within."""
+"""Accuracy (nats) that the library is asked for."""
 ACCURACY = 1e-3
-"""Relative, by which both ends are moved outward."""
+"""Relative accuracy, by which both ends are moved outward."""
 MIN_DELTA = 1e-9
 MIN_NOISE = 0.05
-"""The noise multiplier below which the library's grid has no end."""
+"""Noise multiplier below which the library's grid is unbounded."""
 
 
 class _AddDirection(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
     """The loss of N(0) against (1-q) N(0) + q N(1), under N(0).
 
-    Its Rényi divergence is at most the remove direction's (arXiv:1908.10530, Theorem 5),
-    which the parent returns and the library uses only to size its grid.
+    Its Rényi divergence is at most that of the remove direction (arXiv:1908.10530, Theorem 5),
+    which the parent class returns and the library only uses for the size of its grid.
     """
 
     def cdf(self, t: Any) -> NDArray[np.float64]:
@@ -103,7 +98,7 @@ class _AddDirection(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
 class PrvCurve:
     """Intervals of the library for both directions, widened by its accuracy.
 
-    ``leaves`` are the releases with their counts.
+    ``leaves`` are the releases with counts.
     """
 
     leaves: tuple[tuple[Leaf, int], ...]
@@ -113,11 +108,11 @@ class PrvCurve:
         return [count for _, count in self.leaves]
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises ``OutOfReach``, also at the time limit."""
+        """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach``."""
         require_delta(delta)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
-        with _library_at_work():
+        with _library_limits():
             result = [
                 self._accountant(add, delta).compute_epsilon(delta, self._counts)
                 for add in (False, True)
@@ -128,11 +123,11 @@ class PrvCurve:
         )
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats); refused where the library's δ error would rule."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` for a small δ."""
         require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
-        with _library_at_work():
+        with _library_limits():
             result = [
                 self._accountant(add, 1e-6).compute_delta(epsilon, self._counts)
                 for add in (False, True)
@@ -162,9 +157,9 @@ class PrvCurve:
 
 
 @contextmanager
-def _library_at_work() -> Iterator[None]:
-    """Its time limit, its floating-point noise, and its own checks as a refusal."""
-    with time_limit(SECONDS, "the PRV accountant"), np.errstate(all="ignore"):
+def _library_limits() -> Iterator[None]:
+    """Apply the time limit, silence floating-point warnings and turn failures into refusals."""
+    with time_limit(MAX_SECONDS, "the PRV accountant"), np.errstate(all="ignore"):
         try:
             yield
         except (RuntimeError, ValueError, ArithmeticError, IndexError) as error:
@@ -192,7 +187,7 @@ def _variable(leaf: Leaf, add: bool) -> GaussianMechanism | PoissonSubsampledGau
             return kind(sampling_probability=q, noise_multiplier=sigma)
         case _:
             raise Unsupported(
-                "the PRV accountant knows Gaussian releases, unsampled or Poisson-sampled "
+                "the PRV accountant takes Gaussian releases, unsampled or Poisson-sampled "
                 "under add_remove.",
                 "Use another accountant.",
             )
@@ -206,11 +201,11 @@ class PrvAccountant:
     version: str = PRV_ACCOUNTANT
 
     def curve(self, event: Event) -> PrvCurve:
-        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if len(parts) > MAX_KINDS:
             raise OutOfReach(
-                f"{len(parts)} kinds of release, of which the PRV accountant takes {MAX_KINDS}.",
+                f"{len(parts)} kinds of release exceed the PRV accountant's limit of {MAX_KINDS}.",
                 "Use another accountant.",
             )
         for leaf, _ in parts:
@@ -218,7 +213,7 @@ class PrvAccountant:
             if leaf.noise_multiplier < MIN_NOISE:
                 raise OutOfReach(
                     f"noise multiplier {leaf.noise_multiplier:.3g} is below {MIN_NOISE}, "
-                    "where the PRV accountant's grid has no end.",
+                    "where the PRV accountant's grid is unbounded.",
                     "Add more noise.",
                 )
         return PrvCurve(leaves=parts)

@@ -30,7 +30,7 @@ def test_it_is_the_number_that_opacus_returns(
         accountant=mechanism,
     )
     for share in (2e-5, 0.02):  # what lies further apart leaves more to Opacus
-        monkeypatch.setattr("affidavit.accountants.opacus.FLAT", share)
+        monkeypatch.setattr("affidavit.accountants.opacus.FLAT_ERROR", share)
         opacus_noise_multiplier.cache_clear()
         ours = opacus_noise_multiplier(
             epsilon=epsilon,
