@@ -1,4 +1,4 @@
-"""Accountants: from events to privacy curves with a lower and an upper bound."""
+"""Accountants: privacy curves of events, with lower and upper bounds."""
 
 import lazy_loader
 

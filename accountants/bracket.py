@@ -1,8 +1,8 @@
-"""A number that is known to lie between two others.
+"""A lower and an upper bound of a number.
 
-Every guarantee that Affidavit publishes is a ``Bracket``: ``upper`` is a proved upper
-bound, ``lower`` a proved lower bound on the tight value (0 where a method has none).
-Printing never weakens a bound: ``upper`` is rounded up and ``lower`` down.
+Every guarantee that Affidavit publishes is a ``Bracket``: ``upper`` is a proved upper bound and
+``lower`` a proved lower bound of the tight value (0 if the method has none). Printing never weakens
+a bound: ``upper`` is rounded up and ``lower`` down.
 
 >>> Bracket(lower=1.0, upper=1.25).width
 0.25
@@ -19,9 +19,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bracket:
-    """``lower <= value <= upper``; ``upper`` may be infinite, neither is ever NaN.
+    """``lower <= value <= upper``; ``upper`` may be infinite, and neither is NaN.
 
-    In the unit of what is bounded: nats for ε, a probability for δ.
+    The unit is that of the value: nats for ε, a probability for δ.
     """
 
     lower: float
@@ -37,29 +37,29 @@ class Bracket:
         return self.upper - self.lower
 
     def intersect(self, other: Bracket) -> Bracket:
-        """What both allow; two proved brackets of one value always have that in common.
+        """Return the intersection, which two proved brackets of one value always have.
 
-        Raises ``ValueError`` where they have nothing in common.
+        Raises ``ValueError`` if it is empty.
         """
         return Bracket(lower=max(self.lower, other.lower), upper=min(self.upper, other.upper))
 
     def larger(self, other: Bracket) -> Bracket:
-        """Bracket of the larger of two values, one in each."""
+        """Return the bracket of the larger of two values, one in each bracket."""
         return Bracket(lower=max(self.lower, other.lower), upper=max(self.upper, other.upper))
 
     def meets(self, other: Bracket, relative: float = 0.0) -> bool:
-        """Whether the two brackets overlap once each is widened by ``relative``."""
+        """Return whether the brackets overlap after widening both by ``relative``."""
         slack = 1.0 + relative
         return self.lower <= other.upper * slack and other.lower <= self.upper * slack
 
 
 def decimal_up(value: float, digits: int = 12) -> str:
-    """The least decimal of at most ``digits`` digits that, read as a double, is >= ``value``."""
+    """Return the least decimal of at most ``digits`` digits whose double is >= ``value``."""
     return _decimal(value, digits, ROUND_CEILING)
 
 
 def decimal_down(value: float, digits: int = 12) -> str:
-    """The greatest decimal of at most ``digits`` digits that, read as a double, is <= it."""
+    """Return the greatest decimal of at most ``digits`` digits whose double is <= ``value``."""
     return _decimal(value, digits, ROUND_FLOOR)
 
 
@@ -68,7 +68,7 @@ def _decimal(value: float, digits: int, rounding: str) -> str:
         raise ValueError("a bound is never NaN")
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    # The shortest decimal that reads back as this double, so that 1e-5 stays 1e-5.
+    # The shortest decimal that parses as this double, so that 1e-5 stays 1e-5.
     shortest = Decimal(repr(value))
     rounded = Context(prec=digits, rounding=rounding).create_decimal(shortest)
     return format(rounded.normalize(), "f" if 1e-4 <= abs(value) < 1e16 or value == 0 else "e")

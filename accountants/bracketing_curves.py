@@ -1,8 +1,8 @@
-"""A curve between two events: what bounds a run from above, and what one record attains.
+"""Curves that combine other curves: upper bounds of a run, and lower bounds that a record attains.
 
-The sensitivity of correlated noise is often an upper bound that no pattern of participation
-reaches, and a cut Poisson sample is bounded by a pair that no data set attains. Such an event
-proves the upper end of a bracket; the lower one comes from an event that a record attains.
+The sensitivity of correlated noise is often an upper bound that no participation pattern attains,
+and truncated Poisson samples are bounded by a pair that no data set attains. Such an event proves
+the upper bound of a bracket; the lower bound comes from an event that a record attains.
 
 >>> from affidavit.accountants.gaussian import GaussianCurve
 >>> curve = BracketingCurve(above=GaussianCurve(mu=1.0), below=(GaussianCurve(mu=0.9),))
@@ -38,46 +38,46 @@ from affidavit.plan import (
     TruncatedPoissonGroupGaussian,
 )
 
-Cut = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
-NARROW = 2e-6
-"""Relative width of a bracket beside which no other is computed."""
+Truncated = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
+NARROW_WIDTH = 2e-6
+"""Relative width of a bracket from which no other is computed."""
 ROUNDING = 1e-8
-"""Relative difference of two Gaussian-DP parameters that is rounding."""
+"""Relative difference of two equal Gaussian-DP parameters by rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BracketingCurve:
-    """Upper ends of ``above`` and the highest lower ends of ``below``, or 0 where it has none."""
+    """Upper bounds of ``above`` and the highest lower bounds of ``below``, or 0."""
 
     above: PrivacyCurve
     below: tuple[PrivacyCurve, ...]
 
     @property
     def mu(self) -> float | None:
-        """The Gaussian-DP parameter, where both are one Gaussian mechanism up to rounding."""
+        """The Gaussian-DP parameter, if both are one Gaussian mechanism up to rounding."""
         mu: float | None = getattr(self.above, "mu", None)
         least: float = max((getattr(curve, "mu", None) or 0.0 for curve in self.below), default=0.0)
         return mu if mu is not None and least >= mu * (1 - ROUNDING) else None
 
     @property
     def confidence(self) -> float | None:
-        """Of the upper end, where that is sampled; a sampled curve has no other one below it."""
+        """The confidence of a sampled upper bound. A sampled curve has no other one below it."""
         return getattr(self.above, "confidence", None)
 
     @property
     def seed(self) -> str | None:
-        """Of the upper end, where that is sampled."""
+        """The seed of a sampled upper bound."""
         return getattr(self.above, "seed", None)
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises what ``above`` raises."""
+        """Return the bracket of ε (nats) at ``delta``; raises what ``above`` raises."""
         upper = self.above.epsilon(delta).upper
-        return closed(upper, self.below, lambda curve: curve.epsilon(delta))
+        return close_bracket(upper, self.below, lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats); raises what ``above`` raises."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises what ``above`` raises."""
         upper = self.above.delta(epsilon).upper
-        return closed(upper, self.below, lambda curve: curve.delta(epsilon))
+        return close_bracket(upper, self.below, lambda curve: curve.delta(epsilon))
 
     @property
     def orders(self) -> tuple[BracketingCurve, BracketingCurve]:
@@ -90,7 +90,7 @@ class BracketingCurve:
         return first, second
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
-        """The same with narrower or wider brackets of both, where they can be had."""
+        """Return this curve with narrower or wider brackets, where they are adjustable."""
         return BracketingCurve(
             above=adjusted(self.above, relative_width),
             below=tuple(adjusted(curve, relative_width) for curve in self.below),
@@ -98,45 +98,45 @@ class BracketingCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capped:
-    """A ``curve`` that takes long, and upper ends of it, ``cap``, that do not."""
+class CappedCurve:
+    """A slow ``curve`` and fast upper bounds of it, ``cap``."""
 
     curve: PrivacyCurve
     cap: PrivacyCurve
 
     def epsilon(self, delta: float) -> Bracket:
-        """The curve's bracket of ε (nats) at ``delta``; raises what it raises."""
+        """Return the curve's bracket of ε (nats) at ``delta``; raises what it raises."""
         return self.curve.epsilon(delta)
 
     def delta(self, epsilon: float) -> Bracket:
-        """The curve's bracket of δ at ``epsilon`` (nats); raises what it raises."""
+        """Return the curve's bracket of δ at ``epsilon`` (nats); raises what it raises."""
         return self.curve.delta(epsilon)
 
 
 @dataclass(frozen=True, slots=True)
-class LeastCurve:
-    """The least upper ends of several curves of one event, of which some may be out of reach."""
+class MinimumCurve:
+    """The least upper bounds of several curves of one event, some of which may be out of reach."""
 
     curves: tuple[PrivacyCurve, ...]
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``; raises where every curve does."""
+        """Return the bracket of ε (nats) at ``delta``; raises if every curve raises."""
         return self._least(lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats); raises where every curve does."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises if every curve raises."""
         return self._least(lambda curve: curve.delta(epsilon))
 
     @property
-    def orders(self) -> tuple[LeastCurve, LeastCurve]:
+    def orders(self) -> tuple[MinimumCurve, MinimumCurve]:
         """The curves of P against Q, and of Q against P."""
         both = [orders_of(one) for one in self.curves]
         first, second = zip(*both, strict=True)
-        return LeastCurve(first), LeastCurve(second)
+        return MinimumCurve(first), MinimumCurve(second)
 
-    def with_width(self, relative_width: float) -> LeastCurve:
-        """The same with narrower or wider brackets of each, where they can be had."""
-        return LeastCurve(tuple(adjusted(curve, relative_width) for curve in self.curves))
+    def with_width(self, relative_width: float) -> MinimumCurve:
+        """Return this curve with narrower or wider brackets, where they are adjustable."""
+        return MinimumCurve(tuple(adjusted(curve, relative_width) for curve in self.curves))
 
     def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
         results, errors = [], []
@@ -147,8 +147,8 @@ class LeastCurve:
                 errors.append(error)
                 continue
             results.append(result)
-            # No other upper end lies below what the run attains.
-            if 0 < result.lower >= result.upper * (1 - NARROW):
+            # No upper bound lies below what the run attains.
+            if 0 < result.lower >= result.upper * (1 - NARROW_WIDTH):
                 break
         if not results:
             raise errors[0]
@@ -156,11 +156,11 @@ class LeastCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FirstThatAnswers:
-    """The curve of ``event`` by the first of ``engines`` that reaches a question.
+class FirstAvailableCurve:
+    """The curve of ``event`` by the first of ``engines`` that answers.
 
-    No later one is taken from ``engines``; those of an iterator are for one question. A ``refined``
-    curve has its narrower upper ends, too.
+    Later engines are not taken from ``engines``, so an iterator serves one question. A ``refined``
+    curve also uses narrower upper bounds.
     """
 
     event: Event
@@ -168,11 +168,11 @@ class FirstThatAnswers:
     refined: bool = False
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or as the first engine does."""
+        """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or the first error."""
         return self._ask(lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` or as the first engine does."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises like ``epsilon``."""
         return self._ask(lambda curve: curve.delta(epsilon))
 
     def _ask(self, question: Callable[[PrivacyCurve], Bracket]) -> Bracket:
@@ -186,16 +186,16 @@ class FirstThatAnswers:
         raise next((error for error in errors if isinstance(error, OutOfReach)), errors[0])
 
 
-def closed(
+def close_bracket(
     upper: float, below: tuple[PrivacyCurve, ...], answer: Callable[[PrivacyCurve], Bracket]
 ) -> Bracket:
-    """From the highest ``answer`` of those ``below`` to ``upper``, cheap ones first."""
+    """Return the bracket from the highest ``answer`` of the curves ``below`` to ``upper``."""
     lower = 0.0
     for curve in below:
-        if lower >= upper * (1 - NARROW):
+        if lower >= upper * (1 - NARROW_WIDTH):
             break
         try:
-            if isinstance(curve, Capped) and answer(curve.cap).upper <= lower:
+            if isinstance(curve, CappedCurve) and answer(curve.cap).upper <= lower:
                 continue
             lower = max(lower, answer(curve).lower)
         except AccountantError:
@@ -204,35 +204,35 @@ def closed(
 
 
 def refined_curve(curve: PrivacyCurve) -> PrivacyCurve:
-    """``curve`` with the narrower upper ends that it may have, which take a second each."""
+    """Return ``curve`` with its narrower upper bounds, if any, which take a second each."""
     refined = curve.refined if isinstance(curve, Refinable) else None
-    return curve if refined is None else LeastCurve((curve, refined))
+    return curve if refined is None else MinimumCurve((curve, refined))
 
 
 def orders_of(curve: PrivacyCurve) -> tuple[PrivacyCurve, PrivacyCurve]:
-    """``curve`` in either order of the hypotheses, or twice as it is."""
+    """Return the curves of both orders, or ``curve`` twice if it does not separate them."""
     return curve.orders if isinstance(curve, TwoOrders) else (curve, curve)
 
 
 def adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:
-    """``curve`` with narrower or wider brackets, if it can have them."""
+    """Return ``curve`` with narrower or wider brackets, if it is adjustable."""
     return curve.with_width(relative_width) if isinstance(curve, Adjustable) else curve
 
 
 def attained_event(event: Event) -> Event:
-    """``event`` with every release of which only a bound is known as one that a record attains.
+    """Return ``event`` with releases that are only bounds replaced by ones that a record attains.
 
-    Of cut Poisson samples that is a record among others that contribute zero: a Poisson sample
+    In truncated Poisson samples it is a record among others that contribute zero: a Poisson sample
     at the rate at which it is in the lot (docs/theorems/truncated-poisson.md, lower bound).
     """
     releases = parts(event)
-    if not any(isinstance(part, Cut | RepeatAndSelect) for part, _ in releases):
+    if not any(isinstance(part, Truncated | RepeatAndSelect) for part, _ in releases):
         return event
     result = []
     for part, count in releases:
         leaf: Event | None = part
-        if isinstance(part, Cut):
-            leaf = _alone(part)
+        if isinstance(part, Truncated):
+            leaf = _attained_release(part)
         elif isinstance(part, RepeatAndSelect):
             leaf = replace(part, event=attained_event(part.event))
         if leaf is not None:
@@ -242,7 +242,7 @@ def attained_event(event: Event) -> Event:
     return Composed(events=tuple(Repeated(event=leaf, count=count) for leaf, count in result))
 
 
-def _alone(leaf: Cut) -> Event | None:
+def _attained_release(leaf: Truncated) -> Event | None:
     from affidavit.accountants.fourier.truncated_group_sampling import attained_sample
     from affidavit.accountants.fourier.truncated_poisson import attained_rate
 

@@ -1,9 +1,11 @@
-"""Groups of records as chains of neighbours: docs/theorems/group-privacy.md, the first theorem.
+"""Bounds of groups of records by chains of neighbours.
 
 >>> from affidavit.accountants.gaussian import GaussianCurve
 >>> one = GaussianCurve(mu=1.0)
 >>> round(chained_epsilon(lambda delta: one.epsilon(delta).upper, 1e-6, 4), 2)
 26.4
+
+Reference: docs/theorems/group-privacy.md, the first theorem.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import LeastCurve, adjusted, closed, orders_of
+from affidavit.accountants.bracketing_curves import MinimumCurve, adjusted, close_bracket, orders_of
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import AccountantError, PrivacyCurve, Refinable
 from affidavit.plan import (
@@ -33,21 +35,21 @@ from affidavit.plan import (
 Group = (
     PoissonSampledGroupGaussian | TruncatedPoissonGroupGaussian | WithoutReplacementGroupGaussian
 )
-NARROW = 1e-2
-"""Relative width of a bracket up to which no chain is asked."""
-_MAX_REFINED = 8
-"""Links whose narrower bounds are worth their time."""
+NARROW_WIDTH = 1e-2
+"""Relative width of a bracket from which no chain is computed."""
+_MAX_REFINED_LINKS = 8
+"""Links whose narrower bounds are fast enough."""
 _MIN_DELTA = 1e-300
-_HALVINGS, _MIN_SHARE, _RUNG = 40, 1e-30, 0.25
-"""Of the search for a smaller δ, the smallest that is looked for, of the first one, and how far
-apart, as a ratio, the δ lie at which neighbours are known."""
+_BISECTIONS, _MIN_DELTA_SHARE, _DELTA_RATIO = 40, 1e-30, 0.25
+"""Steps and range, as a share of the first δ, of the search for a smaller δ, and the ratio of the δ
+at which the curve of neighbours is sampled."""
 
 
 def of_one_record(event: Event) -> tuple[Event | None, int]:
-    """``event`` of users of m records as that of neighbours that differ in one of them, and m.
+    """Return ``event`` of users with m records as that of neighbours in one record, and m.
 
-    None where a release is no sample of users, of one m for all, and where all are samples by
-    Poisson, whose bound is attained.
+    The event is None unless all releases sample users with the same m. It is also None if all are
+    Poisson samples, whose bound is attained.
     """
     parts = leaves(event)
     samples = [leaf for leaf, _ in parts if isinstance(leaf, Group)]
@@ -78,7 +80,7 @@ def _of_one_record(leaf: Group) -> Leaf | None:
             sample_size=leaf.sample_size,
             noise_multiplier=leaf.noise_multiplier,
         )
-    # Under add_remove the larger of two neighbours has up to m records more.
+    # Under add_remove the larger of two neighbours has up to m more records.
     size = leaf.dataset_size + (leaf.records - 1 if leaf.neighbours == "add_remove" else 0)
     if leaf.max_lot_size > size:
         return None
@@ -94,10 +96,10 @@ def _of_one_record(leaf: Group) -> Leaf | None:
 def chained_epsilon(
     neighbours: Callable[[float], float], delta: float, links: int, most: float = math.inf
 ) -> float:
-    """An upper bound of ε (nats) at ``delta`` between data sets so many ``links`` apart.
+    """Return an upper bound of ε (nats) at ``delta`` between data sets ``links`` neighbours apart.
 
-    ``neighbours`` bounds ε between neighbours, in either order, at the δ that it is called with.
-    Infinite where it is above ``most``.
+    ``neighbours`` maps δ to a bound of ε between neighbours, in either order. The result is
+    infinite if it is above ``most``.
     """
     total = 0.0
     for _ in range(links):
@@ -110,9 +112,10 @@ def chained_epsilon(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainedCurve:
-    """Data sets ``links`` apart: the upper ends of ``above``, each computed where those are wide.
+    """The curve of data sets ``links`` neighbours apart.
 
-    After these a chain of ``neighbours`` is computed. The highest lower ends of ``below`` count.
+    The upper bounds are those of ``above`` and of a chain of ``neighbours``, each computed only if
+    the previous ones are wide. The lower bounds are the highest of ``below``.
     """
 
     above: tuple[PrivacyCurve, ...]
@@ -121,30 +124,29 @@ class ChainedCurve:
     links: int
 
     def with_width(self, relative_width: float) -> ChainedCurve:
-        """The same with narrower or wider brackets of each, where they can be had."""
+        """Return this curve with narrower or wider brackets, where they are adjustable."""
+        link = adjusted(self.neighbours, relative_width) if self._is_short else self.neighbours
         return replace(
             self,
             above=tuple(adjusted(curve, relative_width) for curve in self.above),
             below=tuple(adjusted(curve, relative_width) for curve in self.below),
-            neighbours=adjusted(self.neighbours, relative_width)
-            if self._is_short
-            else self.neighbours,
+            neighbours=link,
         )
 
     @property
     def refined(self) -> ChainedCurve | None:
-        """The chain of what takes a second for each link, if it has not too many."""
+        """The chain of narrower bounds, which take a second per link, if it is short."""
         link = self.neighbours.refined if isinstance(self.neighbours, Refinable) else None
         return replace(self, neighbours=link) if link is not None and self._is_short else None
 
     @property
     def _is_short(self) -> bool:
-        return self.links <= _MAX_REFINED
+        return self.links <= _MAX_REFINED_LINKS
 
     @property
     def orders(self) -> tuple[ChainedCurve, ChainedCurve]:
-        """Upper ends of either order: all links of a chain are of one."""
-        above, neighbours = LeastCurve(self.above).orders, orders_of(self.neighbours)
+        """The curves of both orders; all links of a chain have the same order."""
+        above, neighbours = MinimumCurve(self.above).orders, orders_of(self.neighbours)
         one, other = (
             replace(self, above=curves.curves, neighbours=link)
             for curves, link in zip(above, neighbours, strict=True)
@@ -152,13 +154,13 @@ class ChainedCurve:
         return one, other
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises what the first curve does if none answers."""
+        """Return the bracket of ε (nats) at ``delta``; raises if no curve answers."""
         return self._bracket(
             lambda curve: curve.epsilon(delta), lambda own: self._chained(delta, own.upper)
         )
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats); raises what the first curve does if none answers."""
+        """Return the bracket of δ at ``epsilon`` (nats); raises if no curve answers."""
         return self._bracket(
             lambda curve: curve.delta(epsilon), lambda own: self._chained_delta(epsilon, own)
         )
@@ -167,7 +169,7 @@ class ChainedCurve:
         self, answer: Callable[[PrivacyCurve], Bracket], chained: Callable[[Bracket], float]
     ) -> Bracket:
         errors: list[AccountantError] = []
-        result = closed(math.inf, self.below, answer)
+        result = close_bracket(math.inf, self.below, answer)
         for curve in (*self.above, None):
             try:
                 upper = chained(result) if curve is None else answer(curve).upper
@@ -176,7 +178,7 @@ class ChainedCurve:
                 continue
             upper = min(upper, result.upper)
             result = Bracket(lower=min(result.lower, upper), upper=upper)
-            if result.lower >= upper * (1 - NARROW):
+            if result.lower >= upper * (1 - NARROW_WIDTH):
                 break
         if math.isinf(result.upper) and errors:
             raise errors[0]
@@ -189,24 +191,24 @@ class ChainedCurve:
         return chained_epsilon(neighbours, delta, self.links, most)
 
     def _chained_delta(self, epsilon: float, own: Bracket) -> float:
-        """A bound of δ by links whose ε are chosen by about what is known of neighbours."""
+        """Return a bound of δ by links whose ε follow an approximate curve of neighbours."""
         most = self.neighbours.delta(0.0).upper
 
-        def about(at: float) -> float:
-            number, part = divmod(max(0.0, math.log(at / most) / math.log(_RUNG)), 1)
+        def approximate(at: float) -> float:
+            number, part = divmod(max(0.0, math.log(at / most) / math.log(_DELTA_RATIO)), 1)
             low, high = (
-                _about(self, most * _RUNG**rung) if rung else 0.0
+                _approximate_epsilon(self, most * _DELTA_RATIO**rung) if rung else 0.0
                 for rung in (int(number), int(number) + 1)
             )
             return low + part * (high - low) if math.isfinite(high) else high
 
-        low, high = max(own.lower, min(1.0, own.upper) * _MIN_SHARE), min(1.0, own.upper)
-        # What the chain does not reach there it reaches at no smaller δ.
-        if chained_epsilon(about, high, self.links, epsilon) > epsilon:
+        low, high = max(own.lower, min(1.0, own.upper) * _MIN_DELTA_SHARE), min(1.0, own.upper)
+        # If the chain is above ε there, it is above ε at every smaller δ.
+        if chained_epsilon(approximate, high, self.links, epsilon) > epsilon:
             return high
-        for _ in range(_HALVINGS):
+        for _ in range(_BISECTIONS):
             middle = math.sqrt(low * high)
-            if chained_epsilon(about, middle, self.links, epsilon) <= epsilon:
+            if chained_epsilon(approximate, middle, self.links, epsilon) <= epsilon:
                 high = middle
             else:
                 low = middle
@@ -214,15 +216,15 @@ class ChainedCurve:
         for link in range(1, self.links + 1):
             rest = epsilon - total
             at = high / self.links * math.exp(-total)
-            one = rest if link == self.links else min(rest, about(at))
+            one = rest if link == self.links else min(rest, approximate(at))
             result += math.exp(total) * self.neighbours.delta(max(0.0, one * (1 - 1e-12))).upper
             total += one
         return result * (1 + 1e-9)
 
 
 @lru_cache(maxsize=512)
-def _about(chain: ChainedCurve, delta: float) -> float:
-    """About ε (nats) between neighbours of ``chain`` at ``delta``; infinite where none is known."""
+def _approximate_epsilon(chain: ChainedCurve, delta: float) -> float:
+    """Return about ε (nats) between neighbours of ``chain`` at ``delta``, or infinity."""
     try:
         return float(chain.neighbours.epsilon(delta).upper)
     except AccountantError:

@@ -1,8 +1,7 @@
-"""The one walk over a composition.
+"""The releases of a composition with their counts.
 
-Every accountant composes through ``leaves``: counts are multiplied here and nowhere
-else, equal leaves are merged, and the result is sorted, so that the order of releases
-cannot change a number.
+Every accountant composes with ``leaves``. Counts are only multiplied here, equal leaves are merged,
+and the result is sorted, so the order of releases cannot change a number.
 
 >>> from affidavit.plan.events import Composed, Gaussian, Repeated
 >>> step = Gaussian(noise_multiplier=2.0)
@@ -29,10 +28,10 @@ from affidavit.plan import (
 
 
 def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
-    """The distinct leaves of ``event`` with how often each runs, in a fixed order.
+    """Return the distinct leaves of ``event`` with their counts, in a fixed order.
 
-    Raises ``Unsupported`` where a part is no release but a selection among repetitions,
-    which only an accountant that asks for ``parts`` can bound.
+    Raises ``Unsupported`` for a selection among repetitions. Accountants that bound selections use
+    ``parts``.
     """
     result = []
     for part, count in parts(event):
@@ -47,7 +46,7 @@ def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
 
 @lru_cache(maxsize=16)
 def parts(event: Event) -> tuple[tuple[Leaf | RepeatAndSelect, int], ...]:
-    """As ``leaves``, with each selection as one part, its repeated run inside it."""
+    """Return leaves like ``leaves``, with each selection and its repeated run as one part."""
     counts: Counter[Leaf | RepeatAndSelect] = Counter()
     _count(event, 1, counts)
     return tuple(sorted(((part, n) for part, n in counts.items() if n), key=repr))

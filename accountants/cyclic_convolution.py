@@ -1,9 +1,8 @@
-"""Laws on a lattice wrapped around a cycle, and what their Fourier transform may be off by.
+"""Laws on a lattice wrapped around a cycle, and the errors of their Fourier transforms.
 
-A real transform of n points has a 2-norm error of at most η = 16 u log2(n) times the norm
-of its input, u = 2**-53 ([1] Theorem 24.2 gives 7 u for radix 2 with rounded twiddles;
-doubled for mixed radix). The input is the law *after* it was wrapped, with a rounding for
-each of the rows that wrapping adds up.
+A real transform of n points has a 2-norm error of at most η = 16 u log2(n) times the norm of its
+input, u = 2**-53 ([1] Theorem 24.2 gives 7 u for radix 2 with rounded twiddles; doubled for mixed
+radix). The input is the *wrapped* law, with one rounding for each row that wrapping adds.
 
 >>> wrapped = folded(np.array([0.5, 0.25, 0.25]), 2)
 >>> wrapped
@@ -27,10 +26,7 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 def folded(law: Array, size: int) -> Array:
-    """``law``, n masses, wrapped around to ``size`` points.
-
-    ``law`` has shape (n,), the sum of its rounds (size,).
-    """
+    """Return ``law`` of shape (n,) wrapped around to ``size`` points, shape (size,)."""
     rows = -(-law.size // size)
     padded = np.zeros(rows * size)
     padded[: law.size] = law
@@ -39,12 +35,12 @@ def folded(law: Array, size: int) -> Array:
 
 
 def rounding(size: int) -> float:
-    """η: the error of a transform of ``size`` points over the 2-norm of its input."""
+    """Return η, the error of a transform of ``size`` points over the 2-norm of its input."""
     return 16 * UNIT_ROUNDOFF * math.log2(size)
 
 
 def transform_error(wrapped: Array, points: int) -> float:
-    """The 2-norm error of the transform of ``wrapped``, a law of ``points`` points folded.
+    """Return the 2-norm error of the transform of ``wrapped``, a folded law of ``points`` points.
 
     ``wrapped`` has shape (n,).
     """
@@ -53,5 +49,5 @@ def transform_error(wrapped: Array, points: int) -> float:
 
 
 def norm(values: Array) -> float:
-    """The 2-norm, rounded up. ``values`` has shape (n,)."""
+    """Return the 2-norm of ``values``, shape (n,), rounded up."""
     return math.sqrt(float(values @ values)) * (1 + 1e-10)

@@ -1,4 +1,4 @@
-"""The curve of an event by whichever engines reach it, for who has an event and no plan.
+"""The privacy curve of an event without a plan, by the first engines that bound it.
 
 >>> bracket = EventCurve(Laplace(noise_multiplier=2.0)).epsilon(0.01)
 >>> bracket.lower <= 0.5 + 2 * math.log(1 - 0.01) <= bracket.upper < 0.4801
@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import FirstThatAnswers, attained_event, closed
+from affidavit.accountants.bracketing_curves import (
+    FirstAvailableCurve,
+    attained_event,
+    close_bracket,
+)
 from affidavit.accountants.composition import parts
 from affidavit.accountants.participations import with_bins_known
 from affidavit.accountants.post_processing import PostProcessedCurve
@@ -27,34 +31,34 @@ from affidavit.accountants.protocol import (
 from affidavit.accountants.registry import certain_accountants
 from affidavit.plan import Event, Laplace
 
-NARROW = 1e-3
-"""Relative width of a bracket that needs no other lower end."""
+NARROW_WIDTH = 1e-3
+"""Relative width of a bracket that needs no other lower bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventCurve:
-    """Upper ends by the first engine that has any, infinite (1 for δ) where none has."""
+    """Upper bounds by the first engine that has any, or infinity (1 for δ)."""
 
     event: Event
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        """Return the bracket of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
         require_delta(delta)
         return self._bracket(lambda curve: curve.epsilon(delta), math.inf)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats).
+        """Return the bracket of δ at ``epsilon`` (nats).
 
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        if epsilon >= self._ceiling:
+        if epsilon >= self._max_loss:
             return Bracket(lower=0.0, upper=0.0)
         return self._bracket(lambda curve: curve.delta(epsilon), 1.0)
 
     @property
-    def _ceiling(self) -> Fraction | float:
-        """No loss exceeds this (nats): finite where every release is a Laplace one."""
+    def _max_loss(self) -> Fraction | float:
+        """The largest loss (nats), which is finite if every release is Laplace."""
         total = Fraction(0)
         for part, count in parts(self.event):
             if not isinstance(part, Laplace):
@@ -70,11 +74,13 @@ class EventCurve:
             with suppress(AccountantError):
                 known = self._answer(with_bins_known(self.event), ask)
                 bracket = Bracket(lower=0.0, upper=known.upper)
-        if bracket.lower >= bracket.upper * (1 - NARROW):
+        if bracket.lower >= bracket.upper * (1 - NARROW_WIDTH):
             return bracket
-        below = closed(bracket.upper, (PostProcessedCurve(event=attained_event(self.event)),), ask)
+        below = close_bracket(
+            bracket.upper, (PostProcessedCurve(event=attained_event(self.event)),), ask
+        )
         return Bracket(lower=max(bracket.lower, below.lower), upper=bracket.upper)
 
     @staticmethod
     def _answer(event: Event, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
-        return ask(FirstThatAnswers(event=event, engines=certain_accountants(), refined=True))
+        return ask(FirstAvailableCurve(event=event, engines=certain_accountants(), refined=True))

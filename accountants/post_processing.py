@@ -1,10 +1,10 @@
-"""Lower ends of ε from runs that a run contains, where no method bounds the run itself from below.
+"""Lower bounds of ε from post-processed runs, for runs without lower bounds of their own.
 
-Leaving releases out, adding noise to them, looking at one bin of many and at one repetition of
-several are post-processing: what is left costs at most as much as the run. ε falls with δ, so that
-the ε of a larger δ is a lower bound too. Whatever remains is answered by the exact Gaussian
-accountant or by the Fourier one, with the least noise added that these reach. A selection costs
-at least what an attack on it gains (``affidavit.accountants.selection``).
+Leaving out releases, adding noise to them, and observing one bin of many or one repetition of
+several are post-processing, so the result costs at most as much as the run. ε decreases in δ, so
+the ε of a larger δ is a lower bound too. The exact Gaussian accountant or the Fourier accountant
+accounts the result, with the least additional noise that is in their range. A selection costs at
+least what an attack on it gains (``affidavit.accountants.selection``).
 
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
 >>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
@@ -53,17 +53,14 @@ from affidavit.plan import (
     WithoutReplacementGroupGaussian,
 )
 
-MIN_NOISE, DOUBLINGS = 0.2, 12
-"""The Fourier accountant's least noise multiplier, and how often it is doubled at most."""
-MIN_RATE, MAX_STEPS = 1e-6, 1_000_000
-"""The least sampling probability, and the most steps, that it is asked for at once."""
+MIN_NOISE, MAX_DOUBLINGS = 0.2, 12
+"""The Fourier accountant's least noise multiplier, and how often it is doubled."""
+MIN_RATE, MAX_STEPS, MAX_NOISE = 1e-6, 1_000_000, 1000.0
+"""Range of the sampling probability, steps and noise multiplier for the Fourier accountant."""
+GRAM_EXCESS = 1e-5
+"""Relative bound of a Gram matrix's entry above the true product."""
 
-MAX_NOISE = 1000.0
-"""The largest noise multiplier that it is asked for."""
-BELOW_PRODUCTS = 1e-5
-"""How far, at most and relative to it, a Gram matrix's entry lies above the true product."""
-
-Known = (
+Accountable = (
     Gaussian
     | Laplace
     | PoissonSubsampledGaussian
@@ -76,42 +73,44 @@ Known = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostProcessedCurve:
-    """Lower ends of what ``event`` contains; its upper ends are infinite, or 1 for δ."""
+    """Lower bounds of what ``event`` contains; the upper bounds are infinity, or 1 for δ."""
 
     event: Event
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[lower end, ∞]`` of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        """Return ``[lower, ∞]`` of ε (nats); raises ``ValueError`` unless 0 < ``delta`` < 1."""
         require_delta(delta)
-        chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
-        near = delta / chance * (1 + 1e-12)
-        lower = self._highest(lambda curve: _epsilon(curve, near)) if near < 1 else 0.0
-        attacked = self._attacked(lambda curve: curve.epsilon(delta))
-        return Bracket(lower=max(lower, attacked), upper=math.inf)
+        probability = math.prod(_run_probability(part) for part, _ in parts(self.event))
+        run_delta = delta / probability * (1 + 1e-12)
+        lower = 0.0
+        if run_delta < 1:
+            lower = self._contained(lambda curve: _epsilon(curve, run_delta))
+        gain = self._attack_gain(lambda curve: curve.epsilon(delta))
+        return Bracket(lower=max(lower, gain), upper=math.inf)
 
     def delta(self, epsilon: float) -> Bracket:
-        """``[lower end, 1]`` of δ at ``epsilon`` (nats).
+        """Return ``[lower, 1]`` of δ at ``epsilon`` (nats).
 
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
-        lower = chance * self._highest(lambda curve: curve.delta(epsilon)) * (1 - 1e-12)
-        attacked = self._attacked(lambda curve: curve.delta(epsilon))
-        return Bracket(lower=max(lower, attacked), upper=1.0)
+        probability = math.prod(_run_probability(part) for part, _ in parts(self.event))
+        lower = probability * self._contained(lambda curve: curve.delta(epsilon)) * (1 - 1e-12)
+        gain = self._attack_gain(lambda curve: curve.delta(epsilon))
+        return Bracket(lower=max(lower, gain), upper=1.0)
 
-    def _attacked(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
-        """The most that an attack on one of the selections gains, or 0."""
+    def _attack_gain(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
+        """Return the largest gain of an attack on one of the selections, or 0."""
         selections = [part for part, _ in parts(self.event) if isinstance(part, RepeatAndSelect)]
         if not selections:
             return 0.0
-        # Nothing else here needs it.
+        # Imported here because only selections need it.
         from affidavit.accountants.selection import SelectionAttacks
 
         best = 0.0
         for selection in selections:
-            louder = map(_composed, _louder(list(_known(selection, 1))))
-            for run in chain((selection.event,), louder):
+            noisier = map(_composed, _with_more_noise(list(_accountable(selection, 1))))
+            for run in chain((selection.event,), noisier):
                 try:
                     curve = SelectionAttacks.of(replace(selection, event=run))
                     best = max(best, ask(curve).lower)
@@ -120,10 +119,10 @@ class PostProcessedCurve:
                 break
         return best
 
-    def _highest(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
-        known = [item for part, times in parts(self.event) for item in _known(part, times)]
+    def _contained(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
+        known = [item for part, times in parts(self.event) for item in _accountable(part, times)]
         gaussian = [(leaf, times) for leaf, times in known if isinstance(leaf, Gaussian)]
-        exact = _lower(accountant("gaussian"), _composed(gaussian), ask) or 0.0
+        exact = _lower_bound(accountant("gaussian"), _composed(gaussian), ask) or 0.0
         if len(gaussian) == len(known):
             return exact
         counted = [
@@ -132,44 +131,46 @@ class PostProcessedCurve:
             if isinstance(leaf, Laplace | PoissonSubsampledGaussian | WithoutReplacementGaussian)
         ]
         exact = max([exact, *(ask(curve).lower for curve in counted)])
-        for releases in _louder(known):
-            result = _lower(accountant("fourier"), _composed(releases), ask)
+        for releases in _with_more_noise(known):
+            result = _lower_bound(accountant("fourier"), _composed(releases), ask)
             if result is not None:
                 return max(exact, result)
         return exact
 
 
 def _epsilon(curve: PrivacyCurve, delta: float) -> Bracket:
-    """ε at ``delta``, or at the least δ that the curve surely answers for."""
+    """Return ε at ``delta``, or at the least δ for which every curve answers."""
     try:
         return curve.epsilon(delta)
     except OutOfReach:
         return curve.epsilon(max(delta, MIN_RESOLVED_DELTA))
 
 
-def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:
-    """What is ``known`` with the least noise that the Fourier accountant reaches, or with more.
+def _with_more_noise(
+    known: Sequence[tuple[Accountable, int]],
+) -> Iterator[Sequence[tuple[Accountable, int]]]:
+    """Yield ``known`` with the least noise in the Fourier accountant's range, then with more.
 
-    Without what it does not reach with any noise, unless all is Gaussian, and then without Laplace
-    releases.
+    Unless all releases are Gaussian, those out of its range are left out. Each noise level is
+    tried with and without Laplace releases.
     """
     if not all(isinstance(leaf, Gaussian) for leaf, _ in known):
-        known = [(leaf, times) for leaf, times in known if _is_reached(leaf)]
+        known = [(leaf, times) for leaf, times in known if _is_in_range(leaf)]
     normal = [(leaf, times) for leaf, times in known if not isinstance(leaf, Laplace)]
-    for doubling in range(DOUBLINGS if normal else 0):
+    for doubling in range(MAX_DOUBLINGS if normal else 0):
         least = MIN_NOISE * 2**doubling
         for releases in [known, normal] if len(normal) < len(known) else [known]:
             yield [(_with_noise(leaf, least), min(times, MAX_STEPS)) for leaf, times in releases]
 
 
-def _with_noise(leaf: Known, least: float) -> Known:
-    """``leaf`` with at least so much noise over what all records of a unit add."""
+def _with_noise(leaf: Accountable, least: float) -> Accountable:
+    """Return ``leaf`` with at least the noise ``least`` over the sum of a unit's records."""
     if isinstance(leaf, PoissonSampledGroupGaussian | WithoutReplacementGroupGaussian):
         least *= leaf.records * (1 + 1e-9)
     return replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least))
 
 
-def _lower(
+def _lower_bound(
     engine: Accountant, event: Event, ask: Callable[[PrivacyCurve], Bracket]
 ) -> float | None:
     try:
@@ -178,35 +179,35 @@ def _lower(
         return None
 
 
-def _composed(releases: Sequence[tuple[Known, int]]) -> Composed:
+def _composed(releases: Sequence[tuple[Accountable, int]]) -> Composed:
     return Composed(events=tuple(Repeated(event=leaf, count=times) for leaf, times in releases))
 
 
-def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, int]]:
-    """Releases that ``part``, so many ``times``, contains and that our accountants know."""
+def _accountable(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Accountable, int]]:
+    """Yield releases that ``times`` of ``part`` contain and that our accountants bound."""
     match part:
         case RepeatAndSelect(event=run):
             for inner, count in parts(run):
-                yield from _known(inner, count * times)
+                yield from _accountable(inner, count * times)
         case RandomAllocationGaussian(bins=bins, attained_at=attained, released=released):
             sigma = part.noise_multiplier
-            if attained is not None and released is None:  # else its first bin is one of them
+            if attained is not None and released is None:  # else its first bin is released
                 sigma = attained
             if not math.isfinite(sigma):
                 return
             if bins == 1:
                 yield Gaussian(noise_multiplier=sigma), times
             else:
-                yield from _known(
+                yield from _accountable(
                     PoissonSubsampledGaussian(
                         sampling_probability=1 / bins * (1 - 2.0**-52), noise_multiplier=sigma
                     ),
                     times,
                 )
         case BallsInBinsGaussian(gram=gram):
-            # One bin's mean, as if none of the others came near it.
-            square = max(row[place] for place, row in enumerate(gram.rows)) * (1 - BELOW_PRODUCTS)
-            yield from _known(
+            # The mean of one bin, as if all others were far from it.
+            square = max(row[place] for place, row in enumerate(gram.rows)) * (1 - GRAM_EXCESS)
+            yield from _accountable(
                 RandomAllocationGaussian(
                     bins=len(gram.rows), noise_multiplier=part.noise_multiplier / math.sqrt(square)
                 ),
@@ -217,15 +218,15 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
             | TruncatedPoissonGroupGaussian()
             | ReplacedAllocationGaussian()
         ):
-            return  # Bounds of a run, which no record attains.
+            return  # These are bounds that no record attains.
         case GaussianMixture(conceded=conceded) if conceded > 0:
             return
         case _:
             yield part, times
 
 
-def _is_reached(leaf: Known) -> bool:
-    """Whether the Fourier accountant answers for ``leaf`` with enough noise, in milliseconds."""
+def _is_in_range(leaf: Accountable) -> bool:
+    """Return whether the Fourier accountant bounds ``leaf`` with enough noise quickly."""
     records = getattr(leaf, "records", 1)
     if isinstance(leaf, GaussianMixture):
         records = len(leaf.weights) - 1
@@ -234,8 +235,8 @@ def _is_reached(leaf: Known) -> bool:
     return not isinstance(leaf, PoissonSubsampledGaussian) or leaf.sampling_probability >= MIN_RATE
 
 
-def _chance_of_a_run(part: Leaf | RepeatAndSelect) -> float:
-    """That a selection has a run to release: 1 but where their number is Poisson."""
+def _run_probability(part: Leaf | RepeatAndSelect) -> float:
+    """Return the probability that a selection has a run, 1 unless their number is Poisson."""
     if isinstance(part, RepeatAndSelect) and math.isinf(part.shape):
         return -math.expm1(-part.mean) * (1 - 2.0**-50)
     return 1.0

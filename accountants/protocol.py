@@ -1,8 +1,8 @@
-"""What an accountant is.
+"""The interfaces of accountants and privacy curves.
 
-An accountant takes an ``Event`` and returns a ``PrivacyCurve``. The curve covers both
-directions of the adjacency, of the composition as a whole. An accountant that cannot
-bound an event raises ``Unsupported``; unknown never means zero loss.
+An accountant takes an ``Event`` and returns a ``PrivacyCurve``, which covers both directions of the
+adjacency of the whole composition. An accountant that cannot bound an event raises ``Unsupported``:
+unknown never means zero loss.
 
 Contract of a curve:
 
@@ -10,8 +10,8 @@ Contract of a curve:
   ``Bracket`` of the tight value; ``upper`` is always a proved bound.
 * The empty composition costs nothing: ε = 0 for every δ, and δ = 0 for every ε.
 * ``epsilon`` does not increase in δ, ``delta`` does not increase in ε.
-* Both raise ``ValueError`` outside these ranges, and may raise ``OutOfReach`` within them.
-* Where nothing else is said ε is in nats and δ a probability.
+* Both raise ``ValueError`` outside these ranges, and may raise ``OutOfReach`` inside them.
+* Unless stated otherwise, ε is in nats and δ is a probability.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from affidavit.plan import Event
 
 
 class AccountantError(Exception):
-    """Base of everything that an accountant raises on purpose.
+    """Base class of the errors of accountants.
 
     ::
 
         AccountantError
         ├── Unsupported      the method has no theorem for this event
-        ├── OutOfReach       it has one, but not at these parameters or this cost
-        └── NoSolution       a calibration target that no parameter in range meets
+        ├── OutOfReach       it has one, but not for these parameters or at this cost
+        └── NoSolution       no parameter in range meets a calibration target
     """
 
     code = "accountant_error"
@@ -73,79 +73,79 @@ def require_epsilon(epsilon: float) -> None:
 
 
 class PrivacyCurve(Protocol):
-    """ε against δ for one event, as brackets."""
+    """ε as a function of δ, and δ as a function of ε, for one event."""
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) for which the event is (ε, δ)-DP."""
+        """Return the bracket of the smallest ε (nats) for which the event is (ε, δ)-DP."""
         ...
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ for which the event is (ε, δ)-DP; ε in nats."""
+        """Return the bracket of the smallest δ for which the event is (ε, δ)-DP; ε in nats."""
         ...
 
 
 @runtime_checkable
 class Adjustable(PrivacyCurve, Protocol):
-    """A curve whose brackets can be asked for wider, and so sooner, or narrower."""
+    """A curve with adjustable brackets: wider ones take less time."""
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
-        """The same curve with brackets about ``relative_width`` of ε (or δ) wide, as true."""
+        """Return this curve with proved brackets about ``relative_width`` of ε (or δ) wide."""
         ...
 
 
 @runtime_checkable
 class Refinable(PrivacyCurve, Protocol):
-    """A curve that may have narrower upper ends, which take about a second each."""
+    """A curve that may have narrower upper bounds, which take about a second each."""
 
     @property
     def refined(self) -> PrivacyCurve | None:
-        """Those upper ends, if it has any."""
+        """The curve of the narrower upper bounds, or None."""
         ...
 
 
 @runtime_checkable
 class TwoOrders(PrivacyCurve, Protocol):
-    """The larger of the curves of P against Q and of Q against P."""
+    """A curve that is the larger of the curves of P against Q and of Q against P."""
 
     @property
     def orders(self) -> tuple[PrivacyCurve, PrivacyCurve]:
-        """The curve of either order alone."""
+        """The curves of P against Q, and of Q against P."""
         ...
 
 
 class Accountant(Protocol):
-    """One method of accounting, by name and version."""
+    """A method of accounting with a name and a version."""
 
     @property
     def name(self) -> str:
-        """Stable name, as it stands in certificates and after ``--engine``."""
+        """Stable name, as in certificates and for ``--engine``."""
         ...
 
     @property
     def version(self) -> str:
-        """Version of the library that computes, so that a certificate can be repeated."""
+        """Version of the library that computes, which makes a certificate reproducible."""
         ...
 
     def curve(self, event: Event) -> PrivacyCurve:
-        """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        """Return the privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         ...
 
 
 @runtime_checkable
 class Provable(Accountant, Protocol):
-    """An accountant some of whose bounds the checker has no statement for."""
+    """An accountant with some bounds for which the checker has no statement."""
 
     def provable_alone(self) -> Accountant:
-        """This accountant without those bounds."""
+        """Return this accountant without those bounds."""
         ...
 
 
 @runtime_checkable
 class Attaining(Accountant, Protocol):
-    """An accountant that knows pairs of data sets, and not only what dominates them."""
+    """An accountant that has curves of pairs of data sets, not only of dominating pairs."""
 
     def attained(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
-        """The curves of one pair of data sets, one for each order of the two.
+        """Return the curves of one pair of data sets, one for each order.
 
         Raises ``Unsupported`` or ``OutOfReach``.
         """
@@ -154,18 +154,18 @@ class Attaining(Accountant, Protocol):
 
 @runtime_checkable
 class Approximating(Protocol):
-    """An accountant that can also say quickly where about ε is, for a search to begin at."""
+    """An accountant that also approximates ε quickly, as the start of a search."""
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
-        """About the ε (nats) of ``event`` at ``delta``; **not a bound**. Raises like ``curve``."""
+        """Return about the ε (nats) at ``delta``; **not a bound**. Raises like ``curve``."""
         ...
 
 
 @runtime_checkable
 class Sampling(Approximating, Protocol):
-    """An accountant whose brackets hold with confidence, and cost seconds each."""
+    """An accountant whose brackets hold with confidence and take seconds each."""
 
     @property
     def failure_probability(self) -> float:
-        """With what probability, at most, any of the brackets of one question is wrong."""
+        """Bound of the probability that any bracket of one search is wrong."""
         ...

@@ -19,7 +19,7 @@ from typing import Any
 from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
-from affidavit.accountants.bracketing_curves import FirstThatAnswers
+from affidavit.accountants.bracketing_curves import FirstAvailableCurve
 from affidavit.accountants.checker import (
     Cover,
     Covers,
@@ -147,7 +147,7 @@ def _search_chain(
     for _ in range(chain.links):
         # Less than its share, because the links' decimals are rounded up.
         at = delta / chain.links * math.exp(-epsilon) * (1 - 1e-9)
-        neighbours = FirstThatAnswers(event=chain.event, engines=certain_accountants())
+        neighbours = FirstAvailableCurve(event=chain.event, engines=certain_accountants())
         try:
             bracket = neighbours.epsilon(at)
         except AccountantError as failure:

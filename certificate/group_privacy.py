@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from affidavit.accountants import Bracket
-from affidavit.accountants.chains import NARROW, chained_epsilon
+from affidavit.accountants.chains import NARROW_WIDTH, chained_epsilon
 from affidavit.certificate.assessment import Assessment, Confidence, GroupBound
 from affidavit.certificate.certification import certify
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, closed_plan
@@ -92,7 +92,7 @@ def _bound(
         if not math.isfinite(chain.upper):
             raise refusal from None
         return chain, None
-    if bound.lower >= bound.upper * (1 - NARROW) or confidence is not None:
+    if bound.lower >= bound.upper * (1 - NARROW_WIDTH) or confidence is not None:
         return bound, confidence
     if (records, relation) != (1, plan.adjacency):
         chain = _chained(plan, delta, records, relation)

@@ -29,8 +29,8 @@ from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import (
     BracketingCurve,
-    FirstThatAnswers,
-    LeastCurve,
+    FirstAvailableCurve,
+    MinimumCurve,
     attained_event,
     orders_of,
     refined_curve,
@@ -178,19 +178,19 @@ class FourierAccountant:
             above=(self._least_of_engines(others),) if others else (),
             below=(),
             neighbours=_least_upper_ends(
-                [FirstThatAnswers(event=chain.event, engines=engines) for chain in chains]
+                [FirstAvailableCurve(event=chain.event, engines=engines) for chain in chains]
             ),
             links=max(chain.links for chain in chains),
         )
 
-    def _least_of_engines(self, bounds: Sequence[Event]) -> LeastCurve | BoundedByOrder:
+    def _least_of_engines(self, bounds: Sequence[Event]) -> MinimumCurve | BoundedByOrder:
         moments = [bound for bound in bounds if has_columns(bound)]
         first, *others = [bound for bound in bounds if bound not in moments]
         # With little noise, other engines answer for the first bound.
         engines = (self, accountant("gaussian"), accountant("participations"))
-        curves = [FirstThatAnswers(event=first, engines=engines)]
+        curves = [FirstAvailableCurve(event=first, engines=engines)]
         rest = (engines[1], self, accountant("allocation"))
-        curves += [FirstThatAnswers(event=other, engines=rest) for other in others]
+        curves += [FirstAvailableCurve(event=other, engines=rest) for other in others]
         both = _least_upper_ends(curves)
         if not moments:
             return both
@@ -279,9 +279,9 @@ def _has_statement(bound: Event) -> bool:
     )
 
 
-def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> LeastCurve:
+def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> MinimumCurve:
     """Return the least of bounds of one run, whose lower ends are not the run's."""
-    return LeastCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
+    return MinimumCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
 
 
 def _approximate_epsilon(bound: Event, delta: float) -> float:
@@ -454,7 +454,7 @@ class FourierCurve:
 
 
 def _least(curves: tuple[PrivacyCurve, ...]) -> PrivacyCurve:
-    return LeastCurve(curves) if len(curves) > 1 else curves[0]
+    return MinimumCurve(curves) if len(curves) > 1 else curves[0]
 
 
 def _after_concessions(curve: FourierCurve) -> FourierCurve | ConcedingCurve:

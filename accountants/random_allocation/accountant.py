@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import BracketingCurve, Capped, LeastCurve
+from affidavit.accountants.bracketing_curves import BracketingCurve, CappedCurve, MinimumCurve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.dominating_pairs import directions
@@ -189,7 +189,7 @@ class AllocationAccountant:
         least = above
         if isinstance(above, ComposedAllocationCurve):
             with suppress(Unsupported):
-                least = LeastCurve((above, RenyiAllocationAccountant().curve(event)))
+                least = MinimumCurve((above, RenyiAllocationAccountant().curve(event)))
         if below is above:
             return least
         return BracketingCurve(above=least, below=() if below is None else (below,))
@@ -216,7 +216,7 @@ class AllocationAccountant:
             cap = RenyiAllocationAccountant(stride=WIDE_STRIDE).curve(event)
         except AccountantError:
             return below
-        return Capped(curve=below, cap=cap)
+        return CappedCurve(curve=below, cap=cap)
 
     def _curves(self, event: Event) -> tuple[TwoOrders, TwoOrders | None]:
         """Return the curve that dominates ``event`` and the one that it attains, if known.

@@ -10,7 +10,11 @@ import pytest
 
 import affidavit
 from affidavit.accountants import accountant
-from affidavit.accountants.participations import BELOW, CountingAttack, ParticipationAccountant
+from affidavit.accountants.participations import (
+    THRESHOLD_DEVIATIONS,
+    CountingAttack,
+    ParticipationAccountant,
+)
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -68,7 +72,7 @@ def test_an_attack_gains_what_is_claimed_of_it() -> None:
     leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     best = mpmath.mpf(0)
     with mpmath.workdps(60):
-        for below in BELOW:
+        for below in THRESHOLD_DEVIATIONS:
             threshold = 1 - mpmath.mpf(float(below)) * sigma
             false = mpmath.ncdf(-threshold / sigma)
             true = (1 - q) * false + q * mpmath.ncdf((1 - threshold) / sigma)

@@ -219,7 +219,7 @@ def test_moments_of_one_order_leave_the_other_one_to_other_bounds() -> None:
                 noise_multiplier=1.0,
             ),
         ),
-        beside=(),
+        others=(),
     )
     both, added = GaussianCurve(mu=10.0), GaussianCurve(mu=5.0)
     whole = BoundedByOrder(both=both, removed=run, added=(added,))
