@@ -18,20 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-UNSUPPORTED = (errno.EBADF, errno.EINVAL)
-"""What ``fsync`` says on file systems that keep names in an order of their own."""
+FSYNC_UNSUPPORTED = (errno.EBADF, errno.EINVAL)
+"""The errors of ``fsync`` on file systems that do not support it for folders."""
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Replace ``path`` by ``content`` in one step, with ``mode`` from the first byte on.
+    """Replace ``path`` by ``content`` in one step, with ``mode`` from the beginning.
 
-    No reader sees half of it, and when this returns both are on the disk. A device or a pipe is
-    written to, and not replaced. Raises ``OSError`` with the name of ``path``; then ``path`` is as
-    it was, unless it was the disk that failed at the very last.
+    No reader sees a part of it, and on return content and name are on the disk. A device or a pipe
+    is written to instead of replaced. Raises ``OSError`` with the name of ``path``, which is then
+    unchanged unless the last flush to the disk failed.
     """
     try:
-        stream_of_shell = path.is_relative_to("/dev") and path.is_symlink()  # like /dev/stdout
-        if stream_of_shell or path.is_char_device() or path.is_fifo():
+        is_stream = path.is_relative_to("/dev") and path.is_symlink()  # such as /dev/stdout
+        if is_stream or path.is_char_device() or path.is_fifo():
             with path.open("wb") as stream:
                 stream.write(content)
         else:
@@ -57,21 +57,21 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all of ``content``, of which one call may write less; raises ``OSError``."""
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+    """Write all of ``content``, in several calls if needed; raises ``OSError``."""
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def fsync_directory(folder: Path) -> None:
-    """Have the names in ``folder`` on the disk; raises ``OSError``. Windows opens no folder."""
+    """Flush the names in ``folder`` to the disk, except on Windows; raises ``OSError``."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in FSYNC_UNSUPPORTED:
             raise
     finally:
         os.close(descriptor)
@@ -79,7 +79,7 @@ def fsync_directory(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of ``path``, whose folder is made if missing; raises ``OSError``."""
+    """Hold the lock of ``path`` and create its folder if missing; raises ``OSError``."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("w") as lock:
         _lock(lock)

@@ -1,16 +1,16 @@
-"""Everything a plan's guarantee implies beyond one ε at one δ, as one document and as charts.
+"""The privacy curves of a plan: what its guarantee implies beyond one ε at one δ.
 
-All values derive from the privacy curve of the engine that decides the certificate, for the
-plan with nothing open. Ends are proved and rounded outward; null means that the method gives no
-bound. The Gaussian-DP μ and the zCDP ρ are set only where the run is exactly one Gaussian
-mechanism; a central-limit μ is not a bound and never appears.
+All values derive from the privacy curve of the engine that decides the certificate, for the solved
+plan. Ends are proved and rounded outward; null means that the method gives no bound. The
+Gaussian-DP μ and the zCDP ρ are set only if the run is exactly one Gaussian mechanism; a
+central-limit μ is not a bound and never appears.
 
 ``Curves.digest`` is the sha256 of the document's RFC 8785 canonical JSON.
 
 Units: ε, Rényi divergence and ``odds_exponent`` in nats; δ, rates and priors are probabilities.
 
-References: Dong, Roth and Su, arXiv:1905.02383 (μ, trade-off); those of each conversion stand
-in its module of ``affidavit.accountants``.
+References: Dong, Roth and Su, arXiv:1905.02383 (μ, trade-off); the modules of
+``affidavit.accountants`` have those of each conversion.
 """
 
 from __future__ import annotations
@@ -46,44 +46,44 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 PRIORS = (0.001, 0.01, 0.1, 0.5)
 WHOLE_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63, 128, 256)
 PROFILE_WIDTH = 5e-4
-"""Relative width of δ in the dense profile: little in an error of type II, and much time."""
+"""The relative width of δ in the dense profile; a narrower one hardly changes the trade-off."""
 
 Progress = Callable[[str, int], None]
-"""Told what is computed and how many points of it there are."""
+"""A callback with the name of the current computation and its number of points."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """The curves of one plan, closed, by the engine that decides about it.
+    """The curves of one solved plan, by the engine that decides about it.
 
     ``epsilon_of`` has pairs of δ and ε, ``delta_of`` of ε and δ, ``renyi`` of an order and a
-    divergence, ``guesses`` of a prior and the probability of a right guess.
+    divergence, ``guesses`` of a prior and the probability of a right guess. At ``delta`` the target
+    is drawn, and it is the probability with which a belief may exceed its bound: except with it,
+    the odds of a belief rise by at most e to ``odds_exponent``.
     """
 
     assessment: Assessment
     engine: dict[str, str]
     delta: float
-    """At which the target is drawn, and with which probability a belief may be passed."""
     epsilon_of: tuple[tuple[float, Bracket], ...]
     delta_of: tuple[tuple[float, Bracket], ...]
     trade_off: TradeOff
     renyi: tuple[tuple[float, float], ...]
     guesses: tuple[tuple[float, Bracket], ...]
     odds_exponent: float
-    """The odds of a belief rise by more than e to this with probability ``delta`` at most."""
 
     @property
     def mu(self) -> float | None:
-        """The Gaussian-DP parameter, where the run is exactly one Gaussian mechanism."""
+        """The Gaussian-DP parameter, or None unless the run is exactly one Gaussian mechanism."""
         return self.assessment.mu
 
     @property
     def rho(self) -> float | None:
-        """The zCDP parameter μ²/2, where the run is exactly one Gaussian mechanism."""
+        """The zCDP parameter μ²/2, or None unless the run is exactly one Gaussian mechanism."""
         return None if self.mu is None else _rho(self.mu)
 
     def as_document(self) -> dict[str, Any]:
-        """The document, with its digest."""
+        """Return the document with its digest."""
         result = self._content()
         return {**result, "digest": digest_of(result)}
 
@@ -150,7 +150,7 @@ class Curves:
 def curves(
     plan: Plan, *, engine: str | None = None, progress: Progress = lambda _what, _points: None
 ) -> Curves | Assessment:
-    """The curves of ``plan``, or its assessment where nothing may be claimed about it."""
+    """Compute the curves of ``plan``, or return its assessment if nothing is proved."""
     progress("certificate", 0)
     assessment = certify(plan, engine=engine, second_opinion=False)
     if assessment.verdict in ("refused", "undecided") or assessment.delta is None:
@@ -191,7 +191,7 @@ _SAMPLED = Reason(
 def _ask(
     question: Callable[[float], Bracket], values: Iterable[float]
 ) -> tuple[tuple[float, Bracket], ...]:
-    """What the engine answers at each of ``values`` in order; what it refuses is unknown."""
+    """Evaluate ``question`` at the ``values`` in order and leave out what the engine refuses."""
     result = []
     for value in sorted(values):
         try:
@@ -202,13 +202,13 @@ def _ask(
 
 
 def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
-    """Rényi divergences at whole orders: α μ²/2 of a Gaussian, bounds of others; or none."""
+    """Return Rényi divergences at whole orders: exact for a Gaussian, else bounds, if any."""
     if mu is not None:
         return tuple((order, order * _rho(mu)) for order in WHOLE_ORDERS)
-    # Its library takes a second to import, which who draws no curve need not wait for.
+    # Importing its library takes a second.
     from affidavit.accountants import RdpAccountant, parts
 
-    # A selection is bounded over all orders together, anything else at each by itself.
+    # A selection is bounded over all orders together, other events at each order separately.
     selects = any(isinstance(part, RepeatAndSelect) for part, _ in parts(event))
     engine = RdpAccountant(orders=None if selects else WHOLE_ORDERS)
     try:
@@ -219,23 +219,23 @@ def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
 
 
 def _rho(mu: float) -> float:
-    """μ²/2, rounded up."""
+    """Return μ²/2, rounded up."""
     return mu * mu / 2 * (1 + 1e-15)
 
 
-_SHOWN_DELTA = 1e-12
-_SPREAD = tuple(index / 100 for index in range(101))
+_MIN_SHOWN_DELTA = 1e-12
+_ALPHAS = tuple(index / 100 for index in range(101))
 _RATES = tuple(10 ** (-5 + index / 12) for index in range(61))
 _PRIORS = tuple(10 ** (-4 + index / 10) for index in range(41))
 
 
 def profile_chart(curves: Curves) -> Chart:
-    """δ against ε, with the target where the plan has a full one."""
+    """Return a chart of δ against ε, with the target if the plan has a full one."""
     known = curves.trade_off
     band = tuple(
         (epsilon, delta.lower, delta.upper)
         for epsilon, delta in zip(known.epsilons, known.deltas, strict=True)
-        if delta.upper >= _SHOWN_DELTA / 10
+        if delta.upper >= _MIN_SHOWN_DELTA / 10
     )
     marks: list[Mark] = [Band(name="proved bracket of δ(ε)", points=band)]
     target = curves.assessment.target_epsilon, curves.assessment.target_delta
@@ -245,18 +245,19 @@ def profile_chart(curves: Curves) -> Chart:
         title="Privacy profile",
         description=f"δ falls with ε; at δ = {curves.delta:g} ε is at most {_certified(curves)}.",
         x=Axis(label="ε (nats)", low=0.0),
-        y=Axis(label="δ (probability)", scale="log", low=_SHOWN_DELTA, high=1.0),
+        y=Axis(label="δ (probability)", scale="log", low=_MIN_SHOWN_DELTA, high=1.0),
         marks=tuple(marks),
     )
 
 
 def trade_off_chart(curves: Curves) -> Chart:
-    """The least error of type II against the error of type I."""
-    points = tuple((alpha, curves.trade_off.type_two(alpha)) for alpha in _SPREAD)
+    """Return a chart of the least type II error against the type I error."""
+    points = tuple((alpha, curves.trade_off.type_two(alpha)) for alpha in _ALPHAS)
     return Chart(
         title="Trade-off function",
-        description="What an attack must miss to raise few false alarms; the diagonal is blind "
-        f"guessing, and the advantage over it is at most {_up(curves.trade_off.advantage.upper)}.",
+        description="The share of members that an attack misses at a given false-positive rate; "
+        "the diagonal is blind guessing, and the advantage over it is at most "
+        f"{_up(curves.trade_off.advantage.upper)}.",
         x=Axis(label="type I error α (false-positive rate)", low=0.0, high=1.0),
         y=Axis(label="type II error f(α)", low=0.0, high=1.0),
         marks=(
@@ -267,7 +268,7 @@ def trade_off_chart(curves: Curves) -> Chart:
 
 
 def attack_chart(curves: Curves) -> Chart:
-    """True- against false-positive rate of the best membership attack, where both are small."""
+    """Return a chart of the true- against the false-positive rate of the best attack."""
     rates = [(rate, curves.trade_off.true_positive_rate(rate)) for rate in _RATES]
     rate = curves.trade_off.true_positive_rate(0.01).upper
     return Chart(
@@ -279,31 +280,35 @@ def attack_chart(curves: Curves) -> Chart:
             Band(
                 name="best attack, bracket", points=tuple((r, t.lower, t.upper) for r, t in rates)
             ),
-            Line(name="no leakage", points=((_RATES[0], _RATES[0]), (1.0, 1.0)), faint=True),
+            Line(
+                name="no leakage",
+                points=((_RATES[0], _RATES[0]), (1.0, 1.0)),
+                faint=True,
+            ),
         ),
     )
 
 
 def renyi_chart(curves: Curves) -> Chart:
-    """Rényi divergence against its order."""
-    what = "exact" if curves.mu is not None else "proved upper bound"
+    """Return a chart of the Rényi divergence against its order."""
+    name = "exact" if curves.mu is not None else "proved upper bound"
     return Chart(
         title="Rényi divergence",
-        description=f"The {what} at whole orders.",
+        description=f"The {name} at whole orders.",
         x=Axis(label="order", scale="log", low=2.0),
         y=Axis(label="divergence (nats)", scale="log"),
-        marks=(Line(name=what, points=curves.renyi),),
+        marks=(Line(name=name, points=curves.renyi),),
     )
 
 
 def belief_chart(curves: Curves) -> Chart:
-    """What an observer believes at most after the release, against what it believed before."""
+    """Return a chart of the largest belief after the release against the belief before."""
     odds = math.exp(min(700.0, curves.odds_exponent))
     after = tuple((prior, prior * odds / (1 - prior + prior * odds)) for prior in _PRIORS[:-1])
     return Chart(
         title="Belief about one record",
-        description="From a prior belief to the belief after the release, which is passed with "
-        f"a probability of at most {curves.delta:g}.",
+        description="From a prior belief to the largest belief after the release, which is "
+        f"exceeded with a probability of at most {curves.delta:g}.",
         x=Axis(label="belief before", scale="log", low=_PRIORS[0], high=1.0),
         y=Axis(label="belief after", low=0.0, high=1.0),
         marks=(
@@ -320,14 +325,13 @@ CURVE_CHARTS: dict[str, Callable[[Curves], Chart]] = {
     "renyi": renyi_chart,
     "belief": belief_chart,
 }
-"""Every picture by its name."""
+"""Every chart by its name."""
 
 
 def draw_curves(curves: Curves, kinds: tuple[str, ...] = ()) -> str:
-    """The pictures ``kinds``, or all that there are, as one SVG.
+    """Draw the charts ``kinds``, by default all, as one SVG.
 
-    A picture without data, as the Rényi divergence of a run that the Rényi accountant does
-    not know, is left out unless it is asked for.
+    The Rényi divergence is left out by default if the Rényi accountant does not cover the run.
     """
     shown = kinds or tuple(kind for kind in CURVE_CHARTS if kind != "renyi" or curves.renyi)
     name = curves.assessment.plan.get("name")

@@ -1,12 +1,12 @@
-"""The utility figures of a closed plan: information beside a result, never a guarantee.
+"""The utility figures of a closed plan: information for the user, never a guarantee.
 
-One entry a release, for phases whose divisor B is known; figures that need the number of
-entries of a block (``dimension``) are left out where the plan does not give it, and noise
-that is correlated otherwise than by one earlier step has its errors in ``strategy``. With
-clip norms that are adapted they hold at the plan's own clip norm.
+There is one entry for each release of a phase with a known divisor B. Figures that need the number
+of entries of a block are left out if the plan does not give its ``dimension``. The errors of other
+correlated noise than bidiagonal are in ``strategy``. With adaptive clip norms the figures hold at
+the plan's own clip norm.
 
-References: formulas and units stand in ``affidavit.mechanisms.utility`` and, for Newton-Schulz,
-in ``affidavit.mechanisms.newton_schulz``.
+References: ``affidavit.mechanisms.utility`` and ``affidavit.mechanisms.newton_schulz`` have the
+formulas and units.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from affidavit.certificate.assessment import Caveat
 from affidavit.mechanisms import newton_schulz, noise_multiplier, utility
 from affidavit.plan import Bidiagonal, Independent, Phase, Plan, Release, schedule
 
-MOMENTUM = 0.95
-"""Published momentum of DP-Muon, for a plan that does not give it."""
-MUON = frozenset({"dp_muon", "dp_muonbc"})
-AUXILIARY = "aux"
-"""How the release of the tensors that are no matrices is named."""
+DEFAULT_MOMENTUM = 0.95
+"""The published momentum of DP-Muon, for a plan that does not give it."""
+MUON_OPTIMIZERS = frozenset({"dp_muon", "dp_muonbc"})
+AUXILIARY_PREFIX = "aux"
+"""The prefix of the name of the release of all tensors that are not matrices."""
 
 
 def figures_of(closed: Plan) -> tuple[dict[str, Any], ...]:
-    """Figures of every release of ``closed``, which leaves nothing open."""
+    """Return the figures of every release of ``closed``, a plan without unknowns."""
     result = []
     for index, phase in enumerate(closed.phases):
         divisor, steps = schedule.divisor(closed, phase), schedule.steps(closed, phase)
         if divisor is None or steps is None:
             continue
         for release in phase.releases:
-            entry = _of_release(closed, phase, release, float(divisor), steps)
+            entry = _release_figures(closed, phase, release, float(divisor), steps)
             if len(entry) > 1:
                 result.append(entry if len(closed.phases) == 1 else {"phase": index, **entry})
     return tuple(result)
 
 
 def warnings_of(figures: tuple[dict[str, Any], ...]) -> tuple[Caveat, ...]:
-    """What a person should change before training, though it changes no guarantee."""
+    """Return warnings about settings to change before training; they change no guarantee."""
     return tuple(
         Caveat(
             code="newton_schulz_start",
@@ -60,7 +60,7 @@ def warnings_of(figures: tuple[dict[str, Any], ...]) -> tuple[Caveat, ...]:
     )
 
 
-def _of_release(
+def _release_figures(
     plan: Plan, phase: Phase, release: Release, divisor: float, steps: int
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"release": release.name}
@@ -73,13 +73,13 @@ def _of_release(
         return result
     match phase.noise:
         case Independent():
-            result |= _held(
+            result |= _finite(
                 noise_std_of_mean=lambda: nu,
                 phi=lambda: nu**2,
                 prefix_sum_std=lambda: utility.prefix_sum_std(nu, steps=steps),
             )
         case Bidiagonal(lambda_=float(lambda_), normalized=False):
-            return result | _held(
+            return result | _finite(
                 noise_std_of_mean=lambda: nu * math.hypot(1, lambda_),
                 prefix_sum_std=lambda: utility.prefix_sum_std(nu, steps=steps, lambda_=lambda_),
             )
@@ -87,7 +87,7 @@ def _of_release(
             return result
     entries = release.dimension
     if entries is not None:
-        result |= _held(
+        result |= _finite(
             signal_to_noise_at_most=lambda: utility.most_signal_to_noise(
                 noise_multiplier=sigma, divisor=divisor, entries=entries
             ),
@@ -95,13 +95,14 @@ def _of_release(
                 noise_multiplier=sigma, divisor=divisor, entries=entries
             ),
         )
-        if plan.optimizer.name in MUON and not release.name.lower().startswith(AUXILIARY):
-            result |= _muon(plan, entries, nu, steps)
+        is_matrix = not release.name.lower().startswith(AUXILIARY_PREFIX)
+        if plan.optimizer.name in MUON_OPTIMIZERS and is_matrix:
+            result |= _muon_figures(plan, entries, nu, steps)
     return result
 
 
-def _held(**figures: Callable[[], float]) -> dict[str, float]:
-    """The figures that a double holds; the others are left out."""
+def _finite(**figures: Callable[[], float]) -> dict[str, float]:
+    """Return the figures that are finite doubles; the others are left out."""
     result = {}
     for name, figure in figures.items():
         with contextlib.suppress(ArithmeticError):
@@ -111,14 +112,14 @@ def _held(**figures: Callable[[], float]) -> dict[str, float]:
     return result
 
 
-def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
+def _muon_figures(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
     optimizer = plan.optimizer
     corrected = optimizer.name == "dp_muonbc"
-    momentum = MOMENTUM if optimizer.momentum is None else optimizer.momentum
+    momentum = DEFAULT_MOMENTUM if optimizer.momentum is None else optimizer.momentum
     degree = optimizer.newton_schulz_degree or newton_schulz.DEFAULT_DEGREE
     iterations = optimizer.newton_schulz_steps or newton_schulz.DEFAULT_STEPS
     start = optimizer.newton_schulz_start or "paper"
-    result: dict[str, Any] = _held(
+    result: dict[str, Any] = _finite(
         momentum_norm=lambda: utility.momentum_norm(
             nu, entries=entries, momentum=momentum, steps=steps, normalised=corrected
         )
@@ -138,5 +139,5 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
             ),
         }
     if corrected:
-        result |= _held(probe_std=lambda: utility.probe_std(nu, momentum=momentum, steps=steps))
+        result |= _finite(probe_std=lambda: utility.probe_std(nu, momentum=momentum, steps=steps))
     return result

@@ -1,12 +1,11 @@
-"""An account: what somebody would have told an accountant about a plan.
+"""An account: the few numbers of a plan that a user passes to an accountant.
 
-The true account of a plan and every mistaken one have the same few numbers (noise of each
-block, sampling probability, steps, participations, distance, δ), so that a mistake is a
-change of some of them and two mistakes are one change after the other. ``parts`` turns an
-account into what the readings evaluate: releases with a noise multiplier in units of what
-one record moves, each so often.
+The correct account of a plan and every mistaken one have the same numbers (noise of each block,
+sampling probability, steps, participations, distance, δ), so that a mistake is a change of some of
+them, and two mistakes are two changes. ``parts`` converts an account to releases with counts, which
+the readings evaluate.
 
-Nothing here bounds anything. A certified number never passes through an account.
+Nothing here is a bound. A certified number never depends on an account.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from affidavit.plan import (
 )
 
 Blocks = Literal["joint", "independent", "alone"]
-"""How the blocks of a step are counted: as one release, as K sampled ones, or only one."""
+"""How the blocks of a step are counted: as one release, as K sampled ones, or only one of them."""
 Pair = Literal["add_remove", "replace_one", "without_replacement"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One kind of release; ``probability`` is None where nothing is sampled.
+    """One kind of release; ``probability`` is None if nothing is sampled.
 
-    ``noise_multiplier`` is over what one record moves for ``add_remove``, and over the clip
-    norm for the two other pairs, whose distance is in the pair itself.
+    ``noise_multiplier`` is relative to the distance that one record moves the sum for
+    ``add_remove``, and to the clip norm for the two other pairs, which include the distance.
     """
 
     noise_multiplier: float
@@ -45,20 +44,20 @@ class Part:
 
 
 Parts = tuple[tuple[Part, int], ...]
-"""Releases with how often each runs."""
+"""Releases with the number of times that each runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseAccount:
-    """One phase as it would be accounted.
+    """The account of one phase.
 
-    ``sigmas`` are the blocks' multipliers with their counts; ``lone`` is the one that counts
-    where the others are forgotten. ``scale`` multiplies the noise. ``distance`` is how far
-    a record moves one sum, in clip norms. ``probability`` is None for a run without
-    amplification, in which a record takes part ``participations`` times. ``sensitivity``
-    is that of a strategy over the whole run, which then is one release. ``known`` is False
-    for a run that no reading here can take as it is, until a mistake makes it one that is.
-    ``several`` records of a user are drawn one by one, which is no pair at a distance.
+    ``sigmas`` are the blocks' multipliers with their counts; ``lone`` is the multiplier of the only
+    counted block if ``blocks`` is ``alone``. ``scale`` multiplies the noise. ``distance`` is how
+    far a record moves one sum, in clip norms. ``probability`` is None for a run without
+    amplification, in which a record takes part ``participations`` times. ``sensitivity`` is that of
+    a strategy over the whole run, which is then one release. ``known`` is False if no reading
+    covers the run unless a mistake changes it, and ``several`` is True if several records of a user
+    are drawn separately, which no pair covers.
     """
 
     sigmas: tuple[tuple[float, int], ...]
@@ -76,42 +75,36 @@ class PhaseAccount:
     several: bool = False
 
     def parts(self) -> Parts | None:
-        """The phase's releases; None where it cannot be accounted as it stands."""
+        """Return the phase's releases, or None if no reading covers them."""
         if not self.known or (self.several and self.probability is not None):
             return None
-        over = self.distance if self.pair == "add_remove" else 1.0
+        moved = self.distance if self.pair == "add_remove" else 1.0
         if self.sensitivity is not None:
-            over *= self.sensitivity
+            moved *= self.sensitivity
         times = self.participations if self.probability is None else self.steps
         if self.sensitivity is not None and self.probability is None:
             times = 1
+        sigmas = self.sigmas
+        if self.blocks != "independent":
+            sigmas = ((self.joint if self.blocks == "joint" else self.lone, 1),)
         return tuple(
             (
                 Part(
-                    noise_multiplier=self.scale * sigma / over,
+                    noise_multiplier=self.scale * sigma / moved,
                     probability=self.probability,
                     pair=self.pair,
                 ),
                 count * times,
             )
-            for sigma, count in self._releases()
+            for sigma, count in sigmas
         )
-
-    def _releases(self) -> tuple[tuple[float, int], ...]:
-        match self.blocks:
-            case "joint":
-                return ((self.joint, 1),)
-            case "independent":
-                return self.sigmas
-            case "alone":
-                return ((self.lone, 1),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """A whole run as it would be accounted; ``extra`` are Gaussian events outside training.
+    """The account of a run; ``extra`` are Gaussian releases outside training.
 
-    ``extra`` is None where something else happens there, which no reading here can take.
+    ``extra`` is None if there are other releases outside training, which no reading covers.
     """
 
     phases: tuple[PhaseAccount, ...]
@@ -119,10 +112,7 @@ class Account:
     delta: float
 
     def parts(self) -> Parts | None:
-        """All releases, equal ones merged; None where one cannot be accounted.
-
-        A phase of no steps has none.
-        """
+        """Return all releases, with equal ones merged, or None if no reading covers them."""
         if self.extra is None:
             return None
         counts: Counter[Part] = Counter()
@@ -140,7 +130,7 @@ class Account:
 
 
 def event_of(parts: Parts) -> Event:
-    """The event that our own accountants read."""
+    """Return the event of ``parts`` for Affidavit's own accountants."""
     return Composed(events=tuple(Repeated(event=_leaf(part), count=times) for part, times in parts))
 
 

@@ -1,14 +1,14 @@
-"""A case: a plan as its author would account it, and the ways in which mistakes change that.
+"""A case: the account of a plan, and the ways in which mistakes change it.
 
-The account describes what the plan says. For a refused plan (nothing may be claimed about it) it
-is the account that its author most likely started from, or one that no accountant here can read
-until a mistake has turned it into another run. The strategy of correlated noise is built even
-for refused plans, because most mistakes about it are made there. Nothing here is certified.
+The account describes the plan. For a refused plan it is the account that its author most likely
+started from, or one that no reading covers until a mistake changes it. The strategy of correlated
+noise is built even for refused plans, because most mistakes about it are made there. Nothing here
+is certified.
 
-A mistake is a wrong derivation that somebody really made. A new one is a function in
-``catalogue/``, decorated with ``mistake``: given a case it yields the ways in which the mistake
-could have been made there. A way that has to be guessed among many (which accumulation? how many
-devices?) carries a cost, because among enough guesses one fits any number.
+A mistake is a wrong derivation that was really made. A new one is a function in ``catalogue/``,
+decorated with ``mistake``: given a case it yields the ways in which the mistake could have been
+made there. A way that is guessed among many (which accumulation? how many devices?) has a cost,
+because among enough guesses one fits any number.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Filter:
 
     @property
     def norm(self) -> float:
-        """√(c² + (1-c)²), by which the public implementation divides the noise."""
+        """√(c² + (1-c)²), the divisor of the noise in the public implementation."""
         return math.hypot(self.coefficient, 1 - self.coefficient)
 
     @property
     def distance(self) -> float:
-        """|c| + |1-c|: how far a record moves sums that are combined after clipping."""
+        """|c| + |1-c|, how far a record moves sums that are combined after clipping."""
         return abs(self.coefficient) + abs(1 - self.coefficient)
 
 
@@ -65,10 +65,11 @@ class Filter:
 class PhaseFacts:
     """Facts about one phase beside its account.
 
-    ``lot`` is the lot size, expected or fixed (None for a full batch); ``rate`` is lot over
-    data set, or the given probability; ``epochs`` are passes over the data; ``lots`` are the
-    lots of one, without and with a partial last one. ``correlation`` is None for independent
-    noise, and for a strategy that cannot be built here; ``independent`` noise has no schedule.
+    ``lot`` is the lot size, expected or fixed (None for a full batch); ``rate`` is the lot size
+    over the size of the data set, or the given probability; ``epochs`` are passes over the data;
+    ``lots`` are the lots of an epoch, without and with a partial last one. ``correlation`` is None
+    for independent noise and for a strategy that cannot be built; ``independent`` noise has no
+    schedule.
     """
 
     scheme: str
@@ -83,7 +84,7 @@ class PhaseFacts:
 
     @property
     def blocks(self) -> int:
-        """Blocks of one step."""
+        """The number of blocks of one step."""
         return sum(release.count for release in self.releases)
 
 
@@ -99,7 +100,7 @@ class Case:
 
     @classmethod
     def of(cls, plan: Plan, delta: float) -> Case:
-        """The case of a plan whose noise and steps are given."""
+        """Return the case of a plan whose noise and steps are given."""
         is_disk = plan.optimizer.name == "dp_disk"
         filtered = Filter(coefficient=lookahead_weight(plan)) if is_disk else None
         facts = tuple(_facts(plan, index) for index in range(len(plan.phases)))
@@ -108,14 +109,14 @@ class Case:
             _phase_account(plan, phase, fact, filtered, extras)
             for phase, fact in zip(plan.phases, facts, strict=True)
         )
-        # No reading takes a selection, and leaving it out would explain claims about another run.
-        beside = metrics(extras) if extras.selection is None else None
-        account = Account(phases=phases, extra=beside, delta=delta)
+        # No reading covers a selection; without it the account would be of another run.
+        extra = metrics(extras) if extras.selection is None else None
+        account = Account(phases=phases, extra=extra, delta=delta)
         return cls(plan=plan, account=account, facts=facts, filter=filtered, extras=extras)
 
     @property
     def first(self) -> PhaseFacts:
-        """The facts of the first phase, after which mistakes with numbers are searched."""
+        """The facts of the first phase, whose numbers the mistakes use."""
         return self.facts[0]
 
 
@@ -171,7 +172,7 @@ def _phase_account(
 
 
 def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> PhaseAccount:
-    """The account with what its sampler adds."""
+    """Return the account with the facts of its sampler."""
     if facts.scheme in FIXED_ORDER and facts.lots:
         account = replace(account, participations=math.ceil(facts.steps / facts.lots[0]))
     if not facts.independent and facts.correlation is None:
@@ -194,7 +195,7 @@ def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> Pha
 
 
 def _extras(plan: Plan) -> AdditionalEvents:
-    """What is accounted beside the steps; nothing where that is refused."""
+    """Return the events beside the steps; none if they are refused."""
     try:
         return lower_additional_releases(plan)
     except RefusedPlan:
@@ -202,7 +203,7 @@ def _extras(plan: Plan) -> AdditionalEvents:
 
 
 def metrics(extras: AdditionalEvents) -> Parts | None:
-    """The metrics alone, each once; None where one of them has Laplace noise."""
+    """Return the metrics, each once, or None if one of them has Laplace noise."""
     result = []
     for event, times in leaves(
         Composed(events=(*extras.released_per_repetition, *extras.released_once))
@@ -221,9 +222,9 @@ def metrics(extras: AdditionalEvents) -> Parts | None:
 class Correlation:
     """A strategy's numbers, all in clip norms.
 
-    ``sensitivity`` is that of the run, ``column`` that of one participation (the largest
-    column norm of C = N⁻¹), ``injected`` the largest column norm of N itself, and
-    ``participations`` the most steps in which one record takes part.
+    ``sensitivity`` is that of the run, ``column`` that of one participation (the largest column
+    norm of C = N⁻¹), ``injected`` the largest column norm of N itself, and ``participations`` the
+    most steps in which one record takes part.
     """
 
     kind: str
@@ -234,7 +235,7 @@ class Correlation:
 
 
 def correlation(plan: Plan, index: int, steps: int) -> Correlation | None:
-    """The numbers of phase ``index``; None where its noise is independent or not built."""
+    """Return the numbers of phase ``index``, or None if its noise is independent or not built."""
     phase = plan.phases[index]
     if phase.noise.kind == "independent":
         return None
@@ -252,7 +253,7 @@ def correlation(plan: Plan, index: int, steps: int) -> Correlation | None:
 
 
 def _streamed(plan: Plan, index: int, steps: int) -> tuple[Strategy, Participation]:
-    """The strategy and its participation, as certified or as a refused plan suggests them."""
+    """Return the strategy and its participation, as certified or as a refused plan suggests."""
     certified = correlated.Correlation(plan=plan, index=index)
     try:
         result = certified.at(steps)
@@ -267,7 +268,7 @@ def _streamed(plan: Plan, index: int, steps: int) -> tuple[Strategy, Participati
 
 
 def _participation(plan: Plan, phase: Phase, steps: int) -> Participation:
-    """When a record takes part, as the plan says or as its sampler suggests."""
+    """Return the participation that the plan states or that its sampler suggests."""
     provided = phase.participation
     if provided is not None:
         return Participation(
@@ -287,7 +288,7 @@ def _participation(plan: Plan, phase: Phase, steps: int) -> Participation:
 
 
 def _column_norm_of_noise(strategy: Strategy) -> float:
-    """The largest column norm of N; its first column is the longest where N is Toeplitz."""
+    """Return the largest column norm of N, which is that of the first column if N is Toeplitz."""
     first = strategy.noise_coefficients
     if first is not None:
         return float(np.linalg.norm(first))
@@ -298,12 +299,12 @@ Change = Callable[[PhaseAccount, PhaseFacts], PhaseAccount]
 
 
 def unchanged(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
-    """The phase as it is; for mistakes that are made after the phases."""
+    """Return the phase unchanged, for mistakes that are not about a phase."""
     return account
 
 
 def scaled(factor: float) -> Change:
-    """The phase with ``factor`` times its noise."""
+    """Return the change that multiplies the noise of a phase by ``factor``."""
     return lambda account, _: replace(account, scale=account.scale * factor)
 
 
@@ -311,9 +312,9 @@ def scaled(factor: float) -> Change:
 class Way:
     """One way of making a mistake.
 
-    ``text`` says what was accounted instead, in a sentence with its numbers; ``cost`` is how
-    unlikely it is, in nats, before the claim is looked at. The mistake sets ``code``. ``extra``
-    is accounted beside the phases where it is given.
+    ``text`` is a sentence about what was accounted instead, with numbers; ``cost`` is how unlikely
+    the way is, in nats, regardless of the claim. The mistake sets ``code``. ``delta`` and
+    ``extra`` replace those of the account unless they are None.
     """
 
     text: str
@@ -325,7 +326,7 @@ class Way:
     cost: float = 1.0
 
     def of(self, account: Account, facts: tuple[PhaseFacts, ...]) -> Account:
-        """``account`` with the mistake made."""
+        """Apply the mistake to ``account``."""
         phases = tuple(
             self.change(phase, fact) for phase, fact in zip(account.phases, facts, strict=True)
         )
@@ -339,10 +340,10 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
-    """A known mistake, in words for a person.
+    """A known mistake.
 
-    ``wrong`` is the step that does not hold and why, ``source`` where it was seen or is
-    corrected, ``fix`` what to do, ``field`` the plan's field that it is about.
+    ``wrong`` is the invalid step and the reason, ``source`` where it was made or corrected, ``fix``
+    the remedy, ``field`` the plan's field that it is about.
     """
 
     code: str
@@ -353,7 +354,7 @@ class Mistake:
     derive: Callable[[Case], Iterator[Way]]
 
     def ways(self, case: Case) -> Iterator[Way]:
-        """The ways to make it in a case."""
+        """Yield the ways to make the mistake in a case."""
         return (replace(way, code=self.code) for way in self.derive(case))
 
 

@@ -1,18 +1,19 @@
-"""Comparing a claim with what is certified.
+"""Compare a claim with the certified bounds, and search the mistakes that explain it.
 
-A claim holds when the certified lower bound rounds to it or lies below: an accountant may be
-looser than ours, never tighter than the truth. Where a claim is off by no more than an
+A claim holds if the certified lower bound rounds to it or lies below it: an accountant may be
+looser than Affidavit's, but never tighter than the truth. If a claim is off by no more than an
 accountant's own error, only a mistake that explains it exactly is reported; otherwise the claim
-stands. Everything below that is wrong, whether or not the catalogue explains it.
+holds. Any lower claim is wrong, whether or not the catalogue explains it.
 
-A plan that carries a ``claim`` is certified together with it (``with_claim``): a claim that
-does not hold blocks the plan, and the mistakes that explain it stand among the reasons.
+A plan with a ``claim`` is certified together with it (``with_claim``): a claim that does not hold
+blocks the plan, and the mistakes that explain it are among the reasons.
 
-The search finds which mistakes, alone and in pairs, reproduce a claim. Every way of every mistake
-is tried alone under every reading. Pairs are tried only when none alone will do: the simplest
-explanation is the one that is told, and among a few thousand pairs some fit any number of few
-digits. Explanations are ordered by how many mistakes they need, then by what speaks against them
-(``cost``, in nats): how much had to be guessed, how unusual the reading is, how well it agrees."""
+The search finds the mistakes that reproduce a claim, alone or in pairs. Every way of every mistake
+is tried alone under every reading. Pairs are tried only if no single mistake explains the claim:
+the simplest explanation is preferred, and among a few thousand pairs some fit any number with few
+digits. Explanations are ordered by the number of mistakes, then by ``cost``, in nats: how much was
+guessed, how unusual the reading is, and how well it agrees.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +24,41 @@ from itertools import combinations
 from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.certificate.assessment import Assessment, Caveat
 from affidavit.certificate.diagnosis.account import Account, Parts
-from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case, Mistake, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
-from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
+from affidavit.certificate.diagnosis.readings import (
+    Agreement,
+    ClaimedEpsilon,
+    Effort,
+    Reading,
+    central_limit,
+    readings,
+)
 from affidavit.plan import PHASE_FIELDS, Claim, LargeDelta, Plan, Reason, pointer_to
 
-MAX_ALONE = 10
-MAX_PAIRS = 5
-"""Explanations that are told; further ones are no help."""
-ALONE_EFFORT, PAIRS_EFFORT = 40, 30
-"""Tight values that a search computes at most, alone and in pairs."""
-MAX_COST, MAX_BEHIND = 7.5, 5.0
-"""What may speak against an explanation, and how much more than against the best, in nats."""
+MAX_SINGLE_EXPLANATIONS, MAX_PAIR_EXPLANATIONS = 10, 5
+SINGLE_EFFORT, PAIR_EFFORT = 40, 30
+"""The most tight values that a search computes, for single mistakes and for pairs."""
+MAX_COST, MAX_EXTRA_COST = 7.5, 5.0
+"""The largest cost of an explanation, and of what it exceeds the best one's, in nats."""
 MAX_RELEASES = 4000
-"""Kinds of release that are read in one pass, at about half a millisecond each."""
-COSTLIEST_PAIR = 4.5
-"""Beyond it a pair guesses so much that it would fit anything."""
-AGAINST = {Agreement.EXACTLY: 0.0, Agreement.CUT: 1.2, Agreement.NEARLY: 1.6}
-"""What speaks against an agreement that is not exact, in nats."""
+"""The most kinds of release that one pass reads, at about half a millisecond each."""
+MAX_PAIR_COST = 4.5
+"""The largest cost of a pair of ways; a costlier pair would fit any number."""
+AGREEMENT_COSTS = {Agreement.EXACTLY: 0.0, Agreement.CUT: 1.2, Agreement.NEARLY: 1.6}
+"""The cost of each agreement, in nats."""
+ENGINE_ERROR = 1e-3
+"""How far below the truth a common accountant may report, relatively."""
+FINEST_PRECISION = 1e-3
+"""The precision of a claim that distinguishes a mistake from an accountant's error."""
+UNPROVED_MARGIN = 0.01
+"""How far below the certified bound a claim is neither proved nor refuted, relatively.
+
+It holds unless one known mistake gives exactly its digits.
+"""
+
+Certify = Callable[[Plan], Assessment]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,44 +72,46 @@ class Explanation:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """The mistakes' codes."""
+        """The codes of the mistakes."""
         return tuple(way.code for way in self.ways)
 
     @property
     def cost(self) -> float:
-        """What speaks against it, in nats; the number of mistakes counts before that."""
-        against = AGAINST[self.agreement]
+        """How unlikely the explanation is, in nats, among those with as many mistakes."""
+        agreement = AGREEMENT_COSTS[self.agreement]
         if self.agreement is Agreement.NEARLY and self.reading.above:
-            against /= 2  # its program is not more accurate than that
-        return sum(way.cost for way in self.ways) + self.reading.cost + against
+            agreement /= 2  # the program is no more accurate
+        return _guess_cost(self.ways) + self.reading.cost + agreement
 
 
 def search(
     case: Case, judgement: ClaimedEpsilon, effort: Effort | None = None
 ) -> tuple[Explanation, ...]:
-    """The explanations of a claim, simplest first; none where the catalogue has none.
+    """Return the explanations of a claim, simplest first.
 
-    ``effort`` is for pairs, ``PAIRS_EFFORT`` unless another is given.
+    ``effort`` is the effort for pairs, by default ``PAIR_EFFORT``.
     """
     ways = [way for mistake in CATALOGUE.values() for way in mistake.ways(case)]
-    single = sorted(((way,) for way in ways), key=_guessed)
-    if alone := _best(_explained(case, judgement, single, Effort(left=ALONE_EFFORT)), MAX_ALONE):
-        return alone
-    pairs = sorted(filter(_may_be_made_together, combinations(ways, 2)), key=_guessed)
-    effort = effort or Effort(left=PAIRS_EFFORT)
-    return _best(_explained(case, judgement, pairs, effort), MAX_PAIRS)
+    single = sorted(((way,) for way in ways), key=_guess_cost)
+    explanations = _explain(case, judgement, single, Effort(left=SINGLE_EFFORT))
+    if best := _best(explanations, MAX_SINGLE_EXPLANATIONS):
+        return best
+    pairs = [
+        (one, other)
+        for one, other in combinations(ways, 2)
+        if one.code != other.code and one.cost + other.cost <= MAX_PAIR_COST
+    ]
+    effort = effort or Effort(left=PAIR_EFFORT)
+    explanations = _explain(case, judgement, sorted(pairs, key=_guess_cost), effort)
+    return _best(explanations, MAX_PAIR_EXPLANATIONS)
 
 
-def _guessed(ways: tuple[Way, ...]) -> float:
+def _guess_cost(ways: tuple[Way, ...]) -> float:
     return sum(way.cost for way in ways)
 
 
-def _may_be_made_together(pair: tuple[Way, ...]) -> bool:
-    return pair[0].code != pair[1].code and _guessed(pair) <= COSTLIEST_PAIR
-
-
-def _best(explanations: Iterable[Explanation], most: int) -> tuple[Explanation, ...]:
-    """The best explanation of each set of mistakes, best first."""
+def _best(explanations: Iterable[Explanation], limit: int) -> tuple[Explanation, ...]:
+    """Return the best explanation of each set of mistakes, best first."""
     stored: dict[tuple[str, ...], Explanation] = {}
     for explanation in explanations:
         if explanation.cost > MAX_COST:
@@ -101,16 +119,17 @@ def _best(explanations: Iterable[Explanation], most: int) -> tuple[Explanation, 
         known = stored.get(explanation.mistakes)
         if known is None or explanation.cost < known.cost:
             stored[explanation.mistakes] = explanation
-    ordered = sorted(stored.values(), key=lambda item: item.cost)[:most]
-    return tuple(item for item in ordered if item.cost <= ordered[0].cost + MAX_BEHIND)
+    ordered = sorted(stored.values(), key=lambda item: item.cost)[:limit]
+    return tuple(item for item in ordered if item.cost <= ordered[0].cost + MAX_EXTRA_COST)
 
 
-def _explained(
-    case: Case, judgement: ClaimedEpsilon, several: Iterable[tuple[Way, ...]], effort: Effort
+def _explain(
+    case: Case, judgement: ClaimedEpsilon, candidates: Iterable[tuple[Way, ...]], effort: Effort
 ) -> Iterator[Explanation]:
+    """Yield the candidates that reproduce the claim, with each agreeing reading."""
     truth = case.account.parts(), case.account.delta
     releases = 0
-    for ways in several:
+    for ways in candidates:
         if releases > MAX_RELEASES:
             effort.is_cut_short = True
             return
@@ -119,10 +138,10 @@ def _explained(
             account = way.of(account, case.facts)
         parts = account.parts()
         releases += len(parts or ())
-        limit = any(way.central_limit for way in ways)
-        if not parts or ((parts, account.delta) == truth and not limit):
+        clt = any(way.central_limit for way in ways)
+        if not parts or ((parts, account.delta) == truth and not clt):
             continue
-        for reading in _read(parts, account, judgement, effort, limit=limit):
+        for reading in _readings(parts, account, judgement, effort, clt=clt):
             agreement = judgement.agreement(reading.epsilon, reading.below, reading.above)
             if agreement is not None:
                 yield Explanation(
@@ -133,12 +152,12 @@ def _explained(
                 )
 
 
-def _read(
-    parts: Parts, account: Account, judgement: ClaimedEpsilon, effort: Effort, *, limit: bool
+def _readings(
+    parts: Parts, account: Account, judgement: ClaimedEpsilon, effort: Effort, *, clt: bool
 ) -> tuple[Reading, ...]:
-    """The readings of ``parts``; none where its numbers are beyond what doubles hold."""
+    """Return the readings of ``parts``; none if their numbers overflow."""
     try:
-        if not limit:
+        if not clt:
             return tuple(readings(parts, account.delta, judgement, effort))
         sampled = any(part.probability is not None for part, _ in parts)
         return tuple(central_limit(parts, account.delta)) if sampled else ()
@@ -146,19 +165,11 @@ def _read(
         return ()
 
 
-ENGINE_ERROR = 1e-3
-"""How far below the truth an accountant that is in use may report, relatively."""
-FINEST = 1e-3
-"""Precision of a claim that says enough to tell a mistake from an accountant's error."""
-
-Certify = Callable[[Plan], Assessment]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimOutcome:
     """The outcome for a claim: it holds, it is explained, or neither.
 
-    ``is_cut_short``: some pairs of mistakes were not tried.
+    ``is_cut_short`` is True if some pairs of mistakes were not tried.
     """
 
     holds: bool
@@ -167,20 +178,20 @@ class ClaimOutcome:
 
     @classmethod
     def searched(cls, case: Case, judgement: ClaimedEpsilon) -> ClaimOutcome:
-        """What explains a claim that does not hold."""
-        effort = Effort(left=PAIRS_EFFORT)
+        """Search the explanations of a claim that does not hold."""
+        effort = Effort(left=PAIR_EFFORT)
         result = search(case, judgement, effort)
         return cls(holds=False, explanations=result, is_cut_short=effort.is_cut_short)
 
     @property
     def unexplained(self) -> str:
-        """That nothing explains the claim, as the end of a sentence."""
+        """The end of a sentence that says that no mistake explains the claim."""
         tried = "; not every pair of mistakes was tried" if self.is_cut_short else ""
         return f"no known mistake reproduces it{tried}."
 
 
 def stated(plan: Plan, claim: Claim) -> Plan:
-    """The plan that the claim is about: without it, and with the noise that it names."""
+    """Return the plan that the claim is about: without the claim, and with the claimed noise."""
     bare = plan.model_copy(update={"claim": None})
     if claim.noise_multiplier is None:
         return bare
@@ -188,14 +199,8 @@ def stated(plan: Plan, claim: Claim) -> Plan:
     return bare.with_noise_multipliers(lambda _index, _release: sigma)
 
 
-WIDE = 0.01
-"""How far below the certified bound a claim is one that nothing proves, though nothing refutes it.
-
-Then it holds unless one known mistake gives exactly its digits."""
-
-
 def examine(plan: Plan, claim: Claim, certify: Certify, assessment: Assessment) -> ClaimOutcome:
-    """Whether ``claim`` holds for ``plan`` (``stated``), given its ``assessment``.
+    """Determine whether ``claim`` holds for ``plan`` (``stated``), given its ``assessment``.
 
     Raises ``ValueError`` for a plan without ``target.delta``.
     """
@@ -206,17 +211,17 @@ def examine(plan: Plan, claim: Claim, certify: Certify, assessment: Assessment) 
     if any(reason.code == "large_delta" for reason in assessment.reasons):
         return _at_large_delta(plan, judgement, certify)
     truth = assessment.epsilon
-    undecided = truth is not None and judgement.value < truth.upper * (1 - WIDE)
+    undecided = truth is not None and judgement.value < truth.upper * (1 - UNPROVED_MARGIN)
     if truth is not None and _holds(judgement, truth) and not undecided:
         return ClaimOutcome(holds=True)
     searched = ClaimOutcome.searched(Case.of(plan, delta), judgement)
-    if truth is not None and _within_error(judgement, truth):
+    if truth is not None and _is_within_error(judgement, truth):
         exact = tuple(
             explanation
             for explanation in searched.explanations
             if explanation.agreement is Agreement.EXACTLY
         )
-        if judgement.precision > FINEST or not exact or len(exact[0].ways) > 1:
+        if judgement.precision > FINEST_PRECISION or not exact or len(exact[0].ways) > 1:
             return ClaimOutcome(holds=True)
         return ClaimOutcome(holds=False, explanations=exact)
     return searched
@@ -226,19 +231,20 @@ def _holds(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
     return judgement.agreement(truth.lower) is Agreement.EXACTLY or truth.lower <= judgement.value
 
 
-def _within_error(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
-    """Whether rounding of the noise, cutting off, or an engine's error may account for it."""
-    slack = max(judgement.unit, ENGINE_ERROR * judgement.value, judgement.loose * truth.lower)
-    return truth.lower <= judgement.value + slack
+def _is_within_error(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
+    """Whether rounded noise, truncated digits or an engine's error may explain the difference."""
+    uncertainty = judgement.noise_uncertainty * truth.lower
+    tolerance = max(judgement.unit, ENGINE_ERROR * judgement.value, uncertainty)
+    return truth.lower <= judgement.value + tolerance
 
 
 def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> ClaimOutcome:
-    """A claim at a δ of 1/N or more: that alone is a mistake, if the rest is right."""
+    """Examine a claim at a δ of 1/N or more, which is a mistake even if the rest is right."""
     allowed = plan.model_copy(update={"allow_large_delta": LargeDelta(reason="a claim")})
     truth = certify(allowed)
     delta = plan.target.delta or 0.0
     if truth.epsilon is None or not (
-        _holds(judgement, truth.epsilon) or _within_error(judgement, truth.epsilon)
+        _holds(judgement, truth.epsilon) or _is_within_error(judgement, truth.epsilon)
     ):
         return ClaimOutcome.searched(Case.of(plan, delta), judgement)
     (engine, *_) = truth.accountants
@@ -255,33 +261,31 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
 
 
 def with_claim(plan: Plan, claim: Claim, assessment: Assessment, certify: Certify) -> Assessment:
-    """``assessment`` with its plan's claim taken into account.
+    """Take the claim of a plan into account.
 
-    A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; one that
-    was rounded to below the certified lower bound is told of in a warning.
+    A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; a claim
+    that was rounded to below the certified lower bound adds a warning.
     """
     about = stated(plan, claim)
     truth = assessment if claim.noise_multiplier is None else certify(about)
     if truth.verdict == "undecided":
         return assessment
-    finding = examine(about, claim, certify, truth)
-    if finding.holds:
-        return replace(
-            assessment, warnings=assessment.warnings + _rounded_away(claim, about, truth)
-        )
-    if truth.epsilon is None and not finding.explanations:
+    outcome = examine(about, claim, certify, truth)
+    if outcome.holds:
+        warnings = _rounding_warnings(claim, about, truth)
+        return replace(assessment, warnings=assessment.warnings + warnings)
+    if truth.epsilon is None and not outcome.explanations:
         return assessment
+    is_blocked = assessment.verdict in ("certified", "unproved")
     return replace(
         assessment,
-        verdict="under_noised"
-        if assessment.verdict in ("certified", "unproved")
-        else assessment.verdict,
-        reasons=(*assessment.reasons, *_reasons(plan, claim, about, truth, finding)),
+        verdict="under_noised" if is_blocked else assessment.verdict,
+        reasons=(*assessment.reasons, *_reasons(plan, claim, about, truth, outcome)),
     )
 
 
 def claimed(claim: Claim, about: Plan) -> str:
-    """The claim in words."""
+    """Return the claim in words."""
     delta = f"δ = {about.target.delta:g}"
     if claim.noise_multiplier is None:
         return f"ε = {claim.text} at {delta} is claimed"
@@ -289,7 +293,7 @@ def claimed(claim: Claim, about: Plan) -> str:
 
 
 def known(truth: Assessment) -> str:
-    """What is certified, in words; the lower bound alone can contradict a claim."""
+    """Return the certified bounds in words; the lower bound alone can contradict a claim."""
     if truth.epsilon is None:
         return "no claim can be made about this plan"
     high = decimal_up(truth.epsilon.upper, 6)
@@ -301,7 +305,7 @@ def known(truth: Assessment) -> str:
     )
 
 
-def _rounded_away(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat, ...]:
+def _rounding_warnings(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat, ...]:
     if truth.epsilon is None or truth.epsilon.lower <= ClaimedEpsilon.of(claim, about).value:
         return ()
     return (
@@ -314,36 +318,32 @@ def _rounded_away(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat,
 
 
 def _reasons(
-    plan: Plan, claim: Claim, about: Plan, truth: Assessment, finding: ClaimOutcome
-) -> tuple[Reason, ...]:
+    plan: Plan, claim: Claim, about: Plan, truth: Assessment, outcome: ClaimOutcome
+) -> Iterator[Reason]:
     name = "epsilon" if claim.noise_multiplier is None else "noise_multiplier"
-    best = finding.explanations[:1]
-    why = "" if best else f" {finding.unexplained.capitalize()}"
-    first = Reason(
+    unexplained = "" if outcome.explanations else f" {outcome.unexplained.capitalize()}"
+    yield Reason(
         code="claim_below_certified",
         pointer=f"/claim/{name}",
-        message=f"{claimed(claim, about)}; {known(truth)}.{why}",
+        message=f"{claimed(claim, about)}; {known(truth)}.{unexplained}",
         remedy="Correct the claim, or add the noise that it needs; "
         "`affidavit diagnose` says how much.",
     )
-    return first, *(reason_of(way.code, way.text, item, plan) for item in best for way in item.ways)
-
-
-def reason_of(code: str, text: str, explanation: Explanation, plan: Plan) -> Reason:
-    """One mistake of an explanation, as a reason with its remedy."""
-    mistake = CATALOGUE[code]
-    reading = explanation.reading
-    return Reason(
-        code=code,
-        pointer=pointer_of(mistake, plan),
-        message=f"{text}; {reading.accountant} then gives ε = {reading.epsilon:.6g}. "
-        f"{mistake.wrong} Source: {mistake.source}.",
-        remedy=mistake.fix,
-    )
+    for best in outcome.explanations[:1]:
+        reading = best.reading
+        for way in best.ways:
+            mistake = CATALOGUE[way.code]
+            yield Reason(
+                code=way.code,
+                pointer=pointer_of(mistake, plan),
+                message=f"{way.text}; {reading.accountant} then gives ε = {reading.epsilon:.6g}. "
+                f"{mistake.wrong} Source: {mistake.source}.",
+                remedy=mistake.fix,
+            )
 
 
 def pointer_of(mistake: Mistake, plan: Plan) -> str:
-    """Where in the plan the mistake's field stands."""
+    """Return the pointer to the mistake's field in the plan."""
     top, *rest = mistake.field
     if top == "steps" and plan.phases[0].epochs is not None:
         top = "epochs"

@@ -1,4 +1,4 @@
-"""A diagnosis: what is claimed, what is certified, which mistakes lead from one to the other.
+"""A diagnosis: a claim, the certified bounds, and the mistakes that explain the difference.
 
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "dataset": {"size": 42043}, "adjacency": "add_remove",
@@ -9,8 +9,8 @@
 [('independent_blocks',)]
 
 Guarantees
-    * What is called certified, the corrected noise included, was certified.
-    * A claim at or above the certified lower bound, to the digits given, is never accused.
+    * Everything that is called certified, including the corrected noise, was certified.
+    * A claim at or above the certified lower bound, to its digits, is never called wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from affidavit.accountants import decimal_up
 from affidavit.certificate.assessment import Assessment, html_table
 from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import (
     ClaimOutcome,
@@ -32,12 +31,13 @@ from affidavit.certificate.diagnosis.claims import (
     pointer_of,
     stated,
 )
+from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Diagnosis:
-    """The outcome for one claim; ``corrected`` is the plan with noise that makes it true."""
+    """The outcome for one claim; ``corrected`` is the plan with noise that makes the claim true."""
 
     claim: Claim
     plan: Plan
@@ -47,17 +47,17 @@ class Diagnosis:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim is right."""
+        """Whether the claim holds."""
         return self.outcome.holds
 
     @property
     def explanations(self) -> tuple[Explanation, ...]:
-        """The mistakes that lead to the claim, simplest first."""
+        """The explanations of the claim, simplest first."""
         return self.outcome.explanations
 
     @property
     def summary(self) -> str:
-        """The outcome in a sentence or two, for people."""
+        """The outcome in a sentence or two."""
         message = f"{claimed(self.claim, self.plan)}; {known(self.certified)}."
         if self.holds:
             return f"{message} The claim holds, to the digits given."
@@ -88,7 +88,7 @@ class Diagnosis:
         return html_table(steps, headings=headings, title=self.summary)
 
     def as_result(self) -> dict[str, Any]:
-        """The diagnosis as the command line prints it and the service answers it."""
+        """Return the diagnosis as the command line prints and the service returns it."""
         return {
             "claim": self.claim.model_dump(mode="json", exclude_none=True),
             "summary": self.summary,
@@ -101,15 +101,15 @@ class Diagnosis:
 
     @property
     def corrected_summary(self) -> str | None:
-        """What is certified with the corrected noise, in words."""
+        """The certified bound with the corrected noise, in words."""
         if self.corrected is None or self.corrected.epsilon is None:
             return None
         upper = decimal_up(self.corrected.epsilon.upper, 6)
         return f"with them ε ≤ {upper} is certified{self.corrected.confidence_suffix}"
 
     def as_steps(self, explanation: Explanation) -> list[dict[str, str]]:
-        """The mistakes of one explanation, each with what is wrong, its source and its fix."""
-        made = [(way, CATALOGUE[way.code]) for way in explanation.ways]
+        """Return the mistakes of one explanation, each with its error, its source and its fix."""
+        mistakes = [(way, CATALOGUE[way.code]) for way in explanation.ways]
         return [
             {
                 "code": way.code,
@@ -119,7 +119,7 @@ class Diagnosis:
                 "source": mistake.source,
                 "fix": mistake.fix,
             }
-            for way, mistake in made
+            for way, mistake in mistakes
         ]
 
     def _explanation(self, explanation: Explanation) -> dict[str, Any]:
@@ -156,13 +156,13 @@ def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
         raise MalformedPlan(*reasons)
     about = stated(plan, claim)
     result = _certify(about)
-    finding = examine(about, claim, _certify, result)
+    outcome = examine(about, claim, _certify, result)
     return Diagnosis(
         claim=claim,
         plan=about,
         certified=result,
-        outcome=finding,
-        corrected=None if finding.holds else _correct(about, claim, result),
+        outcome=outcome,
+        corrected=None if outcome.holds else _correct(about, claim, result),
     )
 
 
@@ -171,7 +171,7 @@ def _certify(plan: Plan) -> Assessment:
 
 
 def _correct(plan: Plan, claim: Claim, assessment: Assessment) -> Assessment | None:
-    """The plan with the noise that the claim needs, certified; None where there is none."""
+    """Certify the plan with the noise that the claim needs; return None if there is none."""
     if assessment.epsilon is None:
         return None
     requested = Target(epsilon=ClaimedEpsilon.of(claim, plan).value, delta=plan.target.delta)

@@ -1,7 +1,7 @@
-"""Cosignatures and timestamps: witnesses attest that a log only grew, authorities when.
+"""Cosignatures and timestamps: witnesses attest that a log only grew, authorities attest a time.
 
-A witness receives a log's new checkpoint with the proof that it continues the one that the
-witness has (C2SP's ``add-checkpoint``)::
+A witness receives a log's new checkpoint with a proof that it extends its last one (C2SP's
+``add-checkpoint``)::
 
     old 900
     base64 hash
@@ -11,19 +11,19 @@ witness has (C2SP's ``add-checkpoint``)::
     1204
     ...
 
-Its answer is one signature line, to be put under the checkpoint, which names the time. The signed
-text begins with ``cosignature/v1``, so it is neither a checkpoint nor a certificate; the key hash
+The response is one signature line with a time, which is appended to the checkpoint. The signed text
+begins with ``cosignature/v1``, so that it is neither a checkpoint nor a certificate; the key hash
 is computed with 0x04. A witness's verifier key is written ``name+hash+base64(0x04 || key)``.
 
-A time-stamping authority (RFC 3161) signs the hash of a checkpoint, as its log signed it, together
-with its own time. Under a signed note its reply is one more signature line, which others pass
-over::
+A time-stamping authority (RFC 3161) signs the hash of a checkpoint with its log's signature,
+together with its own time. In a signed note its reply is one more signature line, which other
+verifiers ignore::
 
     — timestamp base64(key hash || DER TimeStampResp)
 
 where the key hash is the first four bytes of ``SHA-256("timestamp" || 0x0A || 0xFF || "rfc3161")``.
-An authority stamps whatever it gets: its word is about a time alone, and not, as a witness's, that
-the log only grew. Needs ``pip install 'affidavit[timestamps]'``.
+An authority stamps anything: it attests only a time, and not, like a witness, that the log only
+grew. Needs ``pip install 'affidavit[timestamps]'``.
 
 References: C2SP, tlog-witness.md, tlog-cosignature.md and signed-note.md; RFC 3161.
 """
@@ -34,6 +34,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -72,22 +73,22 @@ class WitnessKey(VerifierKey):
 
     @classmethod
     def of(cls, name: str, key: SigningPort) -> WitnessKey:
-        """The key of a witness that signs with ``key``."""
+        """Return the key of a witness that signs with ``key``."""
         return cls(name, key.public.key.public_bytes_raw())
 
     def cosigned(self, note: Note) -> datetime | None:
-        """When this witness cosigned ``note``, first if more than once; None if it did not.
+        """Return when this witness first cosigned ``note``, or None.
 
-        Raises ``BadNote`` for a line that says it is this witness's and is not.
+        Raises ``BadNote`` for an invalid cosignature in its name.
         """
         times = [
-            self._checked(line, note.text)
+            self._verify(line, note.text)
             for line in note.signatures
             if (line.name, line.key_hash) == (self.name, self.key_hash)
         ]
         return min(times, default=None)
 
-    def _checked(self, line: NoteSignature, text: str) -> datetime:
+    def _verify(self, line: NoteSignature, text: str) -> datetime:
         try:
             seconds = int.from_bytes(line.signature[:8], "big")
             key = Ed25519PublicKey.from_public_bytes(self.raw)
@@ -98,7 +99,7 @@ class WitnessKey(VerifierKey):
 
 
 def cosign(note: str, name: str, key: SigningPort, at: datetime) -> str:
-    """The signature line of a witness of that name under ``note``."""
+    """Return the signature line of a witness with ``name`` for ``note``."""
     seconds = int(at.timestamp())
     signature = key.sign(_message(parse_note(note).text, seconds))
     raw = WitnessKey.of(name, key).key_hash + seconds.to_bytes(8, "big") + signature
@@ -111,7 +112,7 @@ def _message(text: str, seconds: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Addition:
-    """A checkpoint that a log wants witnessed, and the proof since size ``old``."""
+    """A checkpoint to be witnessed, and the consistency proof from size ``old``."""
 
     old: int
     proof: tuple[bytes, ...]
@@ -120,7 +121,7 @@ class Addition:
 
 
 def read_addition(raw: bytes) -> Addition:
-    """What ``raw`` asks for; raises ``BadNote``."""
+    """Parse an ``add-checkpoint`` request; raises ``BadNote``."""
     try:
         head, blank, note = raw.decode().partition("\n\n")
     except UnicodeDecodeError:
@@ -139,7 +140,7 @@ def read_addition(raw: bytes) -> Addition:
 
 
 class UnknownLog(Exception):
-    """This witness is not configured for that log."""
+    """This witness is not configured for the log."""
 
 
 class NotSigned(Exception):
@@ -147,7 +148,7 @@ class NotSigned(Exception):
 
 
 class SizeConflict(Exception):
-    """The witness's last checkpoint of the log has another size, ``size`` leaves."""
+    """The witness's last checkpoint of the log has another size: ``size`` leaves."""
 
     def __init__(self, size: int) -> None:
         super().__init__(str(size))
@@ -155,7 +156,7 @@ class SizeConflict(Exception):
 
 
 def require_signed(request: Addition, logs: Iterable[NoteKey]) -> None:
-    """Raise unless a key of the log, one of those witnessed, signed the checkpoint.
+    """Require that a key of a witnessed log signed the checkpoint.
 
     Raises ``UnknownLog``, ``NotSigned``, or ``BadNote`` for an invalid signature.
     """
@@ -170,9 +171,9 @@ def require_signed(request: Addition, logs: Iterable[NoteKey]) -> None:
 
 
 def require_extension(last: Checkpoint | None, request: Addition) -> None:
-    """Raise unless the checkpoint extends ``last``, the newest that this witness has seen.
+    """Require that the checkpoint extends ``last``, the newest that this witness has seen.
 
-    Raises ``SizeConflict`` and ``ProofError``; a log that forked is reported loudly.
+    Raises ``SizeConflict`` and ``ProofError``; a fork is logged as critical.
     """
     size = 0 if last is None else last.size
     if request.old != size:
@@ -200,16 +201,16 @@ def require_extension(last: Checkpoint | None, request: Addition) -> None:
         raise
 
 
-TIMESTAMP = "timestamp"
-KEY_HASH = hashlib.sha256(f"{TIMESTAMP}\n".encode() + b"\xffrfc3161").digest()[:4]
+TIMESTAMP_NAME = "timestamp"
+TIMESTAMP_KEY_HASH = hashlib.sha256(f"{TIMESTAMP_NAME}\n".encode() + b"\xffrfc3161").digest()[:4]
 
 
 class BadTimestamp(Exception):
-    """The timestamp is not one of these bytes by a trusted authority."""
+    """The timestamp is not a trusted authority's of the content."""
 
 
 def verify_timestamp(content: bytes, reply: bytes, roots: bytes) -> datetime:
-    """The time of a valid timestamp of ``content`` by an authority below a root in ``roots``.
+    """Return the time of a timestamp of ``content`` by an authority below a root in ``roots``.
 
     ``roots`` are certificates in PEM. Raises ``BadTimestamp``.
     """
@@ -228,23 +229,22 @@ def verify_timestamp(content: bytes, reply: bytes, roots: bytes) -> datetime:
 
 
 def timestamp_line(reply: bytes) -> str:
-    """The line of an authority's reply, to be put under the checkpoint that it is of."""
-    return str(Note("", (NoteSignature(TIMESTAMP, KEY_HASH, reply),))).lstrip("\n")
+    """Return the signature line of an authority's reply, to append to its checkpoint."""
+    line = NoteSignature(TIMESTAMP_NAME, TIMESTAMP_KEY_HASH, reply)
+    return str(Note("", (line,))).lstrip("\n")
 
 
 def stamped_at(note: str, roots: bytes) -> datetime | None:
-    """When an authority below ``roots`` first stamped the checkpoint ``note``; None if none did.
+    """Return when an authority below ``roots`` first stamped the checkpoint ``note``, or None.
 
-    A stamp of anything else, or by anybody else, counts for nothing. Raises ``BadNote``.
+    Invalid and untrusted timestamps are ignored. Raises ``BadNote``.
     """
     parsed = parse_note(note)
     origin = parsed.text.partition("\n")[0]
     signed = Note(parsed.text, tuple(line for line in parsed.signatures if line.name == origin))
     times = []
     for line in parsed.signatures:
-        if (line.name, line.key_hash) == (TIMESTAMP, KEY_HASH):
-            try:
+        if (line.name, line.key_hash) == (TIMESTAMP_NAME, TIMESTAMP_KEY_HASH):
+            with suppress(BadTimestamp):
                 times.append(verify_timestamp(str(signed).encode(), line.signature, roots))
-            except BadTimestamp:
-                continue
     return min(times, default=None)

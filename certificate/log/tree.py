@@ -1,20 +1,17 @@
-"""The Merkle tree of RFC 9162: hashes, which subtrees make a proof, its verification, and tiles.
+"""The Merkle tree of RFC 9162: hashes, proofs, their verification, and tiles.
 
-A leaf's hash is ``SHA-256(0x00 || entry)``, an inner node's ``SHA-256(0x01 || left ||
-right)``; the prefixes keep a node from passing as a leaf. A tree of n leaves is split at
-the largest power of two below n, so that every subtree but those on the right edge is
-perfect and never changes again. A perfect subtree is called by its place: its level (0
-is a leaf) and its position among those of its level.
+A leaf's hash is ``SHA-256(0x00 || entry)``, an inner node's ``SHA-256(0x01 || left || right)``; the
+prefixes keep a node from passing for a leaf. A tree of n leaves is split at the largest power of
+two below n, so that every subtree except those on the right edge is perfect and never changes. A
+perfect subtree is identified by its place: its level (0 is a leaf) and its position on the level.
 
-A proof is made from places: ``inclusion_path`` and ``consistency_path`` say which ranges of
-leaves it is made of, ``places`` which perfect subtrees these need, about 2 log2 n in all,
-and ``assemble`` turns their hashes into the proof. Where the hashes are kept is the
-caller's affair.
+A proof is built from places: ``inclusion_path`` and ``consistency_path`` return its ranges of
+leaves, ``places`` the perfect subtrees of a range, about 2 log2 n in all, and ``assemble`` builds
+the proof from their hashes, which the caller stores.
 
-Verification recomputes roots from a proof alone and raises ``ProofError``: there is no
-boolean to forget. A proof with a hash too many or too few, or of a place outside the
-tree, is refused. The empty tree is the beginning of every other, so that there is nothing
-to prove about it: its consistency proof is refused.
+Verification recomputes roots from a proof alone and raises ``ProofError``: there is no boolean to
+forget. A proof with too many or too few hashes, or of a place outside the tree, is refused. The
+empty tree is the beginning of every other, so that its consistency proof is refused.
 
 >>> leaves = [leaf_hash(bytes([each])) for each in range(5)]
 >>> tree = Frontier()
@@ -25,12 +22,12 @@ to prove about it: its consistency proof is refused.
 Traceback (most recent call last):
 affidavit.certificate.log.tree.ProofError: the proof leads to a different root
 
-Tiles are a log as files of 256 hashes, and of 256 entries, that never change. A tile of level L
+Tiles are the files of a log, with 256 hashes or 256 entries, and never change. A tile of level L
 and number N has the hashes of the perfect subtrees of 256^L leaves from N × 256 on, 32 bytes each.
-Its path is ``tile/L/N``, with N in groups of three digits, all but the last after an ``x``:
-1234067 is ``x001/x234/067``. A tile that is not full yet has the path of its width W too,
-``.p/W``. ``tile/entries/N`` has the entries below the tile of level 0, each after its length in
-two bytes, big-endian.
+Its path is ``tile/L/N``, with N in groups of three digits, all except the last after an ``x``:
+1234067 is ``x001/x234/067``. The path of a partial tile ends in its width W, ``.p/W``.
+``tile/entries/N`` has the entries below the tile of level 0, each after its length in two bytes,
+big-endian.
 
 >>> tile_path(0, 1234067), tile_path("entries", 3, 17)
 ('tile/0/x001/x234/067', 'tile/entries/003.p/17')
@@ -50,34 +47,34 @@ HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 """The root of the tree without leaves."""
 MAX_LEAVES = 2**53 - 1
-"""A size that JSON readers hold exactly; no tree here comes near it."""
+"""The largest size that JSON readers represent exactly."""
 
 
 class ProofError(Exception):
-    """A proof does not prove what it is for; the message says why."""
+    """The proof is invalid; the message says why."""
 
 
 class Place(NamedTuple):
-    """A perfect subtree: it has ``2**level`` leaves from ``position * 2**level`` on."""
+    """A perfect subtree, with ``2**level`` leaves from ``position * 2**level`` on."""
 
     level: int
     position: int
 
 
 class Range(NamedTuple):
-    """A subtree of a tree, by its leaves ``start`` to ``end``, the latter excluded."""
+    """A subtree with the leaves ``start`` to ``end``, the latter excluded."""
 
     start: int
     end: int
 
 
 def leaf_hash(entry: bytes) -> bytes:
-    """The hash of a leaf that holds ``entry``."""
+    """Return the hash of a leaf with ``entry``."""
     return hashlib.sha256(b"\x00" + entry).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of the node above two subtrees."""
+    """Return the hash of the node above two subtrees."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
@@ -85,9 +82,9 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Frontier:
-    """A tree's perfect subtrees from left to right: all that it takes to append to it.
+    """A tree's perfect subtrees from left to right, which suffice to append leaves.
 
-    ``append`` costs one hash on average and log2 n at most.
+    ``append`` computes one hash on average and log2 n at most.
     """
 
     def __init__(self, size: int = 0, hashes: Iterable[bytes] = ()) -> None:
@@ -97,7 +94,7 @@ class Frontier:
             raise ValueError(f"a tree of {size} leaves has {size.bit_count()} perfect subtrees")
 
     def append(self, leaf: bytes) -> list[tuple[Place, bytes]]:
-        """Add a leaf by its hash; the perfect subtrees that this makes, the leaf first."""
+        """Add a leaf by its hash and return the new perfect subtrees, the leaf first."""
         created = [(Place(0, self.size), leaf)]
         position, level = self.size, 0
         while position & 1:
@@ -109,17 +106,17 @@ class Frontier:
         return created
 
     def root(self) -> bytes:
-        """The root hash of the tree as it stands."""
+        """Return the root hash of the current tree."""
         return _folded(self._hashes) if self._hashes else EMPTY_ROOT
 
 
 def frontier_places(size: int) -> list[Place]:
-    """The perfect subtrees of a tree of ``size`` leaves, left to right."""
+    """Return the perfect subtrees of a tree of ``size`` leaves, left to right."""
     return places(Range(0, size))
 
 
 def places(part: Range) -> list[Place]:
-    """The perfect subtrees, left to right, that a subtree of a tree is made of."""
+    """Return the perfect subtrees of a subtree, left to right."""
     start, result = part.start, []
     while start < part.end:
         level = (part.end - start).bit_length() - 1
@@ -132,9 +129,9 @@ def places(part: Range) -> list[Place]:
 
 
 def inclusion_path(index: int, size: int) -> list[Range]:
-    """What proves leaf ``index`` of a tree of ``size``, from the leaf upwards (2.1.3.1).
+    """Return the ranges that prove leaf ``index`` of ``size``, from the leaf upwards (2.1.3.1).
 
-    Raises ``ProofError`` where there is no such leaf.
+    Raises ``ProofError`` if there is no such leaf.
     """
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
@@ -151,7 +148,7 @@ def inclusion_path(index: int, size: int) -> list[Range]:
 
 
 def consistency_path(first: int, second: int) -> list[Range]:
-    """What proves that a tree of ``second`` leaves begins with one of ``first`` (2.1.4.1).
+    """Return the ranges that prove that ``second`` leaves begin with ``first`` (2.1.4.1).
 
     Raises ``ProofError`` unless 0 < ``first`` <= ``second``.
     """
@@ -166,13 +163,13 @@ def consistency_path(first: int, second: int) -> list[Range]:
         else:
             path.append(Range(start, middle))
             start = middle
-    # Where the first tree is a whole subtree of the second, the verifier has its root.
+    # If the first tree is a subtree of the second, the verifier has its root.
     own = [] if start == 0 else [Range(start, end)]
     return own + path[::-1]
 
 
 def assemble(path: Iterable[Range], hashes: Mapping[Place, bytes]) -> list[bytes]:
-    """The proof that ``path`` describes; ``hashes`` holds all its ``places``."""
+    """Build the proof for ``path``; ``hashes`` has the hashes of all its ``places``."""
     return [_folded([hashes[place] for place in places(part)]) for part in path]
 
 
@@ -182,9 +179,9 @@ def assemble(path: Iterable[Range], hashes: Mapping[Place, bytes]) -> list[bytes
 def verify_inclusion(
     leaf: bytes, *, index: int, size: int, proof: Sequence[bytes], root: bytes
 ) -> None:
-    """That the leaf with hash ``leaf`` is number ``index`` of the tree (RFC 9162, 2.1.3.2).
+    """Verify that the leaf with hash ``leaf`` is number ``index`` of the tree (RFC 9162, 2.1.3.2).
 
-    Raises ``ProofError`` where the proof does not lead to ``root``; hashes have 32 bytes.
+    Raises ``ProofError`` if the proof does not lead to ``root``; hashes have 32 bytes.
     """
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
@@ -209,9 +206,9 @@ def verify_inclusion(
 def verify_consistency(
     *, first: int, second: int, first_root: bytes, second_root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """That the tree of ``second`` leaves begins with that of ``first`` (RFC 9162, 2.1.4.2).
+    """Verify that the tree of ``second`` leaves begins with that of ``first`` (RFC 9162, 2.1.4.2).
 
-    Raises ``ProofError`` where the proof does not lead to both roots; hashes have 32 bytes.
+    Raises ``ProofError`` if the proof does not lead to both roots; hashes have 32 bytes.
     """
     if not 0 < first <= second:
         raise ProofError(f"nothing can be proved from size {first} to size {second}")
@@ -260,7 +257,7 @@ def _require_hashes(*hashes: bytes) -> None:
 
 
 def _split(size: int) -> int:
-    """The largest power of two below ``size``."""
+    """Return the largest power of two below ``size``."""
     return 1 << ((size - 1).bit_length() - 1)
 
 
@@ -273,19 +270,19 @@ def _folded(hashes: Sequence[bytes]) -> bytes:
 
 TILE_WIDTH = 256
 TILE_HEIGHT = 8
-MAX_ENTRY = 0xFFFF
+MAX_ENTRY_BYTES = 0xFFFF
 _NUMBER = re.compile(r"((?:x[0-9]{3}/){0,5})([0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?", re.ASCII)
 
 ReadTile = Callable[[int, int, int], Sequence[bytes]]
-"""The first hashes of a tile: level, number, and how many."""
+"""A function that reads the first hashes of a tile: level, number, and count."""
 
 
 class BadTile(Exception):
-    """The path or the content is not that of a tile."""
+    """The path or the content of a tile is malformed."""
 
 
 def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
-    """The path of a tile, or of its entries where ``level`` is ``entries``."""
+    """Return the path of a tile, or of its entries if ``level`` is ``entries``."""
     digits = f"{number:03d}"
     digits = digits.zfill(-(-len(digits) // 3) * 3)
     groups = [digits[start : start + 3] for start in range(0, len(digits), 3)]
@@ -294,7 +291,7 @@ def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
 
 
 def parse_tile_number(text: str) -> tuple[int, int]:
-    """Number and width of what follows the level in a tile's path; raises ``BadTile``."""
+    """Parse the number and width in a tile's path, after the level; raises ``BadTile``."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise BadTile("the path is not a tile path")
@@ -306,17 +303,17 @@ def parse_tile_number(text: str) -> tuple[int, int]:
 
 
 def encode_entries(entries: Iterable[bytes]) -> bytes:
-    """The content of ``tile/entries/N``; raises ``BadTile`` for an entry that is too long."""
+    """Return the content of ``tile/entries/N``; raises ``BadTile`` if an entry is too long."""
     parts = []
     for entry in entries:
-        if len(entry) > MAX_ENTRY:
-            raise BadTile(f"an entry has {len(entry)} bytes, and {MAX_ENTRY} fit into a tile")
+        if len(entry) > MAX_ENTRY_BYTES:
+            raise BadTile(f"an entry has {len(entry)} bytes, and {MAX_ENTRY_BYTES} fit into a tile")
         parts.append(len(entry).to_bytes(2, "big") + entry)
     return b"".join(parts)
 
 
 def decode_entries(content: bytes) -> list[bytes]:
-    """The entries of a tile; raises ``BadTile``."""
+    """Parse the entries of a tile; raises ``BadTile``."""
     entries, start = [], 0
     while start < len(content):
         end = start + 2 + int.from_bytes(content[start : start + 2], "big")
@@ -328,16 +325,16 @@ def decode_entries(content: bytes) -> list[bytes]:
 
 
 def decode_hashes(content: bytes) -> list[bytes]:
-    """The hashes of a tile; raises ``BadTile``."""
+    """Parse the hashes of a tile; raises ``BadTile``."""
     if len(content) % HASH_BYTES or len(content) > TILE_WIDTH * HASH_BYTES:
         raise BadTile(f"a tile is at most {TILE_WIDTH} hashes of {HASH_BYTES} bytes")
     return [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
 
 
 def frontier_hashes(size: int, read: ReadTile) -> list[bytes]:
-    """The hashes of ``frontier_places(size)``, computed from the tiles of a log of that size.
+    """Compute the hashes of ``frontier_places(size)`` from the tiles of a log of that size.
 
-    Raises ``ProofError`` for a tile that is shorter than it has to be.
+    Raises ``ProofError`` if a tile is too short.
     """
     return [_hash_at(place, size, read) for place in frontier_places(size)]
 

@@ -1,16 +1,16 @@
 """An audit: the lower bound on ε that the losses of canaries prove, from one run.
 
-Canaries are made-up records. For each a fair coin says whether it takes part in the training; coins
-and records are functions of a nonce that is drawn before. The file with the nonce is committed to
-by its digest in the first line of the run record, so that nobody can choose the coins afterwards.
-When the run is over, the ``guesses`` / 2 canaries with the least loss are guessed to have taken
-part, and as many with the greatest loss not to have. How many of these guesses are right is
-bounded by the trade-off function of the training, jointly over all canaries; so many right guesses
-refute trade-off functions, and with them every ε and μ below some value.
+Canaries are artificial records. A fair coin decides whether each takes part in the training; coins
+and records are functions of a nonce that is drawn before. The first line of the run record has the
+digest of the file with the nonce, so that the coins cannot be chosen afterwards. After the run the
+``guesses`` / 2 canaries with the least loss are guessed to have taken part, and as many with the
+greatest loss not to have. The trade-off function of the training bounds the number of right
+guesses, jointly over all canaries; many right guesses refute trade-off functions, and with them
+every ε and μ below some value.
 
-Number of guesses, δ and confidence are fixed before. Whatever is refuted wrongly is refuted in one
-event, so that the bounds hold together (``docs/theorems/one-run-audit.md``). They are about what
-changes with a record's presence: ``add_remove`` and ``zero_out``.
+The number of guesses, δ and the confidence are fixed before. All wrong refutations occur in one
+event, so that the bounds hold together (``docs/theorems/one-run-audit.md``). They are about the
+presence of a record: ``add_remove`` and ``zero_out``.
 
 >>> lower_epsilon(right=100, guesses=100, canaries=1000, delta=0.0)
 3.4929...
@@ -38,27 +38,27 @@ from scipy.special import ndtr, ndtri
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 AUDITABLE = frozenset({"add_remove", "zero_out"})
-"""Adjacencies under which a canary's taking part is what neighbours differ in."""
+"""The adjacencies under which neighbours differ in the presence of a record."""
 CONFIDENCE = 0.95
-"""Probability at least with which the lower end of an audit is one."""
+"""The probability with which the lower bound of an audit holds at least."""
 MAX_CANARIES = 1_000_000
 MAX_BYTES = 64 * 1024 * 1024
 VERSION = 1
-LARGEST = 100.0
-"""ε and μ beyond which a lower bound is not searched."""
-HALVINGS = 36
-"""Of that range, until it is settled to 1e-9."""
-ROUNDING = 1e-9
-"""By how much a probability must be above 1, for the sake of rounding."""
+MAX_SEARCHED = 100.0
+"""The largest ε and μ that a lower bound can have."""
+BISECTIONS = 36
+"""The bisections of that range, down to 1e-9."""
+ROUNDING_MARGIN = 1e-9
+"""The margin by which a probability must exceed 1, against rounding."""
 
 
 class BadCanaries(ValueError):
-    """A file of canaries or losses cannot be used; the message says why."""
+    """The file of canaries or losses cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canaries:
-    """``count`` canaries, all of them functions of ``nonce``, and how many guesses are made."""
+    """``count`` canaries, all functions of ``nonce``, and the number of guesses."""
 
     nonce: bytes
     count: int
@@ -66,7 +66,7 @@ class Canaries:
 
     @classmethod
     def fresh(cls, count: int, guesses: int | None = None) -> Canaries:
-        """New ones; a third of them is guessed about unless another even number is given.
+        """Return new canaries; ``guesses`` is even, by default a third of ``count``.
 
         Raises ``BadCanaries``.
         """
@@ -74,7 +74,7 @@ class Canaries:
 
     @classmethod
     def of(cls, nonce: bytes, count: int, guesses: int | None) -> Canaries:
-        """Those of a nonce of 32 bytes; raises ``BadCanaries``."""
+        """Return the canaries of a nonce of 32 bytes; raises ``BadCanaries``."""
         chosen = max(2, count // 6 * 2) if guesses is None else guesses
         return cls(nonce=nonce, count=count, guesses=chosen)
 
@@ -87,29 +87,23 @@ class Canaries:
             raise BadCanaries(f"guesses: give an even number from 2 to the count, {self.count}.")
 
     def as_bytes(self) -> bytes:
-        """The file: canonical JSON."""
-        return canonical_json(
-            {
-                "version": VERSION,
-                "nonce": self.nonce.hex(),
-                "count": self.count,
-                "guesses": self.guesses,
-            }
-        )
+        """Return the content of the file: canonical JSON."""
+        counts = {"count": self.count, "guesses": self.guesses}
+        return canonical_json({"version": VERSION, "nonce": self.nonce.hex(), **counts})
 
     @property
     def commitment(self) -> str:
         """``sha256:`` and the digest of the file."""
         return "sha256:" + hashlib.sha256(self.as_bytes()).hexdigest()
 
-    def drawn(self, purpose: str) -> np.random.Generator:
-        """A generator for ``purpose``, a function of the nonce."""
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return a generator for ``purpose``, which is a function of the nonce."""
         seed = hashlib.sha256(self.nonce + purpose.encode()).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
 
     @property
     def included(self) -> tuple[bool, ...]:
-        """Whether each canary takes part: a fair coin, the first bit of a hash."""
+        """Whether each canary takes part: a fair coin, which is the first bit of a hash."""
         return tuple(
             hashlib.sha256(self.nonce + b"included" + index.to_bytes(8, "big")).digest()[0] < 128
             for index in range(self.count)
@@ -118,10 +112,10 @@ class Canaries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """``right`` of ``guesses`` guesses about ``canaries`` prove that ε is at least ``epsilon``.
+    """The lower bounds that ``right`` of ``guesses`` guesses about ``canaries`` prove.
 
-    ε in nats at ``delta``, with probability ``confidence`` over coins and training; and, if the
-    training is Gaussian private, that its parameter is at least ``mu``.
+    ``epsilon`` in nats holds at ``delta``, and ``mu`` if the training is Gaussian private, with
+    probability ``confidence`` over coins and training.
     """
 
     canaries: int
@@ -133,14 +127,14 @@ class Audit:
     mu: float
 
     def falsifies(self, guarantee: Mapping[str, Any]) -> bool:
-        """Whether ε or μ is above what a certificate's ``guarantee`` says."""
+        """Whether ε or μ is above a certificate's ``guarantee``."""
         mu = guarantee["mu"]
         above = self.epsilon > float(guarantee["epsilon"]["upper"])
         return above or (mu is not None and self.mu > float(mu))
 
 
 def read_canaries(raw: bytes) -> Canaries:
-    """The canaries of a file; raises ``BadCanaries`` unless it is written as ``as_bytes`` does."""
+    """Parse a file in the exact form of ``as_bytes``; raises ``BadCanaries``."""
     try:
         document = load_json(raw, MAX_BYTES).data
         canaries = Canaries(
@@ -158,7 +152,7 @@ def read_canaries(raw: bytes) -> Canaries:
 
 
 def read_losses(raw: bytes) -> tuple[float, ...]:
-    """The losses of canaries in their order; raises ``BadCanaries``."""
+    """Parse the losses of the canaries, in their order; raises ``BadCanaries``."""
     try:
         losses = load_json(raw, MAX_BYTES).data["losses"]
         if any(isinstance(item, bool) or not isinstance(item, int | float) for item in losses):
@@ -169,34 +163,37 @@ def read_losses(raw: bytes) -> tuple[float, ...]:
 
 
 def losses_as_bytes(losses: Sequence[float]) -> bytes:
-    """The file of losses: canonical JSON."""
+    """Return the content of the file of losses: canonical JSON."""
     return canonical_json({"version": VERSION, "losses": list(losses)})
 
 
 def audit_canaries(canaries: Canaries, losses: Sequence[float], *, delta: float) -> Audit:
-    """What the ``losses`` of ``canaries`` prove; raises ``BadCanaries`` for another number."""
+    """Compute what the ``losses`` of ``canaries`` prove.
+
+    Raises ``BadCanaries`` if their numbers differ.
+    """
     if len(losses) != canaries.count:
         raise BadCanaries(f"losses: {len(losses)} are given for {canaries.count} canaries.")
     included, half = canaries.included, canaries.guesses // 2
     order = sorted(range(canaries.count), key=lambda index: losses[index])
     right = sum(included[index] for index in order[:half])
     right += sum(not included[index] for index in order[-half:])
-    made = {"right": right, "guesses": canaries.guesses, "canaries": canaries.count}
+    counts = {"right": right, "guesses": canaries.guesses, "canaries": canaries.count}
     return Audit(
-        **made,
+        **counts,
         delta=delta,
         confidence=CONFIDENCE,
-        epsilon=lower_epsilon(**made, delta=delta),
-        mu=lower_mu(**made),
+        epsilon=lower_epsilon(**counts, delta=delta),
+        mu=lower_mu(**counts),
     )
 
 
 Inverse = Callable[[float], float]
-"""From y to the least x at which a test of type I error x may have power y."""
+"""A function from y to the least x at which a test of type I error x may have power y."""
 
 
 def lower_epsilon(*, right: int, guesses: int, canaries: int, delta: float) -> float:
-    """The ε, in nats, below which (ε, ``delta``)-private training is refuted; 0 where none is."""
+    """Return the ε, in nats, below which (ε, ``delta``)-private training is refuted, or 0."""
 
     def inverse_at(epsilon: float) -> Inverse:
         down, up = math.exp(-epsilon), math.exp(epsilon)
@@ -206,7 +203,7 @@ def lower_epsilon(*, right: int, guesses: int, canaries: int, delta: float) -> f
 
 
 def lower_mu(*, right: int, guesses: int, canaries: int) -> float:
-    """The μ below which μ-Gaussian private training is refuted; 0 where none is."""
+    """Return the μ below which μ-Gaussian private training is refuted, or 0."""
 
     def inverse_at(mu: float) -> Inverse:
         return lambda y: float(ndtr(ndtri(y) - mu))
@@ -217,33 +214,33 @@ def lower_mu(*, right: int, guesses: int, canaries: int) -> float:
 def _largest_refuted(
     inverse_at: Callable[[float], Inverse], right: int, guesses: int, canaries: int
 ) -> float:
-    """The safe side of where a family that is less private the larger its parameter is refuted."""
-    low, high, alarm = 0.0, LARGEST, 1 - CONFIDENCE
-    if not refuted(inverse_at(low), right, guesses, canaries, alarm):
+    """Return the largest refuted parameter, rounded down, of a family ordered by privacy."""
+    low, high, alarm = 0.0, MAX_SEARCHED, 1 - CONFIDENCE
+    if not is_refuted(inverse_at(low), right, guesses, canaries, alarm):
         return 0.0
-    for _ in range(HALVINGS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if refuted(inverse_at(middle), right, guesses, canaries, alarm):
+        if is_refuted(inverse_at(middle), right, guesses, canaries, alarm):
             low = middle
         else:
             high = middle
     return low
 
 
-def refuted(inverse: Inverse, right: int, guesses: int, canaries: int, alarm: float) -> bool:
-    """Whether so many right guesses have a probability below ``alarm`` under a trade-off function.
+def is_refuted(inverse: Inverse, right: int, guesses: int, canaries: int, alarm: float) -> bool:
+    """Whether ``right`` right guesses are less probable than ``alarm`` under a trade-off function.
 
-    Walks down the tail probabilities that are needed at least if they had it.
+    The loop computes the tail probabilities that are needed at least for probability ``alarm``.
     """
     if right == 0:
         return False
-    after, tail = 0.0, alarm  # of all counts above i + 1, and of i + 1
+    after, tail = 0.0, alarm  # the probabilities of all counts above i + 1, and of i + 1
     for i in range(right - 1, -1, -1):
         share = ((i + 1) * tail + after) / canaries
         after += tail
         if share > 1:
             return True
         tail = max(tail, (canaries * inverse(share) + after) / (guesses - i))
-        if tail > 1 + ROUNDING:
+        if tail > 1 + ROUNDING_MARGIN:
             return True
     return False

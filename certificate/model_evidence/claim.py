@@ -1,13 +1,13 @@
-"""The claim ``dp-training/v1``: what is proved, checked and only declared about a model's training.
+"""The claim ``dp-training/v1``: what is proved, checked and declared about a model's training.
 
 It is the predicate of an in-toto statement whose subjects are the files of the model's folder. All
-of it but the time of signing follows from files of the folder, so that a verifier derives it again
-and compares (``claim_of``). ``checked`` names what that verification establishes, ``declared`` what
-the signer alone vouches for; the sentences are in ``CHECKED`` and ``DECLARED``.
+of it except the time of signing follows from files of the folder, so that a verifier derives and
+compares it (``claim_of``). ``checked`` lists what verification establishes, ``declared`` what only
+the signer vouches for; the sentences are in ``CHECKED`` and ``DECLARED``.
 
-``device_attestation`` is null. It is the place for evidence by the hardware that trained (a quote
-of a trusted execution environment over the last digest of the run record), which Affidavit neither
-makes nor checks.
+``device_attestation`` is null. It is reserved for evidence by the training hardware (a quote of a
+trusted execution environment over the last digest of the run record), which Affidavit neither makes
+nor checks.
 
 References: in-toto Attestation Framework v1; OpenSSF Model Signing v1.0.
 """
@@ -44,7 +44,7 @@ CHECKED = {
     "audit": "Canaries that were committed to before the training, with these losses after it, "
     "prove no ε above the certified one.",
 }
-"""What verification establishes, by code."""
+"""The sentences that verification establishes, by code."""
 DECLARED = {
     "execution": "The machine did what the run record says; no hardware vouches for it.",
     "data": "The records were those of the data set that the plan names, each of one unit.",
@@ -58,14 +58,14 @@ DECLARED = {
     "canary_losses": "The losses of the canaries are those of these weights.",
     "untrained_tensors": "Tensors that the run did not train do not depend on the data.",
 }
-"""What the signer vouches for, by code."""
+"""The sentences that the signer vouches for, by code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """The content of the folder: the certificate's bundle, the run record, and optional files.
+    """The evidence in the folder: the certificate's bundle, the run record, and optional files.
 
-    ``canaries`` and ``losses`` go together; a run that had canaries needs them.
+    A run with canaries needs both ``canaries`` and ``losses``.
     """
 
     bundle: bytes
@@ -75,7 +75,7 @@ class Evidence:
     losses: bytes | None = None
 
     def files(self) -> dict[str, bytes]:
-        """The content of each file by its name."""
+        """Return the content of each file by its name."""
         contents = {
             CERTIFICATE_FILE: self.bundle,
             RECORD_FILE: self.record,
@@ -90,9 +90,9 @@ class Evidence:
 class Training:
     """The verified inputs of a claim.
 
-    ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether
-    the weights are those of the record, and ``untrained`` names tensors beside the trained ones.
-    ``audit`` is what the run's canaries prove, if it had any.
+    ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether the
+    weights were compared with the record, and ``untrained`` names the tensors that were not
+    trained. ``audit`` is the result of the run's canaries, if it had any.
     """
 
     certificate: Mapping[str, Any]
@@ -103,7 +103,7 @@ class Training:
 
 
 def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
-    """Everything of the predicate that follows from the model's folder."""
+    """Return the claim that follows from the model's folder."""
     predicate, report = training.certificate, training.conformance
     digests, plan = manifest.digests(), certified_plan(dict(training.certificate))
     exact = all(phase.has_exact_noise for phase in plan.phases)
@@ -147,13 +147,13 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
 
 
 def statement_of(claim: Mapping[str, Any], files: Iterable[ModelFile], at: str) -> dict[str, Any]:
-    """The in-toto statement of ``claim`` about ``files``, signed ``at`` an instant."""
+    """Return the in-toto statement of ``claim`` about ``files``, signed ``at`` an instant."""
     subjects = {item.name: item.sha256 for item in files}
     return in_toto(subjects, CLAIM_TYPE, {"signed_at": at, **claim})
 
 
 def _audit(result: Audit, digests: Mapping[str, str]) -> dict[str, Any]:
-    """The measured lower end of ε, rounded down, and the files that it follows from."""
+    """Return the measured lower bounds, rounded down, and the files from which they follow."""
     return {
         "canaries": {"name": CANARIES_FILE, "digest": {"sha256": digests[CANARIES_FILE]}},
         "losses": {"name": LOSSES_FILE, "digest": {"sha256": digests[LOSSES_FILE]}},
@@ -167,7 +167,7 @@ def _audit(result: Audit, digests: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _mechanism(plan: Plan) -> dict[str, Any]:
-    """The optimiser and, for each phase, how records are drawn, clipped and noised."""
+    """Return the optimiser and the sampling, clipping and noise of each phase."""
     return {
         "optimizer": plan.optimizer.name,
         "phases": [

@@ -1,16 +1,15 @@
 """A model's claim in the forms of other ecosystems: Croissant, CycloneDX, SPDX and the model card.
 
-Each form but the card is one function of a ``Claimed`` in the table ``FORMS``; its file goes into
-the model's folder before the claim is signed, so that the signature covers it and a changed one is
-named. They repeat what the claim says, digit by digit, and say where the claim is. What only the
-publisher knows (licence, supplier, place of download) is left out, so that the SPDX document does
-not call itself conformant to the profile for AI, which demands it.
+Each form except the card is a function of a ``Claimed`` in the table ``FORMS``. Its file is written
+into the model's folder before the claim is signed, so that the signature covers it. The forms
+repeat the claim digit by digit and say where it is. They omit what only the publisher knows
+(licence, supplier, download location), so that the SPDX document does not claim conformance to the
+AI profile, which requires it.
 
-To Hugging Face's model card (``README.md``) a claim adds to both parts. The card's metadata (the
-YAML before the text) gets the tag ``differential-privacy`` and one field,
-``differential_privacy``; its text gets one section between two comments. A card that has them
-already gets new ones, and everything else of it stays. Decimals are strings, so that no reader
-rounds them.
+Hugging Face's model card (``README.md``) gets the tag ``differential-privacy`` and the field
+``differential_privacy`` in its metadata (the YAML before the text), and one section between two
+comments in its text. Existing ones are replaced, and the rest of the card stays. Decimals are
+strings, so that no reader rounds them.
 
 References: Croissant 1.0 and its vocabulary for responsible AI; CycloneDX 1.6; SPDX 3.0.1; Hugging
 Face Hub, "Model Cards", metadata.
@@ -49,7 +48,7 @@ TOOL = "affidavit"
 class Claimed:
     """The content of an export: the model's name, its claim and files, and the plan's data set.
 
-    ``at`` is the instant of signing. ``files`` are all but the exports and what signs them.
+    ``at`` is the instant of signing. ``files`` excludes the exports and the signatures.
     """
 
     model: str
@@ -70,7 +69,7 @@ class Claimed:
 
     @property
     def guarantee(self) -> str:
-        """One sentence with the proved upper end."""
+        """The proved upper bound as a sentence."""
         guarantee = self.claim["guarantee"]
         return (
             f"Trained with differential privacy: ε ≤ {guarantee['epsilon']['upper']} at "
@@ -80,11 +79,11 @@ class Claimed:
 
     @property
     def declared(self) -> list[str]:
-        """What only the signer vouches for."""
+        """The sentences that only the signer vouches for."""
         return [DECLARED[code] for code in self.claim["declared"]]
 
     def properties(self) -> dict[str, str]:
-        """Everything that has one value, by its name."""
+        """Return the single-valued properties of the claim, by name."""
         claim, guarantee = self.claim, self.claim["guarantee"]
         result = {
             "epsilon_upper": guarantee["epsilon"]["upper"],
@@ -108,12 +107,12 @@ class Claimed:
         return {name: str(value) for name, value in result.items()}
 
     def _of_phases(self, name: str) -> list[str]:
-        """Each value once, in the order of the phases."""
+        """Return each distinct value, in the order of the phases."""
         return list(dict.fromkeys(phase[name] for phase in self.claim["mechanism"]["phases"]))
 
 
 def croissant(of: Claimed) -> dict[str, Any]:
-    """The data set, of which nothing but the model is published, with what protects it."""
+    """Return a Croissant description of the data set, of which only the model is published."""
     size = of.dataset.get("size")
     records = "Its records are" if size is None else f"Its {size} records are"
     return {
@@ -156,7 +155,7 @@ def croissant(of: Claimed) -> dict[str, Any]:
 
 
 def cyclonedx(of: Claimed) -> dict[str, Any]:
-    """An ML-BOM: the model with its card, its data set and its files."""
+    """Return a CycloneDX ML-BOM: the model with its card, its data set and its files."""
     evidence = {"attestation": CERTIFICATE_FILE, "evidence": RECORD_FILE}
     digests = {item.name: item.sha256 for item in of.files}
     return {
@@ -213,7 +212,7 @@ def cyclonedx(of: Claimed) -> dict[str, Any]:
 
 
 def spdx(of: Claimed) -> dict[str, Any]:
-    """An SPDX 3 document: an AI package that contains the files and was trained on a data set."""
+    """Return an SPDX 3 document: an AI package with its files and its training data set."""
 
     def element(kind: str, place: str, /, **fields: Any) -> dict[str, Any]:
         identity = f"{of.identity}#{quote(place)}"
@@ -287,11 +286,11 @@ FORMS: Mapping[str, tuple[str, Callable[[Claimed], dict[str, Any]]]] = {
     "cyclonedx": (f"{FOLDER}/model.cdx.json", cyclonedx),
     "spdx": (f"{FOLDER}/model.spdx3.json", spdx),
 }
-"""The file of each form in the model's folder, and what makes it."""
+"""The file of each form in the model's folder, and the function that builds its content."""
 
 
-def exported(form: str, of: Claimed) -> bytes:
-    """The content of the file of ``form``, a key of ``FORMS``: JSON for people and programs."""
+def export(form: str, of: Claimed) -> bytes:
+    """Return the content of the file of ``form``, a key of ``FORMS``: indented JSON."""
     return (json.dumps(FORMS[form][1](of), ensure_ascii=False, indent=2) + "\n").encode()
 
 
@@ -304,14 +303,14 @@ _SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n?", re.DOT
 
 
 def has_section(card: bytes) -> bool:
-    """Whether ``card`` has a section of ours."""
+    """Whether ``card`` has a section about differential privacy."""
     return BEGIN.encode() in card
 
 
 def with_claim(card: bytes, of: Claimed) -> bytes:
-    """``card``, which may be empty, with metadata and section of the claim.
+    """Add the metadata and the section of the claim to ``card``, which may be empty.
 
-    Raises ``BadModel`` for a card that is not UTF-8, or whose metadata are no mapping.
+    Raises ``BadModel`` unless the card is UTF-8 and its metadata are a mapping.
     """
     try:
         text = card.decode("utf-8")
@@ -380,7 +379,7 @@ def _mapping(text: str) -> Any:
 
 
 def _yaml() -> YAML:
-    """A reader and writer that leaves comments, order and quotes as they are."""
+    """Return a reader and writer that preserves comments, order and quotes."""
     result = YAML()
     result.width = 4096
     result.preserve_quotes = True

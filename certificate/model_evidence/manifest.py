@@ -1,14 +1,13 @@
 """The manifest of a model, in the form of OpenSSF: the sha256 of every file, and a signature of it.
 
-Files are ordered by the parts of their paths, and the root digest is the sha256 of their digests
-in that order, so that the manifest of a folder is the one that the package ``model-signing``
-computes with its method ``files`` and without symbolic links. What git keeps in a folder is left
-out, as it is there; so are the signatures themselves.
+Files are ordered by the parts of their paths, and the root digest is the sha256 of their digests in
+that order. The manifest of a folder equals that of the package ``model-signing`` with its method
+``files`` and without symbolic links. Git's own files are left out, as in ``model-signing``, and so
+are the signatures themselves.
 
-A folder may hold regular files and folders. Anything else (a link, a pipe, a device, a name that
-is no UTF-8) has no digest, and is listed by its name as an ``obstacle``. Nothing outside the folder
-is ever opened, whatever a manifest names: files are found by walking the folder, and opened
-without following links.
+A folder may contain regular files and folders. Anything else (a link, a pipe, a device, a name that
+is not UTF-8) has no digest and is listed as an ``obstacle``. Nothing outside the folder is ever
+opened: files are found by walking the folder, and opened without following links.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -17,16 +16,15 @@ without following links.
 >>> [file.name for file in manifest.files], manifest.root[:8]
 (['weights'], 'cfc32b61')
 
-``model.sig`` is the manifest as the package ``model-signing`` signs it, a Sigstore bundle around a
-DSSE envelope around the manifest's in-toto statement. ``model-signing`` takes ECDSA keys on the
-curves P-256, P-384 and P-521, and no Ed25519, so that this signature has a key of its own beside
-the one that signs certificates:
+``model.sig`` is the manifest as the package ``model-signing`` signs it: a Sigstore bundle with a
+DSSE envelope of the manifest's in-toto statement. ``model-signing`` accepts ECDSA keys on the
+curves P-256, P-384 and P-521, and no Ed25519, so that this signature needs its own key:
 
     openssl ecparam -name prime256v1 -genkey -noout -out model-key.pem
     model_signing verify key FOLDER --signature FOLDER/model.sig --public_key model-key.pub
 
-Affidavit's own statement lists ``model.sig`` among its files, so that a changed one is noticed by
-``affidavit verify-model`` too, which does not need its key.
+Affidavit's own statement lists ``model.sig`` among its files, so that ``affidavit verify-model``
+detects a changed one without its key.
 
 References: OpenSSF Model Signing specification v1.0; Sigstore bundle v0.3; DSSE v1; model_signing
 1.1.1, ``manifest.py`` and ``sign_ec_key.py``.
@@ -41,7 +39,7 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -65,18 +63,18 @@ from affidavit.certificate.keys.key_store import require_private
 from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
 
 OPENSSF_TYPE = "https://model_signing/signature/v1.0"
-"""The predicate type of a statement that ``model-signing`` writes and reads."""
+"""The predicate type of the statements of ``model-signing``."""
 IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
-"""What ``model-signing`` leaves out of every manifest."""
+"""The names that ``model-signing`` leaves out of every manifest."""
 MAX_FILES = 100_000
 MAX_DEPTH = 64
-"""Levels of folders: paths below stay openable on every system."""
-FLAGS = {name: getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")}
-"""How a file is opened; each system has some of them."""
+"""The most levels of folders; paths stay short enough for every system."""
+OPEN_FLAGS = {name: getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")}
+"""The flags with which a file is opened; each system has some of them."""
 
 
 class BadModel(CodedError):
-    """A model folder that cannot be signed or read."""
+    """The model folder cannot be signed or read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +87,7 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Obstacle:
-    """Something in the folder that has no digest, and why; ``name`` is printable."""
+    """An entry of the folder without a digest, and the reason; ``name`` is printable."""
 
     name: str
     reason: str
@@ -97,28 +95,27 @@ class Obstacle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The files of a model in their order, and what in its folder is no file."""
+    """The files of a model in their order, and the entries of its folder that are not files."""
 
     files: tuple[ModelFile, ...]
-    obstacles: tuple[Obstacle, ...] = field(default=())
+    obstacles: tuple[Obstacle, ...] = ()
 
     @property
     def root(self) -> str:
-        """The sha256 of all digests in order, in hexadecimal: one name for the whole model."""
-        return hashlib.sha256(
-            b"".join(bytes.fromhex(item.sha256) for item in self.files)
-        ).hexdigest()
+        """The sha256 of all digests in order, in hexadecimal; it identifies the whole model."""
+        digests = b"".join(bytes.fromhex(item.sha256) for item in self.files)
+        return hashlib.sha256(digests).hexdigest()
 
     def digests(self) -> dict[str, str]:
-        """The digest of each file by its name."""
+        """Return the digest of each file by its name."""
         return {item.name: item.sha256 for item in self.files}
 
     def without(self, name: str) -> Manifest:
-        """The manifest of the folder without the file ``name``."""
+        """Return the manifest without the file ``name``."""
         return replace(self, files=tuple(item for item in self.files if item.name != name))
 
     def as_openssf(self, model: str, ignored: Iterable[str]) -> dict[str, Any]:
-        """The statement of ``model-signing`` about this manifest; ``model`` is only informative."""
+        """Return the ``model-signing`` statement of this manifest; ``model`` is informative."""
         predicate = {
             "serialization": {
                 "method": "files",
@@ -135,15 +132,14 @@ class Manifest:
 
 
 def manifest_of(folder: Path, ignored: Iterable[str] = ()) -> Manifest:
-    """The manifest of what is in ``folder``, without the paths ``ignored``.
+    """Return the manifest of ``folder``, without the paths ``ignored``.
 
-    Raises ``BadModel`` for a folder that is none, or has too many files.
+    Raises ``BadModel`` if it is not a folder or has too many files.
     """
-    left_out = {*IGNORED, *ignored}
     files: list[ModelFile] = []
     obstacles: list[Obstacle] = []
-    for name, entry in _walked(folder, left_out):
-        reason = _reason(name, entry)
+    for name, entry in _walk(folder, {*IGNORED, *ignored}):
+        reason = _find_obstacle(name, entry)
         try:
             if reason is None:
                 files.append(ModelFile(name=name, sha256=hash_file(Path(entry.path))))
@@ -164,7 +160,7 @@ def manifest_of(folder: Path, ignored: Iterable[str] = ()) -> Manifest:
 
 
 def require_portable(manifest: Manifest) -> None:
-    """Raise ``BadModel`` unless every system can hold these files, each under its own name."""
+    """Raise ``BadModel`` unless every system can store these files under distinct names."""
     for obstacle in manifest.obstacles:
         raise BadModel(
             "not_a_file",
@@ -183,82 +179,80 @@ def require_portable(manifest: Manifest) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """The sha256 of a regular file, in hexadecimal, in constant memory; raises ``OSError``."""
-    with os.fdopen(_opened(path), "rb") as stream:
+    """Return the sha256 of a regular file, in hexadecimal; raises ``OSError``."""
+    with os.fdopen(_open(path), "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_model_file(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes; raises ``OSError``, ``BadModel``."""
-    with os.fdopen(_opened(path), "rb") as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
+def read_model_file(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of at most ``max_bytes`` bytes; raises ``OSError``, ``BadModel``."""
+    with os.fdopen(_open(path), "rb") as stream:
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise BadModel(
             "too_large",
-            f"{printable(path.name)} is larger than {most} bytes.",
+            f"{printable(path.name)} is larger than {max_bytes} bytes.",
             "It is not what Affidavit writes there; fetch the model again.",
         )
     return content
 
 
-LONGEST_LINE = 2000
-"""Characters of a text from elsewhere that are shown."""
+MAX_PRINTABLE_CHARACTERS = 2000
 
 
 def printable(name: str) -> str:
-    """``name`` on one line, whatever is in it: control characters and wrong bytes are escaped.
+    """Return ``name`` on one line: control characters and invalid bytes are escaped.
 
-    A long one is cut in the middle.
+    A long name is shortened in the middle.
 
     >>> printable("a\\nb\\udcff")
     'a\\\\nb\\\\udcff'
     """
-    half = LONGEST_LINE // 2
-    shown = name if len(name) <= LONGEST_LINE else f"{name[:half]}...{name[-half:]}"
+    half = MAX_PRINTABLE_CHARACTERS // 2
+    shown = name if len(name) <= 2 * half else f"{name[:half]}...{name[-half:]}"
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in shown
     )
 
 
-def _opened(path: Path) -> int:
-    """A descriptor of the file itself: no link is followed, and a pipe does not block."""
-    if not FLAGS["O_NOFOLLOW"] and path.is_symlink():
+def _open(path: Path) -> int:
+    """Open a regular file without following links or blocking on a pipe."""
+    if not OPEN_FLAGS["O_NOFOLLOW"] and path.is_symlink():
         raise OSError(0, "it is a link")
-    descriptor = os.open(path, os.O_RDONLY | sum(FLAGS.values()))
+    descriptor = os.open(path, os.O_RDONLY | sum(OPEN_FLAGS.values()))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "it is not a regular file")
     return descriptor
 
 
-def _walked(folder: Path, left_out: set[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below ``folder`` that is not a folder itself, with its path from there."""
+def _walk(folder: Path, ignored: set[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the entries below ``folder`` that are not folders, with their relative paths."""
     if not folder.is_dir():
         raise BadModel("no_folder", f"{folder} is not a folder.", "Give the model's folder.")
-    waiting: list[tuple[Path, str, int]] = [(folder, "", 0)]
-    while waiting:
-        place, prefix, depth = waiting.pop()
+    pending: list[tuple[Path, str, int]] = [(folder, "", 0)]
+    while pending:
+        current, prefix, depth = pending.pop()
         try:
-            with os.scandir(place) as entries:
+            with os.scandir(current) as entries:
                 for entry in entries:
                     name = prefix + entry.name
-                    if name in left_out:
+                    if name in ignored:
                         continue
-                    inside = entry.is_dir(follow_symlinks=False)
-                    if not inside or depth == MAX_DEPTH:
-                        yield name, entry
+                    if entry.is_dir(follow_symlinks=False) and depth < MAX_DEPTH:
+                        pending.append((Path(entry.path), f"{name}/", depth + 1))
                     else:
-                        waiting.append((Path(entry.path), f"{name}/", depth + 1))
+                        yield name, entry
         except OSError as error:
             raise BadModel(
-                "unreadable", f"{printable(str(place))} cannot be read: {error.strerror}.",
+                "unreadable", f"{printable(str(current))} cannot be read: {error.strerror}.",
                 "Make it readable, or remove it.",
             ) from None  # fmt: skip
 
 
-def _reason(name: str, entry: os.DirEntry[str]) -> str | None:
-    """Why an entry has no digest; None for a regular file."""
+def _find_obstacle(name: str, entry: os.DirEntry[str]) -> str | None:
+    """Return the reason why an entry has no digest, or None for a regular file."""
     if entry.is_symlink():
         return "it is a symbolic link"
     if entry.is_dir(follow_symlinks=False):
@@ -280,14 +274,11 @@ HASHES: dict[str, HashAlgorithm] = {
     "secp384r1": SHA384(),
     "secp521r1": SHA512(),
 }
-"""The hash that belongs to a curve's signatures."""
+"""The hash for the signatures of each curve."""
 
 
 def read_ec_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The private key of a PEM file, on a curve that ``model-signing`` takes.
-
-    Raises ``KeyFailure``.
-    """
+    """Read a PEM private key on a curve of ``model-signing``; raises ``KeyFailure``."""
     try:
         require_private(path)
         key = load_pem_private_key(path.read_bytes(), password=None)
@@ -306,7 +297,7 @@ def read_ec_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def sign_openssf(
     manifest: Manifest, model: str, ignored: tuple[str, ...], key: ec.EllipticCurvePrivateKey
 ) -> bytes:
-    """The bytes of ``model.sig``; ``ignored`` are paths that the manifest leaves out."""
+    """Return the content of ``model.sig``; ``ignored`` are the paths left out of the manifest."""
     payload = canonical_json(manifest.as_openssf(model, ignored))
     signed = pre_authentication_encoding(PAYLOAD_TYPE, payload)
     signature = key.sign(signed, ec.ECDSA(HASHES[key.curve.name]))
@@ -323,9 +314,9 @@ def sign_openssf(
 
 
 def openssf_digests(content: bytes) -> dict[str, str]:
-    """The files that a ``model.sig`` lists, with their sha256; its signature is not checked.
+    """Return the sha256 of each file in a ``model.sig``, whose signature is not verified.
 
-    Raises ``BadModel`` for anything that is not such a file.
+    Raises ``BadModel`` if it is malformed.
     """
     try:
         envelope = load_json(content, MAX_BYTES).data["dsseEnvelope"]

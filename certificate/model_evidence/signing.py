@@ -1,8 +1,8 @@
-"""Signing a model's folder: certificate and run record go into it, and the claim about all of it.
+"""Sign a model's folder: write the certificate, the run record and the signed claim into it.
 
 Nothing is written unless certificate, record and weights support the claim and every file has a
-portable name. The claim is written last, so that a folder in which the signing was interrupted
-has either no claim or one that does not fit.
+portable name. The claim is written last, so that a folder whose signing was interrupted has either
+no claim or one that does not verify.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from affidavit.certificate.model_evidence.exports import (
     CARD_FILE,
     FORMS,
     Claimed,
-    exported,
+    export,
     has_section,
     with_claim,
 )
@@ -52,8 +52,8 @@ from affidavit.plan import canonical_json
 
 CARD = "model-card"
 EXPORTS = (CARD, *FORMS)
-"""Forms of the claim for other ecosystems, as ``sign_model`` takes them."""
-MAX_CARD = 16 * 1024 * 1024
+"""The forms of the claim for other ecosystems that ``sign_model`` accepts."""
+MAX_CARD_BYTES = 16 * 1024 * 1024
 
 
 def sign_model(
@@ -66,11 +66,11 @@ def sign_model(
     openssf_key: EllipticCurvePrivateKey | None = None,
     exports: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Write ``evidence`` and the signed claim into ``folder``; returns the claim.
+    """Write ``evidence`` and the signed claim into ``folder``, and return the claim.
 
-    ``trusted`` are the keys under which the certificate must verify. ``exports`` are of
-    ``EXPORTS``; those that the folder has already are written anew. Raises ``BadModel``,
-    ``NotTrained`` where the evidence does not support a claim, ``KeyFailure`` and ``OSError``.
+    ``trusted`` are the keys under which the certificate must verify. ``exports`` are keys of
+    ``EXPORTS``; existing exports in the folder are rewritten. Raises ``BadModel``, ``NotTrained``
+    if the evidence does not support a claim, ``KeyFailure`` and ``OSError``.
     """
     before = manifest_of(folder, IGNORED_FILES)
     require_portable(before)
@@ -83,8 +83,8 @@ def sign_model(
     training = training_of(
         folder, before, trusted, evidence=evidence, now=now, options=VerificationOptions()
     )
-    of = _claimed(folder, before, training, evidence, format_instant(now))
-    exported_files = _exported(folder, set(exports), of)
+    of = _build_claimed(folder, before, training, evidence, format_instant(now))
+    exported_files = _build_exports(folder, set(exports), of)
     (folder / STATEMENT_FILE).unlink(missing_ok=True)
     (folder / FOLDER).mkdir(exist_ok=True)
     for name, content in evidence.files().items():
@@ -104,10 +104,10 @@ def sign_model(
     return claim
 
 
-def _claimed(
+def _build_claimed(
     folder: Path, before: Manifest, training: Training, evidence: Evidence, at: str
 ) -> Claimed:
-    """What exports are made of; ``evidence`` need not be in the folder yet."""
+    """Return the content of the exports; ``evidence`` need not be in the folder yet."""
     own = {CARD_FILE, SIGNATURE_FILE, *(name for name, _ in FORMS.values())}
     digests = {name: digest for name, digest in before.digests().items() if name not in own}
     for name, content in evidence.files().items():
@@ -122,12 +122,12 @@ def _claimed(
     )
 
 
-def _exported(folder: Path, chosen: set[str], of: Claimed) -> dict[str, bytes]:
-    """The content of each export by its file; raises ``BadModel``, ``OSError``."""
+def _build_exports(folder: Path, chosen: set[str], of: Claimed) -> dict[str, bytes]:
+    """Return the content of each export by its file; raises ``BadModel``, ``OSError``."""
     forms = {form for form, (name, _) in FORMS.items() if (folder / name).is_file()}
-    result = {FORMS[form][0]: exported(form, of) for form in sorted((chosen | forms) - {CARD})}
+    result = {FORMS[form][0]: export(form, of) for form in sorted((chosen | forms) - {CARD})}
     card = folder / CARD_FILE
-    content = read_model_file(card, MAX_CARD) if card.is_file() else b""
+    content = read_model_file(card, MAX_CARD_BYTES) if card.is_file() else b""
     if CARD in chosen or has_section(content):
         result[CARD_FILE] = with_claim(content, of)
     return result

@@ -1,14 +1,14 @@
-"""What certificate, run record, weights and canaries prove together about a training.
+"""Check certificate, run record, weights and canaries of a training together.
 
-Signing and verifying a model both begin here, so that nothing is signed that does not verify.
+Signing and verifying a model both use this check, so that everything signed verifies.
 
 Weights are in safetensors. A run record lists the trained tensors in order, by name and shape, and
 ends with one digest over all of them: sha256 over each tensor's type and shape, a line feed, and
-its little-endian bytes. A safetensors file holds the same bytes and says where, so that the digest
-is computed from it with nothing but the standard library. Tensors that the record does not list
-(buffers, frozen layers) are named and were not trained under the certificate.
+its little-endian bytes. A safetensors file contains the same bytes at stated offsets, so that the
+standard library suffices to compute the digest. Tensors that the record does not list (buffers,
+frozen layers) are named and were not trained under the certificate.
 
-Pickled weights (``.pt``) would have to be executed to be read, and are not.
+Pickled weights (``.pt``) are not read, because reading executes them.
 
 Reference: the safetensors format, v0.4: eight bytes of length, a JSON header, the tensors.
 """
@@ -53,77 +53,70 @@ from affidavit.certificate.verification.verification_result import (
 from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json
 
 SUFFIX = ".safetensors"
-TORCH = {
+TORCH_TYPES = {
     "F64": ("torch.float64", 8),
     "F32": ("torch.float32", 4),
     "F16": ("torch.float16", 2),
     "BF16": ("torch.bfloat16", 2),
 }
-"""Types of trained tensors: the name in a record's digest, and bytes of a number."""
-MAX_HEADER = 100 * 1024 * 1024
-PIECE = 1 << 20
+"""Types of trained tensors: the name in a record's digest, and the bytes of a number."""
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """A tensor in its file: the file, the first byte, how many, and how the digest names it."""
+class _Tensor:
+    """A tensor in its file: the first byte, the number of bytes, and its name in the digest."""
 
     path: Path
     first: int
     size: int
-    described: str
+    description: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightsDigest:
-    """``digest`` of the tensors that a record lists; ``others`` are in the files beside them."""
+def digest_of_weights(
+    paths: Iterable[Path], tensors: Iterable[Mapping[str, Any]]
+) -> tuple[str, tuple[str, ...]]:
+    """Compute a record's digest of ``tensors`` (its header's list) from safetensors files.
 
-    digest: str
-    others: tuple[str, ...]
-
-
-def digest_of_weights(paths: Iterable[Path], tensors: Iterable[Mapping[str, Any]]) -> WeightsDigest:
-    """The record's digest of ``tensors`` (its header's list), from safetensors files.
-
-    Raises ``BadModel`` where a file is not safetensors, or a tensor is missing, twice there, or of
-    another shape; ``OSError`` where a file cannot be read.
+    Returns the digest and the names of the other tensors in the files. Raises ``BadModel`` if a
+    file is not safetensors, or a tensor is missing, duplicated, or of another shape; ``OSError`` if
+    a file cannot be read.
     """
-    places: dict[str, _Place] = {}
+    stored: dict[str, _Tensor] = {}
     for path in paths:
-        for name, place in _places(path).items():
-            if name in places:
-                raise _bad(f"{printable(name)} is in {places[name].path.name} and in {path.name}.")
-            places[name] = place
+        for name, tensor in _read_tensors(path).items():
+            if name in stored:
+                raise _bad(f"{printable(name)} is in {stored[name].path.name} and in {path.name}.")
+            stored[name] = tensor
     result = hashlib.sha256()
-    for tensor in tensors:
-        name, shape = str(tensor["name"]), tensor.get("shape")
-        if name not in places:
+    for entry in tensors:
+        name, shape = str(entry["name"]), entry.get("shape")
+        if name not in stored:
             raise _bad(f"the trained tensor {printable(name)} is in no safetensors file.")
-        place = places.pop(name)
-        if not place.described.endswith(f" {shape}\n"):
-            raise _bad(f"{printable(name)} is {place.described.strip()}, and {shape} was trained.")
-        result.update(place.described.encode())
-        _update(result, place)
-    return WeightsDigest(digest=f"sha256:{result.hexdigest()}", others=tuple(sorted(places)))
+        tensor = stored.pop(name)
+        if not tensor.description.endswith(f" {shape}\n"):
+            raise _bad(
+                f"{printable(name)} is {tensor.description.strip()}, and {shape} was trained."
+            )
+        result.update(tensor.description.encode())
+        with tensor.path.open("rb") as stream:
+            stream.seek(tensor.first)
+            remaining = tensor.size
+            while remaining and (chunk := stream.read(min(CHUNK_BYTES, remaining))):
+                result.update(chunk)
+                remaining -= len(chunk)
+    return f"sha256:{result.hexdigest()}", tuple(sorted(stored))
 
 
-def _update(result: Any, place: _Place) -> None:
-    with place.path.open("rb") as stream:
-        stream.seek(place.first)
-        left = place.size
-        while left and (piece := stream.read(min(PIECE, left))):
-            result.update(piece)
-            left -= len(piece)
-
-
-def _places(path: Path) -> dict[str, _Place]:
-    """Every tensor of a safetensors file; raises ``BadModel``."""
+def _read_tensors(path: Path) -> dict[str, _Tensor]:
+    """Read the header of a safetensors file; raises ``BadModel``."""
     with path.open("rb") as stream:
         try:
-            header, begin = _header(stream)
+            header, begin = _read_header(stream)
             end = os.fstat(stream.fileno()).st_size - begin
             return {
-                name: _place(path, begin, end, entry)
+                name: _parse_tensor(path, begin, end, entry)
                 for name, entry in header.items()
                 if name != "__metadata__"
             }
@@ -131,21 +124,21 @@ def _places(path: Path) -> dict[str, _Place]:
             raise _bad(f"{printable(path.name)} is not a safetensors file.") from None
 
 
-def _header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
+def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(stream.read(8), "little")
-    if not 2 <= length <= MAX_HEADER:
+    if not 2 <= length <= MAX_HEADER_BYTES:
         raise ValueError("no header")
     content = stream.read(length)
     if len(content) < length:
         raise ValueError("cut off")
-    header: dict[str, Any] = load_json(content, MAX_HEADER).data
+    header: dict[str, Any] = load_json(content, MAX_HEADER_BYTES).data
     return header, 8 + length
 
 
-def _place(path: Path, begin: int, end: int, entry: Mapping[str, Any]) -> _Place:
+def _parse_tensor(path: Path, begin: int, end: int, entry: Mapping[str, Any]) -> _Tensor:
     first, last = entry["data_offsets"]
     shape = list(entry["shape"])
-    dtype, size = TORCH.get(entry["dtype"], (str(entry["dtype"]), None))
+    dtype, size = TORCH_TYPES.get(entry["dtype"], (str(entry["dtype"]), None))
     count = size
     for length in shape:
         if type(length) is not int or length < 0:
@@ -153,7 +146,8 @@ def _place(path: Path, begin: int, end: int, entry: Mapping[str, Any]) -> _Place
         count = None if count is None else count * length
     if not 0 <= first <= last <= end or (count is not None and count != last - first):
         raise ValueError("offsets")
-    return _Place(path=path, first=begin + first, size=last - first, described=f"{dtype} {shape}\n")
+    description = f"{dtype} {shape}\n"
+    return _Tensor(path=path, first=begin + first, size=last - first, description=description)
 
 
 def _bad(message: str) -> BadModel:
@@ -162,7 +156,7 @@ def _bad(message: str) -> BadModel:
     )
 
 
-FETCH = "Fetch the model again from whoever signed it."
+FETCH_REMEDY = "Fetch the model again from its signer."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,17 +166,17 @@ class ModelFinding:
     file: str
     code: str
     message: str
-    remedy: str = FETCH
+    remedy: str = FETCH_REMEDY
 
     def as_dict(self) -> dict[str, str]:
-        """The finding as JSON data."""
+        """Return the finding as JSON data."""
         return asdict(self)
 
 
 class NotTrained(Exception):
-    """Certificate and record do not support a claim; ``finding`` names the file."""
+    """The evidence does not support a claim; ``finding`` names the file."""
 
-    def __init__(self, file: str, code: str, message: str, remedy: str = FETCH) -> None:
+    def __init__(self, file: str, code: str, message: str, remedy: str = FETCH_REMEDY) -> None:
         self.finding = ModelFinding(file=file, code=code, message=message, remedy=remedy)
         super().__init__(f"{file}: {message} {remedy}")
 
@@ -196,7 +190,7 @@ def training_of(
     now: datetime,
     options: VerificationOptions,
 ) -> Training:
-    """Steps 3 to 6 of the verification; raises ``NotTrained``."""
+    """Perform steps 3 to 6 of the verification; raises ``NotTrained``."""
     trusted, bundle, record = tuple(trusted), evidence.bundle, evidence.record
     try:
         header = decode_line(record.split(b"\n", 1)[0] + b"\n", START)
@@ -221,25 +215,24 @@ def training_of(
             f"line {first.line}: {first.message}",
             "The certificate's guarantee does not hold for this run: train again as certified.",
         )
-    checked, untrained = _weights(folder, manifest, header, record)
+    checked, untrained = _check_weights(folder, manifest, header, record)
+    planned = certified_plan(predicate).canaries
     return Training(
         certificate=predicate,
         conformance=report,
         weights_checked=checked,
         untrained=untrained,
-        audit=_audited(
-            evidence, header, predicate["guarantee"], certified_plan(predicate).canaries
-        ),
+        audit=_audit(evidence, header, predicate["guarantee"], planned),
     )
 
 
-def _audited(
+def _audit(
     evidence: Evidence,
     header: RecordEntry,
     guarantee: Mapping[str, Any],
     planned: AuditCanaries | None,
 ) -> Audit | None:
-    """What the run's canaries prove; raises ``NotTrained``, also where they are left out."""
+    """Audit the run's canaries, if it had any; raises ``NotTrained``."""
     committed = header.get("canaries")
     if committed is None and evidence.canaries is None and evidence.losses is None:
         return None
@@ -292,7 +285,7 @@ def _certified(
     now: datetime,
     options: VerificationOptions,
 ) -> dict[str, Any]:
-    """The predicate of a certificate that verifies now, or did until it expired after the run.
+    """Return the predicate of a certificate that verifies now, or that expired after the run began.
 
     Raises ``VerificationError``.
     """
@@ -301,30 +294,33 @@ def _certified(
     except VerificationError as error:
         if error.code != "expired":
             raise
-    # Its key, its log and its status are those of today.
+    # Key, log and status are checked as of now.
     used = replace(options, used_at=started_at)
     return verify(bundle, trusted, now=now, options=used).predicate
 
 
-def _weights(
+def _check_weights(
     folder: Path, manifest: Manifest, header: RecordEntry, record: bytes
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether the weights are the record's, and the tensors beside them; raises ``NotTrained``."""
+    """Return whether the weights were compared with the record, and the untrained tensors.
+
+    Raises ``NotTrained`` if they differ.
+    """
     files = [item.name for item in manifest.files if item.name.endswith(SUFFIX)]
     if not files or is_guarded(header):  # a guard's digest of the weights is its framework's
         return False, ()
     last = load_json(record.rstrip(b"\n").rpartition(b"\n")[2]).data
     try:
-        result = digest_of_weights([folder / name for name in files], header["tensors"])
+        digest, untrained = digest_of_weights([folder / name for name in files], header["tensors"])
     except OSError as error:
         raise NotTrained(files[0], "unreadable", f"it cannot be read: {error.strerror}.") from None
     except BadModel as error:
         raise NotTrained(files[0], error.code, error.message, error.remedy) from None
-    if result.digest != last["parameters"]:
+    if digest != last["parameters"]:
         raise NotTrained(
             files[0],
             "other_weights",
             "the digest of the trained tensors differs from the one at the end of the run record.",
             "Put this run's weights into the folder.",
         )
-    return True, result.others
+    return True, untrained

@@ -1,21 +1,21 @@
-"""Verification of a model's folder, offline; every mismatch is named.
+"""Verify a model's folder offline and name every mismatch.
 
 1. statement: the claim is an in-toto statement that a trusted key signed inside its window
-2. files: each file is as it was signed; none is missing, added, or something else than a file
-3. certificate: it verifies under the trusted keys, and allows what was trained
-4. record: its chain is unbroken, and the run did what the certificate allows
-5. weights: the trained tensors are those with whose digest the record ends
-6. audit: the canaries are those that the record committed to, and falsify nothing
-7. claim: it says what follows from these files, and nothing else
-8. signature of the manifest: ``model.sig``, where there is one, lists the same files
+2. files: every file is as it was signed; none is missing or added, and all are regular files
+3. certificate: it verifies under the trusted keys
+4. record: its chain is unbroken, and the run conforms to the certificate
+5. weights: the trained tensors have the digest at the end of the record
+6. audit: the canaries are those that the record committed to, and do not refute the guarantee
+7. claim: it is exactly what follows from these files
+8. signature of the manifest: ``model.sig``, if there is one, lists the same files
 
-A step that cannot be taken, because what it reads was altered, is passed over: its file is named
-already. The last step compares what ``model.sig`` lists; its signature is for ``model-signing``.
+A step is skipped if its file was altered: step 2 has named it. The last step compares the files
+that ``model.sig`` lists; ``model-signing`` verifies its signature.
 
 Guarantees
     * Only files below the folder are opened, none through a link, and nothing in them is executed.
-    * A file that was changed, added, removed or replaced since the signing is a finding by name;
-      only of what git keeps in the folder, which nobody signs, a step says that it is there.
+    * A file that was changed, added, removed or replaced since the signing is a finding by name.
+      Git's own files are not signed, and a step reports their presence.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from affidavit.certificate.model_evidence.manifest import (
     read_model_file,
 )
 from affidavit.certificate.model_evidence.training import (
-    FETCH,
+    FETCH_REMEDY,
     ModelFinding,
     NotTrained,
     training_of,
@@ -69,9 +69,9 @@ from affidavit.certificate.verification.verification_result import VerificationO
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
-"""Files that the statement cannot list: itself."""
-MAX_STATEMENT = 128 * 1024 * 1024
-MAX_RECORD = 1024 * 1024 * 1024
+"""The file that the statement cannot list: itself."""
+MAX_STATEMENT_BYTES = 128 * 1024 * 1024
+MAX_RECORD_BYTES = 1024 * 1024 * 1024
 
 STEPS = (
     "statement",
@@ -87,7 +87,7 @@ STEPS = (
 
 @dataclass(kw_only=True)
 class ModelReport:
-    """The results of the steps (name, detail), the mismatches, and ``claim``, the predicate."""
+    """The results of the steps as (name, detail), the mismatches, and the ``claim``."""
 
     claim: dict[str, Any] = field(default_factory=dict)
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -95,14 +95,14 @@ class ModelReport:
 
     @property
     def verified(self) -> bool:
-        """Whether every step was performed and nothing mismatched."""
+        """Whether every step was performed without a mismatch."""
         return not self.findings and len(self.steps) == len(STEPS)
 
-    def passed(self, step: int, detail: str) -> None:
-        """Note what ``step``, counted from 1, saw."""
+    def add_step(self, step: int, detail: str) -> None:
+        """Add the result of ``step``, counted from 1."""
         self.steps.append((STEPS[step - 1], detail))
 
-    def add(self, file: str, code: str, message: str, remedy: str = FETCH) -> None:
+    def add_finding(self, file: str, code: str, message: str, remedy: str = FETCH_REMEDY) -> None:
         """Add a mismatch in ``file``."""
         self.findings.append(
             ModelFinding(file=printable(file), code=code, message=message, remedy=remedy)
@@ -112,29 +112,29 @@ class ModelReport:
 def verify_model(
     folder: Path, trusted: Iterable[PublicKey], *, options: VerificationOptions | None = None
 ) -> ModelReport:
-    """Verify ``folder`` against the claim in it, under ``trusted`` keys.
+    """Verify ``folder`` against its claim, under ``trusted`` keys.
 
-    Raises ``BadModel`` for a folder that cannot be read at all.
+    Raises ``BadModel`` if the folder cannot be read.
     """
     trusted, now = tuple(trusted), datetime.now(UTC)
     options, report = options or VerificationOptions(), ModelReport()
     manifest = manifest_of(folder, IGNORED_FILES)
     try:
-        statement = _statement(folder, trusted, now)
+        statement = _read_statement(folder, trusted, now)
     except NotTrained as failure:
         report.findings.append(failure.finding)
         return report
     report.claim = statement["predicate"]
-    report.passed(1, f"signed at {report.claim['signed_at']}")
+    report.add_step(1, f"signed at {report.claim['signed_at']}")
     unsigned = [name for name in IGNORED if os.path.lexists(folder / name)]
-    _files(manifest, statement["subject"], unsigned, report)
     signed = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
+    _compare_files(manifest, signed, unsigned, report)
     try:
         bundle, record, canaries, losses = (
-            _content(folder, name, most, signed.get(name))
-            for name, most in (
+            _read_signed(folder, name, max_bytes, signed.get(name))
+            for name, max_bytes in (
                 (CERTIFICATE_FILE, MAX_BUNDLE_BYTES),
-                (RECORD_FILE, MAX_RECORD),
+                (RECORD_FILE, MAX_RECORD_BYTES),
                 (CANARIES_FILE, MAX_BYTES),
                 (LOSSES_FILE, MAX_BYTES),
             )
@@ -149,32 +149,32 @@ def verify_model(
         report.findings.append(failure.finding)
         return report
     guarantee = training.certificate["guarantee"]
-    report.passed(3, f"ε ≤ {guarantee['epsilon']['upper']} at δ = {guarantee['delta']['upper']}")
-    steps = training.conformance
-    report.passed(4, f"{steps.steps_charged} of {steps.steps_certified} certified steps charged")
+    report.add_step(3, f"ε ≤ {guarantee['epsilon']['upper']} at δ = {guarantee['delta']['upper']}")
+    run = training.conformance
+    report.add_step(4, f"{run.steps_charged} of {run.steps_certified} certified steps charged")
     checked = training.weights_checked
-    report.passed(5, "those of the record" if checked else "declared: not in safetensors")
-    measured = training.audit
-    report.passed(
+    report.add_step(5, "those of the record" if checked else "declared: not in safetensors")
+    audit = training.audit
+    report.add_step(
         6,
         "the run had no canaries"
-        if measured is None
-        else f"{measured.right} of {measured.guesses} guesses right: ε ≥ {measured.epsilon:.4g} "
-        f"with confidence {measured.confidence:g}",
+        if audit is None
+        else f"{audit.right} of {audit.guesses} guesses right: ε ≥ {audit.epsilon:.4g} "
+        f"with confidence {audit.confidence:g}",
     )
-    _compare(report, claim_of(training, manifest))
-    _openssf(folder, manifest, report)
+    _compare_claim(report, claim_of(training, manifest))
+    _compare_model_signature(folder, manifest, report)
     return report
 
 
-def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> dict[str, Any]:
-    """Step 1; raises ``NotTrained``."""
+def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> dict[str, Any]:
+    """Read and verify the signed claim (step 1); raises ``NotTrained``."""
     try:
         if (folder / FOLDER).is_symlink():
             raise OSError(0, f"{FOLDER} is a symbolic link")
-        raw = read_model_file(folder / STATEMENT_FILE, MAX_STATEMENT)
-        envelope = read_envelope(load_json(raw, MAX_STATEMENT).data)
-        if canonical_json(envelope.as_document()) != raw:  # no digest covers what is around it
+        raw = read_model_file(folder / STATEMENT_FILE, MAX_STATEMENT_BYTES)
+        envelope = read_envelope(load_json(raw, MAX_STATEMENT_BYTES).data)
+        if canonical_json(envelope.as_document()) != raw:  # no digest covers other bytes
             raise BadEnvelope("it is not in the format of `affidavit sign-model`.")
     except OSError as error:
         raise NotTrained(
@@ -185,9 +185,9 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
         ) from None
     except (BadEnvelope, MalformedPlan, BadModel) as error:
         raise NotTrained(STATEMENT_FILE, "bad_claim", f"{error}") from None
-    key = _signer(envelope, trusted)
+    key = _find_signer(envelope, trusted)
     try:
-        statement = load_json(envelope.payload, MAX_STATEMENT).data
+        statement = load_json(envelope.payload, MAX_STATEMENT_BYTES).data
         if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, CLAIM_TYPE):
             raise ValueError("another type")
         signed_at = parse_instant(statement["predicate"]["signed_at"])
@@ -209,7 +209,7 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
     return result
 
 
-def _signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
+def _find_signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     key = by_id(trusted).get(envelope.key_id)
     if key is None or key.development or not key.may(KeyRole.RUN):
         raise NotTrained(
@@ -229,29 +229,28 @@ def _signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     return key
 
 
-def _files(
-    manifest: Manifest, subjects: list[Any], unsigned: list[str], report: ModelReport
+def _compare_files(
+    manifest: Manifest, signed: Mapping[str, str], unsigned: list[str], report: ModelReport
 ) -> None:
-    """Step 2."""
-    signed = {str(item["name"]): item["digest"]["sha256"] for item in subjects}
+    """Compare the files with the signed ones (step 2); ``unsigned`` are git's own."""
     present = manifest.digests()
     altered = {name for name in signed.keys() & present.keys() if signed[name] != present[name]}
     for name in sorted(altered):
-        report.add(name, "altered", "it has changed since it was signed.")
+        report.add_finding(name, "altered", "it has changed since it was signed.")
     for obstacle in manifest.obstacles:
-        report.add(obstacle.name, "not_a_file", f"{obstacle.reason}.", "Remove it.")
+        report.add_finding(obstacle.name, "not_a_file", f"{obstacle.reason}.", "Remove it.")
     others = {obstacle.name for obstacle in manifest.obstacles}
     for name in sorted(signed.keys() - present.keys() - others):
-        report.add(name, "missing", "it was signed but is missing.")
+        report.add_finding(name, "missing", "it was signed but is missing.")
     for name in sorted(present.keys() - signed.keys()):
-        report.add(name, "added", "it was added after the model was signed.", "Remove it.")
+        report.add_finding(name, "added", "it was added after the model was signed.", "Remove it.")
     if not report.findings:
         git = f"; git's own are not signed: {', '.join(unsigned)}" if unsigned else ""
-        report.passed(2, f"{len(present)} files as signed{git}")
+        report.add_step(2, f"{len(present)} files as signed{git}")
 
 
-def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
-    """Step 7: what was signed is what follows from the files."""
+def _compare_claim(report: ModelReport, derived: Mapping[str, Any]) -> None:
+    """Compare the signed claim with the ``derived`` one (step 7)."""
     stated = {key: value for key, value in report.claim.items() if key != "signed_at"}
     if report.findings:
         return
@@ -264,7 +263,7 @@ def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
         or canonical_json(stated[name]) != canonical_json(derived[name])
     ]
     if wrong:
-        report.add(
+        report.add_finding(
             STATEMENT_FILE,
             "other_claim",
             f"{', '.join(map(printable, wrong))}: the claim does not follow from the certificate, "
@@ -272,34 +271,33 @@ def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
             "Do not rely on the claim; ask its signer.",
         )
     else:
-        report.passed(7, "follows from the files")
+        report.add_step(7, "follows from the files")
 
 
-def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
-    """Step 8; a manifest without ``model.sig`` has nothing to compare."""
-    present = manifest.digests()
-    if SIGNATURE_FILE not in present:
-        report.passed(8, f"{SIGNATURE_FILE} not found")
+def _compare_model_signature(folder: Path, manifest: Manifest, report: ModelReport) -> None:
+    """Compare the files with those of ``model.sig``, if it exists (step 8)."""
+    if SIGNATURE_FILE not in manifest.digests():
+        report.add_step(8, f"{SIGNATURE_FILE} not found")
         return
     try:
-        content = read_model_file(folder / SIGNATURE_FILE, MAX_STATEMENT)
+        content = read_model_file(folder / SIGNATURE_FILE, MAX_STATEMENT_BYTES)
         listed = openssf_digests(content)
     except OSError as error:
-        report.add(SIGNATURE_FILE, "unreadable", f"it cannot be read: {error.strerror}.")
+        report.add_finding(SIGNATURE_FILE, "unreadable", f"it cannot be read: {error.strerror}.")
         return
     except BadModel as error:
-        report.add(SIGNATURE_FILE, error.code, error.message, error.remedy)
+        report.add_finding(SIGNATURE_FILE, error.code, error.message, error.remedy)
         return
     if listed != manifest.without(SIGNATURE_FILE).digests():
-        report.add(SIGNATURE_FILE, "other_files", "its list of files or digests differs.")
+        report.add_finding(SIGNATURE_FILE, "other_files", "its list of files or digests differs.")
     else:
-        report.passed(8, f"{SIGNATURE_FILE} lists the same {len(listed)} files")
+        report.add_step(8, f"{SIGNATURE_FILE} lists the same {len(listed)} files")
 
 
-def _content(folder: Path, name: str, most: int, sha256: str | None) -> bytes | None:
-    """A file as it was signed, or None, where step 2 has named it; raises ``NotTrained``."""
+def _read_signed(folder: Path, name: str, max_bytes: int, sha256: str | None) -> bytes | None:
+    """Read a file, or return None if it is not as signed; raises ``NotTrained``."""
     try:
-        content = read_model_file(folder / name, most)
+        content = read_model_file(folder / name, max_bytes)
     except OSError:
         return None
     except BadModel as error:

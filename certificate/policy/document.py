@@ -1,10 +1,10 @@
-"""The policy document, schema version 1: what an organisation allows beyond what is proved.
+"""The policy document, schema version 1: the plans that an organisation allows.
 
-Accounting says what is true of a plan; a policy says what is allowed. It is parsed as strictly
-as a plan and addressed by the digest of its canonical JSON, so a certificate can name the rules
-it was issued under. A missing rule does not restrict, with two exceptions that require an
-opt-in: a δ of 1/N or more (``allow_large_delta``), and continuing when the service cannot be
-reached (``on_outage: warn``).
+Accounting proves the bounds of a plan; a policy decides whether it is allowed. A policy is parsed
+as strictly as a plan and identified by the digest of its canonical JSON, so that a certificate can
+name the policy it was issued under. A missing rule does not restrict, with two exceptions that
+need an opt-in: a δ of 1/N or more (``allow_large_delta``), and continuing when the service cannot
+be reached (``on_outage: warn``).
 
 A policy applies to the data sets that it names, or to all that no other policy names
 (``datasets: default``). An empty list retires a policy.
@@ -23,9 +23,10 @@ affidavit.certificate.policy.document.MalformedPolicy: missing_field at /dataset
 
 Units: ε in nats, δ a probability, ``valid_days`` in days.
 
-Policies and waivers are stored as DSSE envelopes over in-toto statements. The subject is the
-document by its digest, the predicate the document itself, and the predicate's type says which
-kind, so that a waiver cannot pass for a policy. Every read checks digest, form and signature."""
+Policies and waivers are stored as DSSE envelopes over in-toto statements. The subject is the digest
+of the document, the predicate the document, and the predicate's type its kind, so that a waiver
+cannot pass for a policy. Every read checks digest, form and signature.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +72,10 @@ from affidavit.plan import (
 
 SCHEMA_VERSION = 1
 MAX_DATASETS = 1000
-LONGEST_VALIDITY = 3650
+MAX_VALID_DAYS = 3650
 MAX_APPROVALS = 10
 MAX_RECORDS = 200
-"""Of a group whose ε is bounded."""
+"""The most records of a group whose ε is bounded."""
 VERSION_PATTERN = r"^[0-9]{1,6}(\.[0-9]{1,6}){0,4}$"
 
 
@@ -82,47 +83,47 @@ class MalformedPolicy(PlanError):
     """The document cannot be read as a policy of schema version 1."""
 
 
-def _distinct_in_order(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Sorted, because the order has no meaning and must not change the digest."""
+def _sorted_distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Sort distinct values, because their order has no meaning and must not change the digest."""
     if len(set(values)) < len(values):
         raise PydanticCustomError("twice", "a name is listed twice")
     return tuple(sorted(values))
 
 
-def _known_engine(name: str) -> str:
+def _validate_engine(name: str) -> str:
     if name not in ENGINE_NAMES:
         raise PydanticCustomError("no_engine", f"engines are {', '.join(ENGINE_NAMES)}")
     return name
 
 
-def _known_schema(version: int) -> int:
+def _validate_schema_version(version: int) -> int:
     if version != SCHEMA_VERSION:
         raise PydanticCustomError("schema_version", "this release reads schema version 1")
     return version
 
 
-def _released(version: str) -> str:
+def _validate_release(version: str) -> str:
     if re.fullmatch(VERSION_PATTERN, version, re.ASCII) is None:
         raise PydanticCustomError("not_version", "a version is text like '0.6.0'")
     return version
 
 
-Engine = Annotated[str, Field(strict=True), AfterValidator(_known_engine)]
-Release = Annotated[str, Field(strict=True), AfterValidator(_released)]
+Engine = Annotated[str, Field(strict=True), AfterValidator(_validate_engine)]
+Release = Annotated[str, Field(strict=True), AfterValidator(_validate_release)]
 _Few = Field(min_length=1, fail_fast=True)
 
 
 class Caps(StrictModel):
-    """The largest ε and δ that may be certified; None is no cap."""
+    """The largest allowed ε and δ; None is no cap."""
 
     epsilon: Positive | None = None
     delta: Probability | None = None
 
 
 class GroupCap(StrictModel):
-    """The largest ε of data sets that differ in so many ``records`` (users, of such plans).
+    """The largest ε of data sets that differ in ``records`` records, or users, by ``relation``.
 
-    They differ by ``relation``, or where None by the plan's adjacency.
+    ``relation`` is the plan's adjacency if it is None.
     """
 
     records: Annotated[Integer, Field(ge=1, le=MAX_RECORDS)] = 1
@@ -133,22 +134,20 @@ class GroupCap(StrictModel):
 class Policy(StrictModel):
     """The rules for some data sets; ``version`` counts one name's documents from 1."""
 
-    schema_version: Annotated[Integer, AfterValidator(_known_schema)]
+    schema_version: Annotated[Integer, AfterValidator(_validate_schema_version)]
     name: Name
     version: Annotated[Integer, Field(ge=1)]
     notes: Text | None = None
     datasets: (
         Literal["default"]
-        | Annotated[tuple[Name, ...], max_items(MAX_DATASETS), AfterValidator(_distinct_in_order)]
+        | Annotated[tuple[Name, ...], max_items(MAX_DATASETS), AfterValidator(_sorted_distinct)]
     )
-    adjacencies: (
-        Annotated[tuple[Adjacency, ...], _Few, AfterValidator(_distinct_in_order)] | None
-    ) = None
-    samplers: Annotated[tuple[Scheme, ...], _Few, AfterValidator(_distinct_in_order)] | None = None
-    units: Annotated[tuple[PrivacyUnit, ...], _Few, AfterValidator(_distinct_in_order)] | None = (
+    adjacencies: Annotated[tuple[Adjacency, ...], _Few, AfterValidator(_sorted_distinct)] | None = (
         None
     )
-    engines: Annotated[tuple[Engine, ...], _Few, AfterValidator(_distinct_in_order)] | None = None
+    samplers: Annotated[tuple[Scheme, ...], _Few, AfterValidator(_sorted_distinct)] | None = None
+    units: Annotated[tuple[PrivacyUnit, ...], _Few, AfterValidator(_sorted_distinct)] | None = None
+    engines: Annotated[tuple[Engine, ...], _Few, AfterValidator(_sorted_distinct)] | None = None
     accountants: dict[Engine, Release] = Field(default={})
     second_opinion: Literal["required", "if_available"] = "if_available"
     proof: Literal["required"] | None = None
@@ -159,11 +158,11 @@ class Policy(StrictModel):
     allow_large_delta: Annotated[bool, Field(strict=True)] = False
     budget: Literal["required", "optional"] = "optional"
     approvals: Annotated[Integer, Field(ge=0, le=MAX_APPROVALS)] = 0
-    valid_days: Annotated[Integer, Field(ge=1, le=LONGEST_VALIDITY)] = 365
+    valid_days: Annotated[Integer, Field(ge=1, le=MAX_VALID_DAYS)] = 365
     on_outage: Literal["block", "warn"] = "block"
 
     @model_validator(mode="after")
-    def _caps_are_of_its_data_sets(self) -> Policy:
+    def _validate_caps(self) -> Policy:
         if self.datasets != "default" and (
             strange := sorted(self.caps.keys() - set(self.datasets))
         ):
@@ -176,11 +175,11 @@ class Policy(StrictModel):
         return self
 
     def covers(self, dataset: str | None) -> bool:
-        """Whether the policy applies to ``dataset``; None is a plan that names none."""
+        """Whether the policy applies to ``dataset``, which is None if the plan names none."""
         return self.datasets == "default" or dataset in self.datasets
 
     def cap(self, dataset: str | None) -> Caps:
-        """The caps for ``dataset``: its own, or else the policy's."""
+        """Return the caps for ``dataset``: its own, or else the policy's."""
         own = self.caps.get(dataset, Caps()) if dataset is not None else Caps()
         return Caps(
             epsilon=self.epsilon_cap if own.epsilon is None else own.epsilon,
@@ -188,15 +187,15 @@ class Policy(StrictModel):
         )
 
     def as_document(self) -> dict[str, Any]:
-        """The policy as plain data, defaults filled in."""
+        """Return the policy as plain data, with defaults."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def digest(self) -> str:
-        """``sha256:`` and the digest of the canonical JSON."""
+        """Return ``sha256:`` and the digest of the canonical JSON."""
         return digest_of(self.as_document())
 
     def reference(self) -> dict[str, Any]:
-        """How a certificate names the policy."""
+        """Return the reference to the policy that a certificate has."""
         return {"name": self.name, "version": self.version, "digest": self.digest()}
 
 
@@ -207,7 +206,7 @@ BUILT_IN: Policy = Policy(
     datasets="default",
     allow_large_delta=True,
 )
-"""What holds where nobody set a policy: it lets through whatever is proved."""
+"""The policy that applies if none is set: it allows everything that is proved."""
 
 
 def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
@@ -215,7 +214,7 @@ def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
     try:
         document = load_yaml(raw) if syntax == "yaml" else load_json(raw)
     except MalformedPlan as error:
-        raise MalformedPolicy(*(_of_a_policy(reason) for reason in error.reasons)) from None
+        raise MalformedPolicy(*(_adapt_reason(reason) for reason in error.reasons)) from None
     try:
         return policy_from(document.data)
     except MalformedPolicy as error:
@@ -223,7 +222,7 @@ def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
 
 
 def policy_from(data: Any) -> Policy:
-    """The policy of loaded data; raises ``MalformedPolicy`` without positions."""
+    """Validate loaded data as a policy; raises ``MalformedPolicy`` without positions."""
     if not isinstance(data, dict):
         raise MalformedPolicy.with_reason(
             code="wrong_type",
@@ -236,8 +235,8 @@ def policy_from(data: Any) -> Policy:
         raise MalformedPolicy(*_POLICY.reasons(error, data)) from None
 
 
-def _of_a_policy(reason: Reason) -> Reason:
-    """A parser's reason, without the remedies that apply only to plans."""
+def _adapt_reason(reason: Reason) -> Reason:
+    """Replace the remedies of a parser's reason that apply only to plans."""
     if reason.code in ("too_large", "too_deep", "empty"):
         return replace(reason, remedy="Give a policy, such as one of examples/policies/.")
     return reason
@@ -260,7 +259,7 @@ PREDICATE_TYPES: dict[DocumentKind, str] = {
     "policy": "https://affidavit.dev/dp-policy/v1",
     "waiver": "https://affidavit.dev/dp-waiver/v1",
 }
-MAX_ENVELOPE = 1024 * 1024
+MAX_ENVELOPE_BYTES = 1024 * 1024
 
 
 class BadSignedDocument(Exception):
@@ -268,22 +267,22 @@ class BadSignedDocument(Exception):
 
 
 def sign_document(kind: DocumentKind, document: dict[str, Any], key: SigningPort) -> bytes:
-    """The envelope of ``document``, signed by ``key``, as bytes to store."""
+    """Sign ``document`` and return the envelope as bytes to store."""
     payload = canonical_json(_statement(kind, document))
     return canonical_json(sign_envelope(payload, key).as_document())
 
 
 def open_document(kind: DocumentKind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
-    """The document that ``key`` signed in ``envelope``; raises ``BadSignedDocument``."""
+    """Verify ``envelope`` with ``key`` and return its document; raises ``BadSignedDocument``."""
     try:
-        result = read_envelope(load_json(envelope, MAX_ENVELOPE).data)
+        result = read_envelope(load_json(envelope, MAX_ENVELOPE_BYTES).data)
         if result.payload_type != PAYLOAD_TYPE or result.key_id != key.key_id:
             raise BadSignedDocument("the envelope has a different type or key")
         if not key.may(KeyRole.CERTIFICATE):
             raise BadSignedDocument("the key is not for certificates and policies")
         if not key.accepts(result.signature, result.signed_bytes):
             raise BadSignedDocument("the signature does not fit")
-        statement = load_json(result.payload, MAX_ENVELOPE).data
+        statement = load_json(result.payload, MAX_ENVELOPE_BYTES).data
     except (BadEnvelope, MalformedPlan) as error:
         raise BadSignedDocument(str(error)) from None
     if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):

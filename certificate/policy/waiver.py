@@ -1,10 +1,10 @@
-"""Waivers: one rule of one policy version does not apply to one plan, or one data set, for a time.
+"""Waivers: one rule of one policy version does not apply to one plan or data set for a time.
 
-The service stores waivers; a plan never contains one. A waiver names who answers for it
-(``owner``), who granted it (``created_by``), why, and until when; its id is the digest of all
-that. It applies to the policy version that it was granted for: a new version needs a new
-waiver. Nobody can use a waiver that they granted. What was waived stays visible in the
-certificate, which expires no later than the waiver.
+The service stores waivers; a plan never contains one. A waiver names the responsible person
+(``owner``), the person who granted it (``created_by``), the reason and the end; its id is the
+digest of all its fields. It applies to one policy version: a new version needs a new waiver. Nobody
+can use a waiver that they granted. A waived reason stays in the certificate, which expires no later
+than the waiver.
 
 Only reasons of a policy can be waived, never a refusal by the accounting.
 """
@@ -27,7 +27,7 @@ from affidavit.plan import Name, Reason, StrictModel, digest_of
 def _waivable(rule: str) -> str:
     if rule not in WAIVABLE:
         known = ", ".join(sorted(WAIVABLE))
-        raise PydanticCustomError("not_waivable", f"what can be waived is one of {known}")
+        raise PydanticCustomError("not_waivable", f"the rules that can be waived are {known}")
     return rule
 
 
@@ -36,7 +36,7 @@ Person = Annotated[
     str,
     StringConstraints(strict=True, min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$"),
 ]
-# Of the control characters only tab and line ends are text.
+# Tab and line ends are the only allowed control characters.
 Explanation = Annotated[
     str,
     StringConstraints(
@@ -59,7 +59,7 @@ class Waiver(StrictModel):
     expires_at: Instant
 
     @model_validator(mode="after")
-    def _is_about_one_thing(self) -> Waiver:
+    def _validate(self) -> Waiver:
         if (self.plan_digest is None) == (self.dataset is None):
             raise PydanticCustomError("scope", "a waiver needs either a plan_digest or a dataset")
         if self.expires <= parse_instant(self.created_at):
@@ -73,28 +73,28 @@ class Waiver(StrictModel):
 
     @property
     def expires(self) -> datetime:
-        """The moment from which it no longer applies."""
+        """The moment from which the waiver no longer applies."""
         return parse_instant(self.expires_at)
 
     def as_document(self) -> dict[str, Any]:
-        """The waiver as plain data."""
+        """Return the waiver as plain data."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def is_for(self, plan_digest: str, dataset: str | None) -> bool:
-        """Whether it was granted for that plan or data set."""
+        """Whether the waiver was granted for the plan or data set."""
         if self.plan_digest is not None:
             return self.plan_digest == plan_digest
         return self.dataset == dataset
 
 
 class Waived(StrictModel):
-    """A reason that does not block, and the waiver that applies to it."""
+    """A waived reason, which does not block the plan, and its waiver."""
 
     reason: Reason
     waiver: Waiver
 
     def as_dict(self) -> dict[str, Any]:
-        """The waived reason in results and certificates."""
+        """Return the waived reason as results and certificates have it."""
         return {
             **self.reason.as_dict(),
             "waiver": {
@@ -116,7 +116,7 @@ def in_force(
     requester: str,
     now: datetime,
 ) -> tuple[Waiver, ...]:
-    """Which of ``waivers`` apply to ``requester``'s plan under ``policy`` (a digest) now."""
+    """Return the ``waivers`` that apply to ``requester``'s plan under ``policy`` (a digest) now."""
     return tuple(
         sorted(
             (

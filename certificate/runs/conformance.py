@@ -1,57 +1,53 @@
-"""Conformance: compare what a run did, by its record, with what its certificate allows.
+"""Conformance: compare a run record with the run's certificate.
 
-The record is read line by line, its chain checked, and every line compared with the closed
-plan of the certificate. Each mismatch is a finding with a stable code and its line. Nothing here
-needs the trainer, the data or the weights.
+The chain of the record is checked, and every line is compared with the closed plan of the
+certificate. Each mismatch is a finding with a stable code and its line. The trainer, the data and
+the weights are not needed.
 
 A record is ``header checkpoint (charge release? checkpoint* resumed?)* final``. A charge without
-its release is a step in which the run died, followed by ``resumed`` or by nothing.
+its release is a step in which the run crashed, followed by ``resumed`` or the end of the record.
 
-What a run costs is what it *charged*, finished or not. A record that ends as it should and
-has an unbroken chain is charged its charges; any other is charged every certified step, because
-nobody can show that it ran fewer. ``conformant`` means that no finding denies the
-certificate's guarantee for the run; a finding that is only ``noted`` does not.
+The cost of a run is the number of its *charged* steps, finished or not. A record without findings
+is charged its charges; any other is charged every certified step, because nobody can prove that
+fewer were run. ``conformant`` means that the certificate's guarantee applies to the run; a finding
+that is only ``noted`` does not deny it.
 
 =====================  ==========================================================
-code                   what was found
+code                   meaning
 =====================  ==========================================================
 broken_chain           a line was changed, dropped, added, repeated or moved
                        (also ``not_json``, ``not_canonical``, ``wrong_digest``,
                        ``not_an_entry``)
-unknown_fields         an entry has other fields, or what stands in one is not what
-                       belongs there: a commitment that is no digest, a count that is
-                       no integer
+unknown_fields         an entry has other fields or a value of the wrong type
 out_of_order           entries that no run writes in this order
-not_certified          the certificate's verdict is another, or does not verify
+not_certified          the certificate has another verdict or does not verify
 other_certificate      the record is of another certificate
 other_plan             a plan digest is not that of the certificate
-other_sampler          sampling, divisor or data set size is not the certified one
-other_noise            the noise's structure is not the certified one
-other_blocks           releases, counts or tensors are not the certified ones
+other_sampler          sampling, divisor or data set size differ from the certified ones
+other_noise            the structure of the noise differs from the certified one
+other_blocks           releases, counts or tensors differ from the certified ones
 too_many_steps         more steps than certified
 clip_norm_above        a record's contribution may have been larger than certified
 noise_below            the noise of a release was less than certified
 key_reused             two steps have one noise key
 statistical_generator  lots or noise are not from a cryptographic generator
 no_canaries            the plan's canaries were not committed to before the run
-no_search              the run was to be repeated and selected from, and its record
-                       is of no search, or the other way round
+no_search              plan and record differ on whether the run is part of a search
 outside_validity       the run began when the certificate was not valid
-wrong_counts           the last line does not count what is there
+wrong_counts           the counts of the last line differ from the record
 wrong_weights          the last line is not about the last release
 unfinished             there is no last line; lines may be missing
 diverged               noted: the run was ended because it diverged
-stopped                noted: the run was ended early, as somebody asked
+stopped                noted: the run was ended early on request
 =====================  ==========================================================
 
->>> sorted(CODES)[:3]
-['clipping', 'divisor', 'noise']
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -72,13 +68,12 @@ from affidavit.certificate.runs.step_requirements import (
     StepRequirement,
     certified_plan,
 )
-from affidavit.plan import Plan, canonical_json, digest_of
+from affidavit.plan import canonical_json, digest_of
 
-FOLLOWED = 1e-9
-"""By how much of itself a clip norm may be above what the recorded counts steer it to."""
-
-NOTED = frozenset({"diverged", "stopped"})
-"""Findings that leave the guarantee as it is."""
+CLIP_NORM_TOLERANCE = 1e-9
+"""The most by which a clip norm may be above the one that follows from the counts, relatively."""
+NOTED_CODES = frozenset({"diverged", "stopped"})
+"""The findings that leave the guarantee valid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,10 +87,10 @@ class ConformanceFinding:
     @property
     def noted(self) -> bool:
         """Whether the finding leaves the guarantee valid."""
-        return self.code in NOTED
+        return self.code in NOTED_CODES
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding as JSON data."""
+        """Return the finding as JSON data."""
         return {**asdict(self), "noted": self.noted}
 
 
@@ -119,7 +114,7 @@ class Conformance:
         return all(finding.noted for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON data."""
+        """Return the result as JSON data."""
         return {
             "conformant": self.conformant,
             "certificate_id": self.certificate_id,
@@ -139,9 +134,9 @@ class Conformance:
 def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     """Compare ``record`` with a verified certificate's ``predicate``.
 
-    Raises ``PlanNotClosed`` and ``PlanError`` where the certificate has no closed plan.
+    Raises ``PlanNotClosed`` and ``PlanError`` if the certificate has no closed plan.
     """
-    replay, findings = RecordCheck(predicate), []
+    check, findings = RecordCheck(predicate), []
     head, broken = None, False
     if predicate.get("verdict") != "certified":
         message = f"the certificate's verdict is {predicate.get('verdict')}."
@@ -154,31 +149,31 @@ def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
         head = entry["digest"]
         findings += [
             ConformanceFinding(code=code, line=number, message=message)
-            for code, message in replay.of(number, entry)
+            for code, message in check.find_mismatches(number, entry)
         ]
-    if not replay.ended and not broken:
+    if not check.ended and not broken:
         message = (
             "the record has no final line: the run is still going, or lines were removed. Until it "
             "ends, every certified step counts."
         )
         findings.append(ConformanceFinding(code="unfinished", line=0, message=message))
-    steps, charged = replay.execution.steps, replay.charged
-    sound = all(finding.noted for finding in findings)
+    steps, charged = check.execution.steps, check.charged
+    conformant = all(finding.noted for finding in findings)
     return Conformance(
         certificate_id=predicate["certificate_id"],
-        plan_digest=replay.plan_digest,
-        run=replay.run,
+        plan_digest=check.plan_digest,
+        run=check.run,
         head=head,
         steps_certified=steps,
         steps_charged=charged,
-        steps_released=replay.released,
-        steps_to_charge=charged if sound else max(steps, charged),
+        steps_released=check.released,
+        steps_to_charge=charged if conformant else max(steps, charged),
         findings=tuple(findings),
     )
 
 
 def _entries(record: bytes) -> Iterator[RecordEntry | ConformanceFinding]:
-    """Whole lines up to the first that breaks the chain, and that one as a finding."""
+    """Yield the entries up to the first line that breaks the chain, and that as a finding."""
     previous = START
     for number, line in enumerate(io.BytesIO(record), start=1):
         if not line.endswith(b"\n"):
@@ -195,12 +190,12 @@ def _entries(record: bytes) -> Iterator[RecordEntry | ConformanceFinding]:
 
 
 Mismatches = Iterator[tuple[str, str]]
-"""Codes and messages."""
+"""The codes and messages of mismatches."""
 
 GENERATOR = "chacha20"
-DRAWN = frozenset({"noise", "sampling"})
-"""What a run draws at random, each from a generator that its header names."""
-CODES = {
+GENERATOR_USES = frozenset({"noise", "sampling"})
+"""The uses of random generators, each of which the header names."""
+PHASE_CODES = {
     "steps": "too_many_steps",
     "sampling": "other_sampler",
     "divisor": "other_sampler",
@@ -209,11 +204,11 @@ CODES = {
     "noise": "other_noise",
     "releases": "other_blocks",
 }
-"""What it is called when a field of a phase is not the certified one."""
+"""The code of a mismatch in each field of a phase."""
 
 
 class RecordCheck:
-    """One walk through one record; ``of`` is called for each line in order."""
+    """The check of one record; ``find_mismatches`` is called for each line in order."""
 
     def __init__(self, predicate: dict[str, Any]) -> None:
         self._predicate = predicate
@@ -225,12 +220,15 @@ class RecordCheck:
         self._keys: dict[str, int] = {}
         self._parameters: str | None = None
         self._checkpoints: dict[int, str] = {}
-        self._adaptation = _adaptation_of(self.plan)
         self._factors: dict[int, dict[str, float]] = {}
         self._open = self.ended = self._guarded = False
+        self._adaptation: ClipAdaptation | None = None
+        # If the plan does not assign one count to each clip norm, the norms are fixed.
+        with suppress(ValueError):
+            self._adaptation = ClipAdaptation.of(self.plan)
 
-    def of(self, number: int, entry: RecordEntry) -> Mismatches:
-        """The findings in line ``number``, counted from 1."""
+    def find_mismatches(self, number: int, entry: RecordEntry) -> Mismatches:
+        """Yield the mismatches in line ``number``, counted from 1."""
         if number == 1 and entry["type"] != "header":
             yield "out_of_order", "the record does not begin with a header."
         if self.ended:
@@ -240,7 +238,7 @@ class RecordCheck:
         wrong = ", ".join(invalid_fields(entry, guarded=self._guarded))
         if wrong:
             yield "unknown_fields", f"the entry cannot be read: {wrong}."
-        # It is walked all the same: a charge that says too little was charged.
+        # An invalid entry is processed too: an incomplete charge was charged.
         try:
             match entry["type"]:
                 case "header":
@@ -266,7 +264,7 @@ class RecordCheck:
             yield "unknown_fields", f"record version {entry['version']} is not supported."
         self.run, self._parameters = entry["run"], entry["parameters"]
         plan = self.plan
-        for code, what, stated, certified in (
+        for code, subject, stated, certified in (
             (
                 "other_certificate",
                 "the certificate",
@@ -286,15 +284,13 @@ class RecordCheck:
             ),
         ):
             if not _same(stated, certified):
-                yield code, f"{what} is {stated!r}, and {certified!r} was certified."
+                yield code, f"{subject} is {stated!r}, and {certified!r} was certified."
         yield from self._phases(entry["phases"])
         yield from self._tensors(entry["tensors"])
-        if entry["generator"].keys() != DRAWN:
+        if entry["generator"].keys() != GENERATOR_USES:
             named = ", ".join(sorted(entry["generator"])) or "nothing"
-            yield (
-                "statistical_generator",
-                f"generators are named for {named}, not for {' and '.join(sorted(DRAWN))}.",
-            )
+            expected = " and ".join(sorted(GENERATOR_USES))
+            yield "statistical_generator", f"generators are named for {named}, not for {expected}."
         for use, name in entry["generator"].items():
             if name != GENERATOR:
                 yield "statistical_generator", f"{use} is drawn from {name}, not {GENERATOR}."
@@ -315,7 +311,7 @@ class RecordCheck:
             if one.keys() != other.keys():
                 yield "unknown_fields", f"phase {index} has the wrong fields."
                 continue
-            for field, code in CODES.items():
+            for field, code in PHASE_CODES.items():
                 if not _same(one[field], other[field]):
                     yield code, f"phase {index}: {field} is not what was certified."
 
@@ -343,7 +339,7 @@ class RecordCheck:
             yield "out_of_order", "a checkpoint must lie between two steps."
         if self._parameters is not None and entry["parameters"] != self._parameters:
             yield "wrong_weights", "the checkpoint's parameters are not those of the last step."
-        # A release may say nothing of its weights; the checkpoint after it always does.
+        # A release may omit the digest of its weights; the checkpoint after it has it.
         self._parameters = self._checkpoints[entry["step"]] = entry["parameters"]
         if self._adaptation is not None:
             self._factors[entry["step"]] = dict(self._adaptation.factors)
@@ -375,10 +371,9 @@ class RecordCheck:
             yield "too_many_steps", f"{self.execution.steps} steps were certified."
             return
         required = self.execution.at(self.charged - 1)
-        if self._adaptation is None:
-            yield from _parameters(entry, required)
-        else:
-            yield from _adapted_parameters(entry, required, self._adaptation)
+        if self._adaptation is not None:
+            required = _adapted(required, entry, self._adaptation)
+        yield from _compare_parameters(entry, required)
 
     def _release(self, entry: RecordEntry) -> Mismatches:
         if not self._open or entry["step"] != self.charged - 1:
@@ -389,12 +384,12 @@ class RecordCheck:
         yield from self._counts(entry)
 
     def _counts(self, entry: RecordEntry) -> Mismatches:
-        """The counts of a release, which the clip norms of the next step follow from."""
+        """Read the counts of a release, from which the clip norms of the next step follow."""
         counts, adaptation = entry.get("clip_counts"), self._adaptation
         requested = set() if adaptation is None else adaptation.factors.keys()
         if (counts or {}).keys() != requested or not all(map(is_number, (counts or {}).values())):
-            what = "no counts of clipped records were" if adaptation is None else "a count is"
-            yield "unknown_fields", f"clip_counts: {what} certified for every block."
+            certified = "no counts of clipped records were" if adaptation is None else "a count is"
+            yield "unknown_fields", f"clip_counts: {certified} certified for every block."
         elif adaptation is not None and counts is not None:
             adaptation.follow(counts, self.execution.at(entry["step"]))
 
@@ -408,7 +403,7 @@ class RecordCheck:
             )
         if entry["ended"] == "diverged":
             yield "diverged", "an update was not finite, and the run was ended."
-            # Its weights are those of that update, of which no line says anything before.
+            # Its weights are those of that update, which no earlier line describes.
             if not self._open:
                 yield "out_of_order", "a run diverges in a step that is charged and not released."
         elif entry["ended"] == "stopped":
@@ -424,36 +419,28 @@ class RecordCheck:
 
 
 def _same(recorded: Any, certified: Any) -> bool:
-    """Whether they are one JSON value; to Python, ``True`` would be 1."""
+    """Whether the two are one JSON value; in Python ``True == 1``."""
     return canonical_json(recorded) == canonical_json(certified)
 
 
-def _adaptation_of(plan: Plan) -> ClipAdaptation | None:
-    """None also where a plan does not say which count steers which clip norm: norms are fixed."""
-    try:
-        return ClipAdaptation.of(plan)
-    except ValueError:
-        return None
-
-
-def _adapted_parameters(
-    entry: RecordEntry, required: StepRequirement, adaptation: ClipAdaptation
-) -> Mismatches:
-    """The same where clip norms follow the counts: the noise is relative to each as recorded."""
-    here = adaptation.at(required)
-    # The path of the norms is steered by released values; e^x may differ in its last digits.
-    norms = {name: norm * (1 + FOLLOWED) for name, norm in here.clip_norm.items()}
-    stds = here.noise_std
+def _adapted(
+    required: StepRequirement, entry: RecordEntry, adaptation: ClipAdaptation
+) -> StepRequirement:
+    """Return ``required`` with adapted clip norms and the noise for the recorded clip norms."""
+    adapted = adaptation.at(required)
+    # The norms follow from released values; the last digits of e^x may differ.
+    norms = {name: norm * (1 + CLIP_NORM_TOLERANCE) for name, norm in adapted.clip_norm.items()}
+    stds = adapted.noise_std
     if entry["clip_norm"].keys() == norms.keys():
         stds = {
             name: adaptation.noise_for(name, norm, required) if norm > 0 else stds[name]
             for name, norm in entry["clip_norm"].items()
         }
-    yield from _parameters(entry, replace(required, clip_norm=norms, noise_std=stds))
+    return replace(required, clip_norm=norms, noise_std=stds)
 
 
-def _parameters(entry: RecordEntry, required: StepRequirement) -> Mismatches:
-    """A charge's public parameters against what its step must be."""
+def _compare_parameters(entry: RecordEntry, required: StepRequirement) -> Mismatches:
+    """Compare the public parameters of a charge with the requirement of its step."""
     step = entry["step"]
     if entry["phase"] != required.phase:
         yield "other_plan", f"step {step} belongs to phase {required.phase}, not {entry['phase']}."

@@ -1,10 +1,10 @@
-"""The opening of a search: what decides how many trials it has and which, drawn before the first.
+"""The opening of a search, which determines the number of trials and their settings in advance.
 
 A plan with ``repeat_and_select`` is certified for a random number K of runs of which only the best
-is released. K, the choice of every trial and the score follow from an opening that is written
-before the first trial begins. Its digest is published then (``SearchOpening.digest``) and stands
-in the record of the run that is released. The opening stays secret: who knows K learns more than
-the certificate covers.
+is released. K, the settings of every trial and the score follow from an opening that is written
+before the first trial begins. Its digest is published then (``SearchOpening.digest``) and is part
+of the record of the released run. The opening stays secret: K reveals more than the certificate
+covers.
 
 >>> opening = SearchOpening(certificate="sha256:" + 64 * "0", at="2026-01-01T00:00:00Z",
 ...     choices={"learning_rate": (0.1, 0.3)}, score="digits:part=test", draw=64 * "0")
@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from hmac import digest as hmac_digest
 from typing import Any, Self
 
+from affidavit.certificate.keys.key import format_instant
 from affidavit.mechanisms import draw_repetitions
 from affidavit.plan import Plan, Selection, digest_of
 
@@ -33,7 +34,7 @@ CHOICES: Mapping[str, tuple[type, ...]] = {
     "schedule": (str,),
     "warmup": (int,),
 }
-"""What trials of a search may differ in, and the types of its values."""
+"""The settings in which trials may differ, and the types of their values."""
 LIMITS = {"learning_rate": (1e-12, 1e6), "warmup": (0, 2**31)}
 MAX_CHOICES = 1000
 _TEXT = re.compile(r"[A-Za-z0-9][!-~]{0,499}")
@@ -43,15 +44,16 @@ Value = str | float
 
 
 class BadSearch(ValueError):
-    """Malformed choices or a malformed opening; the message says how to fix it."""
+    """The choices or the opening are malformed; the message says how to fix them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOpening:
-    """``draw`` is 32 random bytes; ``score`` names public data, whose mean loss ranks trials.
+    """The opening of a search.
 
-    ``at`` is when the search began: its records have this time, as their own would tell how many
-    trials came before.
+    ``draw`` is 32 random bytes; ``score`` names public data, whose mean loss ranks the trials.
+    ``at`` is when the search began: the records of all trials have this time, because their own
+    would reveal how many trials came before.
     """
 
     certificate: str
@@ -62,15 +64,15 @@ class SearchOpening:
 
     @classmethod
     def drawn(cls, certificate: str, choices: Any, score: str) -> Self:
-        """A new one, at this second; raises ``BadSearch``."""
-        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        draw = secrets.token_hex(32)
-        opening = {"certificate": certificate, "at": at, "choices": choices, "score": score}
-        return cls.read({**opening, "draw": draw})
+        """Return a new opening at the current time; raises ``BadSearch``."""
+        at, draw = format_instant(datetime.now(UTC)), secrets.token_hex(32)
+        return cls.read(
+            {"certificate": certificate, "at": at, "choices": choices, "score": score, "draw": draw}
+        )
 
     @classmethod
     def read(cls, document: Any) -> Self:
-        """The opening in ``document``; raises ``BadSearch``."""
+        """Parse an opening; raises ``BadSearch``."""
         fields = set(cls.__dataclass_fields__)
         if not isinstance(document, Mapping) or set(document) != fields:
             raise BadSearch(f"an opening has the fields {', '.join(sorted(fields))}.")
@@ -82,33 +84,33 @@ class SearchOpening:
         return cls(choices=read_choices(document["choices"]), **texts)
 
     def as_document(self) -> dict[str, Any]:
-        """The opening as JSON data."""
+        """Return the opening as JSON data."""
         choices = {name: list(values) for name, values in self.choices.items()}
         return {**asdict(self), "choices": choices}
 
     @property
     def digest(self) -> str:
-        """The digest published before the first trial; it reveals nothing about the draw."""
+        """The digest to publish before the first trial; it reveals nothing about the draw."""
         return digest_of(self.as_document())
 
     def trials(self, selection: Selection) -> int:
-        """K, the number of trials; a Poisson number may be 0."""
+        """Return K, the number of trials; a Poisson number may be 0."""
         return draw_repetitions(selection, self._uniform("repetitions"))
 
     def trial(self, number: int) -> dict[str, Value]:
-        """What trial ``number`` tries: of each field one value, uniformly and independently."""
+        """Return the settings of a trial, each drawn uniformly and independently."""
         return {
             name: values[self._uniform(f"{number}/{name}") % len(values)]
             for name, values in self.choices.items()
         }
 
     def _uniform(self, purpose: str) -> int:
-        """A number of 512 bits for one purpose."""
+        """Return a uniform number of 512 bits for one purpose."""
         return int.from_bytes(hmac_digest(bytes.fromhex(self.draw), purpose.encode(), "sha512"))
 
 
 def read_choices(document: Any) -> dict[str, tuple[Value, ...]]:
-    """``{"learning_rate": [0.1, 0.3]}``: values to try; raises ``BadSearch``."""
+    """Parse the values to try, such as ``{"learning_rate": [0.1, 0.3]}``; raises ``BadSearch``."""
     if not isinstance(document, Mapping) or not set(document) <= CHOICES.keys():
         raise BadSearch(f"give a list of values for each of {', '.join(CHOICES)} that varies.")
     for name, values in document.items():
@@ -130,5 +132,5 @@ def _is_usable(name: str, value: Any) -> bool:
 
 
 def selection_of(plan: Plan) -> Selection | None:
-    """How the plan repeats and selects, if it does."""
+    """Return how the plan repeats and selects, or None."""
     return next((event for event in plan.extra if isinstance(event, Selection)), None)

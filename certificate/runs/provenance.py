@@ -1,14 +1,13 @@
-r"""Provenance of a run: an in-toto statement in the form of SLSA, signed by the worker's key.
+r"""Provenance of a run: an SLSA in-toto statement, signed by the worker's key.
 
-The subject is the trained weights, or the run record where there are none. What went in
-(``resolvedDependencies``) is the certificate, the plan, the data by reference and by the
-commitment in the record, and the digest of the trainer's code. ``byproducts`` has the record's
-last digest and what it came to when it was held against the certificate.
+The subject is the trained weights, or the run record if there are none. ``resolvedDependencies``
+are the certificate, the plan, the data by reference and by the commitment in the record, and the
+digest of the trainer's code. ``byproducts`` has the record's last digest and the result of its
+conformance check.
 
-What it proves is that the holder of the worker's key said so. The record itself stays with
-the weights, for whoever wants to hold it against the certificate again (``affidavit conformance``).
-A worker signs it; the service reads it when a run is over, and anybody else offline, whenever they
-like (``affidavit runs verify``).
+Provenance proves that the holder of the worker's key made these statements. The record stays with
+the weights, so that conformance can be checked again (``affidavit conformance``). The service reads
+the provenance when a run ends; anyone can verify it offline (``affidavit runs verify``).
 
 References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; DSSE v1.
 
@@ -48,7 +47,7 @@ from affidavit.plan import MalformedPlan, canonical_json, load_json
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://affidavit.dev/run/v1"
 MAX_FINDINGS = 20
-"""There may be one per step; the first ones are signed."""
+"""The most findings that are signed; there may be one per step."""
 
 
 class BadProvenance(ValueError):
@@ -57,11 +56,11 @@ class BadProvenance(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProvenance:
-    """What a signed provenance says of a run; ``record`` is the last digest of its record.
+    """The content of a signed provenance.
 
-    ``findings`` are their codes in words, ``subject`` the name and the sha256 of what it is about,
-    ``code`` the digest of the trainer that the record names, ``key`` the id of the key that signed,
-    and ``finished`` when, as it says.
+    ``record`` is the last digest of the run record, ``findings`` are the codes of the findings as a
+    text, ``subject`` is the name and the sha256 of the subject, ``code`` the digest of the trainer
+    in the record, ``key`` the id of the signing key, and ``finished`` the stated time.
     """
 
     run: str
@@ -93,7 +92,7 @@ def sign_provenance(
     header: Mapping[str, Any],
     began: datetime,
 ) -> dict[str, Any]:
-    """The signed provenance of a run, as JSON data.
+    """Return the signed provenance of a run, as JSON data.
 
     ``weights`` is the hexadecimal sha256 of the weights, ``header`` the record's first line.
     """
@@ -137,10 +136,10 @@ def _hex(digest: str | None) -> str:
 def read_provenance(
     document: Any, trusted: Iterable[PublicKey], *, later: bool = False
 ) -> RunProvenance:
-    """What ``document`` says, signed by one of ``trusted``; raises ``BadProvenance``.
+    """Verify and parse ``document``, signed by one of ``trusted``; raises ``BadProvenance``.
 
-    The key has to be one that may sign now; ``later``, one that might when the run finished, as the
-    statement says, and was not revoked since: whoever stole it can put any date on a statement.
+    The key must be valid now; with ``later``, when the run finished by the statement. A key that
+    was revoked since is refused in both cases, because its holder can write any date.
     """
     try:
         envelope = read_envelope(document)
@@ -159,7 +158,7 @@ def read_provenance(
     ):
         raise BadProvenance("the signature does not match.")
     try:
-        result = _reported(load_json(envelope.payload).data, envelope.key_id)
+        result = _parse_statement(load_json(envelope.payload).data, envelope.key_id)
     except (KeyError, IndexError, TypeError, ValueError, MalformedPlan):
         raise BadProvenance("this is not the provenance of a run.") from None
     now = datetime.now(UTC)
@@ -170,7 +169,7 @@ def read_provenance(
     return result
 
 
-def _reported(statement: Any, key_id: str) -> RunProvenance:
+def _parse_statement(statement: Any, key_id: str) -> RunProvenance:
     if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise ValueError("another type")
     predicate = statement["predicate"]
@@ -188,7 +187,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         or not isinstance(result["head"], str | None)
     ):
         raise ValueError("another shape")
-    named = ", ".join(sorted({str(item["code"]) for item in result["findings"]}))
+    codes = ", ".join(sorted({str(item["code"]) for item in result["findings"]}))
     (subject,) = statement["subject"]
     parameters = definition["externalParameters"]
     return RunProvenance(
@@ -198,7 +197,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         conformant=conformant,
         steps_to_charge=steps,
         record=result["head"],
-        findings=named[:500] or "the record conforms.",
+        findings=codes[:500] or "the record conforms.",
         subject=(str(subject["name"]), str(subject["digest"]["sha256"])),
         data=str(parameters["data"]),
         model=str(parameters["model"]),

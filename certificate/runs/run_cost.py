@@ -1,14 +1,14 @@
-"""What a certified run costs, in full or after some of its steps.
+"""The cost of a certified run, in full or after some of its steps.
 
-A certificate names its plan and the engine that decided. The plan is closed again with that
-engine, and the result must match the certificate (noise, steps and lots), or nothing is
-entered. Releases beside the steps (a metric) are charged whether or not they ran.
+A certificate names its plan and the engine that decided. The plan is solved again with that engine,
+and the result must match the certificate (noise, steps and lots), or nothing is charged. Releases
+beside the steps (a metric) are charged whether or not they ran.
 
-Fewer steps cost less only where the cost is a sum over steps whatever made the run stop: fresh
-lots and fixed orders with independent noise, phase by phase. Correlated noise, lots kept for
-all epochs, an optimiser accounted as one release, and a selection among repetitions are charged
-in full from the first step: nobody has proved that a run stopped in view of its outputs costs
-less. ``spending`` gives ε over steps; every value is an upper bound and at most the certificate's.
+Fewer steps cost less only if the cost is a sum over steps for any stopping rule: fresh lots and
+fixed orders with independent noise, phase by phase. Correlated noise, lots that stay the same in
+all epochs, an optimiser accounted as one release, and a selection among repetitions are charged in
+full from the first step: no theorem covers a run that is stopped because of its outputs.
+``spending`` returns ε over steps; every value is an upper bound and at most the certificate's.
 
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "adjacency": "add_remove", "steps": 10,
@@ -53,16 +53,16 @@ __all__ = ["UNIT", "CertificateDiffers", "CertifiedRun", "composed_epsilon", "ru
 
 
 class CertificateDiffers(Exception):
-    """The plan, closed again, is not what its certificate says."""
+    """The solved plan differs from its certificate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertifiedRun:
-    """A certified run with nothing open.
+    """A certified run without unknowns.
 
-    ``epsilon`` (nats) and ``delta`` are those of the certificate, ``certain`` whether they hold
-    without a confidence. Every method raises ``AccountantError`` for an event that the
-    filter does not bound.
+    ``epsilon`` (nats) and ``delta`` are those of the certificate; ``certain`` is False if they hold
+    with a confidence. The methods raise ``AccountantError`` for an event that the filter does not
+    bound.
     """
 
     lowered: Lowered
@@ -76,7 +76,7 @@ class CertifiedRun:
         return sum(phase.steps or 0 for phase in self.lowered.phases)
 
     def event_of(self, steps_run: int) -> Event:
-        """What was released by the first ``steps_run`` steps, and by what stands beside them.
+        """Return the event of the first ``steps_run`` steps and of the releases beside them.
 
         Raises ``ValueError`` for a number of steps that the run does not have.
         """
@@ -84,20 +84,20 @@ class CertifiedRun:
             raise ValueError(f"steps run must lie between 0 and {self.steps}, got {steps_run}")
         if steps_run == self.steps or self.lowered.extra.selection is not None:
             return self.lowered.event()
-        result, left = [], steps_run
+        result, remaining = [], steps_run
         for phase in self.lowered.phases:
             length = phase.steps or 0
-            ran = min(left, length)
-            left -= ran
+            ran = min(remaining, length)
+            remaining -= ran
             if ran:
                 result.append(replace(phase, steps=ran if _is_sum_over_steps(phase) else length))
-        # The plan keeps as many phases as are left, so that the two stay in step.
+        # The plan must have as many phases as the lowered run.
         plan = self.lowered.plan
         shorter = plan.model_copy(update={"phases": plan.phases[: len(result)]})
         return replace(self.lowered, phases=tuple(result), plan=shorter).event()
 
     def cost_of(self, steps_run: int) -> Cost:
-        """The cost of ``steps_run`` steps, never above that of the whole run."""
+        """Return the cost of ``steps_run`` steps, at most that of the whole run."""
         event = self.event_of(steps_run)
         empty = not parts(event)
         return Cost.of(
@@ -114,7 +114,7 @@ class CertifiedRun:
         return self.lowered.extra.selection is None and all(map(_is_sum_over_steps, phases))
 
     def _epsilon(self, event: Event, steps_run: int) -> float:
-        """ε at the certificate's δ for the plain sum; the certificate's own where no less."""
+        """Return ε at the certificate's δ by composition, at most the certificate's own."""
         if steps_run == self.steps:
             return self.epsilon
         try:
@@ -124,17 +124,17 @@ class CertifiedRun:
 
 
 def run_of(plan: Plan, engine: str, *, predicate: dict[str, Any] | None = None) -> CertifiedRun:
-    """The run of ``plan`` as ``engine`` closes it; ``predicate`` is the certificate's.
+    """Return the run of ``plan`` as ``engine`` solves it; ``predicate`` is the certificate's.
 
-    Raises ``CertificateDiffers`` where ``predicate`` gives another noise, length or sampling, and
-    ``AccountantError`` where the engine does not cover the plan.
+    Raises ``CertificateDiffers`` if ``predicate`` has another noise, length or sampling, and
+    ``AccountantError`` if the engine does not cover the plan.
     """
     chosen = accountant(engine)
     lowered = Solver(lowered=lower_open(plan), engine=chosen).closed()
     if predicate is None:
         return CertifiedRun(lowered=lowered, epsilon=math.inf, delta=1.0)
     guarantee = predicate["guarantee"]
-    if guarantee is None or not _agrees(lowered, predicate):
+    if guarantee is None or not _matches(lowered, predicate):
         raise CertificateDiffers("this release closes the plan differently from its certificate")
     return CertifiedRun(
         lowered=lowered,
@@ -145,10 +145,10 @@ def run_of(plan: Plan, engine: str, *, predicate: dict[str, Any] | None = None) 
 
 
 def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracket]:
-    """Name and bracket of ε of ``events`` composed, by the first engine that reaches them.
+    """Return the first engine that covers the composition of ``events`` and its bracket of ε.
 
-    This is what they would have cost had all of them been fixed in advance; of plans that
-    were chosen in view of results it bounds nothing. Raises ``Unsupported``.
+    This is the cost of plans that were all fixed in advance; for plans chosen because of earlier
+    results it is not a bound. Raises ``Unsupported``.
     """
     event = Composed(events=tuple(events))
     for engine in certain_accountants():
@@ -159,32 +159,32 @@ def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracke
     raise Unsupported("no engine can compose these runs.", "Use the privacy filter's number.")
 
 
-def _agrees(lowered: Lowered, predicate: dict[str, Any]) -> bool:
-    """Whether noise, steps and lots of ``lowered`` are as private as ``predicate`` states."""
+def _matches(lowered: Lowered, predicate: dict[str, Any]) -> bool:
+    """Whether the noise, steps and lots of ``lowered`` cost no less than ``predicate`` states."""
     provided = plan_summary.releases_of(lowered.plan, lowered.plan, 1.0)
     stated = predicate["noise_multiplier"]["releases"]
     if [item.name for item in provided] != [entry["name"] for entry in stated]:
         return False
-    for ours, theirs in zip(provided, stated, strict=True):
-        requested = theirs["given"] if theirs["given"] is not None else theirs["required"]
-        if ours.given is None or requested is None:
+    for release, entry in zip(provided, stated, strict=True):
+        sigma = entry["given"] if entry["given"] is not None else entry["required"]
+        if release.given is None or sigma is None:
             return False
-        if ours.given > float(requested) * (1 + 1e-11):
+        if release.given > float(sigma) * (1 + 1e-11):
             return False
     sampling = plan_summary.sampling_of(lowered)
     return all(
-        (ours["scheme"], ours["steps"], ours.get("lot_size"))
-        == (theirs["scheme"], theirs["steps"], theirs.get("lot_size"))
-        and _not_rarer(ours["probability"], theirs["probability"])
-        for ours, theirs in zip(sampling, predicate["sampling"], strict=True)
+        (phase["scheme"], phase["steps"], phase.get("lot_size"))
+        == (entry["scheme"], entry["steps"], entry.get("lot_size"))
+        and _is_drawn_as_often(phase["probability"], entry["probability"])
+        for phase, entry in zip(sampling, predicate["sampling"], strict=True)
     )
 
 
-def _not_rarer(ours: float | None, theirs: str | None) -> bool:
-    """Whether a record is drawn at least as often as the predicate states, in its digits."""
-    if ours is None or theirs is None:
-        return ours is None and theirs is None
-    return ours * (1 + 1e-11) >= float(theirs)
+def _is_drawn_as_often(probability: float | None, stated: str | None) -> bool:
+    """Whether a record is drawn at least as often as the predicate states, up to its digits."""
+    if probability is None or stated is None:
+        return probability is None and stated is None
+    return probability * (1 + 1e-11) >= float(stated)
 
 
 def _is_sum_over_steps(phase: LoweredPhase) -> bool:
@@ -192,7 +192,7 @@ def _is_sum_over_steps(phase: LoweredPhase) -> bool:
 
 
 def _mu_squared(event: Event) -> float:
-    """μ² of Gaussian DP, rounded up; infinite where the run is not exactly one Gaussian."""
+    """Return μ² of Gaussian DP, rounded up; infinite unless the run is exactly one Gaussian."""
     try:
         mu = joint_mu(event)
     except AccountantError:
@@ -200,36 +200,40 @@ def _mu_squared(event: Event) -> float:
     return mu * mu * (1 + 1e-15)
 
 
-POINTS = 16
-HEADROOM = 1.1
-"""Of the axis over the certified ε, so that its line does not lie on the frame."""
+DEFAULT_POINTS = 16
+AXIS_HEADROOM = 1.1
+"""The end of the axis over the certified ε, so that its line does not lie on the frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacySpent:
-    """ε in nats, an upper bound, once ``steps`` steps were run."""
+    """An upper bound of ε, in nats, after ``steps`` steps."""
 
     steps: int
     epsilon: float
 
 
 def spending(
-    plan: Plan, engine: str, delta: float, *, points: int = POINTS, also: Iterable[int] = ()
+    plan: Plan,
+    engine: str,
+    delta: float,
+    *,
+    points: int = DEFAULT_POINTS,
+    extra_steps: Iterable[int] = (),
 ) -> tuple[PrivacySpent, ...]:
-    """ε at ``delta`` after about ``points`` numbers of steps, denser early on, and after ``also``.
+    """Return ε at ``delta`` after about ``points`` numbers of steps and after ``extra_steps``.
 
-    The engine is the one that decided. What it does not bound is left out. Raises
-    ``AccountantError`` where it does not cover the plan at all.
+    The points are denser at the beginning. ``engine`` is the one that decided; a point that it does
+    not bound is left out. Raises ``AccountantError`` if it does not cover the plan.
     """
     run = run_of(plan, engine)
-    whole = run.steps
-    spread = {math.ceil(whole * (index / points) ** 2) for index in range(points + 1)}
-    requested = sorted(spread | {item for item in also if 0 <= item <= whole})
-    most = _epsilon(run, engine, whole, delta)
+    spread = {math.ceil(run.steps * (index / points) ** 2) for index in range(points + 1)}
+    requested = sorted(spread | {steps for steps in extra_steps if 0 <= steps <= run.steps})
+    total = _epsilon(run, engine, run.steps, delta)
     result = []
     for steps in requested:
         try:
-            result.append(PrivacySpent(steps, min(most, _epsilon(run, engine, steps, delta))))
+            result.append(PrivacySpent(steps, min(total, _epsilon(run, engine, steps, delta))))
         except AccountantError:
             continue
     return tuple(result)
@@ -238,37 +242,36 @@ def spending(
 def spending_chart(
     spent: tuple[PrivacySpent, ...], *, certified: float, delta: float, run: int | None = None
 ) -> Chart:
-    """ε over steps up to the certified cap; ``run`` are the steps that a run was charged.
+    """Return a chart of ε over steps up to the certified bound.
 
-    Between two points the later one holds, so that what is drawn is a bound everywhere: ε
-    rises with the steps, mostly ever more slowly, and a straight line would run below it.
+    ``run`` is the number of steps that a run was charged. The line has stairs at the height of the
+    later point, so that it is a bound everywhere: a straight line could run below ε.
     """
     marks: list[Mark] = [
-        Line(name="ε at most, as certified", points=_held(spent)),
+        Line(name="ε at most, as certified", points=_stairs(spent)),
         ReferenceLine(name="certified for the whole run", at=certified),
     ]
-    stated = f"ε grows with the steps to the certified {certified:.6g}."
+    description = f"ε grows with the steps to the certified {certified:.6g}."
     if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:
-        stated = f"The certified {certified:.6g} is charged in full from the first step on."
-    if run is not None:
-        at = next((item.epsilon for item in spent if item.steps == run), None)
-        if at is not None:
-            ran = tuple(entry for entry in spent if entry.steps <= run)
-            marks.append(Line(name="the actual run", points=_held(ran)))
-            marks.append(Dots(name=f"charged for {run} steps", points=((run, at),)))
-            stated += f" The run was charged for {run} steps."
-    above = HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
+        description = f"The certified {certified:.6g} is charged in full from the first step on."
+    charged = next((point.epsilon for point in spent if point.steps == run), None)
+    if run is not None and charged is not None:
+        ran = tuple(point for point in spent if point.steps <= run)
+        marks.append(Line(name="the actual run", points=_stairs(ran)))
+        marks.append(Dots(name=f"charged for {run} steps", points=((run, charged),)))
+        description += f" The run was charged for {run} steps."
+    high = AXIS_HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
     return Chart(
         title="ε over steps",
-        description=stated,
+        description=description,
         x=Axis(label="steps run", low=0.0),
-        y=Axis(label=f"ε (nats) at δ = {decimal_up(delta, 6)}", low=0.0, high=above),
+        y=Axis(label=f"ε (nats) at δ = {decimal_up(delta, 6)}", low=0.0, high=high),
         marks=tuple(marks),
     )
 
 
-def _held(spent: tuple[PrivacySpent, ...]) -> tuple[tuple[float, float], ...]:
-    """The points as stairs, each at the height of its end."""
+def _stairs(spent: tuple[PrivacySpent, ...]) -> tuple[tuple[float, float], ...]:
+    """Return the points as stairs, each at the height of its end."""
     result: list[tuple[float, float]] = [(item.steps, item.epsilon) for item in spent[:1]]
     for before, after in pairwise(spent):
         result += [(before.steps, after.epsilon), (after.steps, after.epsilon)]

@@ -1,23 +1,22 @@
-"""The run record: JSON lines, each of which commits to all lines before it.
+"""The run record: JSON lines, each of which commits to all earlier lines.
 
-A line is the RFC 8785 canonical JSON of an entry, with ``previous``, the digest of the line
-before (``START`` for the first), and ``digest``, sha256 of the canonical JSON of everything
-else in the line. A field that is changed, a line that is dropped, added, repeated or moved
-breaks the chain at that place. The chain has no signature: who writes a whole new record
-can chain it as well. What ties a record to a run is its last digest, told to somebody else
-in time (``affidavit train`` prints it).
+A line is the RFC 8785 canonical JSON of an entry, with ``previous``, the digest of the line before
+(``START`` for the first), and ``digest``, the sha256 of the canonical JSON of the rest of the line.
+Changing a field, or dropping, adding, repeating or moving a line breaks the chain there. The chain
+has no signature: a forger can chain a whole new record. The last digest ties a record to its run if
+it is published in time (``affidavit train`` prints it).
 
 An entry has a ``type``:
 
-header      certificate, plan, code, data, sampler, tensors and blocks, before anything is run
-checkpoint  the digest of a checkpoint, before it takes the place of the one before
-resumed     where a run went on, and how many steps were charged and lost before
+header      certificate, plan, code, data, sampler, tensors and blocks, before the first step
+checkpoint  the digest of a checkpoint, before it replaces the previous one
+resumed     the step from which a run continued, and the steps that were charged and lost
 charge      one step with all its public parameters, *before* its noise is drawn
-release     what the step came to: commitments and the digest of the parameters
+release     the result of the step: commitments and the digest of the parameters
 final       how the run ended, with counts and the digest of the weights
 
-Nothing in it depends on the data beyond what was released with noise: lot sizes and the data
-set are committed to under a secret of the run.
+A record depends on the data only through what was released with noise: it contains commitments to
+lot sizes and the data set under a secret of the run.
 
 >>> entry = {"type": "release", "step": 0, "lot_size_commitment": "", "parameters": None}
 >>> line, digest = encode_line(entry, START)
@@ -42,11 +41,11 @@ RecordEntry = dict[str, Any]
 
 VERSION = 1
 START = "sha256:" + 64 * "0"
-"""What stands before the first line."""
+"""The ``previous`` digest of the first line."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
 CERTIFIED = "as certified"
-"""What stands in the fields whose value the certificate gives, which conformance compares."""
+"""The type of fields whose value follows from the certificate; conformance compares them."""
 ENTRIES: dict[str, dict[str, str]] = {
     "header": {
         "version": "an integer",
@@ -103,41 +102,43 @@ ENTRIES: dict[str, dict[str, str]] = {
         "noise_test?": CERTIFIED,
     },
 }
-"""What stands in each field of every type of entry, beside ``type``, ``previous`` and ``digest``.
+"""The type of each field of every entry, beside ``type``, ``previous`` and ``digest``.
 
-A field with a question mark may be left out. ``clip_counts`` stand where clip norms are adapted.
+A field with a question mark is optional. ``clip_counts`` is present if clip norms are adaptive.
 """
 
 
 @cache
 def fields(kind: str, *, optional: bool) -> frozenset[str]:
-    """The fields of one type of entry that have to be there, or those that may be."""
+    """Return the required or the optional fields of one type of entry."""
     paths = (path.partition(".")[0] for path in ENTRIES[kind])
     return frozenset(path.rstrip("?") for path in paths if path.endswith("?") == optional)
 
 
-LEFT_OUT = frozenset({"data.commitment", "checkpoint", "lot_size_commitment", "learning_rate"})
-"""Fields that are null in the record of a guarded loop: the guard reads no data."""
+UNGUARDED_FIELDS = frozenset(
+    {"data.commitment", "checkpoint", "lot_size_commitment", "learning_rate"}
+)
+"""The fields that may be null in the record of a guarded loop: the guard reads no data."""
 
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a number; ``load_json`` reads only finite ones, and ``true`` is none."""
+    """Whether ``value`` is a number and not a boolean; ``load_json`` reads only finite ones."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _digest(value: Any) -> bool:
+def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
-_IS: dict[str, Callable[[Any], bool]] = {
+_IS_OF_TYPE: dict[str, Callable[[Any], bool]] = {
     CERTIFIED: lambda _: True,
     "a text": lambda value: isinstance(value, str) and value != "",
     "a time": lambda value: isinstance(value, str) and _TIME.fullmatch(value) is not None,
-    "a digest": _digest,
-    "a digest or null": lambda value: value is None or _digest(value),
+    "a digest": _is_digest,
+    "a digest or null": lambda value: value is None or _is_digest(value),
     "a number": is_number,
     "an integer": lambda value: isinstance(value, int) and is_number(value),
     "a number for each release": lambda value: (
@@ -147,7 +148,7 @@ _IS: dict[str, Callable[[Any], bool]] = {
 
 
 class BrokenLine(ValueError):
-    """A line that is not one of a chain; ``code`` says how."""
+    """The line breaks the chain; ``code`` says how."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -155,14 +156,14 @@ class BrokenLine(ValueError):
 
 
 def encode_line(entry: RecordEntry, previous: str) -> tuple[bytes, str]:
-    """The line of ``entry``, with its end, and its digest."""
+    """Return the line of ``entry``, which ends in a newline, and its digest."""
     stated = {**entry, "previous": previous}
     digest = digest_of(stated)
     return canonical_json({**stated, "digest": digest}) + b"\n", digest
 
 
 def decode_line(line: bytes, previous: str) -> RecordEntry:
-    """The entry of a line that follows ``previous``; raises ``BrokenLine``."""
+    """Parse a line that follows the digest ``previous``; raises ``BrokenLine``."""
     try:
         stated = load_json(line, MAX_LINE_BYTES).data
     except MalformedPlan as error:
@@ -185,28 +186,28 @@ def decode_line(line: bytes, previous: str) -> RecordEntry:
 
 
 def is_guarded(header: RecordEntry) -> bool:
-    """Whether the record is of a loop of its own under the guard, not of the trainer."""
-    return _IS["a text"](_at(header, "code.loop"))
+    """Whether the record is of a user's loop under the guard, not of the trainer."""
+    return _IS_OF_TYPE["a text"](_value_at(header, "code.loop"))
 
 
 def invalid_fields(entry: RecordEntry, *, guarded: bool) -> Iterator[str]:
-    """The invalid fields of ``entry``, in words.
+    """Yield a description of each invalid field of ``entry``.
 
-    A ``guarded`` loop leaves out what the guard does not know, and the key where none is said.
+    A ``guarded`` loop omits the fields that the guard does not know, and the key if it is unknown.
     """
     for named, kind in ENTRIES[entry["type"]].items():
         path = named.rstrip("?")
-        value = _at(entry, path)
-        if guarded and value is None and path in LEFT_OUT:
+        value = _value_at(entry, path)
+        if guarded and value is None and path in UNGUARDED_FIELDS:
             continue
         if guarded and path == "key_commitment" and value == f"undisclosed:{entry['step']}":
             continue
-        if not _IS[kind](value):
+        if not _IS_OF_TYPE[kind](value):
             yield f"{path} is not {kind}"
 
 
-def _at(entry: RecordEntry, path: str) -> Any:
-    """What stands at a dotted path; None where nothing does."""
+def _value_at(entry: RecordEntry, path: str) -> Any:
+    """Return the value at a dotted path, or None."""
     result: Any = entry
     for name in path.split("."):
         result = result.get(name) if isinstance(result, dict) else None

@@ -127,7 +127,7 @@ def charts_of(plan: Plan, steps_run: int | None) -> Charts:
     epsilon = result.assessment.epsilon
     also = () if steps_run is None else (steps_run,)
     try:
-        spent = spending(plan, result.engine["name"], result.delta, also=also)
+        spent = spending(plan, result.engine["name"], result.delta, extra_steps=also)
     except AccountantError:
         spent = ()
     if spent and epsilon is not None:

@@ -213,7 +213,7 @@ class AuditedData:
                 "the plan has canaries, which only --data csv and --data digits support. Certify "
                 "it without canaries."
             )
-        generator = canaries.drawn("records")
+        generator = canaries.generator("records")
         inputs = torch.from_numpy(generator.random((canaries.count, data.features)))
         labels = torch.from_numpy(generator.integers(0, data.classes, canaries.count))
         joined = Labelled(

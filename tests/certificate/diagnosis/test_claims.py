@@ -10,11 +10,10 @@ import pytest
 from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis import claims
-from affidavit.certificate.diagnosis.agreement import Agreement
 from affidavit.certificate.diagnosis.case import Way
 from affidavit.certificate.diagnosis.claims import Explanation, stated
 from affidavit.certificate.diagnosis.diagnosis import diagnose
-from affidavit.certificate.diagnosis.readings import Reading
+from affidavit.certificate.diagnosis.readings import Agreement, Reading
 from affidavit.plan import Claim, Plan
 
 PlanOf = Callable[..., Plan]
@@ -108,7 +107,7 @@ def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf
 def test_whether_every_pair_was_tried_is_told(
     plan_of: PlanOf, effort: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "PAIRS_EFFORT", effort)
+    monkeypatch.setattr(claims, "PAIR_EFFORT", effort)
     monkeypatch.setattr(claims, "MAX_COST", -1.0)
     result = diagnose(plan_of(**BLOCKS), Claim(epsilon="1.2345678"))
     assert result.explanations == ()

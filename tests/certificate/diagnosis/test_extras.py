@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case
 from affidavit.certificate.diagnosis.claims import search
 from affidavit.certificate.diagnosis.diagnosis import diagnose
+from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
 from affidavit.plan import Claim, Plan, plan_from
 
 GAUSSIAN = {"kind": "gaussian", "name": "metric", "noise_multiplier": 5}
@@ -80,7 +80,7 @@ def test_what_leaves_a_release_out_is_named(extra: str, scheme: str) -> None:
     plan = plan_with(extra, scheme, "zero_out")
     case = Case.of(plan, 1e-5)
     assert case.account.parts() is None
-    found = search(case, ClaimedEpsilon(value=1.0, unit=1e6, loose=0.0))
+    found = search(case, ClaimedEpsilon(value=1.0, unit=1e6, noise_uncertainty=0.0))
     assert found
     for result in found:
         assert {"uncounted_release", "uncounted_selection"} & set(result.mistakes)

@@ -15,16 +15,21 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
-from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
+from affidavit.certificate.diagnosis.readings import (
+    ClaimedEpsilon,
+    Effort,
+    Reading,
+    central_limit,
+    readings,
+)
 from affidavit.plan import Claim, Plan, plan_from
 from tests.seeds import seeded
 
 NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "14"))
-ANYTHING = ClaimedEpsilon(value=10, unit=1e-6, loose=1e9)
+ANYTHING = ClaimedEpsilon(value=10, unit=1e-6, noise_uncertainty=1e9)
 """A claim that every reading may be, so that every reading is computed, and finely."""
 BLOCKS = {"independent_blocks", "single_block", "clip_not_joint"}
 CORRELATED = {

@@ -9,8 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from affidavit.certificate.diagnosis.account import Part
-from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
-from affidavit.certificate.diagnosis.readings import Effort, central_limit, readings
+from affidavit.certificate.diagnosis.readings import ClaimedEpsilon, Effort, central_limit, readings
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -88,7 +87,7 @@ def test_textbook_compositions_are_those_of_the_textbook(q: float | None) -> Non
         + steps * entry * (math.exp(entry) - 1),
     }
     parts = ((Part(noise_multiplier=sigma, probability=q), steps),)
-    anything = ClaimedEpsilon(value=10, unit=1e-6, loose=1e9)
+    anything = ClaimedEpsilon(value=10, unit=1e-6, noise_uncertainty=1e9)
     result = {
         reading.accountant: reading for reading in readings(parts, delta, anything, Effort(left=1))
     }
@@ -98,7 +97,7 @@ def test_textbook_compositions_are_those_of_the_textbook(q: float | None) -> Non
 
 
 def test_where_a_step_of_the_textbook_says_nothing_it_is_not_asked() -> None:
-    anything = ClaimedEpsilon(value=10, unit=1e-6, loose=1e9)
+    anything = ClaimedEpsilon(value=10, unit=1e-6, noise_uncertainty=1e9)
     for sigma, requested in ((0.05, False), (0.5, True)):
         parts = ((Part(noise_multiplier=sigma), 3),)
         told = {reading.accountant for reading in readings(parts, 1e-5, anything, Effort(left=1))}

@@ -21,7 +21,7 @@ from affidavit.certificate import (
     read_canaries,
     read_losses,
 )
-from affidavit.certificate.model_evidence.audit import Inverse, lower_epsilon, refuted
+from affidavit.certificate.model_evidence.audit import Inverse, is_refuted, lower_epsilon
 
 ALARM = 0.05
 
@@ -46,7 +46,9 @@ def test_randomised_response_is_refuted_as_often_as_allowed(epsilon: float, gues
     """Its right guesses are exactly binomial, so that the level is a tail of that law."""
     inverse = inverse_of(epsilon)
     least = bisect_left(
-        range(guesses + 1), True, key=lambda right: refuted(inverse, right, guesses, guesses, ALARM)
+        range(guesses + 1),
+        True,
+        key=lambda right: is_refuted(inverse, right, guesses, guesses, ALARM),
     )
     level = binom.sf(least - 1, guesses, math.exp(epsilon) / (1 + math.exp(epsilon)))
     assert level <= ALARM
@@ -129,10 +131,10 @@ def test_what_refutes_a_trade_off_refutes_every_more_private_one(
 ) -> None:
     right = data.draw(st.integers(0, guesses))
     canaries = guesses + more
-    if not refuted(inverse_of(epsilon, delta), right, guesses, canaries, ALARM):
+    if not is_refuted(inverse_of(epsilon, delta), right, guesses, canaries, ALARM):
         return
-    assert refuted(inverse_of(epsilon / 2, delta / 2), right, guesses, canaries, ALARM)
-    assert refuted(inverse_of(epsilon, delta), min(right + 1, guesses), guesses, canaries, ALARM)
+    assert is_refuted(inverse_of(epsilon / 2, delta / 2), right, guesses, canaries, ALARM)
+    assert is_refuted(inverse_of(epsilon, delta), min(right + 1, guesses), guesses, canaries, ALARM)
 
 
 def test_a_bound_is_lower_with_more_delta() -> None:

@@ -2,7 +2,7 @@
 
 mlcroissant brings 400 MB, so that its answer is recorded: ``mlcroissant validate --jsonld
 tests/vectors/croissant.json`` of mlcroissant 1.1.1 finds no error (three recommended properties,
-which only a publisher knows, are missing), and what is exported has to be that document.
+which only a publisher knows, are missing), and what is export has to be that document.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from huggingface_hub import ModelCard
 from spdx_python_model.bindings import v3_0_1 as spdx
 
 from affidavit.certificate import CERTIFICATE_FILE, EXPORTS, RECORD_FILE, BadModel, verify_model
-from affidavit.certificate.model_evidence.exports import FORMS, Claimed, exported
+from affidavit.certificate.model_evidence.exports import FORMS, Claimed, export
 from affidavit.certificate.model_evidence.manifest import ModelFile
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run
 
@@ -148,4 +148,4 @@ def test_the_data_set_is_the_croissant_document_that_mlcroissant_accepts() -> No
         files=tuple(ModelFile(name=name, sha256="5a" * 32) for name in names),
         at="2026-11-23T00:00:00Z",
     )
-    assert json.loads(exported("croissant", of)) == json.loads(VECTOR.read_bytes())
+    assert json.loads(export("croissant", of)) == json.loads(VECTOR.read_bytes())

@@ -30,7 +30,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def test_what_is_drawn_is_a_bound_after_every_step(plan_of: Callable[..., Plan]) -> None:
-    spent = spending(plan_of(steps=STEPS), "gaussian", DELTA, also=(41,))
+    spent = spending(plan_of(steps=STEPS), "gaussian", DELTA, extra_steps=(41,))
     chart = spending_chart(spent, certified=spent[-1].epsilon, delta=DELTA, run=41)
     lines = [mark for mark in chart.marks if isinstance(mark, Line)]
     for steps in range(1, STEPS + 1):

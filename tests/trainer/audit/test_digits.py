@@ -290,7 +290,7 @@ class Alone:
         data, size = digits("part=train"), self.plan.dataset.size
         assert size is not None
         for index, included in enumerate(canaries.included):
-            drawn = canaries.drawn(f"run {index}")
+            drawn = canaries.generator(f"run {index}")
             canary = torch.from_numpy(drawn.choice([-1.0, 1.0], FEATURES)).float()
             if self.opposite:
                 x, y = canary.expand(size, -1), torch.tensor([1] * (size - 1) + [0])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
+from affidavit.certificate.diagnosis.readings import Agreement, ClaimedEpsilon
 from affidavit.plan import Claim, Plan
 
 
@@ -59,7 +59,7 @@ def test_the_roundest_noise_of_a_plan_loosens_a_claim_by_half_of_its_last_digit(
     """Three times as much as the noise, which is about how ε follows it at small noise."""
     for sigma, half in ((2.3395, 0.00005), (0.01234, 5e-6), (1234.0, 0.5), (12.3, 0.0)):
         judgement = ClaimedEpsilon.of(Claim(epsilon="8"), with_noise(plan_of, sigma))
-        assert judgement.loose == pytest.approx(3 * half / sigma, rel=1e-12)
+        assert judgement.noise_uncertainty == pytest.approx(3 * half / sigma, rel=1e-12)
 
 
 @pytest.mark.parametrize(
