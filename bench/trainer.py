@@ -102,9 +102,9 @@ class Adapter:
 
     def blocks(self) -> Any:
         """A block for each hidden matrix, one for the rest."""
-        from affidavit.trainer.models.layout import hidden_and_rest
+        from affidavit.trainer.models.layout import group_hidden_matrices
 
-        return hidden_and_rest(self.module, {"hidden": self.shape.hidden(self.module)})
+        return group_hidden_matrices(self.module, {"hidden": self.shape.hidden(self.module)})
 
     def made_up(self, records: int) -> Any:
         """Some of the lot."""

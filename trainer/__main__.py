@@ -1,11 +1,11 @@
-"""``python -m affidavit.trainer``: what ``affidavit train`` becomes.
+"""``python -m affidavit.trainer``: the program behind ``affidavit train``.
 
 Exit codes: 0 trained to the end; 1 not certified for this run, a model that cannot be trained
 privately, or a run that diverged; 2 usage or malformed input; 3 stopped before the end, and
 may be resumed. Under ``torchrun --nproc-per-node N -m affidavit.trainer`` the ranks share
 one run.
 
-PyTorch takes seconds to load, so whatever needs it is imported once the files have been read.
+PyTorch takes seconds to load, so modules that need it are imported after the files were read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from affidavit.certificate import (
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, PlanError, read_limited
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
-from affidavit.trainer.options import FOLDERS, FileRefused
 
 if TYPE_CHECKING:
     from affidavit.trainer.adapters import ModelAdapter
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 err = Console(stderr=True, soft_wrap=True)
 SCORE = "score"
-"""The file of a trial's folder with its mean loss on the public data."""
-RECORDS = 1024
-"""Records of the public data at a time."""
+"""The file in a trial's folder with its mean loss on the public data."""
+SCORING_RECORDS = 1024
+"""Records of the public data in one batch."""
 
 
 class Exit(IntEnum):
-    """The exit codes of the process."""
+    """Exit codes of the process."""
 
     TRAINED = 0
     BLOCKED = 1
@@ -58,7 +57,7 @@ class Exit(IntEnum):
     UNFINISHED = 3
 
 
-OF_FAILURE = {
+EXIT_CODES = {
     "not_written": Exit.UNFINISHED,
     "ranks_differ": Exit.UNFINISHED,
     "rank_lost": Exit.UNFINISHED,
@@ -72,11 +71,11 @@ OF_FAILURE = {
     "beyond_allowance": Exit.BLOCKED,
     "too_many_steps": Exit.BLOCKED,
 }
-"""Failures that are not a matter of how the command was given."""
+"""Exit codes of failures that do not come from wrong usage."""
 
 
-def _present(device: str) -> str:
-    """``device``; raises a usage error for a GPU that is not there."""
+def _require_device(device: str) -> str:
+    """Return ``device``; raises a usage error for a missing GPU."""
     if device == "cuda":
         import torch
 
@@ -120,7 +119,8 @@ def main(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(callback=_present, help="auto, cpu or cuda.")
+        Literal["auto", "cpu", "cuda"],
+        typer.Option(callback=_require_device, help="auto, cpu or cuda."),
     ] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
     precision: Annotated[
@@ -165,18 +165,18 @@ def main(
     ] = None,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
-    read = _plan(plan)
-    bundle = _read(certificate, _signed)
-    listed = None if status is None else _read(status, _signed)
-    trusted, policy = _trusted(keys or [], keyset or [], root)
+    read = _read_plan(plan)
+    bundle = _read(certificate, _read_signed)
+    listed = None if status is None else _read(status, _read_signed)
+    trusted, policy = _load_trust(keys or [], keyset or [], root)
 
     from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.errors import MixedRecords, UnsupportedModel
     from affidavit.trainer.loop import train
     from affidavit.trainer.settings import Settings, Supervision, Trial
-    from affidavit.trainer.sources import data_of, model_of
+    from affidavit.trainer.sources import FOLDERS, FileRefused, load_data, load_model
 
-    with _usage("bad_trial", f"cannot read the trial {trial}", OSError, ValueError):
+    with _usage_errors("bad_trial", f"cannot read the trial {trial}", OSError, ValueError):
         searched = None if trial is None else Trial.read(trial)
     settings = Settings(
         device=device,
@@ -193,11 +193,13 @@ def main(
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     with (
-        _usage("bad_source", "cannot load the data or model", ValueError, OSError, ImportError),
-        _usage("file_refused", "the run may not read this file", FileRefused),
+        _usage_errors(
+            "bad_source", "cannot load the data or model", ValueError, OSError, ImportError
+        ),
+        _usage_errors("file_refused", "the run may not read this file", FileRefused),
     ):
-        records = data_of(data)
-        adapter = model_of(model, records)
+        records = load_data(data)
+        adapter = load_model(model, records)
     options = VerificationOptions(
         trust=policy, status=listed, require_status=listed is not None, require_log=require_log
     )
@@ -218,44 +220,46 @@ def main(
             trial=searched,
         )
     except Interrupted as failure:
-        _end(Exit.UNFINISHED, failure.code, str(failure))
+        _exit(Exit.UNFINISHED, failure.code, str(failure))
     except (NotCertified, Diverged) as failure:
-        _end(Exit.BLOCKED, failure.code, str(failure))
+        _exit(Exit.BLOCKED, failure.code, str(failure))
     except RunFailure as failure:
-        _end(OF_FAILURE.get(failure.code, Exit.USAGE), failure.code, str(failure))
+        _exit(EXIT_CODES.get(failure.code, Exit.USAGE), failure.code, str(failure))
     except VerificationError as failure:
-        _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
+        _exit(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
     except PlanError as failure:
-        _end(Exit.BLOCKED, failure.reasons[0].code, str(failure))
+        _exit(Exit.BLOCKED, failure.reasons[0].code, str(failure))
     except (UnsupportedModel, MixedRecords) as failure:
-        _end(Exit.BLOCKED, "unsupported_model", f"the model cannot be trained privately: {failure}")
+        _exit(
+            Exit.BLOCKED, "unsupported_model", f"the model cannot be trained privately: {failure}"
+        )
     finally:
         peers.leave()
     if peers.is_leader:
         if searched is not None:
             score = _mean_loss(adapter, searched.score)
             write_atomically(out / SCORE, f"{score!r}\n".encode())
-        _print(outcome, out)
+        _print_outcome(outcome, out)
 
 
 def _mean_loss(model: ModelAdapter, named: str) -> float:
-    """The mean loss on the data ``named``; infinite where it is no number."""
+    """Return the mean loss on the data ``named``; infinite if it is not finite."""
     import torch
 
-    from affidavit.trainer.adapters import on_device
-    from affidavit.trainer.sources import data_of
+    from affidavit.trainer.adapters import move_to_device
+    from affidavit.trainer.sources import load_data
 
-    data = data_of(named)
+    data = load_data(named)
     device = next(model.module.parameters()).device
     total = 0.0
     with torch.no_grad():
-        for first in range(0, len(data), RECORDS):
-            batch = data.collate(torch.arange(first, min(first + RECORDS, len(data))))
-            total += float(model.losses(on_device(batch, device)).double().sum())
+        for first in range(0, len(data), SCORING_RECORDS):
+            batch = data.collate(torch.arange(first, min(first + SCORING_RECORDS, len(data))))
+            total += float(model.losses(move_to_device(batch, device)).double().sum())
     return total / len(data) if math.isfinite(total) else math.inf
 
 
-def _print(outcome: Outcome, out: Path) -> None:
+def _print_outcome(outcome: Outcome, out: Path) -> None:
     print = Console(soft_wrap=True).print
     print(
         f"trained {outcome.released} of {outcome.charged} charged steps: {outcome.guarantee}",
@@ -265,7 +269,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     print(f"the record ends in {outcome.head}", highlight=False)
 
 
-def _plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     try:
         return _read(path, read_plan)
     except PlanError as error:
@@ -275,7 +279,7 @@ def _plan(path: Path) -> Plan:
         raise typer.Exit(Exit.USAGE) from None
 
 
-def _signed(path: Path) -> bytes:
+def _read_signed(path: Path) -> bytes:
     return read_limited(path, MAX_BYTES)
 
 
@@ -283,31 +287,31 @@ def _read(path: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(path)
     except OSError as error:
-        _end(Exit.USAGE, "unreadable", f"cannot read {path}: {error.strerror}.")
+        _exit(Exit.USAGE, "unreadable", f"cannot read {path}: {error.strerror}.")
 
 
-def _trusted(
+def _load_trust(
     keys: list[Path], keyset: list[Path], root: Path | None
 ) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
-    """The trusted keys, and the trust policy of their keyset."""
+    """Return the trusted keys, and the trust policy of their keyset."""
     try:
         return TrustRoot(keys, keyset, root).load()
     except KeyFailure as failure:
-        _end(Exit.USAGE, "bad_keys", str(failure))
+        _exit(Exit.USAGE, "bad_keys", str(failure))
     except VerificationError as failure:
-        _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
+        _exit(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
 
 
 @contextmanager
-def _usage(code: str, what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """End with ``code`` where the block raises one of ``kinds``."""
+def _usage_errors(code: str, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Exit with ``code`` if the block raises one of ``kinds``."""
     try:
         yield
     except kinds as error:
-        _end(Exit.USAGE, code, f"{what}: {error}")
+        _exit(Exit.USAGE, code, f"{what}: {error}")
 
 
-def _end(status: Exit, code: str, message: str) -> NoReturn:
+def _exit(status: Exit, code: str, message: str) -> NoReturn:
     err.print(f"[red]{escape(code)}:[/] {escape(printable(message))}", highlight=False)
     raise typer.Exit(status)
 

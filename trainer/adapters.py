@@ -1,22 +1,22 @@
-"""Adapters: what the trainer asks of a model and of data, and nothing more.
+"""Adapters: the interfaces of models and data.
 
-A ``DataAdapter`` is numbered records 0..N-1. A record is what one unit of the plan's
-``dataset`` protects; the samplers choose numbers, ``collate`` turns numbers into a batch, and
-``digest`` says which data set that was, content and order, in the run record. ``collate`` must
-treat each record by itself: padding to the longest record is fine where the loss ignores it,
+A ``DataAdapter`` has numbered records 0..N-1. A record is what one unit of the plan's
+``dataset`` protects. Samplers choose numbers, ``collate`` turns numbers into a batch, and
+``digest`` identifies the data set, content and order, in the run record. ``collate`` must
+treat each record by itself: padding to the longest record is allowed if the loss ignores it,
 packing two records into one row is not.
 
-A ``ModelAdapter`` is a module, its loss for each record by itself, and ``blocks``: for every
-release of the plan its groups of parameters. A release of ``count`` K has K groups; each
+A ``ModelAdapter`` has a module, its loss for each record by itself, and ``blocks``: the groups of
+parameters of each release of the plan. A release of ``count`` K has K groups. Each
 group is clipped together to the release's clip norm, and every trainable tensor of the
 module is in exactly one group (freeze the others with ``requires_grad_(False)``). The release
 of tensors that are no hidden matrices, which DP-Muon leaves to AdamW, has a name that begins
-with "aux". ``made_up`` makes a batch of records that are of no data set and differ from each
+with "aux". ``made_up`` makes a batch of records that belong to no data set and differ from each
 other; the trainer probes the model with them before it reads any data.
 
-A batch is a tensor, or tuples, lists and dicts of tensors, on the processor; the trainer
-moves it to its device. No method may keep anything of a batch, and none may draw from data:
-weights come from a seed or a file that is public.
+A batch is a tensor, or tuples, lists and dicts of tensors, on the CPU; the trainer
+moves it to its device. No method may store anything of a batch, and none may depend on data:
+weights come from a seed or a public file.
 
 docs/models-and-data.md has an example. A new built-in adapter is a file in
 ``affidavit.trainer.data`` or ``affidavit.trainer.models`` and one line in the registry of
@@ -44,9 +44,9 @@ Batch = Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Parameters clipped together: one block of a release.
+    """Parameters that are clipped together: one block of a release.
 
-    ``uses`` is for a tied tensor of which every use is clipped by itself: the layers that use
+    ``uses`` is for a tied tensor whose uses are clipped separately: the layers that use
     it, each with its share of the release's clip norm; the shares add to at most 1.
     """
 
@@ -61,20 +61,21 @@ class ModelAdapter(Protocol):
     module: nn.Module
 
     def losses(self, batch: Batch) -> Tensor:
-        """The loss of each record of ``batch``, shape (n,), from that record alone."""
+        """Return the loss of each record of ``batch``, shape (n,), from that record alone."""
 
     def blocks(self) -> Mapping[str, Sequence[Group]]:
-        """The groups of every release, by the release's name."""
+        """Return the groups of each release, by the release's name."""
 
     def made_up(self, records: int) -> Batch:
-        """A batch of ``records`` made-up records, all different."""
+        """Return a batch of ``records`` made-up records, all different."""
 
 
 @runtime_checkable
 class DataAdapter(Protocol):
     """Numbered records; ``digest`` is ``sha256:`` and 64 hexadecimal digits.
 
-    A plan of users with several records needs ``most_of_a_user`` as well, the most that one has.
+    A plan of users with several records also needs ``most_of_a_user``, the largest number of
+    records of a user.
     """
 
     @property
@@ -82,17 +83,16 @@ class DataAdapter(Protocol):
         """The digest of all records in their order."""
 
     def __len__(self) -> int:
-        """N, how many records there are."""
+        """Return N, the number of records."""
 
     def collate(self, indices: Tensor) -> Batch:
-        """The records at ``indices``, a sorted int64 tensor that is not empty. Shape (n,)."""
+        """Return the records at ``indices``, a sorted int64 tensor (n,) that is not empty."""
 
 
 def digest_of_tensors(*tensors: Tensor | Iterable[Tensor]) -> str:
-    """sha256 over the types, shapes and little-endian bytes of ``tensors`` in turn.
+    """Return the sha256 digest of the types, shapes and little-endian bytes of ``tensors``.
 
-    Several tensors may come one after the other, so that not all are there at a time.
-
+    An iterable of tensors is read one by one, so that not all are in memory at once.
     >>> digest_of_tensors(torch.arange(3))[:23]
     'sha256:e0eb7780825780e8'
     """
@@ -104,24 +104,24 @@ def digest_of_tensors(*tensors: Tensor | Iterable[Tensor]) -> str:
     return f"sha256:{result.hexdigest()}"
 
 
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """``batch`` with all its tensors moved to ``device``."""
+def move_to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move all tensors of ``batch`` to ``device``."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    return mapped(batch, lambda part: on_device(part, device))
+    return map_parts(batch, lambda part: move_to_device(part, device))
 
 
-def picked_records(batch: Batch, rows: Tensor) -> Batch:
-    """The records of ``batch`` with the numbers ``rows``, shape (n,).
+def select_records(batch: Batch, rows: Tensor) -> Batch:
+    """Return the records of ``batch`` with the numbers ``rows``, shape (n,).
 
-    Raises ``UnsupportedModel`` for what has no first dimension.
+    Raises ``UnsupportedModel`` for a part without a first dimension.
     """
     if isinstance(batch, Tensor) and batch.dim():
         return batch[rows]
     if isinstance(batch, tuple | list) and batch and all(map(_is_plain, batch)):
-        return [batch[row] for row in rows.tolist()]  # one value a record: strings, say
+        return [batch[row] for row in rows.tolist()]  # one value per record, for example a string
     if parts_of(batch) is not None:
-        return mapped(batch, lambda part: picked_records(part, rows))
+        return map_parts(batch, lambda part: select_records(part, rows))
     if _is_plain(batch):
         return batch
     what = "a tensor without dimensions" if isinstance(batch, Tensor) else type(batch).__name__
@@ -136,7 +136,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def parts_of(batch: Batch) -> list[Batch] | None:
-    """What a tuple, list, mapping or dataclass has, by its sorted keys; None of anything else."""
+    """Return the parts of a tuple, list, mapping (by sorted keys) or dataclass, otherwise None."""
     if isinstance(batch, Mapping):
         return [batch[key] for key in sorted(batch)]
     if isinstance(batch, tuple | list):
@@ -146,8 +146,8 @@ def parts_of(batch: Batch) -> list[Batch] | None:
     return None
 
 
-def mapped(batch: Batch, function: Callable[[Batch], Batch]) -> Batch:
-    """A batch of the same form with ``function`` of each part; itself if it has no parts."""
+def map_parts(batch: Batch, function: Callable[[Batch], Batch]) -> Batch:
+    """Apply ``function`` to each part of a batch; a batch without parts stays."""
     if isinstance(batch, Mapping):
         parts = {key: function(value) for key, value in batch.items()}
         if isinstance(batch, dict) or not isinstance(batch, MutableMapping):

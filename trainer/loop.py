@@ -1,28 +1,29 @@
-"""The loop: a certified run from its first step to its last, across crashes.
+"""The training loop: a certified run from its first step to its last, across crashes.
 
 ``train`` binds the run to its certificate, begins or resumes its record, and takes the steps:
 
-    charge t (on the disk) -> lot t -> clipped sums -> noise t, once -> update -> release t
+    charge t (on disk) -> lot t -> clipped sums -> noise t, once -> update -> release t
 
-A step that was charged counts whether or not it was finished. When a run goes on, steps that
-were charged and are not in the checkpoint are lost: training continues with the step after them,
-with its own lot, row of the noise and key. So no key is used for two lots, no row of
-correlated noise twice, and there are never more steps than certified. The same is done with
-steps that another process may have charged of this run (``affidavit.trainer.settings``).
+A charged step counts whether or not it was finished. When a run is resumed, steps that were charged
+after the checkpoint are lost: training continues with the next step, with its own lot, row of the
+noise and key. So no key is used for two lots, no row of correlated noise is used twice, and there
+are never more steps than certified. The same holds for steps of this run that another process may
+have charged (``affidavit.trainer.settings``).
 
 Guarantees
-    * At most T steps are charged in all attempts together; each has a key that no other has.
+    * At most T steps are charged in all attempts together; each has its own key.
     * The parameters do not depend on the microbatch or the number of processes, up to rounding.
-    * Nothing private is written but to the checkpoint and ``opening.json`` (mode 0600).
+    * Private values are written only to the checkpoint and ``opening.json`` (mode 0600).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import mkdtemp
@@ -30,6 +31,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from torch import Tensor
 
 from affidavit.certificate import PublicKey, VerificationOptions
@@ -39,13 +42,15 @@ from affidavit.trainer.data.numbers import AuditedData, AuditedModel, WrongData,
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.noise.chacha import Entropy, Ratchet
-from affidavit.trainer.progress import shown
 from affidavit.trainer.run_config import RunConfig, bind
 from affidavit.trainer.run_folder import checkpoint
-from affidavit.trainer.run_folder.run_log import RunLog, holds_a_run
+from affidavit.trainer.run_folder.run_log import RunLog, has_run
 from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Settings, Supervision, Trial
 from affidavit.trainer.steps.training_state import TrainingState
+
+PROGRESS_LINES = 10
+"""Lines of progress for a whole run without a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +82,9 @@ def train(
     supervision: Supervision | None = None,
     trial: Trial | None = None,
 ) -> Outcome:
-    """Train what ``bundle`` certifies of ``plan``, and write record and weights to ``out``.
+    """Train ``plan`` as ``bundle`` certifies it, and write record and weights to ``out``.
 
-    ``trial`` says which search this is a repetition of.
+    ``trial`` tells which search the run is a repetition of.
     Raises ``NotCertified``, ``Interrupted``, ``Diverged`` or another ``RunFailure``, and
     ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
     """
@@ -106,296 +111,262 @@ def train(
         trial=trial,
     )
     try:
-        return run.steps(run.entered(out, resume=resume))
+        run.enter(out, resume=resume)
+        return run.take_steps()
     finally:
         run.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Due:
-    """What follows a step: a checkpoint, a digest of the parameters."""
+class StepOutputs:
+    """What to write after a step: a checkpoint, a digest of the parameters."""
 
-    keep: bool
+    checkpoint: bool
     digest: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """A run that has its record, before step ``first``."""
-
-    training: TrainingState
-    first: int
-    secrets: RunSecrets
-
-
+@dataclass(kw_only=True, eq=False)
 class Run:
-    """One attempt at a run, on one rank; only rank 0 has a writer."""
+    """One attempt at a run, on one rank; only rank 0 has a writer.
 
-    def __init__(
-        self,
-        *,
-        config: RunConfig,
-        model: ModelAdapter,
-        data: DataAdapter,
-        settings: Settings,
-        peers: Peers,
-        quiet: bool,
-        entropy: Entropy,
-        supervision: Supervision,
-        optimizer: torch.optim.Optimizer | None = None,
-        collated: Callable[[Tensor], Batch] | None = None,
-        trial: Trial | None = None,
-    ) -> None:
-        self._optimizer, self._collated, self._trial = optimizer, collated, trial
-        self._audit: tuple[AuditedData, AuditedModel] | None = None
-        self.config, self._model, self._data = config, model, data
-        self._settings, self._peers = settings, peers
-        self.shows_private = settings.show_private
-        self._quiet = quiet or not peers.is_leader
-        self._entropy, self._supervision = entropy, supervision
-        self._checkpoints = checkpoint.CheckpointSchedule(settings.checkpoint_every)
-        self._digests = checkpoint.CheckpointSchedule(settings.digest_every)
-        self._run_log: RunLog | None = None
-        self._open_writer: RunWriter | None = None
-        self._machine: TrainingState | None = None
+    ``step`` is the next step. ``collated`` makes batches of some of the model's made-up records.
+    """
 
-    def entered(self, out: Path, *, resume: bool | None) -> Begun:
-        """The run in ``out``, resumed or begun; by default as what rank 0 finds there requires."""
+    config: RunConfig
+    model: ModelAdapter
+    data: DataAdapter
+    settings: Settings
+    peers: Peers
+    entropy: Entropy
+    quiet: bool = False
+    supervision: Supervision = field(default_factory=Supervision)
+    optimizer: torch.optim.Optimizer | None = None
+    collated: Callable[[Tensor], Batch] | None = None
+    trial: Trial | None = None
+    step: int = field(default=0, init=False)
+    training: TrainingState = field(init=False)
+    secrets: RunSecrets = field(init=False)
+    _audit: tuple[AuditedData, AuditedModel] | None = field(default=None, init=False)
+    _run_log: RunLog | None = field(default=None, init=False)
+    _writer: RunWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._checkpoints = checkpoint.CheckpointSchedule(self.settings.checkpoint_every)
+        self._digests = checkpoint.CheckpointSchedule(self.settings.digest_every)
+
+    def enter(self, out: Path, *, resume: bool | None) -> None:
+        """Begin or resume the run in ``out``; None resumes if rank 0 finds a run there."""
         if resume is None:
-            resume = self._peers.run_on_leader(lambda: holds_a_run(out))
-        return self.resumed(out) if resume else self.begun(out)
-
-    def begun(self, out: Path) -> Begun:
-        """A run from its first step that nobody else may have charged."""
-        charged = self._supervision.charged
-        _require_anew(self.config, charged)
-        secrets = self._peers.run_on_leader(lambda: RunSecrets.fresh(self._entropy))
-        training = self._built(secrets)
-        if training.shards is None:
-            training.load(
-                checkpoint.unpacked(
-                    self._peers.run_on_leader(lambda: checkpoint.packed(training.state()))
-                )
-            )
+            resume = self.peers.run_on_leader(lambda: has_run(out))
+        if resume:
+            self._resume(out)
         else:
-            shared = self._peers.run_on_leader(
-                lambda: checkpoint.packed(training.replicated_state())
+            self._begin(out)
+
+    def _begin(self, out: Path) -> None:
+        charged = self.supervision.charged
+        _require_restartable(self.config, charged)
+        self.secrets = self.peers.run_on_leader(lambda: RunSecrets.generate(self.entropy))
+        training = self._build_training()
+        if training.shards is None:
+            shared = self.peers.run_on_leader(lambda: checkpoint.serialize_state(training.state()))
+            training.load(checkpoint.deserialize_state(shared))
+        else:
+            shared = self.peers.run_on_leader(
+                lambda: checkpoint.serialize_state(training.replicated_state())
             )
-            training.load_replicated_state(checkpoint.unpacked(shared))
+            training.load_replicated_state(checkpoint.deserialize_state(shared))
         parameters = training.digest()
 
         def begin() -> None:
-            self._run_log = RunLog.begun(out)
-            self._open_writer = self._written_to(self._run_log, secrets)
+            self._open_writer(RunLog.create(out), self.secrets.opening)
             canaries = None if self._audit is None else self._audit[0].canaries.commitment
-            self._writer.header(training, self._data, secrets.run, parameters, canaries=canaries)
+            self._writer.write_header(training, self.data, self.secrets.run, parameters, canaries)
 
-        self._peers.run_on_leader(begin)
-        self._keep(training, 0, secrets, parameters)
+        self.peers.run_on_leader(begin)
+        self._save_checkpoint(parameters)
         if charged:
-            secrets = self._past(training, secrets, first=0, known=0, charged=charged)
-        return Begun(training=training, first=charged, secrets=secrets)
+            self._skip_steps(known=0, charged=charged)
 
-    def resumed(self, out: Path) -> Begun:
-        """A run from its checkpoint; what was charged after it is lost."""
-
+    def _resume(self, out: Path) -> None:
         def reopen() -> tuple[bytes, str | None, int]:
-            run_log = self._run_log = RunLog.resumed(out)
-            _require_going_on(run_log)
+            run_log = self._run_log = RunLog.reopen(out)
+            _require_unfinished(run_log)
             state, folder = checkpoint.load(run_log)
-            secrets = RunSecrets.of_state(state["secrets"])
-            self._open_writer = self._written_to(run_log, secrets)
-            return checkpoint.packed(state), folder, run_log.progress.charged
+            self._open_writer(run_log, RunSecrets.from_state(state["secrets"]).opening)
+            return checkpoint.serialize_state(state), folder, run_log.progress.charged
 
-        content, folder, charged = self._peers.run_on_leader(reopen)
-        state = checkpoint.unpacked(content)
-        secrets = RunSecrets.of_state(state["secrets"])
-        training = self._built(secrets)
-        self._peers.run_on_leader(lambda: self._writer.require_same_run(training, self._data))
+        content, folder, known = self.peers.run_on_leader(reopen)
+        state = checkpoint.deserialize_state(content)
+        self.secrets, self.step = RunSecrets.from_state(state["secrets"]), state["step"]
+        training = self._build_training()
+        self.peers.run_on_leader(lambda: self._writer.require_same_run(training, self.data))
         if folder is not None:
             state = checkpoint.load_sharded(out / folder, state, training.shards)
         training.load(state)
-        known, charged = charged, _all_charged(self.config, charged, self._supervision)
-        secrets = self._past(training, secrets, first=state["step"], known=known, charged=charged)
-        return Begun(training=training, first=charged, secrets=secrets)
+        self._skip_steps(known=known, charged=_count_charged(self.config, known, self.supervision))
 
-    def _past(
-        self, training: TrainingState, secrets: RunSecrets, *, first: int, known: int, charged: int
-    ) -> RunSecrets:
-        """Pass over the steps from ``first`` on that were ``charged``, and stir the next key.
+    def _open_writer(self, run_log: RunLog, opening: bytes) -> None:
+        self._run_log = run_log
+        performance = self.settings.as_entry(ranks=self.peers.size)
+        self._writer = RunWriter(run_log, opening, self.config, performance, self.trial)
 
-        Those up to ``known`` are in the record; the others are written there now, each as one
-        that was charged and lost.
+    def _skip_steps(self, *, known: int, charged: int) -> None:
+        """Skip the ``charged`` steps from ``step`` on, and mix entropy into the next key.
+
+        The record has the steps up to ``known``. The others are added, each as charged and lost.
         """
-        parameters, ratchet = training.digest(), secrets.ratchet
-        others: list[tuple[int, Ratchet]] = []
-        for lost in range(first, charged):
-            training.skip_step(lost, ratchet)
-            if lost >= known:
-                others.append((lost, ratchet))
+        first, parameters, ratchet = self.step, self.training.digest(), self.secrets.ratchet
+        missing: list[tuple[int, Ratchet]] = []
+        for step in range(first, charged):
+            self.training.skip_step(step, ratchet)
+            if step >= known:
+                missing.append((step, ratchet))
             ratchet = ratchet.next()
-        ratchet = self._peers.run_on_leader(lambda: ratchet.reseeded(self._entropy))
-        secrets = replace(secrets, ratchet=ratchet)
+        ratchet = self.peers.run_on_leader(lambda: ratchet.reseeded(self.entropy))
+        self.secrets, self.step = replace(self.secrets, ratchet=ratchet), charged
 
-        def go_on() -> None:
-            for lost, key in others:
-                self._writer.resumed(lost, first, parameters, durable=False)
-                self._writer.charge(lost, training.public_parameters(lost), key, durable=False)
-            self._writer.resumed(charged, first, parameters)
+        def write() -> None:
+            for step, key in missing:
+                self._writer.write_resumed(step, first, parameters, durable=False)
+                public = self.training.public_parameters(step)
+                self._writer.charge(step, public, key, durable=False)
+            self._writer.write_resumed(charged, first, parameters)
 
-        self._peers.run_on_leader(go_on)
-        self._keep(training, charged, secrets, parameters)
-        return secrets
+        self.peers.run_on_leader(write)
+        self._save_checkpoint(parameters)
 
-    def _keep(
-        self, training: TrainingState, step: int, secrets: RunSecrets, parameters: str
-    ) -> None:
-        """A checkpoint of the state before ``step``, with the key of that step."""
+    def _save_checkpoint(self, parameters: str) -> None:
+        """Save the state before ``step``, with the key of that step."""
 
         def state() -> checkpoint.State:
-            return {"step": step, "secrets": secrets.as_state(), **training.state()}
+            secrets = self.secrets.as_state()
+            return {"step": self.step, "secrets": secrets, **self.training.state()}
 
         def log() -> RunLog:
             return self._writer.run_log
 
-        at: Any = {"step": step, "parameters": parameters}
-        if training.shards is None:
-            self._peers.run_on_leader(lambda: checkpoint.save(log(), state(), **at))
+        at: Any = {"step": self.step, "parameters": parameters}
+        if self.training.shards is None:
+            self.peers.run_on_leader(lambda: checkpoint.save(log(), state(), **at))
             return
-        room = Path(
-            self._peers.run_on_leader(lambda: mkdtemp(prefix="checkpoint-", dir=log().folder))
+        folder = Path(
+            self.peers.run_on_leader(lambda: mkdtemp(prefix="checkpoint-", dir=log().folder))
         )
-        digest = checkpoint.save_sharded(room, state(), self._peers)
-        self._peers.run_on_leader(lambda: checkpoint.adopt(log(), room.name, digest, **at))
+        digest = checkpoint.save_sharded(folder, state(), self.peers)
+        self.peers.run_on_leader(lambda: checkpoint.commit_folder(log(), folder.name, digest, **at))
 
-    def _built(self, secrets: RunSecrets) -> TrainingState:
-        """The training; the plan's canaries are put into data and model first."""
-        if (canaries := secrets.canaries(self.config.plan)) is not None:
+    def _build_training(self) -> TrainingState:
+        """Build the training state, with the plan's canaries in data and model."""
+        if (canaries := self.secrets.canaries(self.config.plan)) is not None:
             try:
-                self._audit = AuditedData.of(self._data, canaries), AuditedModel(self._model)
+                self._audit = AuditedData.build(self.data, canaries), AuditedModel(self.model)
             except WrongData as error:
                 raise RunFailure("unsupported", str(error)) from None
-            self._data, self._model = self._audit
-        self._machine = TrainingState(
+            self.data, self.model = self._audit
+        self.training = TrainingState(
             self.config,
-            self._model,
-            self._data,
-            settings=self._settings,
-            peers=self._peers,
-            keys=secrets.keys,
-            optimizer=self._optimizer,
+            self.model,
+            self.data,
+            settings=self.settings,
+            peers=self.peers,
+            keys=self.secrets.keys,
+            optimizer=self.optimizer,
         )
         try:
-            self._machine.require_separate_records(self._model, self._collated)
+            self.training.require_separate_records(self.model, self.collated)
         except torch.OutOfMemoryError:
             raise RunFailure(
                 "out_of_memory",
-                f"out of memory at --microbatch {self._settings.microbatch} before the first step; "
+                f"out of memory at --microbatch {self.settings.microbatch} before the first step; "
                 "use a smaller --microbatch.",
             ) from None
-        return self._machine
+        return self.training
 
-    def _written_to(self, run_log: RunLog, secrets: RunSecrets) -> RunWriter:
-        performance = self._settings.as_entry(ranks=self._peers.size)
-        return RunWriter(run_log, secrets.opening, self.config, performance, self._trial)
-
-    @property
-    def _writer(self) -> RunWriter:
-        assert self._open_writer is not None  # only rank 0 asks, once the run log is open
-        return self._open_writer
-
-    def steps(self, begun: Begun) -> Outcome:
-        """Every step from the first; raises as ``train``."""
-        training, first, secrets = begun.training, begun.first, begun.secrets
+    def take_steps(self) -> Outcome:
+        """Take all remaining steps; raises like ``train``."""
         steps = self.config.execution.steps
-        progress = nullcontext() if self._quiet else shown(steps, self.config.summary)
-        with progress as show, _asked_to_stop(self._supervision.stop) as requested:
-            for step in range(first, steps):
-                due = self.charged(training, step, secrets, requested)
-                if due is None and self._supervision.stop is not None:
-                    return self.ended_by("stopped", training)
-                if due is None:
+        is_quiet = self.quiet or not self.peers.is_leader
+        progress = nullcontext() if is_quiet else _progress(steps, self.config.summary)
+        with progress as show, _stop_requests(self.supervision.stop) as is_stop_requested:
+            while self.step < steps:
+                outputs = self.charge_step(is_stop_requested)
+                if outputs is None and self.supervision.stop is not None:
+                    return self.end("stopped")
+                if outputs is None:
                     raise Interrupted(
                         "interrupted",
-                        f"stopped on request before step {step + 1} of {steps}; continue with "
-                        "--resume.",
+                        f"stopped on request before step {self.step + 1} of {steps}; continue "
+                        "with --resume.",
                     )
                 losses: list[Tensor] = []
-                seen = losses.append if self.shows_private else lambda _: None
+                on_losses = losses.append if self.settings.show_private else lambda _: None
                 try:
-                    records = training.step(step, secrets.ratchet, seen)
+                    records = self.training.step(self.step, self.secrets.ratchet, on_losses)
                 except torch.OutOfMemoryError:
                     raise RunFailure(
                         "out_of_memory",
-                        f"out of memory at --microbatch {self._settings.microbatch}; resume with "
+                        f"out of memory at --microbatch {self.settings.microbatch}; resume with "
                         "--resume and a smaller --microbatch. The step stays charged.",
                     ) from None
                 except Diverged:
-                    self.ended_by("diverged", training)
+                    self.end("diverged")
                     raise
-                secrets = self.taken(training, step, records, secrets, due)
+                self.finish_step(records, outputs)
                 if show is not None:
-                    show(step + 1, float(torch.cat(losses).mean()) if losses else None)
-        return self.ended_by("completed", training)
+                    show(self.step, float(torch.cat(losses).mean()) if losses else None)
+        return self.end("completed")
 
-    def charged(
-        self,
-        training: TrainingState,
-        step: int,
-        secrets: RunSecrets,
-        stop_requested: Callable[[], bool],
-    ) -> Due | None:
-        """Charge ``step``; if a stop was requested, write a checkpoint instead.
+    def charge_step(self, is_stop_requested: Callable[[], bool]) -> StepOutputs | None:
+        """Charge the next step and return what to write after it, the same on every rank.
 
-        Returns what is due once the step is over, the same on every rank.
+        If a stop was requested, write a checkpoint instead and return None.
         """
-        done, last = step + 1, step + 1 == self.config.execution.steps
+        step, done = self.step, self.step + 1
+        is_last = done == self.config.execution.steps
 
-        def charge() -> Due | None:
-            if stop_requested() or not self._supervision.allows(step, stop_requested):
+        def charge() -> StepOutputs | None:
+            if is_stop_requested() or not self.supervision.wait_until_allowed(
+                step, is_stop_requested
+            ):
                 return None
-            public = training.public_parameters(step)
-            self._writer.charge(step, public, secrets.ratchet)
-            keep = not last and self._checkpoints.due(done)
-            return Due(keep=keep, digest=keep or last or self._digests.due(done))
+            public = self.training.public_parameters(step)
+            self._writer.charge(step, public, self.secrets.ratchet)
+            saves = not is_last and self._checkpoints.due(done)
+            return StepOutputs(checkpoint=saves, digest=saves or is_last or self._digests.due(done))
 
-        due = self._peers.run_on_leader(charge)
-        if due is None and self._supervision.stop is None:
-            self._keep(training, step, secrets, training.digest())
-        return due
+        outputs = self.peers.run_on_leader(charge)
+        if outputs is None and self.supervision.stop is None:
+            self._save_checkpoint(self.training.digest())
+        return outputs
 
-    def taken(
-        self, training: TrainingState, step: int, records: int, secrets: RunSecrets, due: Due
-    ) -> RunSecrets:
-        """Record the end of ``step``, and write a checkpoint if one is due.
-
-        Returns the secrets of the next step.
-        """
-        digest, secrets = "", replace(secrets, ratchet=secrets.ratchet.next())
-        if due.digest:
+    def finish_step(self, records: int, outputs: StepOutputs) -> None:
+        """Record the release of the charged step, of a lot of ``records``, and advance."""
+        step, digest = self.step, ""
+        self.secrets = replace(self.secrets, ratchet=self.secrets.ratchet.next())
+        if outputs.digest:
             with self._digests.timed():
-                digest = training.digest()
-            self._peers.require_same(digest)
-        counts = training.clip_counts
-        self._peers.run_on_leader(
+                digest = self.training.digest()
+            self.peers.require_same(digest)
+        counts = self.training.clip_counts
+        self.peers.run_on_leader(
             lambda: self._writer.release(step, records, digest or None, counts)
         )
-        if due.keep:
+        self.step += 1
+        if outputs.checkpoint:
             with self._checkpoints.timed():
-                self._keep(training, step + 1, secrets, digest)
-        return secrets
+                self._save_checkpoint(digest)
 
-    def ended_by(self, ended: str, training: TrainingState) -> Outcome:
-        """Write the weights unless the run diverged, and the last line, on rank 0."""
-        weights = None if ended == "diverged" else training.weights()
-        parameters, seen = training.digest(), training.noise_entry()
-        audit = None if weights is None else self._audit
-        # Computed on every rank: each may hold a part of the model.
-        files = {} if audit is None else audit_files(*audit)
+    def end(self, ended: str) -> Outcome:
+        """Write the weights, unless the run diverged, and the last line of the record."""
+        weights = None if ended == "diverged" else self.training.weights()
+        parameters, noise_test = self.training.digest(), self.training.noise_entry()
+        # All ranks compute the files, because each may hold a part of the model.
+        files = {} if self._audit is None or weights is None else audit_files(*self._audit)
 
         def end() -> Outcome:
             self._writer.end(
-                ended, weights=weights, files=files, parameters=parameters, noise_test=seen
+                ended, weights=weights, files=files, parameters=parameters, noise_test=noise_test
             )
             progress = self._writer.run_log.progress
             return Outcome(
@@ -406,19 +377,19 @@ class Run:
                 guarantee=self.config.summary,
             )
 
-        return self._peers.run_on_leader(end)
+        return self.peers.run_on_leader(end)
 
     def close(self) -> None:
-        """Give back the folder and the model's layers."""
-        if self._machine is not None:
-            self._machine.close()
+        """Release the folder and restore the model's layers."""
+        if hasattr(self, "training"):
+            self.training.close()
         if self._run_log is not None:
             self._run_log.close()
 
 
-def _require_going_on(run_log: RunLog) -> None:
+def _require_unfinished(run_log: RunLog) -> None:
     if run_log.progress.ended is not None:
-        checkpoint.remove(run_log.folder)  # the run may have died just before it did that
+        checkpoint.remove(run_log.folder)  # the run may have died before it removed them
         raise RunFailure(
             "ended",
             f"the run in {run_log.folder} has ended ({run_log.progress.ended}); there is nothing "
@@ -426,9 +397,9 @@ def _require_going_on(run_log: RunLog) -> None:
         )
 
 
-def _require_anew(config: RunConfig, charged: int) -> None:
-    """Raise unless a run of which others may have charged steps may be begun once more."""
-    _require_certified(config, charged)
+def _require_restartable(config: RunConfig, charged: int) -> None:
+    """Raise unless a run whose first steps others may have charged can start without them."""
+    _require_certified_steps(config, charged)
     if charged and not config.execution.has_independent_steps:
         raise RunFailure(
             "not_anew",
@@ -437,9 +408,9 @@ def _require_anew(config: RunConfig, charged: int) -> None:
         )
 
 
-def _all_charged(config: RunConfig, known: int, supervision: Supervision) -> int:
-    """The steps that were charged by this record, and by others before."""
-    _require_certified(config, supervision.charged)
+def _count_charged(config: RunConfig, known: int, supervision: Supervision) -> int:
+    """Return the number of steps that this record and others before it charged."""
+    _require_certified_steps(config, supervision.charged)
     if supervision.allowance is not None and known > supervision.charged:
         raise RunFailure(
             "beyond_allowance",
@@ -448,7 +419,7 @@ def _all_charged(config: RunConfig, known: int, supervision: Supervision) -> int
     return max(known, supervision.charged)
 
 
-def _require_certified(config: RunConfig, charged: int) -> None:
+def _require_certified_steps(config: RunConfig, charged: int) -> None:
     if charged > config.execution.steps:
         raise RunFailure(
             "too_many_steps",
@@ -457,28 +428,55 @@ def _require_certified(config: RunConfig, charged: int) -> None:
 
 
 @contextmanager
-def _asked_to_stop(stop: Path | None) -> Iterator[Callable[[], bool]]:
-    """Whether the file ``stop`` exists; without one, whether SIGINT or SIGTERM came.
+def _stop_requests(stop: Path | None) -> Iterator[Callable[[], bool]]:
+    """Yield a check whether the file ``stop`` exists or, without one, SIGINT or SIGTERM came.
 
     A second signal ends the process at once.
     """
     if stop is not None:
         yield stop.exists
         return
-    requested: list[int] = []
-    before: dict[signal.Signals, Any] = {}
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
 
-    def hear(number: int, _frame: FrameType | None) -> None:
-        requested.append(number)
-        signal.signal(number, before[signal.Signals(number)])
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, hear)
-    except ValueError:  # not the main thread, which alone may
+            previous[number] = signal.signal(number, on_signal)
+    except ValueError:  # only the main thread can handle signals
         pass
     try:
-        yield lambda: bool(requested)
+        yield lambda: bool(received)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(steps: int, summary: str) -> Iterator[Callable[[int, float | None], None]]:
+    """Show progress on standard error: a bar on a terminal, otherwise a line now and then.
+
+    The yielded function takes the number of completed steps, and the loss only if the user asked
+    for private values on this screen. The loss is never written anywhere else.
+    """
+    console = Console(stderr=True)
+    console.print(f"{summary} after all {steps} steps", highlight=False)
+    with Progress(
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task("training", total=steps)
+
+        def show(done: int, loss: float | None) -> None:
+            private = "" if loss is None else f"loss {loss:.4g} (private)"
+            bar.update(task, completed=done, description=f"training {private}")
+            if bar.disable and (done % max(1, steps // PROGRESS_LINES) == 0 or done == steps):
+                console.print(f"step {done} of {steps} {private}".rstrip(), highlight=False)
+
+        yield show

@@ -1,17 +1,17 @@
-"""Your own loop: it gets the certified lots, and noise is added where it updates.
+"""Train in your own loop: it gets the certified lots, and the optimiser gets noisy means.
 
-``private`` takes a model, an optimiser and a loader, and returns a run to loop over. Its batches
-are the microbatches of the certified lots, whatever the loader's own order; ``run.loss`` is the
-mean of per-record losses to call ``backward`` on; ``optimizer.step()`` does nothing until a lot
-is complete, and then updates with its noisy mean: a loop with gradient accumulation is the same.
-A lot without records is noise alone: the run takes that step itself. The scale of the loss has
-no meaning, because every record's gradient is taken of its own loss before it is clipped: a mean, a
-sum or a division for accumulation trains the same.
+``private`` takes a model, an optimiser and a loader, and returns a run to iterate over. Its batches
+are the microbatches of the certified lots, whatever the loader's own order. ``run.loss`` clips the
+gradients of a batch; ``optimizer.step()`` does nothing until a lot is complete, and then updates
+with its noisy mean, as in a loop with gradient accumulation. A lot without records is noise alone:
+the run takes that step itself. The scale of the loss has no effect, because each record's gradient
+is computed from its own loss and then clipped: a mean, a sum or a division for accumulation trains
+the same.
 
 Guarantees
-    * What the optimiser sees are noisy means of whole lots, one for each step that was charged.
-    * A loop that leaves a batch out, or steps twice, is stopped before anything is released.
-    * A loop that changes trained tensors by anything else than the run's steps is stopped.
+    * The optimiser sees only noisy means of whole lots, one for each charged step.
+    * A loop that skips a batch or steps twice is stopped before anything is released.
+    * A loop that changes trained tensors other than by the run's steps is stopped.
     * A loop that logs or schedules by the loss of ``run.loss`` reveals nothing: it is 0.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import GEN_CLOSED, Parameter, getgeneratorstate, signature
 from pathlib import Path
@@ -33,17 +34,16 @@ from torch.utils.data import DataLoader
 from affidavit.certificate import MAX_BYTES, PublicKey, TrustRoot
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, read_limited
-from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, picked_records
+from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, select_records
 from affidavit.trainer.clipping.probe import PROBE_SEEDS, fixed_draws, random_state
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, UnsupportedModel
-from affidavit.trainer.loop import Due, Outcome, Run
+from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
-from affidavit.trainer.settings import Settings, Supervision
+from affidavit.trainer.settings import Settings
 
 Losses = Callable[[nn.Module, Batch], Tensor]
-"""From the model and a batch to one loss for each of its records, shape (n,)."""
-
+"""Returns one loss for each record of a batch, shape (n,)."""
 
 _EVERY_BATCH = (
     "Call run.loss(batch).backward() and then optimizer.step() once for every batch of the run, "
@@ -53,11 +53,11 @@ _EVERY_BATCH = (
 
 
 class LoopError(RunFailure):
-    """The loop did not do what a step needs; nothing was released."""
+    """The loop called the run in another way than a step needs; nothing was released."""
 
 
 class _Records:
-    """A map-style data set as the trainer's data."""
+    """The records of a map-style data set, as a ``DataAdapter``."""
 
     def __init__(self, loader: DataLoader[Any], digest: str | None) -> None:
         self._dataset: Any = loader.dataset
@@ -66,7 +66,7 @@ class _Records:
 
     @property
     def digest(self) -> str:
-        """Over every record's tensors, unless the digest was said."""
+        """The declared digest, or else a digest of each record's tensors."""
         if self._digest is None:
             with fixed_draws(0):
                 parts = [_digest(self._batch([place])) for place in range(len(self))]
@@ -80,11 +80,11 @@ class _Records:
         return len(self._dataset)
 
     def collate(self, indices: Tensor) -> Batch:
-        """The records at ``indices``, shape (n,), by the loader's ``collate_fn``."""
+        """Collate the records at ``indices``, shape (n,), by the loader's ``collate_fn``."""
         return self._batch(indices.tolist())
 
-    def unlike(self) -> Tensor:
-        """The numbers of three of the first records, the largest last; shape (3,)."""
+    def pick_different(self) -> Tensor:
+        """Return the numbers of three of the first records, the largest last; shape (3,)."""
         with fixed_draws(0):
             sizes = [
                 sum(item.numel() for item in _tensors(self._batch([place])))
@@ -93,15 +93,15 @@ class _Records:
         order = torch.tensor(sizes).argsort(stable=True)
         return order[[0, len(order) // 2, -1]] if len(order) > 2 else order
 
-    def drawn_alike(self, indices: Tensor, seed: int = 0) -> Batch:
-        """As ``collate``, where a record draws the same wherever it stands; shape (n,)."""
+    def collate_fixed(self, indices: Tensor, seed: int = 0) -> Batch:
+        """Collate (n,) records; each record has the same random draws at any place."""
         items = self._items(indices)
         with fixed_draws(seed):
             batch: Batch = self._collate(items)
         return batch
 
     def collate_draws(self, indices: Tensor) -> bool:
-        """Whether ``collate_fn`` draws random numbers for these records; shape (n,)."""
+        """Return whether ``collate_fn`` draws random numbers for these records; shape (n,)."""
         items = self._items(indices)
         with fixed_draws(0):
             before = random_state()
@@ -119,8 +119,8 @@ class _Records:
         return self._collate([self._dataset[place] for place in places])
 
 
-class _Module:
-    """A model and its losses as the trainer's model."""
+class _Model:
+    """A module and its losses, as a ``ModelAdapter``."""
 
     def __init__(
         self,
@@ -132,15 +132,15 @@ class _Module:
         self.module, self._losses, self._blocks, self._example = module, losses, blocks, example
 
     def losses(self, batch: Batch) -> Tensor:
-        """The loss of each record, shape (n,)."""
+        """Return the loss of each record, shape (n,)."""
         return self._losses(self.module, batch)
 
     def blocks(self) -> Mapping[str, Sequence[Group]]:
-        """The groups of every release, by the release's name."""
+        """Return the groups of each release, by the release's name."""
         return self._blocks
 
     def made_up(self, records: int) -> Batch:
-        """The example, of which the trainer takes the first ``records``."""
+        """Return the example, of which the trainer takes the first ``records``."""
         del records
         return self._example
 
@@ -163,16 +163,16 @@ def private(
     settings: Settings | None = None,
     peers: Peers | None = None,
 ) -> PrivateRun:
-    """A run of ``plan`` as ``certificate`` certifies it, for your own loop.
+    """Return a run of ``plan``, as ``certificate`` certifies it, for your own loop.
 
-    ``optimizer`` may be any that updates the model's trainable tensors; None is the plan's own,
-    ``run.optimizer``. Microbatches have the loader's ``batch_size``, its data set and its
-    ``collate_fn``; its sampler is not used. ``blocks`` has name patterns for every release of a
-    plan with several; a release of ``count`` above 1 has a block for each tensor. ``trusted``
-    are the keys that may certify, your own unless said. ``users``, of shape (N,), says whose
-    each record is, for a plan of users with several records. ``example`` is a batch of at least
-    three records to probe the model with, the first of the data unless said, and ``digest`` says
-    which data this is. A run that is in ``out`` goes on unless ``resume`` is false.
+    ``optimizer`` may be any optimiser of the model's trainable tensors; None is the plan's own,
+    ``run.optimizer``. Microbatches have the loader's ``batch_size``, and records come from its data
+    set and ``collate_fn``; its sampler is not used. ``blocks`` has name patterns for each release
+    of a plan with several releases; a release of ``count`` above 1 has a block for each tensor.
+    ``trusted`` are the keys that may certify, by default your own. ``users``, of shape (N,), has
+    the user of each record, for a plan of users with several records. ``example`` is a batch of at
+    least three records to probe the model with, by default some of the first records. ``digest``
+    identifies the data. A run in ``out`` is resumed unless ``resume`` is false.
 
     Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
     """
@@ -198,14 +198,14 @@ def private(
         TrustRoot([], [], None).public_keys() if trusted is None else trusted,
         plan,
         records=len(records),
-        most_of_a_user=None if users is None else _most_of_a_user(users, len(records)),
+        most_of_a_user=None if users is None else _max_records_of_a_user(users, len(records)),
     )
     if settings is None:
         settings = Settings(device=_device_of(model).type, microbatch=loader.batch_size or 64)
     collated: Callable[[Tensor], Batch] | None = None
     if example is None:
-        example, collated = _example(records)
-    adapter = _Module(model, losses, _groups(config.plan, model, blocks), example)
+        example, collated = _make_example(records)
+    adapter = _Model(model, losses, _group_tensors(config.plan, model, blocks), example)
     run = Run(
         config=config,
         model=adapter,
@@ -214,42 +214,41 @@ def private(
         peers=peers or Peers.join(settings.device_type),
         quiet=True,
         entropy=os.urandom,
-        supervision=Supervision(),
         optimizer=optimizer,
         collated=collated,
     )
     return PrivateRun(run, adapter, Path(out), resume)
 
 
-def _most_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> int:
-    """The most records of one of ``users``, which has one entry for each record."""
-    named = users.tolist() if isinstance(users, Tensor) else users
-    if len(named) != records:
+def _max_records_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> int:
+    """Return the largest number of records of a user; ``users`` has one entry per record."""
+    names = users.tolist() if isinstance(users, Tensor) else users
+    if len(names) != records:
         raise UnsupportedModel(
-            f"users: {len(named)} entries for {records} records. Name the user of each record."
+            f"users: {len(names)} entries for {records} records. Name the user of each record."
         )
-    return max(Counter(named).values())
+    return max(Counter(names).values())
 
 
-def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None]:
-    """Three records, and what makes batches of fewer, to compare them with; where that may differ.
+def _make_example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None]:
+    """Return three records, and a function that collates fewer of them, or None.
 
-    A ``collate_fn`` that draws gives other batches other draws. What it makes of two records must
-    then be the same whichever is the third. Raises ``MixedRecords`` and ``UnsupportedModel``.
+    Batches of fewer records have other draws if ``collate_fn`` draws. Its result for two records
+    must then be the same for any third one. Raises ``MixedRecords`` and ``UnsupportedModel``.
     """
-    places = records.unlike()
-    example = records.drawn_alike(places)
-    records.drawn_alike(places.flip(0))  # so that others were read before
-    if _digest(example) != _digest(records.drawn_alike(places)):
+    places = records.pick_different()
+    example = records.collate_fixed(places)
+    records.collate_fixed(places.flip(0))  # after other records
+    if _digest(example) != _digest(records.collate_fixed(places)):
         raise UnsupportedModel(
             "loader: a record is not the same twice although random, numpy.random and torch draw "
             "the same: its data set keeps state of what was read, or draws from a generator of its "
             "own. Draw from torch's, or draw in losses; or give private an example and a digest."
         )
     if len(places) < 3 or not records.collate_draws(places):
-        return example, lambda rows: records.drawn_alike(places[rows])
+        return example, lambda rows: records.collate_fixed(places[rows])
     pair = torch.arange(2)
-    if _widths(records.drawn_alike(places[pair])) != _widths(example):
+    if _record_shapes(records.collate_fixed(places[pair])) != _record_shapes(example):
         raise UnsupportedModel(
             "loader: its collate_fn draws random numbers and pads to the longest record, so "
             "the padding cannot be told from the draws. Pad to a fixed length, or draw in the data "
@@ -257,7 +256,7 @@ def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None
         )
     for seed in range(PROBE_SEEDS):
         one, other = (
-            _digest(picked_records(records.drawn_alike(places[[0, 1, third]], seed), pair))
+            _digest(select_records(records.collate_fixed(places[[0, 1, third]], seed), pair))
             for third in (0, 1)
         )
         if one != other:
@@ -272,8 +271,8 @@ def _digest(batch: Batch) -> str:
     return digest_of_tensors(*_tensors(batch))
 
 
-def _widths(batch: Batch) -> list[torch.Size]:
-    """The shapes of a batch but for the number of records."""
+def _record_shapes(batch: Batch) -> list[torch.Size]:
+    """Return the shapes of a batch without the number of records."""
     return [item.shape[1:] for item in _tensors(batch)]
 
 
@@ -281,46 +280,62 @@ def _device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-class PrivateRun:
-    """A run that a loop goes through; ``optimizer`` updates, ``guarantee`` is of the whole run.
+@dataclass
+class _Microbatch:
+    """The batch that the loop is working on, and what the loop did with it."""
 
-    Its length is the steps that are left; a step may have several microbatches, or none.
+    batch: Batch
+    content: set[Any]
+    records: int
+    is_last: bool
+    has_loss: bool = False
+    is_stepped: bool = False
+    is_released: bool = False
+
+
+class PrivateRun:
+    """A run to iterate over; ``optimizer`` updates, ``guarantee`` covers the whole run.
+
+    Its length is the number of remaining steps; a step may have several microbatches, or none.
     """
 
-    def __init__(self, run: Run, model: _Module, out: Path, resume: bool | None) -> None:
+    def __init__(self, run: Run, model: _Model, out: Path, resume: bool | None) -> None:
         self._run, self._model = run, model
         try:
-            self._begun = run.entered(out, resume=resume)
+            run.enter(out, resume=resume)
         except BaseException:
             run.close()
             raise
-        self._training, self._private = self._begun.training, self._begun.training.private
-        self._secrets, self.step = self._begun.secrets, self._begun.first
+        self._training, self._private = run.training, run.training.private
+        self._length = run.config.execution.steps - run.step
         self.outcome: Outcome | None = None
         self.guarantee = run.config.summary
         self._device = _device_of(model.module)
         self.optimizer = self._training.optimizer
         # A scheduler wraps the function of this method, and binds it to the optimiser again.
         step = MethodType(lambda _, closure=None: self._step(closure), self.optimizer)
-        # A scheduler that is older would warn that it does not see the steps.
+        # A scheduler created earlier would warn that it does not see the steps.
         step.__func__._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self.optimizer.step = step  # type: ignore[method-assign]  # until close
-        # So that GradScaler calls it, instead of failing over gradients that are not there yet.
+        # GradScaler then calls it, instead of failing over missing gradients.
         self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        self._records = 0
-        self._handed: tuple[Batch, set[Any]] = None, set()
-        self._lossless: tuple[int, bool] | None = None  # how many records, and whether made up
-        self._due: Due | None = None
-        self._over: tuple[int, Due] | None = None
-        self._open, self._ready, self._stopped = False, False, False
-        self._closed, self._stream = False, self._batches()
+        self._lot_size = 0
+        self._microbatch: _Microbatch | None = None
+        self._outputs: StepOutputs | None = None
+        self._is_released = self._is_stopped = self._is_closed = False
+        self._stream = self._batches()
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        """Itself: copies of a model that has it, averages of its weights for one, share the run."""
+        """Return itself: copies of a model that holds the run, like averaged models, share it."""
         return self
 
     def __len__(self) -> int:
-        return self._run.config.execution.steps - self._begun.first
+        return self._length
+
+    @property
+    def step(self) -> int:
+        """The number of steps that were charged until now, without the one in progress."""
+        return self._run.step + self._is_released
 
     def keep(self, **items: Any) -> None:
         """Save the state of schedulers and the like in checkpoints, and restore it on resuming."""
@@ -328,27 +343,26 @@ class PrivateRun:
             self._training.keep(name, item)
 
     def accept_weights(self) -> None:
-        """Train on from the weights as they are, which the loop changed since ``optimizer.step()``.
+        """Continue with the current weights, which the loop changed after ``optimizer.step()``.
 
-        They must be made of released and public values alone: clipped, averaged, from a server.
+        They must depend only on released and public values: clipped, averaged, from a server.
         """
         self._training.record_tensors()
 
     def loss(self, batch: Batch) -> Tensor:
-        """Take and clip the gradients of ``batch``'s records; ``backward`` is for the loop's sake.
+        """Compute and clip the gradients of ``batch``'s records.
 
-        The result is 0, of shape (): the mean loss of private records is shown only with
-        ``Settings.show_private``. No other loss can take part, and ``backward`` has nothing left to
-        do. Raises ``LoopError`` outside of a batch, for one that the loop changed, and where the
-        model has moved to another device, and ``MixedRecords`` and ``UnsupportedModel`` as the
-        model does.
+        The result is 0, of shape (): the mean loss of private records is returned only with
+        ``Settings.show_private``. Its ``backward`` has no effect, and no other loss can be added.
+        Raises ``LoopError`` outside of a batch, for a batch that the loop changed, and if the model
+        was moved to another device. Raises ``MixedRecords`` and ``UnsupportedModel`` for the model.
         """
-        if self._lossless is None:
+        current = self._microbatch
+        if current is None or current.has_loss:
             raise LoopError(
                 "loop", "call run.loss once for every batch of the run, inside its loop."
             )
-        records, idle = self._lossless
-        if not _content(batch) <= self._handed[1]:
+        if not _content(batch) <= current.content:
             raise LoopError(
                 "loop",
                 "run.loss got another batch than the run gave, or one that was changed, which may "
@@ -362,23 +376,21 @@ class PrivateRun:
             )
         self._training.require_unchanged_model()
         self._model.module.zero_grad()
-        self._lossless = None
-        try:
-            losses = self._private.accumulate(
-                lambda: self._model.losses(batch), records=records, idle=idle
-            )
-        except Exception:
-            self._lossless = records, idle  # a loop may catch it, and step
-            raise
-        shown = losses.mean() if self._run.shows_private else losses.new_zeros(())
+        losses = self._private.accumulate(
+            lambda: self._model.losses(batch),
+            records=max(1, current.records),
+            idle=not current.records,
+        )
+        current.has_loss = True  # not after a failure, which the loop may catch
+        shown = losses.mean() if self._run.settings.show_private else losses.new_zeros(())
         return shown.requires_grad_()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Every microbatch of every step that is left, whoever asks: there is one stream of them.
+        """Return the one stream of all microbatches of all remaining steps.
 
         Raises ``LoopError`` and ``Diverged``.
         """
-        if not self._closed and getgeneratorstate(self._stream) == GEN_CLOSED:
+        if not self._is_closed and getgeneratorstate(self._stream) == GEN_CLOSED:
             raise LoopError(
                 "loop",
                 f"a failure ended the loop at step {self.step}. Call run.close(), and private "
@@ -387,35 +399,27 @@ class PrivateRun:
         return self._stream
 
     def _batches(self) -> Generator[Batch]:
-        steps = self._run.config.execution.steps
         self.accept_weights()
-        while self.step < steps and not self._stopped:
-            self._due = self._run.charged(
-                self._training, self.step, self._secrets, lambda: self._stopped
-            )
+        while self.step < self._run.config.execution.steps and not self._is_stopped:
+            self._outputs = self._run.charge_step(lambda: self._is_stopped)
             self._private.clear_sums()
-            lot, self._records = self._training.lot(self.step, self._secrets.ratchet)
-            last = lot.microbatches - 1
+            lot, self._lot_size = self._training.lot(self.step, self._run.secrets.ratchet)
             for place, records in enumerate(lot):
                 batch = self._training.batch(lot, place, records)
-                self._lossless = max(1, len(records)), not len(records)
-                self._handed = batch, _content(batch)
-                self._open, self._ready = True, place == last
+                self._microbatch = current = _Microbatch(
+                    batch=batch,
+                    content=_content(batch),
+                    records=len(records),
+                    is_last=place == lot.microbatches - 1,
+                )
                 yield batch
-                self._close_microbatch()
-                if self._ready:
+                _require_loss(current)
+                if current.is_last and not current.is_released:
                     raise LoopError("loop", f"no optimizer.step() after a batch. {_EVERY_BATCH}")
-            if last < 0:
+            if not lot.microbatches:
                 self._release()
-            self._say()
+            self._record_step()
         self.end()
-
-    def _close_microbatch(self) -> None:
-        self._open = False
-        if self._lossless is not None:
-            raise LoopError(
-                "loop", f"a batch had no loss before the next one or the step. {_EVERY_BATCH}"
-            )
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -430,76 +434,82 @@ class PrivateRun:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._open:
+        current = self._microbatch
+        if current is None or current.is_stepped:
             raise LoopError("loop", f"optimizer.step() without a batch. {_EVERY_BATCH}")
-        self._close_microbatch()
+        current.is_stepped = True
+        _require_loss(current)
         self._training.require_unchanged_model()
         self._private.require_no_gradients()
-        if self._ready:
+        if current.is_last:
             self._release()
-            self._ready = False  # not after a failure, or the step would be charged again
+            current.is_released = True  # not after a failure, or the step would be charged again
         return loss
 
     def _release(self) -> None:
-        due = self._due
-        assert due is not None  # nobody asked to stop before the step
         self._training.require_unchanged_tensors()
         try:
             sums = self._training.reduce(self._private.sums())
-            self._training.release(self.step, self._secrets.ratchet, sums)
+            self._training.release(self.step, self._run.secrets.ratchet, sums)
         except Diverged:
-            self._run.ended_by("diverged", self._training)
+            self._run.end("diverged")
             raise
         self._training.record_tensors()
-        self._over = self.step, due
-        self.step += 1
+        self._is_released = True
 
-    def _say(self) -> None:
-        """Write what the last step came to, once schedulers have followed it."""
-        if self._over is not None:
+    def _record_step(self) -> None:
+        """Record the last step, after schedulers have followed it."""
+        if self._is_released:
             self._training.require_unchanged_tensors()
-            (step, due), self._over = self._over, None
-            self._secrets = self._run.taken(self._training, step, self._records, self._secrets, due)
+            self._is_released = False
+            assert self._outputs is not None  # the step was charged
+            self._run.finish_step(self._lot_size, self._outputs)
 
     def stop(self) -> None:
         """End the run after the current step; decide by released values only."""
-        self._stopped = True
+        self._is_stopped = True
 
     def pause(self) -> None:
         """Write a checkpoint after the current step and close; ``private`` resumes from it.
 
-        After the last step the run ends. Raises ``LoopError`` in the middle of a lot.
+        After the last step, the run ends. Raises ``LoopError`` in the middle of a lot.
         """
         if self.step == self._run.config.execution.steps:
             self.end()
             return
-        if self._over is None and self._due is not None:
+        if not self._is_released and self._outputs is not None:
             raise LoopError("loop", "pause only right after optimizer.step().")
-        self._say()
-        self._run.charged(self._training, self.step, self._secrets, lambda: True)
+        self._record_step()
+        self._run.charge_step(lambda: True)
         self._stream.close()
         self.close()
 
     def end(self) -> Outcome:
-        """Write the weights and the record's last line; the model gets its own layers back."""
+        """Write the weights and the record's last line, and restore the model's own layers."""
         if self.outcome is None:
-            steps = self._run.config.execution.steps
-            ended = "completed" if self.step == steps else "stopped"
-            self._say()
-            self.outcome = self._run.ended_by(ended, self._training)
+            is_complete = self.step == self._run.config.execution.steps
+            self._record_step()
+            self.outcome = self._run.end("completed" if is_complete else "stopped")
             self.close()
         return self.outcome
 
     def close(self) -> None:
-        """Leave the run where it is, to be resumed from its last checkpoint."""
+        """Leave the run, which can be resumed from its last checkpoint."""
         for name in ("step", "_step_supports_amp_scaling"):
             self.optimizer.__dict__.pop(name, None)
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             try:
-                self._say()
+                self._record_step()
             finally:
                 self._run.close()
+
+
+def _require_loss(microbatch: _Microbatch) -> None:
+    if not microbatch.has_loss:
+        raise LoopError(
+            "loop", f"a batch had no loss before the next one or the step. {_EVERY_BATCH}"
+        )
 
 
 def _require_loader(loader: Any) -> None:
@@ -538,7 +548,7 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 
 def _content(batch: Batch) -> set[Any]:
-    """Which tensors these are, and how often they were written to; whatever else is in it."""
+    """Return the identity and version of each tensor, and all other values."""
     if isinstance(batch, Tensor):
         return {(id(batch), batch._version)}
     if (parts := parts_of(batch)) is not None:
@@ -546,10 +556,10 @@ def _content(batch: Batch) -> set[Any]:
     return {repr(batch)}
 
 
-def _groups(
+def _group_tensors(
     plan: Plan, model: nn.Module, blocks: Mapping[str, Sequence[str]] | None
 ) -> dict[str, tuple[Group, ...]]:
-    """Blocks by the patterns of every release; a release alone has every trainable tensor."""
+    """Group tensors by the patterns of each release; a single release has all trainable tensors."""
     names = [name for name, item in model.named_parameters() if item.requires_grad]
     releases = {release.name: release.count for release in plan.phases[0].releases}
     if blocks is None:
@@ -560,16 +570,17 @@ def _groups(
             )
         blocks = dict.fromkeys(releases, ("*",))
     result: dict[str, tuple[Group, ...]] = {}
-    left = list(names)
+    remaining = list(names)
     for release, patterns in blocks.items():
-        mine = [name for name in left if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        left = [name for name in left if name not in mine]
+        matches = [n for n in remaining if any(fnmatchcase(n, pattern) for pattern in patterns)]
+        remaining = [name for name in remaining if name not in matches]
         if releases.get(release, 1) == 1:
-            result[release] = (Group(names=tuple(mine)),)
+            result[release] = (Group(names=tuple(matches)),)
         else:
-            result[release] = tuple(Group(names=(name,)) for name in mine)
-    if left:
+            result[release] = tuple(Group(names=(name,)) for name in matches)
+    if remaining:
         raise UnsupportedModel(
-            f"{', '.join(left)}: trainable, but matched by no pattern in blocks. Add or freeze it."
+            f"{', '.join(remaining)}: trainable, but matched by no pattern in blocks. Add or "
+            "freeze it."
         )
     return result

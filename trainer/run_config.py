@@ -1,16 +1,16 @@
-"""Binding: the run that a certificate and a plan allow.
+"""The configuration of a run, from a certificate and a plan.
 
-The certificate is verified offline with the keys that the user trusts, its subject is compared
-with the digest of the plan at hand, and from there on the *certified* plan is the only source
-of a privacy parameter: sampler, lot size, steps, clip norms, noise (what was required, where
-the plan left it open), adjacency, divisor. There is no option that changes one. Whatever
-this trainer cannot keep is refused here, before anything is read of the data:
+The certificate is verified offline with the keys that the user trusts, and its subject is compared
+with the digest of the plan. From then on, the *certified* plan is the only source
+of privacy parameters: sampler, lot size, steps, clip norms, noise (the required noise if
+the plan left it open), adjacency, divisor. No option changes one. Everything that
+this trainer cannot fulfil is refused here, before any data is read:
 
 * a verdict other than certified, an expired or untrusted certificate, another plan;
 * a data set of another size than the plan's;
 * an obligation that this release does not know;
-* correlated noise whose coefficients come out otherwise here than where it was certified;
-* a run that is to be repeated and selected from, other than as a trial of its search.
+* correlated noise whose coefficients differ here from those that were certified;
+* a run that is to be repeated and selected from, except as a trial of its search.
 
 >>> OBLIGATIONS >= {"noise_once_per_lot", "empty_lot_counts"}
 True
@@ -52,15 +52,15 @@ OBLIGATIONS = STEP_OBLIGATIONS | {
     "insert_the_canaries",
     "records_of_a_user",
 }
-"""The codes of the obligations that this trainer fulfils."""
+"""Codes of the obligations that this trainer fulfils."""
 
 SEARCH_OBLIGATIONS = frozenset({"repetitions_are_drawn", "score_is_accounted"})
-"""Those that ``affidavit search`` fulfils, whose trials this trainer runs."""
+"""Codes of the obligations that ``affidavit search`` fulfils for its trials."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A run that was certified: its closed plan, and the certificate that it is about."""
+    """A certified run: its closed plan and its certificate."""
 
     certificate_id: str
     plan_digest: str
@@ -87,12 +87,11 @@ def bind(
     options: VerificationOptions | None = None,
     search: bool = False,
 ) -> RunConfig:
-    """The run that ``bundle`` certifies ``plan`` for, on ``records`` records beside its canaries.
+    """Return the run of ``plan`` that ``bundle`` certifies, on ``records`` records and canaries.
 
-    ``most_of_a_user`` is how many of them one user has at most, where the data says whose they are.
-    ``options`` is what its verification asks beyond what every certificate must pass. ``search``
-    says that this is one of the runs that are selected from.
-    Raises ``NotCertified`` with the code of what is wrong.
+    ``most_of_a_user`` is the largest number of records of a user, if the data has users.
+    ``options`` are further requirements on the certificate. ``search`` tells that this is one of
+    the runs to select from. Raises ``NotCertified``.
     """
     try:
         predicate = verify(bundle, trusted, plan=plan, now=now, options=options).predicate
@@ -112,7 +111,7 @@ def bind(
         raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
     closed = execution.plan
     _require_runnable(closed, records)
-    _require_few_of_a_user(closed, most_of_a_user)
+    _require_records_of_a_user(closed, most_of_a_user)
     _require_same_strategies(predicate["strategies"], strategies)
     return RunConfig(
         certificate_id=predicate["certificate_id"],
@@ -125,7 +124,7 @@ def bind(
 
 
 def strategies_of(execution: Execution) -> tuple[Strategy | None, ...]:
-    """The strategy of each phase; None if its noise is independent."""
+    """Return the strategy of each phase, or None for independent noise."""
     plan = execution.plan
     return tuple(
         None
@@ -176,20 +175,24 @@ def _require_runnable(plan: Plan, records: int) -> None:
         )
 
 
-def _require_few_of_a_user(plan: Plan, most: int | None) -> None:
+def _require_records_of_a_user(plan: Plan, records: int | None) -> None:
     allowed = plan.dataset.records_per_unit
-    if most is None and allowed > 1:
+    if records is None and allowed > 1:
         raise NotCertified(
             "records_of_a_user",
             f"the plan was certified for users of at most {allowed} records, but the data does not "
             "name the user of each record. Name the column (--data csv:PATH,...,user=COLUMN), pass "
             "users= to private, or define most_of_a_user in your data adapter.",
         )
-    if plan.dataset.contributions_per_user is not None and most is not None and most > allowed:
+    if (
+        plan.dataset.contributions_per_user is not None
+        and records is not None
+        and records > allowed
+    ):
         raise NotCertified(
             "records_of_a_user",
-            f"a user has {most} records, but the plan was certified for at most {allowed}. Remove "
-            f"records, or certify the plan with contributions_per_user: {most}.",
+            f"a user has {records} records, but the plan was certified for at most {allowed}. "
+            f"Remove records, or certify the plan with contributions_per_user: {records}.",
         )
 
 
@@ -200,7 +203,7 @@ def _require_same_strategies(
     if len(here) != len(certified):
         raise NotCertified("other_strategy", "the correlated noise differs from the certificate's.")
     for entry, strategy in zip(certified, here, strict=True):
-        if not _same(entry, strategy):
+        if not _is_same(entry, strategy):
             raise NotCertified(
                 "other_strategy",
                 f"the {entry.get('kind')} noise that this machine constructs differs from the "
@@ -209,7 +212,7 @@ def _require_same_strategies(
             )
 
 
-def _same(entry: dict[str, Any], strategy: Strategy) -> bool:
+def _is_same(entry: dict[str, Any], strategy: Strategy) -> bool:
     arrays = strategy.coefficients
     if "digest" in entry and (not arrays or entry["digest"] != coefficients_digest(arrays)):
         return False

@@ -1,13 +1,13 @@
-"""``python -m affidavit.trainer.search``: what ``affidavit search`` becomes.
+"""``python -m affidavit.trainer.search``: the program behind ``affidavit search``.
 
 A certificate of a plan with ``repeat_and_select`` covers a random number of runs of which only
-the best is released. The number and what each run tries are drawn and kept (``search.json``,
-secret) before the first begins; their digest is printed, and stands in the released record. Each
-run is a trial: a trainer of its own, here or as a trial of Ray Tune on the nodes of a cluster
-that share ``--out``. A trial that is interrupted is resumed, never drawn again.
+the best is released. The number, and what each run tries, is drawn and saved (``search.json``,
+secret) before the first run. Its digest is printed, and is in the released record. Each
+run is a trial: a separate trainer, here or as a trial of Ray Tune on the nodes of a cluster
+that share ``--out``. An interrupted trial is resumed, never drawn again.
 
-At the end ``OUT/run`` has record, weights and ``trial.json`` of the best. All else of the trials
-is deleted: how many there were, what they lost and in which order is covered by no certificate.
+At the end, ``OUT/run`` has record, weights and ``trial.json`` of the best trial. Everything else is
+deleted: no certificate covers the number of trials, their losses and their order.
 
 Exit codes: 0 the best was released; 1 there is nothing to release; 2 usage.
 """
@@ -42,30 +42,30 @@ from affidavit.certificate import (
 )
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, PlanError, read_limited
-from affidavit.trainer.run_folder.run_log import holds_a_run
+from affidavit.trainer.run_folder.run_log import has_run
 
 OPENING = "search.json"
 RELEASED = "run"
 TRIALS = "trials"
 SCORE = "score"
-KEPT = frozenset({"record.jsonl", "weights.pt", "opening.json", "trial.json"})
-"""Files of the best trial's folder that stay."""
+RELEASED_FILES = frozenset({"record.jsonl", "weights.pt", "opening.json", "trial.json"})
+"""Files of the best trial's folder that are released."""
 TRAINER = (sys.executable, "-m", "affidavit.trainer")
 CHILD = (sys.executable, "-m", "affidavit.worker.child")
-"""It ends with the process that started it."""
+"""Ends with the process that started it."""
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
 MAX_FAILURES = 3
-"""How often Ray Tune tries a trial again whose node dies."""
+"""Number of times that Ray Tune retries a trial whose node dies."""
 err = Console(stderr=True, soft_wrap=True)
 
 
 class NotBegun(Exception):
-    """A trial could not start, for a reason that applies to the others too."""
+    """A trial could not start, for a reason that applies to all trials."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """A search in the folder ``out``; ``command`` are the trainer's options in every trial."""
+    """A search in the folder ``out``; ``command`` has the trainer's options for all trials."""
 
     out: Path
     opening: SearchOpening
@@ -74,11 +74,11 @@ class Search:
 
     @property
     def folder(self) -> Path:
-        """The folder of trials; only the best may leave it."""
+        """The folder of trials; only the best trial leaves it."""
         return self.out / TRIALS
 
     def run(self, number: int) -> None:
-        """Begin or resume a trial; it has a score when it is over, if it came to its end.
+        """Begin or resume a trial; a trial that finishes has a score.
 
         Raises ``NotBegun``.
         """
@@ -95,7 +95,7 @@ class Search:
             "learning_rate": tried.get("learning_rate"),
         }
         write_atomically(folder / "trial.json", json.dumps({**trial, "tried": tried}).encode())
-        resume = ["--resume"] if holds_a_run(folder) else []
+        resume = ["--resume"] if has_run(folder) else []
         command = [
             *(*CHILD, str(os.getpid()), *TRAINER, f"--out={folder}"),
             *(f"--trial={folder / 'trial.json'}", f"--model={tried.get('model', self.model)}"),
@@ -105,11 +105,11 @@ class Search:
         path = self.folder / f"{number}.log"
         with path.open("wb") as log:
             subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
-        if not holds_a_run(folder):
+        if not has_run(folder):
             raise NotBegun(path.read_text(errors="replace").strip()[-500:])
 
     def best(self, trials: int) -> int | None:
-        """The trial with the least loss on the public data; None if none finished."""
+        """Return the trial with the lowest loss on the public data, or None if none finished."""
         scores = []
         for number in range(trials):
             with suppress(OSError, ValueError):
@@ -120,11 +120,11 @@ class Search:
     def release(self, number: int) -> None:
         """Keep the record and weights of a trial, and delete everything else.
 
-        The files' times would tell when it ran.
+        The times of the files are reset, because they would reveal when the trial ran.
         """
         folder = self.folder / str(number)
         for path in folder.iterdir():
-            if path.name in KEPT:
+            if path.name in RELEASED_FILES:
                 os.utime(path)
             elif path.is_dir():
                 shutil.rmtree(path)
@@ -160,16 +160,20 @@ def main(
 
     Other options are those of affidavit train, in every trial.
     """
-    read = _plan(plan)
+    read = _read_plan(plan)
     selection = selection_of(read)
     if selection is None:
-        _stop(f"{plan} has no repeat_and_select, so its certificate covers one run: train it.")
+        _exit_with_usage_error(
+            f"{plan} has no repeat_and_select, so its certificate covers one run: train it."
+        )
     if (out / RELEASED).exists():
-        _stop(f"{out / RELEASED} exists: this search has finished.")
-    opening = _opening(out, certificate, choices, score)
+        _exit_with_usage_error(f"{out / RELEASED} exists: this search has finished.")
+    opening = _load_opening(out, certificate, choices, score)
     if "learning_rate" in opening.choices and read.workload and read.workload.learning_rates:
-        _stop("the plan sets the learning rate of each step; remove learning_rate from --choices.")
-    # In the log of whoever runs this before any trial.
+        _exit_with_usage_error(
+            "the plan sets the learning rate of each step; remove learning_rate from --choices."
+        )
+    # For the log of the caller, before any trial.
     err.print(f"search {opening.digest}", highlight=False)
     shared = [f"--certificate={certificate.resolve()}", f"--plan={plan.resolve()}"]
     search = Search(
@@ -185,9 +189,9 @@ def main(
             try:
                 search.run(number)
             except NotBegun as error:
-                _stop(str(error))
+                _exit_with_usage_error(str(error))
     else:
-        _tune(search, trials, ray, gpu="--device=cpu" not in context.args)
+        _run_on_ray(search, trials, ray, gpu="--device=cpu" not in context.args)
     best = search.best(trials)
     if best is not None:
         search.release(best)
@@ -198,13 +202,13 @@ def main(
     raise typer.Exit(1)
 
 
-def _tune(search: Search, trials: int, address: str, *, gpu: bool) -> None:
-    """The trials as trials of Ray Tune, which is told nothing of what they come to."""
+def _run_on_ray(search: Search, trials: int, address: str, *, gpu: bool) -> None:
+    """Run the trials as trials of Ray Tune, which learns nothing of their results."""
     try:
         ray: Any = importlib.import_module("ray")
         tune: Any = importlib.import_module("ray.tune")
     except ImportError:
-        _stop("Ray Tune is not installed: pip install 'affidavit[ray]'.")
+        _exit_with_usage_error("Ray Tune is not installed: pip install 'affidavit[ray]'.")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         cpus = min(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -223,22 +227,24 @@ def _tune(search: Search, trials: int, address: str, *, gpu: bool) -> None:
                 verbose=0,
             ),
         )
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # it tells how many
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # it prints their number
             tuner.fit()
     finally:
         ray.shutdown()
 
 
-def _opening(
+def _load_opening(
     out: Path, certificate: Path, choices: Path | None, score: str | None
 ) -> SearchOpening:
-    """The opening that is in the folder already, or a new one, which is on the disk then."""
+    """Return the opening in the folder, or a new one after writing it to disk."""
     path = out / OPENING
     try:
         if path.exists():
             return SearchOpening.read(json.loads(path.read_bytes()))
         if score is None:
-            _stop("--score is missing: name the public data on which trials are compared.")
+            _exit_with_usage_error(
+                "--score is missing: name the public data on which trials are compared."
+            )
         values = {} if choices is None else json.loads(read_limited(choices))
         identifier = statement_in(read_limited(certificate, MAX_BYTES))["predicate"][
             "certificate_id"
@@ -247,20 +253,20 @@ def _opening(
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)
     except BadSearch as error:
-        _stop(str(error))
+        _exit_with_usage_error(str(error))
     except (BadEnvelope, OSError, ValueError, KeyError, TypeError) as error:
-        _stop(f"cannot read the certificate, the choices or {path}: {error}")
+        _exit_with_usage_error(f"cannot read the certificate, the choices or {path}: {error}")
     return opening
 
 
-def _plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     try:
         return read_plan(path)
     except (OSError, PlanError) as error:
-        _stop(f"{path}: {error}")
+        _exit_with_usage_error(f"{path}: {error}")
 
 
-def _stop(message: str) -> NoReturn:
+def _exit_with_usage_error(message: str) -> NoReturn:
     lines = "\n".join(map(printable, message.splitlines()))
     err.print(lines, highlight=False, markup=False)
     raise typer.Exit(2)

@@ -1,28 +1,28 @@
-"""A run beside its plan: its settings, its trial in a search, and its supervisor.
+"""The settings of a run, its trial in a search, and its supervision.
 
-Settings say how a run is computed, never what it releases. They change no guarantee, and nothing
-that does is here: whatever a certificate is about comes from the plan. Microbatches, devices and
-number types change speed and memory; how often a checkpoint is written changes how many steps a
+Settings define how a run is computed, never what it releases. They change no guarantee:
+everything that a certificate covers comes from the plan. Microbatches, devices and
+number types change speed and memory; the checkpoint interval changes how many steps a
 crash costs. The learning rate's schedule is public and acts on released values.
 
 >>> rates = Settings(schedule="linear", warmup=2)
 >>> [round(rates.learning_rate_factor(step, 6), 3) for step in range(6)]
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
-Supervision says how far a run may go now, and what others may have charged of it before
+Supervision limits how far a run may go now, and tells what others may have charged of it
 (docs/worker.md). A supervised run charges no step beyond its *allowance*, a number that its
-supervisor raises as it goes. Who takes over passes over every step that was allowed, so that
-between two trainers of one run each step is charged once, and has one key.
+supervisor raises over time. A trainer that takes over skips all steps that were allowed, so that
+two trainers of one run charge each step once, with one key.
 
 Guarantees
-    * No step t is charged before the allowance was seen to be above t.
-    * A file that is not there or has no number allows nothing.
+    * No step t is charged before the allowance was read to be above t.
+    * A missing file, or one without a number, allows nothing.
 
 >>> import tempfile
 >>> with tempfile.NamedTemporaryFile() as file:
 ...     _ = Path(file.name).write_text("3")
 ...     supervision = Supervision(allowance=Path(file.name))
-...     [supervision.allows(step, stop_requested=lambda: True) for step in (2, 3)]
+...     [supervision.wait_until_allowed(step, is_stop_requested=lambda: True) for step in (2, 3)]
 [True, False]
 """
 
@@ -44,12 +44,12 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """``microbatch`` records at a time; checkpoints and digests every so many steps.
+    """How a run is computed: ``microbatch`` records at a time, with checkpoints and digests.
 
-    Where these are None they are made as often as takes a twentieth of the time.
-    ``precision`` is that of the model's own arithmetic by autocast; clip norms, sums and noise
-    are in float32 in any case. ``warmup`` steps raise the learning rate linearly.
-    ``learning_rate`` stands in for the plan's in a trial of a search.
+    Intervals that are None are chosen to take a twentieth of the time. ``precision`` is the type of
+    the model's own arithmetic by autocast; clip norms, sums and noise are always in float32.
+    ``warmup`` steps raise the learning rate linearly. ``learning_rate`` replaces the plan's in a
+    trial of a search.
     """
 
     device: str = "auto"
@@ -80,11 +80,11 @@ class Settings:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type that the model computes in by autocast; None for float32."""
+        """The type of the model's arithmetic by autocast; None for float32."""
         return torch.bfloat16 if self.precision == "bfloat16" else None
 
     def learning_rate_factor(self, step: int, steps: int) -> float:
-        """What the plan's learning rate is multiplied with at ``step``, counted from 0."""
+        """Return the factor of the plan's learning rate at ``step``, counted from 0."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, steps - self.warmup)
@@ -97,7 +97,7 @@ class Settings:
                 return (1 + math.cos(math.pi * done)) / 2
 
     def as_entry(self, *, ranks: int) -> dict[str, Any]:
-        """The settings in a run record."""
+        """Return the settings for a run record."""
         return {
             "device": self.device_type,
             "microbatch": self.microbatch,
@@ -114,7 +114,7 @@ class Settings:
 class Trial:
     """A trial of the search whose opening has the digest ``search`` and the time ``at``.
 
-    ``score`` names the public data. ``learning_rate`` stands in for the plan's.
+    ``score`` names the public data. ``learning_rate`` replaces the plan's.
     """
 
     search: str
@@ -124,7 +124,7 @@ class Trial:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The trial in a file of ``affidavit search``; raises ``OSError`` or ``ValueError``."""
+        """Read a file of ``affidavit search``; raises ``OSError`` or ``ValueError``."""
         document = json.loads(path.read_bytes())
         try:
             return cls(**{name: document[name] for name in cls.__dataclass_fields__})
@@ -132,33 +132,33 @@ class Trial:
             raise ValueError("not a trial of a search.") from None
 
 
-PAUSE = 0.02
-"""Seconds between two looks at the file."""
+POLL_SECONDS = 0.02
+"""Seconds between two reads of the file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Supervision:
-    """Instructions of a run's supervisor; the defaults are those of a run without one.
+    """Instructions of a run's supervisor; the defaults are for a run without one.
 
-    ``allowance`` is the file with the number of steps that may be charged by now, and ``charged``
-    how many others may have charged before. Once the file ``stop`` exists the run is over: its
-    record ends, and its weights are written. With such a file no signal asks a run to stop.
+    ``allowance`` is a file with the number of steps that may be charged by now, and ``charged`` is
+    the number of steps that others may have charged. Once the file ``stop`` exists, the run ends
+    with its record and weights. With such a file, signals do not stop the run.
     """
 
     allowance: Path | None = None
     charged: int = 0
     stop: Path | None = None
 
-    def allows(self, step: int, stop_requested: Callable[[], bool]) -> bool:
-        """Wait until ``step``, counted from 0, is allowed; False once ``stop_requested``."""
-        while self.allowance is not None and step >= _number(self.allowance):
-            if stop_requested():
+    def wait_until_allowed(self, step: int, is_stop_requested: Callable[[], bool]) -> bool:
+        """Wait until ``step``, counted from 0, is allowed; False if ``is_stop_requested``."""
+        while self.allowance is not None and step >= _read_allowance(self.allowance):
+            if is_stop_requested():
                 return False
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
         return True
 
 
-def _number(path: Path) -> int:
+def _read_allowance(path: Path) -> int:
     try:
         return int(path.read_text("ascii"))
     except (OSError, ValueError):

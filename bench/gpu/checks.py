@@ -17,9 +17,8 @@ from torch import Tensor
 from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched_matmul
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
-from affidavit.trainer.models.gpt2 import GPT2, GPT2Config
-from affidavit.trainer.models.language import LanguageModel
-from affidavit.trainer.models.layout import hidden_and_rest
+from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, LanguageModel
+from affidavit.trainer.models.layout import group_hidden_matrices
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.numerics import MATRIX_UNIT_ERROR, rounding_bound
 
@@ -87,7 +86,7 @@ def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 40, "n_positions": 16}
     module = GPT2(GPT2Config.parsed(shape), seed=3).to(device, dtype)
     matrices = [n for n, p in module.named_parameters() if ".h." in n and p.ndim == 2]
-    model = LanguageModel(module, hidden_and_rest(module, {"hidden": matrices}), 40)
+    model = LanguageModel(module, group_hidden_matrices(module, {"hidden": matrices}), 40)
     groups = [group for of in model.blocks().values() for group in of]
     specs = [
         BlockSpec(name=str(place), clip_norm=CLIP_NORM, names=group.names)

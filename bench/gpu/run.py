@@ -38,9 +38,8 @@ from torch import Tensor, nn
 from affidavit.certificate import Execution
 from affidavit.plan import plan_from
 from affidavit.trainer.distributed.peers import Peers
-from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, hidden_matrices
-from affidavit.trainer.models.language import LanguageModel
-from affidavit.trainer.models.layout import adapt, hidden_and_rest
+from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, LanguageModel, hidden_matrices
+from affidavit.trainer.models.layout import add_lora, group_hidden_matrices
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.muon import map_matrices, orthogonalize
@@ -129,8 +128,8 @@ def model_of(case: Case, device: str) -> LanguageModel:
         hidden = llama.hidden_matrices(module)
     if case.rank:
         drawn = torch.Generator(device).manual_seed(2)
-        hidden = adapt(module, hidden, rank=case.rank, alpha=case.rank, generator=drawn)
-    layout = hidden_and_rest(module.to(device), {"hidden": hidden})
+        hidden = add_lora(module, hidden, rank=case.rank, alpha=case.rank, generator=drawn)
+    layout = group_hidden_matrices(module.to(device), {"hidden": hidden})
     return LanguageModel(module, layout, case.words)
 
 

@@ -36,8 +36,7 @@ from typer import Typer
 from affidavit.gate import app as gate
 from affidavit.trainer import app as trainer
 from affidavit.trainer.data.text import TextRecords
-from affidavit.trainer.models.gpt2 import turned
-from affidavit.trainer.models.language import LanguageModel
+from affidavit.trainer.models.gpt2 import LanguageModel, transpose_conv1d
 from examples.paper.data import TOKENIZER, gpt2, records, texts
 from examples.paper.scores import scores
 
@@ -105,7 +104,7 @@ def decoder_of(path: Path, state: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
     config = GPT2Config.from_json_file(path / "config.json" if path.is_dir() else path)
     config.tie_word_embeddings, config.vocab_size = False, TOKENIZER.vocabulary
     result = GPT2LMHeadModel(config).eval()
-    result.load_state_dict({name: turned(name, item) for name, item in state.items()})
+    result.load_state_dict({name: transpose_conv1d(name, item) for name, item in state.items()})
     return result
 
 

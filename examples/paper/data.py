@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.trainer.adapters import DataAdapter
-from affidavit.trainer.data.text import Text, TextRecords, texts_of, tokenizer_of
-from affidavit.trainer.models import language
-from affidavit.trainer.options import Options
+from affidavit.trainer.data.text import Text, TextRecords, load_tokenizer, parse_texts
+from affidavit.trainer.models.gpt2 import LanguageModel
+from affidavit.trainer.models.gpt2 import gpt2 as load_gpt2
+from affidavit.trainer.sources import Options
 
 LONGEST = {"e2e": 100, "dart": 120}
 """The most tokens of a record."""
@@ -31,7 +32,7 @@ FILES = {
     "e2e": {"train": "trainset.csv", "test": "testset_w_refs.csv"},
     "dart": {"train": "dart-v1.1.1-full-train.json", "test": "dart-v1.1.1-full-test.json"},
 }
-TOKENIZER = tokenizer_of(Options.of("tokenizer=gpt2", "the paper"))
+TOKENIZER = load_tokenizer(Options.parse("tokenizer=gpt2", "the paper"))
 
 
 def texts(row: str, folder: Path, part: str) -> Iterator[Text]:
@@ -43,7 +44,7 @@ def texts(row: str, folder: Path, part: str) -> Iterator[Text]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             documents = list(csv.DictReader(file))
     for document in documents:
-        yield from texts_of(document)
+        yield from parse_texts(document)
 
 
 def records(row: str, folder: str, part: str = "train") -> TextRecords:
@@ -61,12 +62,12 @@ def dart(folder: str) -> TextRecords:
     return records("dart", folder)
 
 
-def gpt2(argument: str, data: DataAdapter) -> language.LanguageModel:
+def gpt2(argument: str, data: DataAdapter) -> LanguageModel:
     """GPT-2 of ``FOLDER`` or ``CONFIG.json,seed=1``, ``blocks=hidden`` or ``all`` behind it.
 
     DP-Muon orthogonalises every matrix, as the paper's does, those of the tables too: what is no
     hidden matrix is in the release ``rest``, and not in one whose name begins with ``aux``.
     """
-    model = language.gpt2(f"{argument},tie=untied", data)
+    model = load_gpt2(f"{argument},tie=untied", data)
     names = {"auxiliary": "rest"}
     return replace(model, layout={names.get(of, of): groups for of, groups in model.layout.items()})

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.plan import explain
-from affidavit.trainer.__main__ import OF_FAILURE
-from affidavit.trainer.options import FOLDERS, FileRefused, Options
-from affidavit.trainer.sources import data_of
+from affidavit.trainer.__main__ import EXIT_CODES
+from affidavit.trainer.sources import FOLDERS, FileRefused, Options, load_data
 from affidavit.worker.__main__ import app
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.trainer_process import failure_reason
@@ -55,7 +54,7 @@ def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any) -> None:
 
 
 def test_every_code_of_the_trainer_has_a_meaning_and_nothing_else_is_told(tmp_path: Path) -> None:
-    for code in {*OF_FAILURE, "bad_source", "file_refused", "unsupported_model", "diverged"}:
+    for code in {*EXIT_CODES, "bad_source", "file_refused", "unsupported_model", "diverged"}:
         assert "trainer" in {meaning.room for meaning in explain(code) if meaning.message}, code
     log = tmp_path / "log"
     for text, told in (
@@ -97,17 +96,20 @@ def test_a_file_is_read_below_the_folders_that_were_named(
     Path("in/circle.csv").symlink_to("circle.csv")
     before = FOLDERS.set((Path("in"),))
     try:
-        for options in (Options.of(named, "--data x"), Options.of(f"words={named}", "--data x")):
+        for options in (
+            Options.parse(named, "--data x"),
+            Options.parse(f"words={named}", "--data x"),
+        ):
             if taken:
-                assert options.file(None if options.first else "words") == Path(named).resolve()
+                assert options.file(None if options.value else "words") == Path(named).resolve()
             else:
                 with pytest.raises(FileRefused, match="not in a folder"):
-                    options.file(None if options.first else "words")
+                    options.file(None if options.value else "words")
         FOLDERS.set(())
         with pytest.raises(FileRefused):
-            data_of(f"csv:{named},label=x,classes=2")
+            load_data(f"csv:{named},label=x,classes=2")
         with pytest.raises(FileRefused):
-            data_of(f"jsonl:{named},longest=4,tokenizer=bytes")
+            load_data(f"jsonl:{named},longest=4,tokenizer=bytes")
     finally:
         FOLDERS.reset(before)
 

@@ -32,7 +32,7 @@ from affidavit.trainer.clipping.layers import (
     run_rms_norm,
 )
 from affidavit.trainer.clipping.recurrent import RECURRENT
-from affidavit.trainer.distributed.shards import whole
+from affidavit.trainer.distributed.shards import gather_full
 
 Kernel = Callable[..., Any]
 
@@ -119,7 +119,7 @@ def _find_look_up_kernel(layer: nn.Module) -> Kernel | None:
     if not isinstance(layer, nn.Embedding) or layer.weight.device.type == "meta":
         return None
     ids = torch.arange(min(8, len(layer.weight)), device=layer.weight.device).unsqueeze(0)
-    weight = whole(layer.weight)
+    weight = gather_full(layer.weight)
     rows = weight[ids].double()
     got = functional_call(layer, {"weight": weight}, (ids,)).double()
     factor = float((got * rows).sum() / rows.square().sum())

@@ -26,7 +26,7 @@ from affidavit.trainer.clipping.ghost_norm import (
     accumulation_type,
 )
 from affidavit.trainer.clipping.hooks import GradientHook
-from affidavit.trainer.distributed.shards import is_sharded, local
+from affidavit.trainer.distributed.shards import is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
 from affidavit.trainer.numerics import upcast
 
@@ -298,7 +298,7 @@ def _local_leaf(parameter: Any) -> Tensor:
 
     Before PyTorch 2.13, a gradient of None becomes zeros there, as if the tensor had other uses.
     """
-    return local(parameter).requires_grad_(parameter.requires_grad)
+    return local_tensor(parameter).requires_grad_(parameter.requires_grad)
 
 
 def run_embedding(layer: nn.Embedding, hooks: Hooks, records: int, ids: Tensor) -> Tensor:

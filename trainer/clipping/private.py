@@ -55,7 +55,7 @@ from affidavit.trainer.clipping.hooks import (
 from affidavit.trainer.clipping.kernels import Kernel, find_kernel
 from affidavit.trainer.clipping.per_record import PerRecordModule, first_line, run_outside_vmap
 from affidavit.trainer.clipping.requirements import BlockSpec, require_partition, require_supported
-from affidavit.trainer.distributed.shards import Bucket, TensorParallel, is_sharded, local
+from affidavit.trainer.distributed.shards import Bucket, TensorParallel, is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
 from affidavit.trainer.numerics import HALF_TYPES, joint_norm, require_true_float32, rounding_bound
 
@@ -99,7 +99,9 @@ class PrivateModel:
         return TrainedTensor(
             name=name,
             parameter=parameter,
-            shape=tuple(parameter.shape if of is None else of.cut.get(name, parameter.shape)),
+            shape=tuple(
+                parameter.shape if of is None else of.cut_shapes.get(name, parameter.shape)
+            ),
             bucket=self._bucket if by_rows else None,
             contributes=of is None or of.contributes(name),
         )
@@ -426,7 +428,7 @@ class PrivateModel:
         return {
             name: self._sums[name]
             if name in self._sums
-            else torch.zeros_like(local(of.parameter), dtype=accumulation_type(of.parameter))
+            else torch.zeros_like(local_tensor(of.parameter), dtype=accumulation_type(of.parameter))
             for name, of in self._tensors.items()
         }
 
@@ -434,7 +436,7 @@ class PrivateModel:
         """Raise ``UnsupportedModel`` if another backward pass left a gradient."""
         for name, target in self._tensors.items():
             grad = target.parameter.grad
-            if grad is not None and bool(local(grad).any()):
+            if grad is not None and bool(local_tensor(grad).any()):
                 raise UnsupportedModel(
                     f"{name} has a gradient from a loss outside the run, which is not trained "
                     "on. Include every term in the losses of the records, or set the gradient "
@@ -540,7 +542,7 @@ class PrivateModel:
         if self._parallel is None:
             return
         for hook, row in rows:
-            if hook.target.name in self._parallel.cut:
+            if hook.target.name in self._parallel.cut_shapes:
                 continue
             first, *others = self._parallel.gather(row)
             scale = float(first[:, 1].max()) * hook.target.parameter.numel() ** 0.5

@@ -1,1 +1,1 @@
-"""Data adapters, one file each; the registry names them."""
+"""Data adapters: one file for each kind of data."""

@@ -1,24 +1,24 @@
-"""Numbered features with a class each: CSV files, handwritten digits, and canaries among them.
+"""Numeric features with a class each: CSV files, handwritten digits, and their canaries.
 
-A CSV file is UTF-8 with a header; every column but the label is a finite number, and labels are
-whole numbers from 0 to K-1. K is public and has to be said: reading it off the records would
-release what they hold. For the same reason features are taken as they stand. What is wrong is
-refused with its line and column.
+A CSV file is UTF-8 with a header. Every column except the label is a finite number, and labels are
+whole numbers from 0 to K-1. K is public and must be given: reading it off the records would
+reveal their content. For the same reason, features are not scaled. An error names its line and
+column.
 
-Digits are 1,797 images of 8 x 8 with 16 levels of grey, here from 0 to 1 (E. Alpaydin and
+Digits are 1,797 images of 8 x 8 with 16 levels of grey, scaled to 0 to 1 (E. Alpaydin and
 C. Kaynak, UCI Machine Learning Repository, 1998, doi:10.24432/C50P49).
 
 >>> points = Labelled(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)
 >>> len(points), points.features, points.collate(torch.tensor([1]))[1].tolist()
 (3, 3, [1])
 
-Canaries are made-up records that take part or not, as coins say that nobody saw before. Where a
-plan has ``canaries`` the trainer appends them. Each counts as a record of the plan's data set; one
-that takes no part has the weight 0 in every loss, so that its gradient is zero and training is as
-without it. Features are uniform from 0 to 1 and classes uniform: no person's, and nothing but
-memory tells them apart. They are a function of a nonce, to which the first line of the run record
-commits. When the run is over, they and their losses are written, and bound ε from below
-(``affidavit audit-model``).
+Canaries are made-up records that take part or not, by secret coins. If a
+plan has ``canaries``, the trainer appends them. Each counts as a record of the plan's data set. A
+canary that takes no part has the weight 0 in every loss, so that its gradient is zero and training
+is unaffected. Features are uniform from 0 to 1 and classes are uniform, so they belong to no
+person, and only memorisation distinguishes them. They are a function of a nonce, to which the first
+line of the run record commits. After the run, they and their losses are written; they bound ε from
+below (``affidavit audit-model``).
 
 Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846.
 """
@@ -38,11 +38,11 @@ from torch import Tensor, nn
 
 from affidavit.certificate import Canaries, losses_as_bytes
 from affidavit.trainer.adapters import Batch, Group, ModelAdapter, digest_of_tensors
-from affidavit.trainer.options import Options, WrongOption
+from affidavit.trainer.sources import Options, WrongOption
 
 MAX_CLASSES = 100_000
-LARGEST = 1e30
-"""Features above would overflow in float32 before anything could clip them."""
+MAX_FEATURE = 1e30
+"""Features above would overflow in float32 before clipping."""
 
 
 class WrongData(ValueError):
@@ -53,7 +53,7 @@ class WrongData(ValueError):
 class Labelled:
     """Features (N, f) in float32 and classes (N,) from 0.
 
-    ``most_of_a_user`` is the most records of one user; None where nothing says whose they are.
+    ``most_of_a_user`` is the largest number of records of a user, or None if users are unknown.
     """
 
     inputs: Tensor
@@ -75,13 +75,13 @@ class Labelled:
         return digest_of_tensors(self.inputs, self.labels)
 
     def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, f) and classes (n,)."""
+        """Return features (n, f) and classes (n,)."""
         return self.inputs[indices], self.labels[indices]
 
 
 def digits(argument: str) -> Labelled:
-    """Scikit-learn's digits; raises ``WrongData`` where scikit-learn is not installed."""
-    options = Options.of(argument, "--data digits")
+    """Return scikit-learn's digits; raises ``WrongData`` if scikit-learn is not installed."""
+    options = Options.parse(argument, "--data digits")
     options.require_no_value()
     part = options.choice("part", ("all", "train", "test"))
     options.require_all_read()
@@ -98,13 +98,13 @@ def digits(argument: str) -> Labelled:
 
 
 def csv_file(argument: str) -> Labelled:
-    """A CSV file with a header and a column of classes.
+    """Return the records of a CSV file with a header and a column of classes.
 
     Raises ``WrongOption`` and ``WrongData``.
     """
-    options = Options.of(argument, "--data csv")
+    options = Options.parse(argument, "--data csv")
     path = options.file()
-    label, classes = options.text("label"), options.integer("classes", least=2)
+    label, classes = options.text("label"), options.integer("classes", minimum=2)
     user = options.text("user", "") or None
     options.require_all_read()
     if classes > MAX_CLASSES:
@@ -113,11 +113,11 @@ def csv_file(argument: str) -> Labelled:
 
 
 def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -> Labelled:
-    """The records of a file, ``label`` and ``user`` names of columns; raises ``WrongData``."""
-    rows = _rows(path)
+    """Return the records of a file; ``label`` and ``user`` are columns. Raises ``WrongData``."""
+    rows = _read_rows(path)
     _, header = next(rows, (1, []))
-    place = _place_of(path, header, label)
-    whose = None if user is None else _place_of(path, header, user)
+    place = _find_column(path, header, label)
+    whose = None if user is None else _find_column(path, header, user)
     inputs, labels = [], []
     records: Counter[str] = Counter()
     for line, row in rows:
@@ -125,12 +125,12 @@ def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -
             raise WrongData(
                 f"{path}, line {line}: {len(row)} fields, but the header has {len(header)}."
             )
-        labels.append(_label(f"{path}, line {line}, column {label}", row[place], classes))
+        labels.append(_parse_label(f"{path}, line {line}, column {label}", row[place], classes))
         if whose is not None:
             records[row[whose].strip()] += 1
         inputs.append(
             [
-                _number(f"{path}, line {line}, column {name}", value)
+                _parse_number(f"{path}, line {line}, column {name}", value)
                 for at, (name, value) in enumerate(zip(header, row, strict=True))
                 if at not in (place, whose)
             ]
@@ -145,8 +145,8 @@ def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -
     )
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and fields; lines that are blank are refused like other short ones."""
+def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers and fields; blank lines are refused like other short ones."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -161,7 +161,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise WrongData(f"{path} is not UTF-8 ({error.reason} at byte {error.start}).") from None
 
 
-def _place_of(path: Path, header: list[str], label: str) -> int:
+def _find_column(path: Path, header: list[str], label: str) -> int:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise WrongData(f"{path}, line 1: duplicate column {twice[0]}; use unique names.")
@@ -173,17 +173,17 @@ def _place_of(path: Path, header: list[str], label: str) -> int:
     return header.index(label)
 
 
-def _number(where: str, text: str) -> float:
+def _parse_number(where: str, text: str) -> float:
     try:
         result = float(text) if "_" not in text else math.nan
     except ValueError:
         result = math.nan
-    if not abs(result) <= LARGEST:
-        raise WrongData(f"{where}: {text!r} is not a finite number (up to {LARGEST:g}).")
+    if not abs(result) <= MAX_FEATURE:
+        raise WrongData(f"{where}: {text!r} is not a finite number (up to {MAX_FEATURE:g}).")
     return result
 
 
-def _label(where: str, text: str, classes: int) -> int:
+def _parse_label(where: str, text: str, classes: int) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < classes):
         raise WrongData(f"{where}: {text!r} is not a class from 0 to {classes - 1}.")
@@ -191,20 +191,20 @@ def _label(where: str, text: str, classes: int) -> int:
 
 
 CANARIES, LOSSES = "canaries.json", "canary-losses.json"
-"""Files of a run's folder: its canaries, and what they lose when it is over."""
+"""Files in a run's folder: its canaries, and their losses after the run."""
 
 
 @dataclass(frozen=True, eq=False)
 class AuditedData:
-    """Records (N, f) with classes and, after them, canaries; ``weights`` (N,) are 0 or 1."""
+    """Records (N, f) with classes, followed by canaries; ``weights`` (N,) are 0 or 1."""
 
     records: Labelled
     weights: Tensor
     canaries: Canaries
 
     @classmethod
-    def of(cls, data: object, canaries: Canaries) -> AuditedData:
-        """``data`` with ``canaries`` after its records.
+    def build(cls, data: object, canaries: Canaries) -> AuditedData:
+        """Append ``canaries`` to ``data``.
 
         Raises ``WrongData`` for data without features and classes.
         """
@@ -233,7 +233,7 @@ class AuditedData:
         return digest_of_tensors(self.records.inputs, self.records.labels, self.weights)
 
     def collate(self, indices: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Features (n, f) and classes (n,), and weights (n,)."""
+        """Return features (n, f), classes (n,), and weights (n,)."""
         return self.records.collate(indices), self.weights[indices]
 
 
@@ -245,21 +245,21 @@ class AuditedModel:
         self.module: nn.Module = model.module
 
     def losses(self, batch: Batch) -> Tensor:
-        """The model's losses by their weights; (n,)."""
+        """Return the model's losses times their weights; (n,)."""
         records, weights = batch
         return self.model.losses(records) * weights
 
     def blocks(self) -> Mapping[str, Sequence[Group]]:
-        """The model's own."""
+        """Return the model's own blocks."""
         return self.model.blocks()
 
     def made_up(self, records: int) -> Batch:
-        """The model's own, each of weight 1."""
+        """Return the model's own made-up records, each of weight 1."""
         return self.model.made_up(records), torch.ones(records)
 
 
 def canary_losses(model: AuditedModel, data: AuditedData) -> list[float]:
-    """The loss of each canary under the model as it is, whether or not it took part."""
+    """Return the loss of each canary under the current model, whether or not it took part."""
     first = len(data) - data.canaries.count
     batch, _ = data.collate(torch.arange(first, len(data)))
     parameter = next(model.module.parameters())
@@ -269,6 +269,6 @@ def canary_losses(model: AuditedModel, data: AuditedData) -> list[float]:
 
 
 def audit_files(data: AuditedData, model: AuditedModel) -> dict[str, bytes]:
-    """The files that a run leaves for its audit, by name."""
+    """Return the files that a run leaves for its audit, by name."""
     losses = losses_as_bytes(canary_losses(model, data))
     return {CANARIES: data.canaries.as_bytes(), LOSSES: losses}

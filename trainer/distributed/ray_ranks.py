@@ -1,10 +1,10 @@
-"""``python -m affidavit.trainer.distributed.ray_ranks HOSTS N COMMAND…``: N ranks on each Ray node.
+"""``python -m affidavit.trainer.distributed.ray_ranks HOSTS N COMMAND…``: N ranks per Ray node.
 
-Each of HOSTS nodes runs torchrun (``ranks``) in an actor of this driver, and the ranks meet at a
-port of the first node. They share one folder of outputs and one Python, by the same paths. Where
-ranks of one node die, or the node does, those of the others find a rank lost and end; this process
-then ends as the rank did that failed, or may be resumed. If this process is killed, Ray ends its
-actors, and the kernel their ranks.
+On each of HOSTS nodes, an actor runs torchrun (``ranks``), and the ranks meet at a
+port of the first node. They share one output folder and one Python, by the same paths. If
+ranks of a node die, or the node does, the other ranks report a lost rank and end. This process
+then ends like the rank that failed, or can be resumed. If this process is killed, Ray ends its
+actors, and the kernel ends their ranks.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import sys
 import time
 from typing import Any
 
-from affidavit.trainer.distributed.ranks import UNFINISHED, USAGE, end
+from affidavit.trainer.distributed.ranks import UNFINISHED, USAGE, exit_like_rank
 
-GRACE = 60.0
-"""Seconds that the ranks of other nodes have to end once one has failed."""
+GRACE_SECONDS = 60.0
+"""Seconds for the ranks of other nodes to end after a failure."""
 CHILD = ("-m", "affidavit.worker.child")
-"""It ends with the process that started it."""
+"""Ends with the process that started it."""
 
 
 class Host:
-    """One node's torchrun, as an actor."""
+    """An actor that runs torchrun on one node."""
 
-    def meeting(self) -> tuple[str, int]:
-        """An address of this node and a free port, where the ranks meet."""
+    def find_address(self) -> tuple[str, int]:
+        """Return an address of this node and a free port for the ranks to meet."""
         ray: Any = importlib.import_module("ray")
         with socket.socket() as probe:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
     def run(self, python: str, words: list[str], folder: str, log: str) -> int:
-        """Run torchrun in ``folder`` to its end; how it ended."""
+        """Run torchrun in ``folder`` to its end, and return its exit code."""
         with open(log, "ab") as output:
             process = subprocess.Popen(
                 [python, *CHILD, str(os.getpid()), python, *words],
@@ -49,7 +49,7 @@ class Host:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the ranks to their end; the exit code of the one that failed, if one did."""
+    """Run the ranks to their end, and return the exit code of the one that failed, or 0."""
     numbers, command = arguments[:2], arguments[2:]
     if not command or not all(word.isdecimal() and int(word) > 0 for word in numbers):
         sys.stderr.write(
@@ -76,22 +76,22 @@ def main(arguments: list[str]) -> int:
         .remote()
         for index in range(hosts)
     ]
-    address, port = ray.get(actors[0].meeting.remote())
+    address, port = ray.get(actors[0].find_address.remote())
     ranks = ["-m", "affidavit.trainer.distributed.ranks", str(processes), f"--nnodes={hosts}"]
-    meeting = [f"--master-addr={address}", f"--master-port={port}"]
+    find_address = [f"--master-addr={address}", f"--master-port={port}"]
     folder, log = os.getcwd(), os.path.realpath("/proc/self/fd/2")
     runs = []
     for index, actor in enumerate(actors):
-        words = [*ranks, f"--node-rank={index}", *meeting, *command]
+        words = [*ranks, f"--node-rank={index}", *find_address, *command]
         runs.append(actor.run.remote(sys.executable, words, folder, log))
-    codes = _ended(ray, runs)
+    codes = _wait_for_codes(ray, runs)
     ray.shutdown()
     failed = [code for code in codes if code]
     return next((code for code in failed if code != UNFINISHED), failed[0] if failed else 0)
 
 
-def _ended(ray: Any, runs: list[Any]) -> list[int]:
-    """How each ended; once one fails the others have a while to end by themselves."""
+def _wait_for_codes(ray: Any, runs: list[Any]) -> list[int]:
+    """Wait for all exit codes; after a failure, the others get ``GRACE_SECONDS`` seconds to end."""
     codes: list[int] = []
     until = float("inf")
     while runs and time.monotonic() < until:
@@ -102,9 +102,9 @@ def _ended(ray: Any, runs: list[Any]) -> list[int]:
             except ray.exceptions.RayError:
                 codes.append(UNFINISHED)  # the node is lost
             if codes[-1] and until == float("inf"):
-                until = time.monotonic() + GRACE
+                until = time.monotonic() + GRACE_SECONDS
     return codes + [UNFINISHED] * len(runs)
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:]))
+    exit_like_rank(main(sys.argv[1:]))

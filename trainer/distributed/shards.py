@@ -1,18 +1,16 @@
-"""Shards: tensors of which each rank holds a part, as PyTorch cuts them among ranks.
+"""Shards: tensors that PyTorch distributes among ranks.
 
-Of rows, by FSDP2's ``fully_shard``:
+FSDP2's ``fully_shard`` distributes rows. A layer's parameters are gathered like in FSDP, so that
+the rank that has a record forms its gradients, and their norms over a whole block. The ranks then
+exchange clipped sums: a reduce-scatter adds up a ``Bucket`` of them over all ranks, and each rank
+keeps its own rows. Noise, momenta and checkpoints consist of those rows. An update that needs full
+matrices (Newton-Schulz) gathers each matrix on one rank, and sends the rows back.
 
-A layer's parameters are gathered as FSDP does, so that a record's gradients, and their norms over
-a whole block, are formed by the rank that has the record. What the ranks then exchange are clipped
-sums: a ``Bucket`` of them is added up over all ranks by one reduce-scatter, and a rank keeps its
-own rows. Noise, momenta and checkpoints are of those rows. What needs whole matrices
-(Newton-Schulz) gets each on one rank, which it is sent to and sent back from.
+Rank r of n has the rows from r k on, k = ⌈rows / n⌉; the last ranks have fewer rows, or none. A
+mesh of two dimensions has the rows several times (hybrid sharding): each replica is sharded by the
+ranks of the last dimension, and replicas have the same sums and draw the same noise for them.
 
-Rank r of n has the rows from r k on, k = ⌈rows / n⌉: the last ranks have fewer, or none. A mesh of
-two dimensions has the rows several times (hybrid sharding): each replica is cut by the ranks of
-the last dimension, and replicas have the same sums and draw the same noise for them.
-
->>> [rows_of(5, rank, 4) for rank in range(4)]
+>>> [row_range(5, rank, 4) for rank in range(4)]
 [(0, 2), (2, 4), (4, 5), (5, 5)]
 """
 
@@ -36,45 +34,39 @@ from affidavit.trainer.distributed.peers import (
 from affidavit.trainer.errors import UnsupportedModel
 
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Its name since PyTorch 2.13, or before."""
+"""PyTorch 2.13 renamed it."""
 
-BUCKET = 25_000_000
-"""Bytes of sums that are added up at once. More is fewer collectives and more memory."""
+BUCKET_BYTES = 25_000_000
+"""Size of a collective. Larger buckets need fewer collectives and more memory."""
 
 Box = tuple[tuple[int, int], tuple[int, int]]
-"""From one row up to another, and from one column up to another, of a tensor as a matrix."""
+"""A range of rows and a range of columns of a tensor as a matrix."""
 
-OnWhole = Callable[[list[Tensor], list[int]], Sequence[Tensor]]
-"""From whole matrices and their places to as many of the same shapes."""
+FullMatrixMap = Callable[[list[Tensor], list[int]], Sequence[Tensor]]
+"""Maps full matrices, with their places, to matrices of the same shapes."""
 
 
-def rows_of(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The first of the rows that ``rank`` of ``size`` has, and the one after its last."""
+def row_range(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the range of the rows that ``rank`` of ``size`` has."""
     most = -(-rows // size)
     return min(rank * most, rows), min((rank + 1) * most, rows)
 
 
 def is_sharded(tensor: Tensor | None) -> bool:
-    """Whether ``tensor`` is a ``DTensor``; their module, which loads slowly, is not asked.
-
-    It has any shape.
-    """
+    """Return whether ``tensor``, of any shape, is a ``DTensor``, without its slow import."""
     return hasattr(tensor, "device_mesh")
 
 
-def local(tensor: Any) -> Tensor:
-    """The rows of ``tensor`` that are here, which share its memory; all of one that is not sharded.
-
-    Shape (rows, ...).
-    """
+def local_tensor(tensor: Any) -> Tensor:
+    """Return the local rows of ``tensor``, (rows, ...), which share its memory."""
     result: Tensor = tensor.detach()
     return result.to_local() if is_sharded(result) else result  # type: ignore[attr-defined]
 
 
 class Bucket:
-    """Clipped sums on their way over all ranks, as many in one collective as ``BUCKET`` bytes hold.
+    """Collects clipped sums, and adds up ``BUCKET_BYTES`` bytes of them in one collective.
 
-    Every rank puts the same tensors in, in the same order.
+    Each rank puts in the same tensors in the same order.
     """
 
     def __init__(self) -> None:
@@ -82,18 +74,18 @@ class Bucket:
         self._bytes = 0
 
     def put(self, total: Tensor, like: Any, take: Callable[[Tensor], None]) -> None:
-        """Add up ``total`` over the ranks with other records, and hand ``take`` the rows here.
+        """Add up ``total`` over the ranks with other records, and give ``take`` the local rows.
 
         ``total`` has the shape of ``like``, or of its part in tensor parallelism. Raises
-        ``RunFailure`` where a rank does not answer.
+        ``RunFailure`` if a rank does not respond.
         """
         self._waiting.append((total, like, take))
         self._bytes += total.nbytes
-        if self._bytes >= BUCKET:
+        if self._bytes >= BUCKET_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Add up pending sums. Raises ``RunFailure`` if a rank does not answer."""
+        """Add up pending sums. Raises ``RunFailure`` if a rank does not respond."""
         by_type: dict[torch.dtype, list[tuple[Tensor, Any, Callable[[Tensor], None]]]] = {}
         for item in self._waiting:
             by_type.setdefault(item[0].dtype, []).append(item)
@@ -102,7 +94,7 @@ class Bucket:
             mesh = same[0][1].device_mesh
             rows_dim = int(_has_replicas(same[0][1]))
             size = mesh.size(rows_dim)
-            flat = torch.cat([_padded(total, size).view(size, -1) for total, *_ in same], 1)
+            flat = torch.cat([_pad_rows(total, size).view(size, -1) for total, *_ in same], 1)
             rows = flat.new_empty(flat.shape[1])
             with lost_ranks_reported():
                 REDUCE_SCATTER(rows, flat.view(-1), group=mesh.get_group(rows_dim))
@@ -110,18 +102,15 @@ class Bucket:
                 all_reduce_identical(rows, mesh.get_group(0))
             most = [-(-len(total) // size) * math.prod(total.shape[1:]) for total, *_ in same]
             for part, (total, like, take) in zip(rows.split(most), same, strict=True):
-                take(part.view(-1, *total.shape[1:])[: len(local(like))])
+                take(part.view(-1, *total.shape[1:])[: len(local_tensor(like))])
 
     def clear(self) -> None:
         """Discard pending sums."""
         self._waiting, self._bytes = [], 0
 
 
-def placed(rows: Tensor, like: Any) -> Tensor:
-    """``rows``, those that are here of a tensor that is sharded as ``like``, as a ``DTensor``.
-
-    Shape (rows, ...); that of the result is the shape of ``like``.
-    """
+def to_dtensor(rows: Tensor, like: Any) -> Tensor:
+    """Return the local ``rows`` (rows, ...) as a ``DTensor`` of the shape of ``like``."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -134,21 +123,21 @@ def placed(rows: Tensor, like: Any) -> Tensor:
     )
 
 
-def whole(tensor: Any) -> Tensor:
-    """All rows of ``tensor``, in its shape; every rank has to call this."""
+def gather_full(tensor: Any) -> Tensor:
+    """Gather all rows of ``tensor``, in its shape; all ranks must call this."""
     result: Tensor = tensor.detach()
     return result.full_tensor() if is_sharded(result) else result  # type: ignore[attr-defined]
 
 
-def here(value: Tensor, like: Any) -> Tensor:
-    """The part of ``value`` that is here of a tensor that is sharded as ``like``.
+def local_part(value: Tensor, like: Any) -> Tensor:
+    """Return the local part of ``value`` for a tensor that is sharded like ``like``.
 
-    ``value`` has the shape of the whole, or already that of the part.
+    ``value`` has the full shape, or already the local shape.
     """
     if not is_sharded(like) or value.shape != like.shape:
         return value
     mesh = like.device_mesh
-    rows, columns = _box(like, [int(mesh.get_local_rank(dim)) for dim in range(mesh.ndim)])
+    rows, columns = _find_box(like, [int(mesh.get_local_rank(dim)) for dim in range(mesh.ndim)])
     part = value[slice(*rows)]
     return part[:, slice(*columns)] if part.ndim == 2 else part
 
@@ -157,22 +146,22 @@ def here(value: Tensor, like: Any) -> Tensor:
 class TensorParallel:
     """The ranks that share layers by ``parallelize_module``: all of them have the same records.
 
-    ``cut`` has the tensors of which each rank has a part, with its shape as the layer uses it.
-    Each rank computes the whole gradient of any other tensor, and the first one's is released.
+    ``cut_shapes`` has the local shapes of the tensors of which each rank has a part.
+    For any other tensor, each rank computes the full gradient, and rank 0's is released.
     """
 
     group: Any
     rank: int
     size: int
-    cut: Mapping[str, tuple[int, ...]]
+    cut_shapes: Mapping[str, tuple[int, ...]]
     alone: bool
 
     def contributes(self, name: str) -> bool:
-        """Whether this rank's gradient of ``name`` is a part of what is released."""
-        return self.rank == 0 or name in self.cut
+        """Return whether this rank's gradient of ``name`` is released."""
+        return self.rank == 0 or name in self.cut_shapes
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """The ``values`` of each of the ranks, all of one shape."""
+        """Return the ``values`` of all ranks, all of one shape."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         with lost_ranks_reported():
             dist.all_gather(result, values.contiguous(), group=self.group)
@@ -184,8 +173,8 @@ class Shards:
     """The sharded tensors of a run, of ``shapes`` as matrices.
 
     The ranks of ``group`` have each tensor once, and ``boxes`` has the part of each rank. ``data``
-    is this rank's place among those with other records, and their number. ``room`` is the mesh and
-    the placements of all tensors, where these are the same.
+    is this rank's place among the ranks with other records, and their number. ``layout`` is the
+    mesh and the placements of all tensors, if these are the same.
     """
 
     group: Any
@@ -195,13 +184,13 @@ class Shards:
     data: tuple[int, int]
     replica: int
     tensor_parallel: TensorParallel | None
-    room: tuple[Any, Any] | None
+    layout: tuple[Any, Any] | None
 
     @classmethod
     def of(
         cls, module: nn.Module, trained: Mapping[str, nn.Parameter], peers: Peers
     ) -> Shards | None:
-        """Those of ``trained``, or None where each rank has the whole model.
+        """Find the shards of ``trained``, or return None if each rank has the whole model.
 
         Raises ``UnsupportedModel`` for another kind of sharding.
         """
@@ -210,14 +199,16 @@ class Shards:
         if not sharded:
             return None
         mesh = max((item.device_mesh for item in sharded.values()), key=lambda of: of.ndim)
-        fully = _require_known(module, sharded, mesh, peers)
+        fully = _require_supported(module, sharded, mesh, peers)
         if fully and (left := [name for name in trained if name not in sharded]):
             raise UnsupportedModel(
                 f"{', '.join(left)}: trainable and not sharded, although others are. Call "
                 "fully_shard on the whole model last, without ignored_params, or freeze the tensor."
             )
         rows_dim = int(fully and any(map(_has_replicas, sharded.values())))
-        parallel = None if rows_dim or (fully and mesh.ndim == 1) else _parallel_of(sharded, mesh)
+        parallel = (
+            None if rows_dim or (fully and mesh.ndim == 1) else _find_tensor_parallel(sharded, mesh)
+        )
         both = parallel is not None and fully
         size = mesh.size() if both else mesh.size(rows_dim)
         place = [int(mesh.get_local_rank(dim)) for dim in range(mesh.ndim)]
@@ -231,39 +222,41 @@ class Shards:
         return cls(
             group=None if both else mesh.get_group(rows_dim),
             rank=rank,
-            shapes={name: _as_matrix(item.shape) for name, item in trained.items()},
-            boxes=[{name: _box(item, of) for name, item in trained.items()} for of in places],
+            shapes={name: _matrix_shape(item.shape) for name, item in trained.items()},
+            boxes=[{name: _find_box(item, of) for name, item in trained.items()} for of in places],
             data=data,
             replica=place[0] if rows_dim else 0,
             tensor_parallel=parallel,
-            room=(mesh, next(iter(sharded.values())).placements) if parallel is None else None,
+            layout=(mesh, next(iter(sharded.values())).placements) if parallel is None else None,
         )
 
     @property
-    def here(self) -> Mapping[str, Box]:
-        """The part of every tensor that is here."""
+    def local_boxes(self) -> Mapping[str, Box]:
+        """The local part of each tensor."""
         return self.boxes[self.rank]
 
     @property
-    def compares(self) -> bool:
-        """Whether this rank's digest of the parameters is compared with that of others."""
+    def compares_digest(self) -> bool:
+        """Whether this rank compares its digest of the parameters with other ranks."""
         return self.data[0] == 0 if self.tensor_parallel is not None else self.rank == 0
 
-    def completed(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` after the last microbatch, in place: of what is not cut those of one rank.
+    def complete_sums(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Complete ``sums`` after the last microbatch, in place, for tensors that are not cut.
 
-        Each has the shape of its part.
+        Each has its local shape.
         """
         if (of := self.tensor_parallel) is not None:
-            all_reduce({name: item for name, item in sums.items() if name not in of.cut}, of.group)
+            all_reduce(
+                {name: item for name, item in sums.items() if name not in of.cut_shapes}, of.group
+            )
         return sums
 
-    def on_whole(
-        self, parts: list[Tensor], names: Sequence[str], function: OnWhole
+    def map_full_matrices(
+        self, parts: list[Tensor], names: Sequence[str], function: FullMatrixMap
     ) -> list[Tensor]:
-        """What ``function`` makes of whole matrices, each on one rank; the parts that are here.
+        """Apply ``function`` to full matrices, each on one rank, and return the local parts.
 
-        ``parts`` are those that are here of the tensors ``names``, (rows, columns) each. The
+        ``parts`` are the local parts of the tensors ``names``, (rows, columns) each. The
         function gets the matrices of this rank, (m, n) each, and their places among ``parts``.
         """
         if not parts:
@@ -274,14 +267,14 @@ class Shards:
         sent = [[parts[p] for p, of in enumerate(owner) if of == to] for to in range(size)]
         boxes = [[of[names[place]] for place in mine] for of in self.boxes]
         shapes = [[(b - a, d - c) for (a, b), (c, d) in of] for of in boxes]
-        got = self._exchanged(sent, shapes, parts)
+        got = self._exchange(sent, shapes, parts)
         matrices = [parts[place].new_empty(self.shapes[names[place]]) for place in mine]
         for theirs, pieces in zip(boxes, got, strict=True):
             for matrix, box, piece in zip(matrices, theirs, pieces, strict=True):
-                _inside(matrix, box).copy_(piece)
+                _slice_box(matrix, box).copy_(piece)
         done = function(matrices, mine) if mine else []
-        returned = self._exchanged(
-            [[_inside(*pair) for pair in zip(done, theirs, strict=True)] for theirs in boxes],
+        returned = self._exchange(
+            [[_slice_box(*pair) for pair in zip(done, theirs, strict=True)] for theirs in boxes],
             [[tuple(part.shape) for part in of] for of in sent],
             parts,
         )
@@ -292,13 +285,13 @@ class Shards:
                 result[place] = piece
         return result
 
-    def _exchanged(
+    def _exchange(
         self,
         sent: Sequence[Sequence[Tensor]],
         shapes: Sequence[Sequence[tuple[int, ...]]],
         like: Sequence[Tensor],
     ) -> list[list[Tensor]]:
-        """What every rank sent here, of these shapes, for what is ``sent`` to every rank."""
+        """Send tensors to each rank, and return the tensors of ``shapes`` from each rank."""
         flat = [part.reshape(-1) for of in sent for part in of]
         empty = like[0].new_empty(0)
         inputs = torch.cat(flat) if flat else empty
@@ -317,7 +310,7 @@ class Shards:
 
 
 def _owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """A rank for each matrix, the heaviest first to whoever has least, the same on every rank."""
+    """Assign each matrix to a rank, the costliest first to the least loaded rank."""
     loads, result = [0] * size, [0] * len(shapes)
     work = [rows * columns * min(rows, columns) for rows, columns in shapes]
     for place in sorted(range(len(shapes)), key=lambda at: -work[at]):
@@ -326,40 +319,42 @@ def _owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
     return result
 
 
-def _inside(matrix: Tensor, box: Box) -> Tensor:
+def _slice_box(matrix: Tensor, box: Box) -> Tensor:
     (first, last), (left, right) = box
     return matrix[first:last, left:right]
 
 
-def _as_matrix(shape: torch.Size) -> tuple[int, int]:
+def _matrix_shape(shape: torch.Size) -> tuple[int, int]:
     return int(shape[0]), math.prod(shape[1:])
 
 
-def _box(tensor: Any, place: Sequence[int]) -> Box:
-    """The part of ``tensor`` on the rank at ``place`` in the mesh; all of what is not sharded."""
-    result = [(0, size) for size in _as_matrix(tensor.shape)]
+def _find_box(tensor: Any, place: Sequence[int]) -> Box:
+    """Return the part of ``tensor`` on the rank at ``place`` in the mesh."""
+    result = [(0, size) for size in _matrix_shape(tensor.shape)]
     if is_sharded(tensor):
         mesh = tensor.device_mesh
         for dim in reversed(range(mesh.ndim)):  # parallelize_module cuts before fully_shard does
             along = getattr(tensor.placements[dim], "dim", None)
             if along is not None:
                 first, last = result[along]
-                of = rows_of(last - first, place[dim], mesh.size(dim))
+                of = row_range(last - first, place[dim], mesh.size(dim))
                 result[along] = (first + of[0], first + of[1])
     return result[0], result[1]
 
 
-def _dims(tensor: Any) -> list[int | None]:
-    """Along which dimension ``tensor`` is cut by each dimension of its mesh."""
+def _sharded_dims(tensor: Any) -> list[int | None]:
+    """Return the tensor dimension that each mesh dimension shards, or None."""
     return [getattr(kind, "dim", None) for kind in tensor.placements]
 
 
 def _has_replicas(tensor: Any) -> bool:
-    return tensor.device_mesh.ndim == 2 and _dims(tensor) == [None, 0]
+    return tensor.device_mesh.ndim == 2 and _sharded_dims(tensor) == [None, 0]
 
 
-def _require_known(module: nn.Module, sharded: Mapping[str, Any], mesh: Any, peers: Peers) -> bool:
-    """Whether fully_shard cut the model; raises ``UnsupportedModel`` for other layouts."""
+def _require_supported(
+    module: nn.Module, sharded: Mapping[str, Any], mesh: Any, peers: Peers
+) -> bool:
+    """Return whether fully_shard was used; raises ``UnsupportedModel`` for unknown layouts."""
     from torch.distributed.fsdp import FSDPModule
 
     wrapped = [path for path, of in module.named_modules() if isinstance(of, FSDPModule)]
@@ -368,7 +363,7 @@ def _require_known(module: nn.Module, sharded: Mapping[str, Any], mesh: Any, pee
     for name, item in sharded.items():
         within = any(not path or name.startswith(f"{path}.") for path in wrapped)
         linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
-        own, dims = item.device_mesh, _dims(item)
+        own, dims = item.device_mesh, _sharded_dims(item)
         if not wrapped:
             known = mesh.ndim == 1 and linear
         elif own.ndim == mesh.ndim:
@@ -388,22 +383,22 @@ def _require_known(module: nn.Module, sharded: Mapping[str, Any], mesh: Any, pee
     return bool(wrapped)
 
 
-def _parallel_of(sharded: Mapping[str, Any], mesh: Any) -> TensorParallel:
+def _find_tensor_parallel(sharded: Mapping[str, Any], mesh: Any) -> TensorParallel:
     dim = mesh.ndim - 1
     rank, size = int(mesh.get_local_rank(dim)), int(mesh.size(dim))
     cut = {}
     for name, item in sharded.items():
-        along = _dims(item)[dim] if item.device_mesh.ndim == mesh.ndim else None
+        along = _sharded_dims(item)[dim] if item.device_mesh.ndim == mesh.ndim else None
         if along is not None:
-            first, last = rows_of(item.shape[along], rank, size)
+            first, last = row_range(item.shape[along], rank, size)
             cut[name] = (*item.shape[:along], last - first, *item.shape[along + 1 :])
     return TensorParallel(
-        group=mesh.get_group(dim), rank=rank, size=size, cut=cut, alone=mesh.ndim == 1
+        group=mesh.get_group(dim), rank=rank, size=size, cut_shapes=cut, alone=mesh.ndim == 1
     )
 
 
-def _padded(total: Tensor, size: int) -> Tensor:
-    """``total`` with rows of zeros, so that every rank has as many."""
+def _pad_rows(total: Tensor, size: int) -> Tensor:
+    """Append rows of zeros, so that all ranks have the same number."""
     missing = -len(total) % size
     if not missing:
         return total.contiguous()

@@ -1,1 +1,1 @@
-"""Model adapters, one file each; the registry names them."""
+"""Model adapters: one file for each kind of model."""

@@ -1,25 +1,25 @@
-"""Layouts: which tensors are trained, and which are clipped together under which release's name.
+"""Layouts: which tensors are trained, and which are clipped together under which release.
 
-The names are those that a plan's ``releases`` must have, and ``count`` is the number of blocks. A
-layout changes what is released, so it has to be the plan's (docs/models-and-data.md).
+The names are those of the plan's ``releases``, and ``count`` is the number of blocks. A
+layout changes what is released, so it must match the plan (docs/models-and-data.md).
 
 >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
->>> found = hidden_and_rest(model, {"hidden": ["0.weight"]})
->>> {name: len(groups) for name, groups in found.items()}
+>>> layout = group_hidden_matrices(model, {"hidden": ["0.weight"]})
+>>> {name: len(groups) for name, groups in layout.items()}
 {'hidden': 1, 'auxiliary': 1}
->>> found["auxiliary"][0].names
+>>> layout["auxiliary"][0].names
 ('0.bias', '2.weight', '2.bias')
 
 LoRA trains a product of two thin matrices, which is added to a frozen one:
 
-    y = W x + b + (α / r) B A x,   A (r, in),  B (out, r) zero at the start
+    y = W x + b + (α / r) B A x,   A (r, in),  B (out, r), initially zero
 
-Everything that ``adapt`` does not add is frozen, so that the trainable tensors are A and B of
+``add_lora`` freezes everything else, so that the trainable tensors are A and B of
 each named matrix and nothing else needs noise.
 
->>> adapt(model, ["0.weight"], rank=2, alpha=2, generator=torch.Generator().manual_seed(1))
+>>> add_lora(model, ["0.weight"], rank=2, alpha=2, generator=torch.Generator().manual_seed(1))
 ['0.down.weight', '0.up.weight']
->>> [name for name, each in model.named_parameters() if each.requires_grad]
+>>> [name for name, tensor in model.named_parameters() if tensor.requires_grad]
 ['0.down.weight', '0.up.weight']
 
 Reference: Hu et al., arXiv:2106.09685 (LoRA).
@@ -37,14 +37,14 @@ from affidavit.trainer.adapters import Group
 Layout = dict[str, tuple[Group, ...]]
 
 
-def hidden_and_rest(
+def group_hidden_matrices(
     model: nn.Module,
     matrices: Mapping[str, Sequence[str]],
     apart: Mapping[str, Group] | None = None,
 ) -> Layout:
-    """A block for each of ``matrices``, by release; ``apart`` has releases of one block.
+    """Return a block for each of ``matrices``, by release, and the releases ``apart`` of one block.
 
-    What is trained and named by neither is ``auxiliary``; there is none where nothing is left.
+    The remaining trainable tensors are the release ``auxiliary``, if there are any.
     """
     result: Layout = {
         release: tuple(Group(names=(name,)) for name in names)
@@ -53,22 +53,22 @@ def hidden_and_rest(
     }
     result |= {release: (group,) for release, group in (apart or {}).items()}
     named = {name for groups in result.values() for group in groups for name in group.names}
-    rest = tuple(name for name in trained(model) if name not in named)
+    rest = tuple(name for name in trainable_names(model) if name not in named)
     return {**result, "auxiliary": (Group(names=rest),)} if rest else result
 
 
-def flat(model: nn.Module, release: str = "all") -> Layout:
-    """One block of everything that is trained."""
-    return {release: (Group(names=tuple(trained(model))),)}
+def single_block(model: nn.Module, release: str = "all") -> Layout:
+    """Return one block of all trainable tensors."""
+    return {release: (Group(names=tuple(trainable_names(model))),)}
 
 
-def trained(model: nn.Module) -> list[str]:
-    """Names of the trainable tensors; a tied one has the name of its first use."""
+def trainable_names(model: nn.Module) -> list[str]:
+    """Return the names of the trainable tensors; a tied tensor has the name of its first use."""
     return [name for name, item in model.named_parameters() if item.requires_grad]
 
 
 class LoRALinear(nn.Module):
-    """``base``, frozen, plus its low-rank update."""
+    """A frozen layer ``base`` plus its low-rank update."""
 
     def __init__(
         self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator
@@ -84,11 +84,11 @@ class LoRALinear(nn.Module):
             self.up.weight.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, ..., in) to (n, ..., out)."""
+        """Map (n, ..., in) to (n, ..., out)."""
         return self.base(x) + self.scale * self.up(self.down(x))
 
 
-def adapt(
+def add_lora(
     model: nn.Module,
     matrices: Sequence[str],
     *,
@@ -96,9 +96,9 @@ def adapt(
     alpha: float,
     generator: torch.Generator,
 ) -> list[str]:
-    """Freeze ``model`` and adapt the linear layers of ``matrices``; the trained tensors' names.
+    """Freeze ``model``, adapt the linear layers of ``matrices``, and return the trained tensors.
 
-    Raises ``TypeError`` for a name that is of no linear layer.
+    Raises ``TypeError`` for a name that belongs to no linear layer.
     """
     model.requires_grad_(False)
     trained = []

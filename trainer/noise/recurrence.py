@@ -62,7 +62,7 @@ def recurrence_of(strategy: Strategy) -> Recurrence | None:
 
 
 def _moving_average(coefficients: Coefficients, max_past: int) -> Recurrence:
-    """``state`` holds z_{t-1}, z_{t-2}, ..., at max_past ``max_past``."""
+    """``state`` holds z_{t-1}, z_{t-2}, ..., at most ``max_past``."""
 
     def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
@@ -78,7 +78,7 @@ def _moving_average(coefficients: Coefficients, max_past: int) -> Recurrence:
 
 
 def _autoregressive(coefficients: Coefficients, max_past: int) -> Recurrence:
-    """``state`` holds w_{t-1}, w_{t-2}, ..., at max_past ``max_past``."""
+    """``state`` holds w_{t-1}, w_{t-2}, ..., at most ``max_past``."""
 
     def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)

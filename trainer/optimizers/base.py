@@ -177,7 +177,7 @@ class DPOptimizer(Optimizer):
             done: Sequence[Tensor] = map_batches(matrices, one)
         else:
             own = [names[place] for place in places]
-            done = self._shards.on_whole(matrices, own, lambda of, _: map_batches(of, one))
+            done = self._shards.map_full_matrices(matrices, own, lambda of, _: map_batches(of, one))
         result = list(means)
         for place, mean in zip(places, done, strict=True):
             result[place] = mean

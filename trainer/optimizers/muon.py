@@ -183,7 +183,7 @@ class Muon(DPOptimizer):
         """Return ``directions``; each sharded matrix is gathered on one rank."""
         if self._shards is None:
             return self.directions(buffers, places, at)
-        return self._shards.on_whole(
+        return self._shards.map_full_matrices(
             buffers,
             [self._names[at.release][place] for place in places],
             lambda matrices, mine: self.directions(matrices, [places[which] for which in mine], at),

@@ -1,1 +1,1 @@
-"""The folder of a run: its record, its checkpoints, and what rank 0 writes when."""
+"""The folder of a run: its record, its checkpoints, and the order in which rank 0 writes them."""

@@ -1,29 +1,29 @@
-"""Checkpoints: one file that is whole or absent, and that the run's record names.
+"""Checkpoints: one file that is complete or absent, and that the run's record names.
 
-A checkpoint has the model, the optimiser, what is kept of the noise, and the *next* key; it
-is as secret as the data (mode 0600). It is written beside the last one and synchronised;
-then its digest goes into the record; then it takes the last one's place, now or, where the
-process died before that, when it is loaded: the next one is written where it stood. So whatever
-moment the process dies at, and however often, a file that the record names is there, and one that
-it does not name (another run's, an altered one) is refused. An older one that the record names
-may be resumed from: the steps after it are charged and lost, and their keys are never used again.
-The checkpoint of a sharded run is a folder of a new name, to which all ranks write.
+A checkpoint has the model, the optimiser, the stored noise, and the *next* key. It
+is as secret as the data (mode 0600). It is written beside the previous one and synchronised;
+then its digest is written to the record; then it replaces the previous one, at once or, if the
+process died before that, when it is loaded, because the next one is written to the same place. So
+whenever and however often the process dies, a file that the record names exists, and a file that
+it does not name (another run's, an altered one) is refused. A run may resume from an older
+checkpoint that the record names: the steps after it are charged and lost, and their keys are never
+used again. The checkpoint of a sharded run is a folder with a new name, to which all ranks write.
 
->>> content = packed({"step": 3})
->>> unpacked(content)["step"], digest_of_bytes(content)[:7]
+>>> content = serialize_state({"step": 3})
+>>> deserialize_state(content)["step"], digest_of_bytes(content)[:7]
 (3, 'sha256:')
 
-In such a folder ``state.pt`` has the whole state, with an empty tensor in the place of each that
-is sharded; those are beside it, as PyTorch's Distributed Checkpoint (DCP) writes them. Any number
-of ranks may read them again, one process as well: each reads the rows that it has from then on.
-The folder must be one that all ranks see. It is as secret as the data (mode 0700).
+In such a folder, ``state.pt`` has the whole state, with empty tensors in the place of sharded ones;
+PyTorch's Distributed Checkpoint (DCP) writes those beside it. Any number of ranks, or a single
+process, may read them: each reads its own rows. All ranks must see the folder, which is as secret
+as the data (mode 0700).
 
-What a folder holds is named by one digest, over the digest of every file. Neither ``state.pt`` nor
+One digest, over the digest of each file, names the content of a folder. Neither ``state.pt`` nor
 DCP's files are read in a way that could run code in them.
 
-``CheckpointSchedule`` says how often to do again what only costs time, such as a checkpoint: every
-so many steps where the user says so; else as often as takes ``SHARE`` of the time: after something
-that took a second, not before twenty have passed.
+``CheckpointSchedule`` decides how often to repeat what only costs time, such as a checkpoint: every
+given number of steps or, by default, so that it takes ``MAX_TIME_SHARE`` of the time. After a
+repetition that took a second, the next one is due after twenty seconds.
 
 >>> often = CheckpointSchedule(every=3)
 >>> [often.due(done) for done in range(1, 7)]
@@ -54,38 +54,38 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from affidavit.certificate import fsync_directory, write_all
 from affidavit.trainer.distributed.peers import Peers, lost_ranks_reported
-from affidavit.trainer.distributed.shards import Shards, is_sharded, local
+from affidavit.trainer.distributed.shards import Shards, is_sharded, local_tensor
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.run_folder.run_log import RunLog, unwritable
+from affidavit.trainer.run_folder.run_log import RunLog, write_failure
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"
 FOLDERS = "checkpoint-*"
 STATE = "state.pt"
-"""Of a checkpoint in a folder: all of it but what is sharded."""
+"""The part of a checkpoint in a folder that is not sharded."""
 State = dict[str, Any]
 
 
-def packed(state: State) -> bytes:
-    """The content of a checkpoint's file."""
+def serialize_state(state: State) -> bytes:
+    """Return the content of a checkpoint's file."""
     stream = io.BytesIO()
     torch.save(state, stream)
     return stream.getvalue()
 
 
-def unpacked(content: bytes) -> State:
-    """The state in ``content``, tensors on the processor; no code in it is ever run."""
+def deserialize_state(content: bytes) -> State:
+    """Return the state in ``content``, with tensors on the CPU, without running code in it."""
     result: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return result
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """``sha256:`` and the digest of a file's content."""
+    """Return ``sha256:`` and the digest of a file's content."""
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 def digest_of_folder(folder: Path) -> str:
-    """The digest of a folder's files and their names."""
+    """Return the digest of a folder's files and their names."""
     files = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as stream:
@@ -95,28 +95,28 @@ def digest_of_folder(folder: Path) -> str:
 
 def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
     """Make ``state``, before ``step``, the run's checkpoint; raises ``RunFailure``."""
-    content = packed(state)
+    content = serialize_state(state)
     partial = run_log.folder / PARTIAL
     write(partial, content)
-    _name(run_log, digest_of_bytes(content), step, parameters)
+    _record_checkpoint(run_log, digest_of_bytes(content), step, parameters)
     put_in_place(partial, run_log.folder / NAME)
     _remove_folders(run_log.folder)
 
 
-def adopt(run_log: RunLog, folder: str, digest: str, *, step: int, parameters: str) -> None:
-    """Make what the ranks wrote to ``folder``, before ``step``, the run's checkpoint."""
-    _name(run_log, digest, step, parameters)
+def commit_folder(run_log: RunLog, folder: str, digest: str, *, step: int, parameters: str) -> None:
+    """Make the folder that the ranks wrote, before ``step``, the run's checkpoint."""
+    _record_checkpoint(run_log, digest, step, parameters)
     remove(run_log.folder, but=folder)
 
 
-def _name(run_log: RunLog, digest: str, step: int, parameters: str) -> None:
+def _record_checkpoint(run_log: RunLog, digest: str, step: int, parameters: str) -> None:
     run_log.append(
         {"type": "checkpoint", "step": step, "checkpoint": digest, "parameters": parameters}
     )
 
 
 def remove(folder: Path, *, but: str | None = None) -> None:
-    """Remove all checkpoints, except the folder ``but``: a run that ended cannot continue."""
+    """Remove all checkpoints except the folder ``but``: a run that ended cannot continue."""
     for name in (NAME, PARTIAL):
         (folder / name).unlink(missing_ok=True)
     _remove_folders(folder, but=but)
@@ -129,18 +129,18 @@ def _remove_folders(folder: Path, *, but: str | None = None) -> None:
 
 
 def load(run_log: RunLog) -> tuple[State, str | None]:
-    """The newest checkpoint that is whole and that the record names, which is in its place then.
+    """Load the newest complete checkpoint that the record names, and put it in its place.
 
-    Beside it the name of its folder, where the rest of it is (``load_sharded``).
-    Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``, or ``not_written``.
+    Also returns the name of its folder, which has sharded tensors (``load_sharded``), or None.
+    Raises ``RunFailure``: ``no_checkpoint``, ``bad_checkpoint`` or ``not_written``.
     """
     candidates = [
         (name, digest_of_bytes(content), content)
         for name in (NAME, PARTIAL)
-        if (content := _content(run_log.folder / name)) is not None
+        if (content := _read_or_none(run_log.folder / name)) is not None
     ]
     for path in run_log.folder.glob(FOLDERS):
-        if (content := _content(path / STATE)) is not None:
+        if (content := _read_or_none(path / STATE)) is not None:
             candidates.append((path.name, digest_of_folder(path), content))
     checkpoints = run_log.progress.checkpoints
     result = [
@@ -159,7 +159,7 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
     if name == PARTIAL:
         put_in_place(run_log.folder / PARTIAL, run_log.folder / NAME)
     try:
-        return unpacked(content), None if name in (NAME, PARTIAL) else name
+        return deserialize_state(content), None if name in (NAME, PARTIAL) else name
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise RunFailure(
             "bad_checkpoint", f"this release cannot read the checkpoint: {error}."
@@ -167,7 +167,7 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write ``path`` and have it on the disk under its name; where that fails nothing is left.
+    """Write ``path`` and synchronise it with its name; a failed write leaves nothing.
 
     Raises ``RunFailure`` (``not_written``).
     """
@@ -182,30 +182,30 @@ def write(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             path.unlink()
-        raise unwritable(path, error) from None
+        raise write_failure(path, error) from None
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Replace ``path`` by the file written beside it; raises as ``write`` does."""
+    """Replace ``path`` by the file written beside it; raises like ``write``."""
     try:
         partial.replace(path)
         fsync_directory(path.parent)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_failure(path, error) from None
 
 
-def _content(path: Path) -> bytes | None:
+def _read_or_none(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:
         return None
 
 
-METADATA = ".metadata"
+INDEX_FILE = ".metadata"
 DCP = "torch.distributed.checkpoint"
-"""Loaded late: it takes a while, and only sharded runs need it."""
+"""Imported late: it is slow, and only sharded runs need it."""
 
-INDEX = frozenset(
+ALLOWED_INDEX_CLASSES = frozenset(
     {
         "pathlib.PosixPath",
         "torch.Size",
@@ -213,13 +213,13 @@ INDEX = frozenset(
         "torch.serialization._get_layout",
     }
 )
-"""What DCP's index has objects of, beside dtypes and the classes of its module ``metadata``."""
+"""Allowed classes in DCP's index, in addition to dtypes and the classes of ``metadata``."""
 
 
 def save_sharded(folder: Path, state: State, peers: Peers) -> str:
-    """Write ``state``, in which what is sharded are ``DTensor``s, and return the folder's digest.
+    """Write ``state`` with its ``DTensor``s to ``folder`` and return the folder's digest.
 
-    All ranks call it. Raises ``RunFailure``.
+    All ranks must call it. Raises ``RunFailure``.
     """
     dcp: Any = import_module(DCP)
 
@@ -234,10 +234,10 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
         with lost_ranks_reported():
             dcp.save(sharded, storage_writer=dcp.FileSystemWriter(folder))
     except (dcp.CheckpointException, OSError) as error:
-        raise unwritable(folder, error) from None
+        raise write_failure(folder, error) from None
 
     def finish() -> str:
-        write(folder / STATE, packed(rest))  # which has the whole folder on the disk
+        write(folder / STATE, serialize_state(rest))  # it also synchronises the folder
         fsync_directory(folder.parent)
         return digest_of_folder(folder)
 
@@ -245,19 +245,23 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
 
 
 def load_sharded(folder: Path, state: State, shards: Shards | None) -> State:
-    """``state``, as ``state.pt`` has it, with the rows of every sharded tensor that are here.
+    """Return ``state``, read from ``state.pt``, with the local rows of each sharded tensor.
 
-    Without ``shards``, and in tensor parallelism, they are all rows. Raises ``RunFailure``.
+    Without ``shards``, and in tensor parallelism, these are all rows. Raises ``RunFailure``.
     """
     dcp: Any = import_module(DCP)
 
-    _require_plain(folder / METADATA)
+    _require_safe_index(folder / INDEX_FILE)
     leaves, spec = tree_flatten(state)
-    missing = {str(at): _room(item, shards) for at, item in enumerate(leaves) if _is_empty(item)}
+    missing = {
+        str(at): _allocate(item, shards) for at, item in enumerate(leaves) if _is_empty(item)
+    }
     with lost_ranks_reported(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it loads in one process, which is meant
+        warnings.simplefilter("ignore")  # that it loads in one process, which is intended
         dcp.load(missing, storage_reader=dcp.FileSystemReader(folder), no_dist=shards is None)
-    filled = [local(missing[str(at)]) if str(at) in missing else of for at, of in enumerate(leaves)]
+    filled = [
+        local_tensor(missing[str(at)]) if str(at) in missing else of for at, of in enumerate(leaves)
+    ]
     result: State = tree_unflatten(filled, spec)
     return result
 
@@ -266,23 +270,23 @@ def _is_empty(item: Any) -> bool:
     return isinstance(item, Tensor) and item.device.type == "meta"
 
 
-def _room(item: Tensor, shards: Shards | None) -> Tensor:
-    if shards is None or shards.room is None:
+def _allocate(item: Tensor, shards: Shards | None) -> Tensor:
+    if shards is None or shards.layout is None:
         return torch.empty(item.shape, dtype=item.dtype)
     from torch.distributed.tensor import empty
 
-    mesh, placements = shards.room
+    mesh, placements = shards.layout
     result: Tensor = empty(*item.shape, dtype=item.dtype, device_mesh=mesh, placements=placements)
     return result
 
 
-class _Plain(pickle.Unpickler):
-    """Reads nothing but what DCP's index is made of."""
+class _IndexUnpickler(pickle.Unpickler):
+    """Unpickles only what DCP's index consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises ``pickle.UnpicklingError`` for anything else."""
+        """Return the class; raises ``pickle.UnpicklingError`` for any other."""
         metadata = import_module(f"{DCP}.metadata")
-        if f"{module}.{name}" in INDEX:
+        if f"{module}.{name}" in ALLOWED_INDEX_CLASSES:
             return super().find_class(module, name)
         item = getattr(metadata if module == metadata.__name__ else torch, name, None)
         if isinstance(item, torch.dtype) or getattr(item, "__module__", "") == metadata.__name__:
@@ -290,32 +294,32 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not part of an index")
 
 
-def _require_plain(path: Path) -> None:
+def _require_safe_index(path: Path) -> None:
     try:
-        _Plain(io.BytesIO(path.read_bytes())).load()
+        _IndexUnpickler(io.BytesIO(path.read_bytes())).load()
     except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
         raise RunFailure("bad_checkpoint", f"this release cannot read {path}: {error}.") from None
 
 
-SHARE = 0.05
-"""Of the time of a run."""
+MAX_TIME_SHARE = 0.05
+"""Share of a run's time."""
 
 
 class CheckpointSchedule:
-    """When to write checkpoints: ``due`` decides, ``timed`` measures how long one takes."""
+    """When to write checkpoints: ``due`` decides, ``timed`` measures their duration."""
 
     def __init__(self, every: int | None) -> None:
         self._every, self._cost, self._last = every, 0.0, monotonic()
 
     def due(self, done: int) -> bool:
-        """Whether one is due after ``done`` steps."""
+        """Return whether a checkpoint is due after ``done`` steps."""
         if self._every is not None:
             return done % self._every == 0
-        return monotonic() - self._last >= self._cost / SHARE
+        return monotonic() - self._last >= self._cost / MAX_TIME_SHARE
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time the block."""
+        """Measure the duration of the block."""
         begun = monotonic()
         yield
         self._last = monotonic()

@@ -1,13 +1,13 @@
-"""The run log: a run's record as it is written, and charges that are on disk before noise is.
+"""The run log: a run's record while it is written, with charges on disk before noise is drawn.
 
-One process at a time holds a run's folder (a lock that the kernel drops when the process
-ends). Lines are appended; ``charge`` and everything that must not be lost is synchronised to
-the disk before it returns. A line that was cut off when the process died has no end; it was
-never acted upon, and is taken off when the run goes on.
+One process at a time holds a run's folder, by a lock that the kernel releases when the process
+ends. Lines are appended. ``charge`` and everything else that must not be lost is synchronised to
+disk before it returns. A line without an end was cut off when the process died. It was never acted
+upon, and is removed when the run resumes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     run_log = RunLog.begun(Path(folder))
+...     run_log = RunLog.create(Path(folder))
 ...     run_log.append({"type": "checkpoint", "step": 0, "checkpoint": "", "parameters": ""})
 ...     list(run_log.progress.checkpoints)
 ['']
@@ -38,10 +38,10 @@ LOCK = "lock"
 
 @dataclass
 class RecordProgress:
-    """The state of a record after the lines so far; ``checkpoints`` maps digests to entries.
+    """The state of a record after its lines so far; ``checkpoints`` maps digests to entries.
 
-    Only those that lead to the keys of the last charge: where a run went on it reseeded its key,
-    and its first checkpoint after that puts an end to those from before.
+    It has only checkpoints that lead to the keys of the last charge. A resumed run changes its key,
+    so its first checkpoint after that invalidates the earlier ones.
     """
 
     head: str = START
@@ -50,18 +50,18 @@ class RecordProgress:
     released: int = 0
     ended: str | None = None
     checkpoints: dict[str, RecordEntry] = field(default_factory=dict)
-    _before: frozenset[str] = frozenset()
+    _superseded: frozenset[str] = frozenset()
 
     @property
-    def begun(self) -> bool:
-        """Whether the run may have used a key: it has a checkpoint to go on from, or a charge.
+    def has_started(self) -> bool:
+        """Whether the run may have used a key: it has a checkpoint or a charge.
 
-        One that died between its header and its first checkpoint has used none.
+        A run that died between its header and its first checkpoint has used no key.
         """
         return bool(self.checkpoints) or self.charged > 0
 
-    def take(self, entry: RecordEntry, digest: str) -> None:
-        """One more line."""
+    def apply(self, entry: RecordEntry, digest: str) -> None:
+        """Apply one more line."""
         self.head = digest
         match entry["type"]:
             case "header":
@@ -71,11 +71,11 @@ class RecordProgress:
             case "release":
                 self.released += 1
             case "resumed":
-                self._before = frozenset(self.checkpoints)
+                self._superseded = frozenset(self.checkpoints)
             case "checkpoint":
-                for before in self._before:
+                for before in self._superseded:
                     self.checkpoints.pop(before, None)
-                self._before = frozenset()
+                self._superseded = frozenset()
                 self.checkpoints[entry["checkpoint"]] = entry
             case "final":
                 self.ended = entry["ended"]
@@ -90,37 +90,39 @@ class RunLog:
         self._length = os.fstat(stream).st_size
 
     @classmethod
-    def begun(cls, folder: Path) -> RunLog:
-        """The record of a new run; the folder is made, and must not hold a run.
+    def create(cls, folder: Path) -> RunLog:
+        """Create the record of a new run, and its folder, which must not contain a run.
 
         Raises ``RunFailure``.
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise unwritable(folder, error) from None
-        lock = _locked(folder)
+            raise write_failure(folder, error) from None
+        lock = _lock_folder(folder)
         try:
-            if holds_a_run(folder):
+            if has_run(folder):
                 raise RunFailure(
                     "run_exists",
                     f"{folder} already contains a run. Resume it with --resume, or choose another "
                     "folder.",
                 )
-            return cls(folder, lock, _opened(folder, os.O_CREAT | os.O_TRUNC), RecordProgress())
+            return cls(
+                folder, lock, _open_record(folder, os.O_CREAT | os.O_TRUNC), RecordProgress()
+            )
         except BaseException:
             os.close(lock)
             raise
 
     @classmethod
-    def resumed(cls, folder: Path) -> RunLog:
-        """The record of a resumed run; raises ``RunFailure`` if it is broken."""
+    def reopen(cls, folder: Path) -> RunLog:
+        """Open the record of a run to resume; raises ``RunFailure`` if it is broken."""
         if not (folder / NAME).is_file():
             raise RunFailure("no_run", f"{folder} contains no run to resume.")
-        lock = _locked(folder)
+        lock = _lock_folder(folder)
         try:
-            progress, length = _read(folder / NAME)
-            stream = _opened(folder, 0)
+            progress, length = _read_progress(folder / NAME)
+            stream = _open_record(folder, 0)
             os.ftruncate(stream, length)
             os.fsync(stream)
             return cls(folder, lock, stream, progress)
@@ -129,9 +131,9 @@ class RunLog:
             raise
 
     def append(self, entry: RecordEntry, *, durable: bool = True) -> None:
-        """Write one line, and unless ``durable`` is false have it on the disk.
+        """Write one line, and synchronise it if ``durable``.
 
-        Raises ``RunFailure`` where it cannot be written; then nothing of the line is left.
+        Raises ``RunFailure`` if it cannot be written; then no part of the line remains.
         """
         line, digest = encode_line(entry, self.progress.head)
         try:
@@ -141,9 +143,9 @@ class RunLog:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._stream, self._length)
-            raise unwritable(self.folder / NAME, error) from None
+            raise write_failure(self.folder / NAME, error) from None
         self._length += len(line)
-        self.progress.take(entry, digest)
+        self.progress.apply(entry, digest)
 
     def close(self) -> None:
         """Release the folder's lock."""
@@ -151,22 +153,22 @@ class RunLog:
         os.close(self._lock)
 
 
-def holds_a_run(folder: Path) -> bool:
-    """Whether ``folder`` has a run to resume; a record that cannot be read is taken to say so.
+def has_run(folder: Path) -> bool:
+    """Return whether ``folder`` has a run to resume; an unreadable record counts as one.
 
-    One that died before its first checkpoint has charged nothing, and begins again.
+    A run that died before its first checkpoint has charged nothing, and starts again.
     """
     if not (folder / NAME).exists():
         return False
     try:
-        _read(folder / NAME)
+        _read_progress(folder / NAME)
     except RunFailure as failure:
         return failure.code != "no_run"
     return True
 
 
-def _read(path: Path) -> tuple[RecordProgress, int]:
-    """What the whole lines come to, and how many bytes they have."""
+def _read_progress(path: Path) -> tuple[RecordProgress, int]:
+    """Return the progress after the complete lines, and their length in bytes."""
     *lines, _cut_off = path.read_bytes().split(b"\n")
     progress = RecordProgress()
     for number, line in enumerate(lines, start=1):
@@ -178,17 +180,17 @@ def _read(path: Path) -> tuple[RecordProgress, int]:
                 f"{path}, line {number}: {error} The run cannot be resumed; start a new one in "
                 "another folder. Every certified step of this one is spent.",
             ) from None
-        progress.take(entry, entry["digest"])
-    if not progress.begun:
+        progress.apply(entry, entry["digest"])
+    if not progress.has_started:
         raise RunFailure("no_run", f"{path.parent} contains no run. Start without --resume.")
     return progress, sum(len(line) + 1 for line in lines)
 
 
-def _locked(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise write_failure(folder, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -201,17 +203,17 @@ def _locked(folder: Path) -> int:
     return lock
 
 
-def _opened(folder: Path, flags: int) -> int:
+def _open_record(folder: Path, flags: int) -> int:
     try:
         stream = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | flags, 0o600)
         fsync_directory(folder)
         return stream
     except OSError as error:
-        raise unwritable(folder / NAME, error) from None
+        raise write_failure(folder / NAME, error) from None
 
 
-def unwritable(path: Path, error: Exception) -> RunFailure:
-    """A file of the run that could not be written."""
+def write_failure(path: Path, error: Exception) -> RunFailure:
+    """Return the failure for a file of the run that could not be written."""
     why = error.strerror if isinstance(error, OSError) else error
     return RunFailure(
         "not_written",

@@ -1,15 +1,15 @@
-"""RunWriter: the files that rank 0 writes for a run, and their order.
+"""The run writer: the files that rank 0 writes for a run, and their order.
 
-A run begins with its header and its first checkpoint, before anything is charged. When it
-goes on, the steps that were charged after the checkpoint's are lost: they stay charged, their
-rows of the noise are passed over, and the next key is reseeded with fresh entropy and kept in
-a new checkpoint, before the next charge. At the end the weights are written, then the last
-line; then the checkpoint, which is as secret as the data and of no more use, is removed.
+A run begins with its header and its first checkpoint, before anything is charged. When it is
+resumed, the steps that were charged after the checkpoint are lost: they stay charged, their
+rows of the noise are skipped, and the next key is mixed with fresh entropy and saved in
+a new checkpoint, before the next charge. At the end, the weights are written, then the last
+line; then the checkpoint, which is as secret as the data and no longer needed, is removed.
 
-``opening.json`` holds the secret under which the record commits to the data set and to lot
-sizes; show it to an auditor who has the data, and to nobody else.
+``opening.json`` has the secret under which the record commits to the data set and to lot
+sizes. Show it only to an auditor who has the data.
 
-The header names the release of the trainer that ran, by version and by the digest of its sources.
+The header names the release of the trainer by version and by the digest of its sources.
 
 >>> sorted(code_reference())
 ['digest', 'version']
@@ -41,15 +41,15 @@ from affidavit.trainer.settings import Trial
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
 ROOMS = ("plan", "mechanisms", "certificate", "trainer")
-"""What a run executes of this project."""
+"""Parts of this project that a run executes."""
 
 
 def code_reference() -> dict[str, str]:
-    """Version and digest over path and content of every source file of ``ROOMS``."""
+    """Return the version, and a digest over path and content of each source file of ``ROOMS``."""
     root = Path(affidavit.__file__).parent
     result = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
+    for layout in ROOMS:
+        for path in sorted((root / layout).rglob("*.py")):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             result.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return {"version": affidavit.__version__, "digest": "sha256:" + result.hexdigest()}
@@ -61,7 +61,7 @@ OPENING = "opening.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSecrets:
-    """A run's keys for good, its name, and the key of the step to come."""
+    """A run's name, its permanent keys, and the key of the next step."""
 
     run: str
     keys: RunKeys
@@ -69,8 +69,8 @@ class RunSecrets:
     ratchet: Ratchet
 
     @classmethod
-    def fresh(cls, entropy: Entropy) -> RunSecrets:
-        """Those of a new run."""
+    def generate(cls, entropy: Entropy) -> RunSecrets:
+        """Draw the secrets of a new run."""
         return cls(
             run=secrets.token_hex(16),
             keys=RunKeys(lots=entropy(KEY_BYTES), probes=entropy(KEY_BYTES)),
@@ -79,14 +79,16 @@ class RunSecrets:
         )
 
     def canaries(self, plan: Plan) -> Canaries | None:
-        """The plan's canaries, a function of the opening: a run that goes on has the same."""
+        """Return the plan's canaries, which depend only on the opening, so a resumed run keeps
+        them.
+        """
         if plan.canaries is None:
             return None
         nonce = derived_key(self.opening, "affidavit canaries")
         return Canaries.of(nonce, plan.canaries.count, plan.canaries.guesses)
 
     def as_state(self) -> dict[str, str]:
-        """For a checkpoint."""
+        """Return the secrets for a checkpoint."""
         return {
             "run": self.run,
             "lots": self.keys.lots.hex(),
@@ -96,8 +98,8 @@ class RunSecrets:
         }
 
     @classmethod
-    def of_state(cls, state: dict[str, str]) -> RunSecrets:
-        """Those of a checkpoint."""
+    def from_state(cls, state: dict[str, str]) -> RunSecrets:
+        """Return the secrets of a checkpoint."""
         return cls(
             run=state["run"],
             keys=RunKeys(lots=bytes.fromhex(state["lots"]), probes=bytes.fromhex(state["probes"])),
@@ -107,15 +109,20 @@ class RunSecrets:
 
 
 class RunWriter:
-    """The run log and the checkpoints of one run."""
+    """Writes the run log and the result files of one run."""
 
     def __init__(
-        self, run_log: RunLog, opening: bytes, config: RunConfig, how: Any, trial: Trial | None
+        self,
+        run_log: RunLog,
+        opening: bytes,
+        config: RunConfig,
+        performance: dict[str, Any],
+        trial: Trial | None,
     ) -> None:
         self.run_log, self._opening, self._trial = run_log, opening, trial
-        self._config, self._performance = config, how
+        self._config, self._performance = config, performance
 
-    def header(
+    def write_header(
         self,
         training: TrainingState,
         data: DataAdapter,
@@ -123,9 +130,9 @@ class RunWriter:
         parameters: str,
         canaries: str | None,
     ) -> None:
-        """The first line, and the secret that opens its commitments.
+        """Write the first line, and the secret that opens its commitments.
 
-        ``canaries`` is the commitment to the plan's, if it has any.
+        ``canaries`` is the commitment to the plan's canaries, if it has any.
         """
         opening = {"run": run, "secret": self._opening.hex(), "data": data.digest}
         checkpoint.write(
@@ -145,7 +152,7 @@ class RunWriter:
                 "adjacency": plan.adjacency,
                 "unit": plan.dataset.unit,
                 "steps": config.execution.steps,
-                "data": {"size": len(data), "commitment": self.of_data(data)},
+                "data": {"size": len(data), "commitment": self.commit_to_data(data)},
                 "phases": config.execution.phases(),
                 "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
                 "tensors": training.layout.as_entries(),
@@ -157,13 +164,13 @@ class RunWriter:
         )
 
     def _now(self) -> str:
-        """This second; of a trial when its search began, for the time would tell its number."""
+        """Return the time, or the start of a trial's search, which hides the trial's number."""
         if self._trial is not None:
             return self._trial.at
         return format_instant(datetime.now(UTC))
 
-    def of_data(self, data: DataAdapter) -> str:
-        """The commitment to the data set."""
+    def commit_to_data(self, data: DataAdapter) -> str:
+        """Return the commitment to the data set."""
         return commitment_to(self._opening, "data", data.digest)
 
     def require_same_run(self, training: TrainingState, data: DataAdapter) -> None:
@@ -173,7 +180,7 @@ class RunWriter:
         for what, then, now_ in (
             ("certificate", header["certificate_id"], self._config.certificate_id),
             ("plan", header["plan_digest"], self._config.plan_digest),
-            ("data", header["data"]["commitment"], self.of_data(data)),
+            ("data", header["data"]["commitment"], self.commit_to_data(data)),
             ("model", header["tensors"], training.layout.as_entries()),
         ):
             if then != now_:
@@ -183,8 +190,10 @@ class RunWriter:
                     "that the run started with, or choose another folder.",
                 )
 
-    def resumed(self, step: int, from_step: int, parameters: str, *, durable: bool = True) -> None:
-        """Where the run resumes."""
+    def write_resumed(
+        self, step: int, from_step: int, parameters: str, *, durable: bool = True
+    ) -> None:
+        """Record that the run resumes."""
         self.run_log.append(
             {
                 "type": "resumed",
@@ -201,9 +210,9 @@ class RunWriter:
     def charge(
         self, step: int, public: dict[str, Any], ratchet: Ratchet, *, durable: bool = True
     ) -> None:
-        """Charge ``step``, whatever happens to it; on disk when this returns.
+        """Charge ``step`` on disk, whatever happens to it.
 
-        Unless ``durable`` is false, for a step that is not taken here.
+        A step that is not taken here need not be ``durable``.
         """
         self.run_log.append(
             {
@@ -225,7 +234,7 @@ class RunWriter:
     ) -> None:
         """Record the release of ``step``, with a commitment to the ``records`` of its lot.
 
-        ``clip_counts`` are the noisy counts that clip norms follow, where they are adapted.
+        ``clip_counts`` are the noisy counts for adapted clip norms.
         """
         counts = {} if clip_counts is None else {"clip_counts": dict(clip_counts)}
         self.run_log.append(
@@ -250,13 +259,13 @@ class RunWriter:
         parameters: str,
         noise_test: Mapping[str, Any],
     ) -> None:
-        """Weights where there are any, the last line, and no checkpoint any more.
+        """Write the weights, if any, and the last line; then remove the checkpoint.
 
-        Each has its parameter's shape, and ``parameters`` is their digest. ``files`` are written
-        beside the weights, by their names.
+        Each tensor has its parameter's shape, and ``parameters`` is their digest. ``files`` are
+        written beside the weights, by their names.
         """
         progress = self.run_log.progress
-        packed = {} if weights is None else {WEIGHTS: checkpoint.packed(dict(weights))}
+        packed = {} if weights is None else {WEIGHTS: checkpoint.serialize_state(dict(weights))}
         for name, content in {**packed, **files}.items():
             path = self.run_log.folder / name
             partial = path.with_suffix(".part")

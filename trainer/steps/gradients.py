@@ -55,7 +55,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from affidavit.plan import Plan, schedule
-from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter, on_device, picked_records
+from affidavit.trainer.adapters import (
+    Batch,
+    DataAdapter,
+    ModelAdapter,
+    move_to_device,
+    select_records,
+)
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards
@@ -126,7 +132,7 @@ class PerExampleGradient:
         Each has the shape of its parameter, or of its local part.
         """
         if self.shards is not None:
-            return self.shards.completed(sums)
+            return self.shards.complete_sums(sums)
         self.peers.all_reduce(sums)
         return sums
 
@@ -158,9 +164,9 @@ class PerExampleGradient:
         batch = (
             self.data.collate(records)
             if len(records)
-            else picked_records(self.model.made_up(1), torch.tensor([0]))
+            else select_records(self.model.made_up(1), torch.tensor([0]))
         )
-        return on_device(batch, self.peers.device)
+        return move_to_device(batch, self.peers.device)
 
 
 @dataclass(frozen=True, kw_only=True)

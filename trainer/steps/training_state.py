@@ -32,13 +32,20 @@ from affidavit.trainer.adapters import (
     DataAdapter,
     ModelAdapter,
     digest_of_tensors,
-    on_device,
-    picked_records,
+    move_to_device,
+    select_records,
 )
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import PROBE_RECORDS, probe
 from affidavit.trainer.distributed.peers import Peers
-from affidavit.trainer.distributed.shards import Shards, here, is_sharded, local, placed, whole
+from affidavit.trainer.distributed.shards import (
+    Shards,
+    gather_full,
+    is_sharded,
+    local_part,
+    local_tensor,
+    to_dtensor,
+)
 from affidavit.trainer.errors import Diverged, NotCertified, RunFailure, UnsupportedModel
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.noise_statistics import NoiseTest
@@ -90,7 +97,7 @@ class TrainingState:
         self.layout = build_layout(config.execution, model)
         self.shards = Shards.of(self.module, self._trained, peers)
         if self.shards is not None:
-            self.layout = replace(self.layout, boxes=self.shards.here)
+            self.layout = replace(self.layout, boxes=self.shards.local_boxes)
         parallel = None if self.shards is None else self.shards.tensor_parallel
         self._place = (peers.rank, peers.size) if self.shards is None else self.shards.data
         plan, steps = _with_learning_rate(config.plan), config.execution.steps
@@ -131,7 +138,7 @@ class TrainingState:
         self.noise_test = NoiseTest(
             {name: release for release, of in self.layout.tensors.items() for name in of},
             {
-                name: local(item).numel()
+                name: local_tensor(item).numel()
                 for name, item in self._trained.items()
                 if parallel is None or parallel.contributes(name)
             },
@@ -203,7 +210,7 @@ class TrainingState:
 
         ``collated`` makes a batch of only the made-up records with these numbers (n,).
         """
-        made_up = on_device(model.made_up(PROBE_RECORDS), self._peers.device)
+        made_up = move_to_device(model.made_up(PROBE_RECORDS), self._peers.device)
 
         def losses(batch: Batch) -> Tensor:
             with torch.autocast(
@@ -211,11 +218,11 @@ class TrainingState:
                 dtype=self._settings.autocast,
                 enabled=self._settings.autocast is not None,
             ):
-                return model.losses(on_device(batch, self._peers.device))
+                return model.losses(move_to_device(batch, self._peers.device))
 
         probe(
             self.private,
-            lambda rows: losses(picked_records(made_up, rows)),
+            lambda rows: losses(select_records(made_up, rows)),
             isolated=None if collated is None else lambda rows: losses(collated(rows)),
             max_records=min(
                 self._settings.microbatch, self._config.plan.dataset.size or PROBE_RECORDS
@@ -239,7 +246,7 @@ class TrainingState:
         self._recorded = self._checksums()
 
     def _checksums(self) -> dict[str, int]:
-        sums = [checksum(local(item)) for item in self._trained.values()]
+        sums = [checksum(local_tensor(item)) for item in self._trained.values()]
         return dict(zip(self._trained, torch.stack(sums).tolist(), strict=True))
 
     def require_unchanged_model(self) -> None:
@@ -402,10 +409,10 @@ class TrainingState:
         updated = {**self._trained, **self._masters}
         for name, parameter in updated.items():
             mean = sums[name].div_(divisor).to(parameter.dtype)
-            parameter.grad = placed(mean, parameter) if is_sharded(parameter) else mean
+            parameter.grad = to_dtensor(mean, parameter) if is_sharded(parameter) else mean
         for name, master in self._masters.items():
             if master.dtype == self._trained[name].dtype:
-                master.data = local(self._trained[name])  # fully_shard may have moved it
+                master.data = local_tensor(self._trained[name])  # fully_shard may have moved it
         if not self._is_own_loop:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -417,13 +424,13 @@ class TrainingState:
             parameter.grad = None
         with torch.no_grad():
             for name, master in self._masters.items():
-                if (narrow := local(self._trained[name])).dtype != master.dtype:
+                if (narrow := local_tensor(self._trained[name])).dtype != master.dtype:
                     narrow.copy_(master)
         self._require_finite(self._trained, "a parameter is not finite after the update")
 
     def _require_finite(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ``Diverged`` if tensors are not finite, on all ranks if each has its own rows."""
-        finite = all_finite(local(item) for item in tensors.values())
+        finite = all_finite(local_tensor(item) for item in tensors.values())
         if not (finite if self.shards is None else all(self._peers.gather(finite))):
             raise Diverged(
                 "diverged",
@@ -437,10 +444,10 @@ class TrainingState:
         All ranks must call it for sharded tensors, which are gathered one by one. Only the first
         rank of each replica gets the digest.
         """
-        if self.shards is None or self.shards.compares or self._peers.is_leader:
-            return digest_of_tensors(whole(item) for item in self._trained.values())
+        if self.shards is None or self.shards.compares_digest or self._peers.is_leader:
+            return digest_of_tensors(gather_full(item) for item in self._trained.values())
         for item in self._trained.values():
-            whole(item)
+            gather_full(item)
         return ""
 
     def weights(self) -> dict[str, Tensor]:
@@ -450,7 +457,7 @@ class TrainingState:
         """
         result = {}
         for name, item in self.module.state_dict().items():
-            full = whole(item)
+            full = gather_full(item)
             if self._peers.is_leader:
                 result[name] = full.cpu() if is_sharded(item) else item
         return result
@@ -502,7 +509,7 @@ class TrainingState:
         with torch.no_grad():
             if self.shards is not None:
                 for name, item in self.module.state_dict().items():
-                    local(item).copy_(here(state["module"][name], item))
+                    local_tensor(item).copy_(local_part(state["module"][name], item))
             for name, master in self._masters.items():
                 master.copy_(
                     self._to_local(name, state["masters"].get(name, state["module"][name]))
@@ -537,11 +544,13 @@ class TrainingState:
         """Return the local rows of ``name`` as a ``DTensor``."""
         like = self._trained[name]
         sharded = is_sharded(like) and isinstance(item, Tensor) and not is_sharded(item)
-        return placed(item, like) if sharded and item.shape == local(like).shape else item
+        return (
+            to_dtensor(item, like) if sharded and item.shape == local_tensor(like).shape else item
+        )
 
     def _to_local(self, name: str, item: Any) -> Any:
         """Return the local rows of all rows of ``name``, or the item if it is local already."""
-        return here(item, self._trained[name]) if isinstance(item, Tensor) else item
+        return local_part(item, self._trained[name]) if isinstance(item, Tensor) else item
 
     def _to_optimizer_form(self, name: str, item: Any) -> Any:
         """Return the item in the form of the tensor that the optimiser updates."""
@@ -600,7 +609,9 @@ def _build_masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Paramete
     bfloat16. A sharded parameter has its local rows.
     """
     return {
-        name: nn.Parameter(local(item).float() if item.dtype in HALF_TYPES else local(item))
+        name: nn.Parameter(
+            local_tensor(item).float() if item.dtype in HALF_TYPES else local_tensor(item)
+        )
         for name, item in trained.items()
         if item.dtype in HALF_TYPES or is_sharded(item)
     }

@@ -61,7 +61,7 @@ def audited(kind: type[TrainingState], plan: Plan = PLAN) -> Audit:
     """The audit of one run of a trainer."""
     canaries, all_digits = Canaries.fresh(COUNT), digits("part=train")
     few = Labelled(all_digits.inputs[:RECORDS], all_digits.labels[:RECORDS], classes=10)
-    data = AuditedData.of(few, canaries)
+    data = AuditedData.build(few, canaries)
     model = AuditedModel(mlp("64,seed=1,blocks=all", few))
     key = derived_key(canaries.nonce, "run")
     keys = RunKeys(lots=key, probes=key)
@@ -97,7 +97,9 @@ def test_correct_runs_are_not_accused() -> None:
 
 def test_a_canary_that_takes_no_part_has_no_gradient() -> None:
     canaries = Canaries.fresh(6)
-    data = AuditedData.of(Labelled(torch.rand(3, 5), torch.tensor([0, 1, 1]), classes=2), canaries)
+    data = AuditedData.build(
+        Labelled(torch.rand(3, 5), torch.tensor([0, 1, 1]), classes=2), canaries
+    )
     model = AuditedModel(mlp("4,seed=1,blocks=all", data.records))
     assert len(data) == 9
     for index, takes_part in zip(range(3, 9), canaries.included, strict=True):
@@ -109,7 +111,7 @@ def test_a_canary_that_takes_no_part_has_no_gradient() -> None:
 
 def test_other_data_has_no_canaries() -> None:
     with pytest.raises(WrongData):
-        AuditedData.of([1, 2], Canaries.fresh(4))
+        AuditedData.build([1, 2], Canaries.fresh(4))
 
 
 POINTS = Labelled(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)

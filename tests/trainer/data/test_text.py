@@ -13,18 +13,17 @@ from hypothesis import strategies as some
 from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.data.text import (
     MARKS,
-    Bytes,
+    ByteTokenizer,
     TextRecords,
-    UniformIntegers,
+    WordTokenizer,
+    build_word_list,
+    generate_record,
     generated,
     jsonl,
+    parse_texts,
     read_jsonl,
-    sentence,
-    texts_of,
-    word_list,
 )
-from affidavit.trainer.options import WrongOption
-from affidavit.trainer.sources import DATA
+from affidavit.trainer.sources import WrongOption, load_data
 
 E2E = {"mr": "name[The Vaults], eatType[pub], priceRange[more than £30]", "ref": "The Vaults."}
 DART = {
@@ -34,12 +33,12 @@ DART = {
 
 
 def test_e2e_and_dart_are_serialised_as_the_paper_says() -> None:
-    assert texts_of(E2E) == [
+    assert parse_texts(E2E) == [
         ("name : The Vaults | eatType : pub | priceRange : more than £30", "The Vaults.")
     ]
     source = "Mars Hill : joined : 2008 | A : is_a : B"
-    assert texts_of(DART) == [(source, "One."), (source, "Two.")]
-    assert texts_of({"tripleset": DART["tripleset"], "text": "T"}) == [(source, "T")]
+    assert parse_texts(DART) == [(source, "One."), (source, "Two.")]
+    assert parse_texts({"tripleset": DART["tripleset"], "text": "T"}) == [(source, "T")]
 
 
 def test_a_record_is_source_bos_target_eos_and_the_source_does_not_count(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_a_record_is_the_same_in_every_batch(
     pairs: list[tuple[str, str]], longest: int, data: some.DataObject
 ) -> None:
     """Padding is all that a batch changes, and it never counts."""
-    held = TextRecords.of(pairs, Bytes(), longest=longest)
+    held = TextRecords.of(pairs, ByteTokenizer(), longest=longest)
     chosen = sorted(data.draw(some.sets(some.integers(0, len(pairs) - 1), min_size=1)))
     tokens, counted = held.collate(torch.tensor(chosen))
     assert tokens.shape[1] <= longest
@@ -89,7 +88,7 @@ def test_a_record_is_the_same_in_every_batch(
 
 
 def test_how_many_records_there_are_does_not_depend_on_their_lengths() -> None:
-    held = TextRecords.of([("long" * 50, "target"), ("", "t")], Bytes(), longest=10)
+    held = TextRecords.of([("long" * 50, "target"), ("", "t")], ByteTokenizer(), longest=10)
     assert len(held) == 2
     _, counted = held.collate(torch.tensor([0]))
     assert counted.shape == (1, 10)
@@ -98,7 +97,7 @@ def test_how_many_records_there_are_does_not_depend_on_their_lengths() -> None:
 
 def test_the_digest_tells_content_order_and_borders_apart() -> None:
     def digest(*pairs: tuple[str, str], longest: int = 9) -> str:
-        return TextRecords.of(pairs, Bytes(), longest=longest).digest
+        return TextRecords.of(pairs, ByteTokenizer(), longest=longest).digest
 
     first = digest(("a", "b"), ("c", "d"))
     others = [
@@ -113,13 +112,13 @@ def test_the_digest_tells_content_order_and_borders_apart() -> None:
 
 
 def test_the_generated_corpus_is_a_function_of_its_seed_and_its_words_are_closed() -> None:
-    words = word_list()
+    words = build_word_list()
     data = generated("300,seed=4")
     assert data.digest == generated("300,seed=4").digest != generated("300,seed=5").digest
     assert int(data.tokens.max()) < len(words) == data.vocabulary
     assert MARKS.index("<unk>") not in data.tokens
     assert set(data.tokens.tolist()) >= set(range(4, len(words)))
-    assert len({sentence(4, number) for number in range(300)}) > 250
+    assert len({generate_record(4, number) for number in range(300)}) > 250
     assert len(data.collate(torch.arange(300))[0][0]) < data.longest
 
 
@@ -163,7 +162,7 @@ def test_an_object_of_another_form_is_refused_by_field(
     document: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        texts_of(document)
+        parse_texts(document)
 
 
 def test_files_that_are_not_there_or_not_utf8_or_empty_are_refused(tmp_path: Path) -> None:
@@ -181,7 +180,7 @@ def test_files_that_are_not_there_or_not_utf8_or_empty_are_refused(tmp_path: Pat
 def test_word_lists_begin_with_the_marks_and_have_each_word_once(tmp_path: Path) -> None:
     for words in (["a"], [*MARKS, "a", "a"]):
         with pytest.raises(WrongData, match="word list"):
-            UniformIntegers(words)
+            WordTokenizer(words)
     path = tmp_path / "text.jsonl"
     path.write_text('{"text": "b a"}\n')
     (tmp_path / "words").write_text("\n".join([*MARKS, "a"]))
@@ -209,10 +208,10 @@ def test_word_lists_begin_with_the_marks_and_have_each_word_once(tmp_path: Path)
 )
 def test_options_that_mean_nothing_are_refused(name: str, argument: str, message: str) -> None:
     with pytest.raises(WrongOption, match=message):
-        DATA[name](argument)
+        load_data(f"{name}:{argument}")
 
 
 @pytest.mark.soak
 def test_the_verses_are_all_there_without_notes() -> None:
-    data = DATA["bible"]("longest=64")
+    data = load_data("bible:longest=64")
     assert len(data) == 31_102

@@ -22,6 +22,6 @@ def main(arguments: Sequence[str]) -> None:
     kind, *rest = arguments
     if kind == "ranks":
         os.environ["AFFIDAVIT_LAUNCHER"] = str(os.getpid())
-        ranks.end(ranks.main(rest))
+        ranks.exit_like_rank(ranks.main(rest))
     sys.argv = [kind, *rest]
     import_module("tests.trainer.loop.rank").main()

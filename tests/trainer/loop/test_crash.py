@@ -399,7 +399,7 @@ def test_a_folder_serves_one_run_and_one_process(
     out, go_on = stopped
     assert failure(lambda: run(out=out)) == "run_exists"
     assert failure(lambda: run(out=tmp_path / "none", resume=True)) == "no_run"
-    with closing(RunLog.resumed(out)):
+    with closing(RunLog.reopen(out)):
         assert failure(go_on) == "run_in_use"
     assert go_on().outcome.ended == "completed"
 

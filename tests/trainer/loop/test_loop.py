@@ -25,7 +25,7 @@ from affidavit.trainer.run_config import bind
 from affidavit.trainer.run_folder.checkpoint import NAME
 from affidavit.trainer.run_folder.run_writer import RunSecrets
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.sources import UnknownSource, data_of
+from affidavit.trainer.sources import UnknownSource, load_data
 from affidavit.trainer.steps import sampling
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 from tests.trainer.loop.made import (
@@ -52,7 +52,7 @@ FLAT = {
 
 def secrets_of(seed: int) -> RunSecrets:
     """The keys of a run with this seed."""
-    return RunSecrets.fresh(entropy_of(seed))
+    return RunSecrets.generate(entropy_of(seed))
 
 
 def lots_of(seed: int, steps: int = STEPS) -> list[Tensor]:
@@ -431,9 +431,9 @@ def test_a_tied_tensor_of_which_each_use_is_clipped_keeps_to_both_shares(run: Ru
 
 def test_unknown_data_is_told_by_name() -> None:
     with pytest.raises(UnknownSource, match="unknown data"):
-        data_of("nowhere")
+        load_data("nowhere")
     with pytest.raises(UnknownSource, match="no_such_module"):
-        data_of("python:no_such_module:function")
+        load_data("python:no_such_module:function")
 
 
 def test_exact_noise_is_the_plans_and_in_the_record(

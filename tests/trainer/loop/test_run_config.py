@@ -54,9 +54,9 @@ def test_an_untrusted_key_is_refused(run: Run, tmp_path: Path, key: SigningKey) 
 
 def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path) -> None:
     plan, now = plan_with(), datetime.now(UTC).replace(microsecond=0)
-    under = PolicyEvaluation(policy=BUILT_IN.model_copy(update={"approvals": 1}))
+    evaluation = PolicyEvaluation(policy=BUILT_IN.model_copy(update={"approvals": 1}))
     result = certify(plan, second_opinion=False)
-    bundle = issue(result, KEY, requester="tests", issued_at=now, under=under).bundle
+    bundle = issue(result, KEY, requester="tests", issued_at=now, evaluation=evaluation).bundle
     code = refused(run, tmp_path / "run", bundle=bundle)
     assert "approv" in code
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from affidavit.certificate import check_conformance, verify
-from affidavit.trainer.distributed.shards import rows_of
+from affidavit.trainer.distributed.shards import row_range
 from affidavit.trainer.errors import RunFailure, UnsupportedModel
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.optimizers.muon import Muon
@@ -222,7 +222,7 @@ def test_the_noise_of_the_parts_is_that_of_the_tensor(
             name: [(0, shape[0]), (0, prod(shape[1:]))] for name, shape in shapes.items()
         }
         for name, box in boxes.items():
-            box[along[name]] = rows_of(box[along[name]][1], rank, size)
+            box[along[name]] = row_range(box[along[name]][1], rank, size)
         here = {
             name: TensorNoise(shape=shape, scale=1.5, box=tuple(boxes[name]))
             for name, shape in shapes.items()

@@ -10,17 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from affidavit.trainer.adapters import ModelAdapter, picked_records
+from affidavit.trainer.adapters import ModelAdapter, select_records
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.data.numbers import Labelled
 from affidavit.trainer.data.text import TextRecords, generated
-from affidavit.trainer.models.language import LanguageModel, gpt2
+from affidavit.trainer.models.gpt2 import LanguageModel, gpt2
 from affidavit.trainer.models.layout import LoRALinear
 from affidavit.trainer.models.mlp import mlp
-from affidavit.trainer.options import WrongOption
-from affidavit.trainer.sources import MODELS
+from affidavit.trainer.sources import WrongOption, load_model
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 64}
 
@@ -84,7 +83,7 @@ def test_blocks_are_the_releases_that_a_plan_names_and_every_tensor_is_in_one(
     model = language(options)
     assert {release: len(groups) for release, groups in model.blocks().items()} == counts
     held = private(model)  # refuses a tensor in no block or in two
-    result = probe(held, lambda rows: model.losses(picked_records(model.made_up(3), rows)))
+    result = probe(held, lambda rows: model.losses(select_records(model.made_up(3), rows)))
     tied = "lm_head.weight" not in result and "lora" not in options
     assert max(result.values()) == (2 if tied else 1)
 
@@ -152,7 +151,7 @@ def test_a_perceptron_has_hidden_matrices_and_the_rest(numbers: Labelled) -> Non
     assert model.losses(numbers.collate(torch.arange(7))).shape == (7,)
     assert set(
         probe(
-            private(model), lambda rows: model.losses(picked_records(model.made_up(3), rows))
+            private(model), lambda rows: model.losses(select_records(model.made_up(3), rows))
         ).values()
     ) == {1}
     assert isinstance(mlp("linear,seed=1,blocks=all", numbers).module, nn.Sequential)
@@ -181,9 +180,9 @@ def test_options_that_mean_nothing_are_refused(
 
 def test_models_refuse_data_that_is_not_theirs(text: TextRecords, numbers: Labelled) -> None:
     with pytest.raises(WrongOption, match="needs data with features"):
-        MODELS["mlp"]("8,seed=1", text)
+        load_model("mlp:8,seed=1", text)
     with pytest.raises(WrongOption, match="needs text data"):
-        MODELS["gpt2"]("config.json,seed=1", numbers)
+        load_model("gpt2:config.json,seed=1", numbers)
 
 
 def test_positions_must_be_enough_for_the_longest_record(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.trainer.data.text import word_list
+from affidavit.trainer.data.text import build_word_list
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.sources import DATA, MODELS, data_of, model_of
+from affidavit.trainer.sources import DATA, MODELS, load_data, load_model
 from tests.trainer.loop.made import DEVICE, KEY, bundle_of, plan_with
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()
@@ -26,8 +26,8 @@ def test_the_example_of_a_model_of_ones_own_trains(
     monkeypatch.syspath_prepend(str(tmp_path))
     named = re.search(r"--data (python:\S+) --model (python:[\w:]+)", TEXT)
     assert named is not None
-    data = data_of(named[1])
-    model = model_of(named[2], data)
+    data = load_data(named[1])
+    model = load_model(named[2], data)
     plan = plan_with(
         dataset={"name": "points", "size": 400},
         sampling={"scheme": "poisson", "lot_size": 100},
@@ -49,4 +49,4 @@ def test_the_example_of_a_model_of_ones_own_trains(
 
 def test_every_adapter_is_documented_and_the_numbers_are_those_of_the_code() -> None:
     assert all(f"`{name}:" in TEXT or f"`{name}[" in TEXT for name in {**DATA, **MODELS})
-    assert f"with {len(word_list())} words of its own" in TEXT
+    assert f"with {len(build_word_list())} words of its own" in TEXT

@@ -17,7 +17,7 @@ from affidavit.trainer.models.gpt2 import (
     GPT2Config,
     WrongConfig,
     WrongWeights,
-    grow,
+    grow_vocabulary,
     hidden_matrices,
     pretrained,
 )
@@ -34,8 +34,8 @@ def published(config: GPT2Config) -> dict[str, Tensor]:
         del state["lm_head.weight"]
     result = {}
     for place, name in enumerate(sorted(state)):
-        turned = state[name].ndim == 2 and ".h." in name
-        shape = state[name].mT.shape if turned else state[name].shape
+        transpose_conv1d = state[name].ndim == 2 and ".h." in name
+        shape = state[name].mT.shape if transpose_conv1d else state[name].shape
         wave = torch.sin(torch.arange(shape.numel(), dtype=torch.float64) * 0.37 + 1.3 * place)
         scale = ".ln_" in name and name.endswith("weight")
         result[name] = (0.4 * wave.view(shape) + scale).float()
@@ -114,12 +114,12 @@ def test_new_tokens_get_the_mean_row_and_old_logits_stay(tied: bool) -> None:
     ids = torch.tensor([[1, 2, 3]])
     before, mean = model(ids).detach(), model.transformer.wte.weight.detach().mean(0)
     rows = model.lm_head.weight.detach().clone()
-    grow(model, 13)
+    grow_vocabulary(model, 13)
     assert torch.equal(model.lm_head.weight[:11], rows)  # exactly, and logits but for rounding
     assert torch.allclose(model(ids)[..., :11], before, rtol=1e-5, atol=1e-6)
     assert torch.equal(model.transformer.wte.weight[11:], mean.expand(2, -1))
     assert (model.lm_head.weight is model.transformer.wte.weight) == tied
-    grow(model, 5)
+    grow_vocabulary(model, 5)
     assert model(ids).shape[-1] == 13
 
 

@@ -15,7 +15,7 @@ from affidavit.certificate import Execution, certify
 from affidavit.plan import Plan, parse_plan
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.sources import data_of, model_of
+from affidavit.trainer.sources import load_data, load_model
 from affidavit.trainer.steps.blocks import build_layout
 from tests.trainer.loop.made import DEVICE, KEY, bundle_of
 
@@ -47,14 +47,14 @@ def test_a_plan_to_train_is_certified_and_fits_its_data_and_model(stem: str) -> 
     plan, (data_name, model_name) = plan_of_file(stem), MODELS[stem]
     result = certify(plan, second_opinion=False)
     assert result.verdict == "certified"
-    data = data_of(data_name)
+    data = load_data(data_name)
     assert len(data) == plan.dataset.size
     noised = tuple(
         release.model_copy(update={"noise_multiplier": 1.0}) for release in plan.phases[0].releases
     )
     phase = plan.phases[0].model_copy(update={"releases": noised})
     closed = plan.model_copy(update={"phases": (phase,)})
-    build_layout(Execution.of(closed), model_of(model_name, data))
+    build_layout(Execution.of(closed), load_model(model_name, data))
 
 
 @pytest.mark.soak
@@ -63,8 +63,8 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
     document = plan_of_file("generated-dp-muon")
     phase = document.phases[0].model_copy(update={"steps": 24})
     plan = document.model_copy(update={"phases": (phase,)})
-    data = data_of("generated:2000,seed=1")
-    model = model_of(TEXT, data)
+    data = load_data("generated:2000,seed=1")
+    model = load_model(TEXT, data)
     batch = data.collate(torch.arange(100))
     before = float(model.losses(batch).detach().mean())
     outcome = train(

@@ -251,10 +251,10 @@ def test_the_noise_of_each_tensor_does_not_depend_on_chunks(
         NoiseSource(KEY, tensors).add_to(sums)
         for name, result in sums.items():
             assert torch.equal(result, start[name].add(noise[name], alpha=0.3))
-    turned = {**start, "e": start["e"].clone().mT}  # whose memory is in another order
-    before = turned["e"].clone()
-    NoiseSource(KEY, tensors).add_to(turned)
-    assert torch.allclose(turned["e"], before + 0.3 * noise["e"], atol=1e-6)
+    transpose_conv1d = {**start, "e": start["e"].clone().mT}  # whose memory is in another order
+    before = transpose_conv1d["e"].clone()
+    NoiseSource(KEY, tensors).add_to(transpose_conv1d)
+    assert torch.allclose(transpose_conv1d["e"], before + 0.3 * noise["e"], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
