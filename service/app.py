@@ -77,7 +77,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     require_guards(app)
     services.keyring.announce()
-    await run_in_threadpool(services.authenticator.announce)
+    await run_in_threadpool(services.authenticator.log_warnings)
     await run_in_threadpool(services.pool.warm_up)
     # Detect damage and rollbacks before the first request.
     await run_in_threadpool(services.sequencer.try_step)

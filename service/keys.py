@@ -61,7 +61,7 @@ from affidavit.certificate import (
 from affidavit.client import ResponseModel
 from affidavit.service.certificate_tables import Sequence, UtcDateTime, metadata
 from affidavit.service.database import Store, write
-from affidavit.service.identity.four_eyes import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.log.entries import append
 
 log = logging.getLogger("affidavit.service")
@@ -240,7 +240,7 @@ class KeysetStore(Store):
             return connection.execute(query).scalar_one_or_none()
 
     def publish(
-        self, content: bytes, *, actor: str, at: datetime, approve: Approve = alone
+        self, content: bytes, *, actor: str, at: datetime, approve: Approve = approve_alone
     ) -> tuple[SignedKeyset, bool]:
         """Store the keyset in ``content`` and return it, with whether it is new.
 

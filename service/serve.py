@@ -58,7 +58,7 @@ def serve(host: str, port: int, settings: Settings) -> None:
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
-        has_users = settings.provider is not None or TokenRepository(engine).exist()
+        has_users = settings.provider is not None or TokenRepository(engine).has_any()
     finally:
         engine.dispose()
     Keyring(settings.key_directory, settings.halves).all_current()

@@ -47,7 +47,7 @@ from affidavit.certificate.keys.signers import private_key_source
 from affidavit.certificate.log import BadNote, require_name
 from affidavit.service.dispatch.engines import build_engine
 from affidavit.service.errors import SettingsError
-from affidavit.service.identity.provider import Provider, provider_of
+from affidavit.service.identity.provider import Provider, read_provider
 
 MIB = 1024 * 1024
 WORKERS = 2
@@ -99,7 +99,7 @@ class Settings:
         if environment is None:
             os.environ.pop(PRIVATE_KEY, None)
         folder = Path(variables["AFFIDAVIT_HOME"]) if variables.get("AFFIDAVIT_HOME") else home()
-        provider = provider_of(variables)
+        provider = read_provider(variables)
         public_url = _public_url(variables.get("AFFIDAVIT_PUBLIC_URL", ""))
         if provider is not None and provider.client is not None and public_url is None:
             raise SettingsError(

@@ -1,7 +1,7 @@
-"""The caller and their permissions, and the context of a change that they make.
+"""The caller and their permissions, and the context of a change.
 
-Whoever has a team sees that team's objects alone. Whoever has none belongs to the team ``default``,
-unless they approve, audit or administer: these see every team's.
+A caller with a team sees that team's objects only. A caller without one belongs to the team
+``default``, unless they approve, audit or administer: then they see every team's objects.
 
 >>> Actor("token:ci", frozenset({Scope.SUBMIT})).may(Scope.APPROVE)
 False
@@ -27,7 +27,7 @@ from affidavit.service.teams import DEFAULT
 
 
 class Scope(StrEnum):
-    """What a token may be used for."""
+    """A permission of a token."""
 
     SUBMIT = "submit"
     APPROVE = "approve"
@@ -36,31 +36,31 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-OF_THE_ORGANISATION = frozenset({Scope.APPROVE, Scope.AUDIT, Scope.ADMIN})
-"""Who has one of these, and no team, sees every team's objects."""
-NEVER_OF_A_TEAM = frozenset({Scope.AUDIT, Scope.ADMIN})
-"""Scopes for what has no team: the log, tokens, budgets, policies and keysets."""
+ORGANISATION_SCOPES = frozenset({Scope.APPROVE, Scope.AUDIT, Scope.ADMIN})
+"""Scopes with which a caller without a team sees every team's objects."""
+ORGANISATION_ONLY_SCOPES = frozenset({Scope.AUDIT, Scope.ADMIN})
+"""Scopes for objects without a team: the log, tokens, budgets, policies and keysets."""
 
 
-SERVED = re.compile(r"[A-Za-z0-9._-]{1,64}")
+WORK_TARGET_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Names of queues and data sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """What ``WORK`` is for: runs of these queues, and by hand reservations of these data sets."""
+    """The queues whose runs a worker claims, and the data sets it commits and settles by hand."""
 
     queues: frozenset[str] = frozenset()
     datasets: frozenset[str] = frozenset()
 
 
 DEFAULT_QUEUE = Serves(frozenset({"default"}))
-"""What ``WORK`` is for where nothing is named."""
+"""The queue of a worker whose token names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Someone who was identified; ``name`` is what certificates and the log call them."""
+    """An authenticated caller; certificates and the log use ``name``."""
 
     name: str
     scopes: frozenset[Scope]
@@ -69,33 +69,33 @@ class Actor:
 
     @property
     def sees(self) -> str | None:
-        """The team whose objects they see; None for every team's."""
-        if self.team is None and self.scopes & OF_THE_ORGANISATION:
+        """The team whose objects the actor sees; None for every team."""
+        if self.team is None and self.scopes & ORGANISATION_SCOPES:
             return None
         return self.works_for
 
     @property
     def works_for(self) -> str:
-        """The team that what they submit belongs to."""
+        """The team that owns the actor's submissions."""
         return self.team or DEFAULT
 
     @property
     def side(self) -> str:
-        """The name of the team that they act for; ``all teams`` for the organisation."""
+        """The displayed name of the team; ``all teams`` for the organisation."""
         return "all teams" if self.sees is None else self.works_for
 
     @property
     def anonymous(self) -> bool:
-        """Whether the caller is unknown and counts as nobody in particular."""
+        """Whether the caller is unknown."""
         return self.name.startswith("anonymous@")
 
     def may(self, scope: Scope) -> bool:
-        """Whether ``scope`` is among theirs."""
+        """Return whether the actor has ``scope``."""
         return scope in self.scopes
 
 
 class AuthenticationError(Exception):
-    """The request does not say who sends it; ``code`` is stable, the text is for the client."""
+    """The caller could not be authenticated; ``code`` is stable, ``detail`` is for the client."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -104,7 +104,7 @@ class AuthenticationError(Exception):
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a literal IP address is one of this machine's loopback addresses."""
+    """Return whether ``address`` is a literal loopback IP address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -122,7 +122,7 @@ IdempotencyKey = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandContext:
-    """The caller of a change, the time, and how a repeated request is recognised."""
+    """The caller of a change, the time, and the key and digest that identify the request."""
 
     actor: str
     at: datetime
@@ -131,14 +131,14 @@ class CommandContext:
 
     @classmethod
     def of(cls, actor: Actor, http: Request, key: str | None, body: StrictModel) -> Self:
-        """The context of the request ``http``, whose method, path and ``body`` tell it apart."""
+        """Build the context of a request, which its method, path and ``body`` identify."""
         request = {
             "method": http.method,
             "path": http.url.path,
             "body": body.model_dump(mode="json"),
         }
         if key is not None and actor.team is not None:
-            # A person of several teams uses it once in each.
+            # A person in several teams may use the key once in each.
             key = hashlib.sha256(f"{actor.team} {key}".encode()).hexdigest()
         return cls(
             actor=actor.name,
@@ -148,7 +148,7 @@ class CommandContext:
         )
 
     def require_same(self, request_digest: str | None) -> None:
-        """Raise ``IdempotencyKeyReused`` unless the key came with this very request before."""
+        """Raise ``IdempotencyKeyReused`` if the key was used for another request."""
         if request_digest != self.request_digest:
             raise IdempotencyKeyReused(
                 "this Idempotency-Key was already used for a different request.",

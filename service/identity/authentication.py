@@ -19,15 +19,15 @@ A request without credentials is answered only if all of these hold:
 So ``X-Forwarded-For`` can only withdraw this access. An anonymous caller may submit plans and read,
 but not approve, administer or work, which require an identity.
 
->>> bearer(["Bearer abc.def"], "")
+>>> parse_bearer(["Bearer abc.def"], "")
 'abc.def'
->>> bearer([], "") is None
+>>> parse_bearer([], "") is None
 True
->>> came_directly("127.0.0.1", {"host": "localhost:8321"})
+>>> is_direct_request("127.0.0.1", {"host": "localhost:8321"})
 True
->>> came_directly("127.0.0.1", {"host": "localhost:8321", "x-forwarded-for": "127.0.0.1"})
+>>> is_direct_request("127.0.0.1", {"host": "localhost:8321", "x-forwarded-for": "127.0.0.1"})
 False
->>> came_directly("127.0.0.1", {"host": "rebound.example:8321"})
+>>> is_direct_request("127.0.0.1", {"host": "rebound.example:8321"})
 False
 """
 
@@ -47,19 +47,27 @@ from affidavit.plan import Reason
 from affidavit.service.concurrency import Batcher, in_thread_pool
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope, is_loopback
 from affidavit.service.identity.openid import ProviderTokens
-from affidavit.service.identity.rate_limiter import counted
-from affidavit.service.identity.tokens import PREFIX, Token, TokenRepository, TokenText, parse
+from affidavit.service.identity.rate_limiter import key_of_address
+from affidavit.service.identity.tokens import (
+    TOKEN_PREFIX,
+    Token,
+    TokenRepository,
+    TokenText,
+    parse_token,
+)
 
-WITHOUT_TOKENS = Reason(
+ANONYMOUS_ACCESS = Reason(
     code="anonymous_access",
     message="no token has been created, so every program on this machine may submit plans and "
     "read certificates.",
     remedy="Run: affidavit tokens new --name NAME --scope submit",
 )
 
-LONGEST = 16 * 1024
-"""Characters of a bearer token; providers that list many groups make long ones."""
-IN_URLS = frozenset({"access_token", "api_key", "apikey", "authorization", "bearer", "token"})
+MAX_TOKEN_LENGTH = 16 * 1024
+"""Characters of a bearer token; tokens that list many groups are long."""
+TOKEN_PARAMETERS = frozenset(
+    {"access_token", "api_key", "apikey", "authorization", "bearer", "token"}
+)
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 log = logging.getLogger("affidavit.service")
@@ -67,7 +75,7 @@ log = logging.getLogger("affidavit.service")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller, and the name under which their requests are counted.
+    """The caller, and the key under which the rate limiter counts their requests.
 
     ``elsewhere`` is the same person in their other teams.
     """
@@ -79,7 +87,7 @@ class Caller:
 
 
 class Authenticator:
-    """How callers become known; ``loopback`` says that the service listens there alone."""
+    """Authenticates callers; ``loopback`` tells whether the service listens only there."""
 
     def __init__(
         self,
@@ -93,13 +101,15 @@ class Authenticator:
         self._provider_tokens = provider_tokens
         self._now = now
         self._loopback = loopback
-        self._own: Batcher[TokenText, Token | None] = Batcher(in_thread_pool(self._look_up))
+        self._find_tokens: Batcher[TokenText, Token | None] = Batcher(in_thread_pool(self._look_up))
 
     async def by_token(self, text: str) -> Caller:
-        """Its holder; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
-        if text.startswith(PREFIX):
-            parsed = parse(text)
-            return caller_of(None if parsed is None else await self._own(parsed), self._now())
+        """Return the token's holder; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
+        if text.startswith(TOKEN_PREFIX):
+            parsed = parse_token(text)
+            return caller_of(
+                None if parsed is None else await self._find_tokens(parsed), self._now()
+            )
         if self._provider_tokens is None:
             raise _invalid()
         actor = await run_in_threadpool(self._provider_tokens.actor, text)
@@ -110,39 +120,39 @@ class Authenticator:
         return [tokens_by_text[text] for text in texts]
 
     def without_token(self, request: Request) -> Caller:
-        """The caller without credentials; raises ``AuthenticationError`` from another machine."""
+        """Return the anonymous caller; raises ``AuthenticationError`` if they are not allowed."""
         address, version = address_of(request), request.scope["http_version"]
-        if self.open_to_this_machine() and came_directly(address, request.headers, version):
-            return Caller(ANONYMOUS, counted(address))
+        if self.allows_anonymous() and is_direct_request(address, request.headers, version):
+            return Caller(ANONYMOUS, key_of_address(address))
         raise AuthenticationError(
             "unauthenticated",
             "authentication required: send Authorization: Bearer TOKEN. Create a token with "
             "affidavit tokens new.",
         )
 
-    def open_to_this_machine(self) -> bool:
-        """Whether a program on this machine needs no token yet."""
-        return self._loopback and self._provider_tokens is None and not self._tokens.exist()
+    def allows_anonymous(self) -> bool:
+        """Return whether programs on this machine need no token yet."""
+        return self._loopback and self._provider_tokens is None and not self._tokens.has_any()
 
     def warnings(self) -> list[Reason]:
-        """What an operator should know of who is let in."""
-        return [WITHOUT_TOKENS] if self.open_to_this_machine() else []
+        """Return the warnings about access for the operator."""
+        return [ANONYMOUS_ACCESS] if self.allows_anonymous() else []
 
-    def announce(self) -> None:
-        """Say in the log when no token is asked for."""
+    def log_warnings(self) -> None:
+        """Log the warnings about access."""
         for warning in self.warnings():
             log.warning("OPEN: %s %s", warning.message, warning.remedy)
 
 
 def address_of(request: Request) -> str | None:
-    """The address of whoever connected."""
+    """Return the address of the connection."""
     return request.client.host if request.client is not None else None
 
 
 def caller_of(token: Token | None, now: datetime) -> Caller:
-    """Who holds ``token``, as of ``now``.
+    """Return the holder of ``token``.
 
-    Raises ``AuthenticationError`` for none, and for one that does not count.
+    Raises ``AuthenticationError`` for a missing, revoked or expired token.
     """
     if token is None:
         raise _invalid()
@@ -162,10 +172,10 @@ def _invalid() -> AuthenticationError:
     return AuthenticationError("invalid_token", "this service does not know the token.")
 
 
-def bearer(headers: Sequence[str], query: str) -> str | None:
-    """The token in the ``Authorization`` headers, None where there is none.
+def parse_bearer(headers: Sequence[str], query: str) -> str | None:
+    """Return the token in the ``Authorization`` headers, if any.
 
-    Raises ``AuthenticationError`` when they hold anything else, or when the URL holds a token.
+    Raises ``AuthenticationError`` for another content, and for a token in the URL.
     """
     if query:
         _refuse_in_url(query)
@@ -182,9 +192,9 @@ def bearer(headers: Sequence[str], query: str) -> str | None:
             "Authorization must be Bearer TOKEN; other schemes are not supported.",
         )
     token = token.strip(" ")
-    if len(token) > LONGEST:
+    if len(token) > MAX_TOKEN_LENGTH:
         raise AuthenticationError(
-            "malformed_credentials", f"the token is longer than {LONGEST} characters."
+            "malformed_credentials", f"the token is longer than {MAX_TOKEN_LENGTH} characters."
         )
     if _TOKEN.fullmatch(token) is None:
         raise AuthenticationError(
@@ -195,9 +205,12 @@ def bearer(headers: Sequence[str], query: str) -> str | None:
 
 
 def _refuse_in_url(query: str) -> None:
-    """URLs end in logs, histories and Referer headers, so that a token there is no secret."""
+    """Refuse a token in the URL, which logs, histories and Referer headers reveal."""
     parameters = parse_qsl(query, keep_blank_values=True)
-    if any(name.lower() in IN_URLS or PREFIX in name + value for name, value in parameters):
+    if any(
+        name.lower() in TOKEN_PARAMETERS or TOKEN_PREFIX in name + value
+        for name, value in parameters
+    ):
         raise AuthenticationError(
             "token_in_url",
             "the URL contains a token, which others can now read: revoke it, and send a new one "
@@ -209,7 +222,7 @@ def _refuse_in_url(query: str) -> None:
 
 ANONYMOUS = Actor("anonymous@loopback", frozenset({Scope.SUBMIT, Scope.AUDIT}))
 
-FORWARDED = (
+FORWARDED_HEADERS = (
     "forwarded",
     "via",
     "x-forwarded-for",
@@ -223,16 +236,16 @@ FORWARDED = (
     "cf-connecting-ip",
     "true-client-ip",
 )
-"""Headers that proxies add; one that adds none of them cannot be told from a person."""
+"""Headers that proxies add; a proxy that adds none is not recognised."""
 
 
-def came_directly(
+def is_direct_request(
     address: str | None, headers: Mapping[str, str], http_version: str = "1.1"
 ) -> bool:
-    """Whether a program on this machine sent the request to this service by its own name."""
+    """Return whether a program on this machine sent the request directly to this service."""
     if address is None or not is_loopback(address) or http_version < "1.1":
         return False
-    if any(name in headers for name in FORWARDED):
+    if any(name in headers for name in FORWARDED_HEADERS):
         return False
     host = headers.get("host", "")
     if not _names_loopback(host):
@@ -244,10 +257,10 @@ def came_directly(
 
 
 def _names_loopback(host: str) -> bool:
-    """Whether a ``Host`` header is ``localhost`` or a loopback address, with any port."""
+    """Return whether a ``Host`` header is ``localhost`` or a loopback address, with any port."""
     try:
         parts = urlsplit(f"//{host}")
-        parts.port  # noqa: B018  # raises where it is no port
+        parts.port  # noqa: B018  # raises for an invalid port
     except ValueError:
         return False
     name = parts.hostname or ""

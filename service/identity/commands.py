@@ -1,7 +1,7 @@
-"""``affidavit tokens new|list|revoke``: tokens, made where the database is.
+"""``affidavit tokens new|list|revoke``: manage tokens on the database's machine.
 
-Whoever can reach the database's file or knows its password is its operator already, so
-these commands ask for no token; the log says which account of the machine ran them.
+The commands require no token, because everybody with access to the database is its operator. The
+log records the account of the machine that ran them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _new(
     if as_json:
         typer.echo(json.dumps({**_record(token), "token": text.text}))
         return
-    # The token alone on standard output, so that it can be piped to where it is kept.
+    # Only the token is on standard output, so that it can be piped to a secret store.
     typer.echo(
         f"token {token.id} for {token.name} ({', '.join(token.scopes)}), valid until "
         f"{token.expires_at:%Y-%m-%d}. It is shown this once:",
@@ -88,7 +88,7 @@ def _new(
 def _list(as_json: JsonOption = False) -> None:
     """List all tokens with their expiry and last use."""
     with _repository() as (store, now):
-        listed = store.all()
+        listed = store.list_all()
     if as_json:
         typer.echo(json.dumps({"tokens": [_record(token) for token in listed]}))
         return
@@ -111,12 +111,12 @@ def _revoke(
     """Revoke a token immediately."""
     with _repository() as (store, now):
         revoked = store.revoke(token_id, reason, by=operator(), at=now)
-    typer.echo(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
+    typer.echo(f"{revoked.id} of {revoked.name} is revoked.")
 
 
 @contextmanager
 def _repository() -> Iterator[tuple[TokenRepository, datetime]]:
-    """The tokens of the database, and its time."""
+    """Open the token repository, and read the database's time."""
     engine = open_engine(Settings.from_environment().database_url)
     try:
         require_head(engine)
@@ -126,7 +126,7 @@ def _repository() -> Iterator[tuple[TokenRepository, datetime]]:
 
 
 def operator() -> str:
-    """The account of this machine that runs the command, as the log names it."""
+    """Return the account that runs the command, as the log names it."""
     try:
         return f"operator:{pwd.getpwuid(os.getuid()).pw_name}"[:255]
     except KeyError:

@@ -1,19 +1,20 @@
-"""Four eyes: a change takes effect once enough administrators ask for the same.
+"""Four eyes: a change takes effect once enough administrators have requested it.
 
-Budgets, policies, keysets, grants to other teams, and tokens, because whoever makes tokens alone
-is two people with the next one. How many is part of the keyset (``administrators``): t of n root
-keys sign it, and as many administrators as the one before asks for publish it, so that nobody
-loosens it alone. Each administrator sends the same request. That of the last is carried out, in one
-transaction with the note that it was. A request counts for ``LASTS``, and once, and no longer than
-until a token of whoever made it is revoked: it may have been stolen. What only takes a right away
-needs one. Whoever submits or approves plans may ask for a budget too: it waits for the
-administrators, and is none of theirs. One administrator can decline what waits. A waiver, which
-loosens a policy for a plan, takes as many approvers.
+This applies to budgets, policies, keysets, grants to other teams, and tokens, because a person who
+can create tokens approve_alone can act as two. The keyset sets the number of ``administrators``. It
+is signed by t of n root keys and published by as many administrators as the previous keyset
+requires, so nobody can lower the number approve_alone.
+
+Each administrator sends the same request. The last one is carried out, in one transaction with its
+record. A request counts once, for ``PROPOSAL_LIFETIME``, and until a token of its sender is
+revoked, because the token may have been stolen. Changes that only remove a right need one person.
+Submitters and approvers may request a budget, which then waits for the administrators and does not
+count as one of their requests. One administrator can decline a waiting request. A waiver, which
+relaxes a policy, requires as many approvers.
 
 ``admin_proposals``
-    Each request, who made it and why, what it asks for, and whether it was the one that was
-    carried out. The kind of those that do not count ends in ``_request``, and that of an
-    administrator's refusal in ``_declined``.
+    Each request: its sender, reason and content, and whether it was carried out. The kind of a
+    request that does not count ends in ``_request``, the kind of a refusal in ``_declined``.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from affidavit.service.ledger.state import ledger_events, ledgers
 from affidavit.service.log.entries import WAITING, insert_logged, logged
 from affidavit.service.problems import Problem
 
-LASTS = timedelta(days=7)
-"""How long a proposal waits for the others."""
-_PEOPLE = {Scope.ADMIN: "administrators", Scope.APPROVE: "approvers"}
+PROPOSAL_LIFETIME = timedelta(days=7)
+"""Time for which a proposal waits for others."""
+ROLE_NAMES = {Scope.ADMIN: "administrators", Scope.APPROVE: "approvers"}
 
 admin_proposals = numbered(
     "admin_proposals",
@@ -55,22 +56,23 @@ admin_proposals = numbered(
 
 
 Approve = Callable[[Connection], object]
-"""What a change calls in its transaction, which ends where others have to agree first."""
+"""A callback that a change calls in its transaction; it raises if others have to agree first."""
 Result = TypeVar("Result")
 
 
-def alone(_: Connection) -> None:
-    """The approval of a change that one person makes."""
+def approve_alone(_: Connection) -> None:
+    """Approve a change that one person makes."""
 
 
-class _Otherwise(Exception):
-    """More people have to agree, or enough have."""
+class _AgreementChanged(Exception):
+    """The number of agreements is not the expected one."""
 
 
 class SecondPerson(Store):
-    """The rule behind one engine; ``administrators`` is how many the newest keyset wants.
+    """The rule for one database.
 
-    ``revocations`` reads after which leaf of the log a token of each person was revoked last.
+    ``administrators`` returns the number that the newest keyset requires. ``revocations`` reads the
+    leaf index of each person's last token revocation.
     """
 
     def __init__(
@@ -94,45 +96,49 @@ class SecondPerson(Store):
         reason: str = "",
         scope: Scope = Scope.ADMIN,
     ) -> Result:
-        """The result of ``change`` once enough people of ``scope`` asked for this; else note it.
+        """Carry out ``change`` if enough people with ``scope`` requested it, else record the
+        request.
 
-        ``change`` calls what it gets in its transaction, before it writes. Raises ``Problem``.
+        ``change`` calls its argument in its transaction, before it writes. Raises ``Problem``.
         """
-        needed, counts = self._administrators(), actor.may(scope)
-        if needed < 2 and counts:
-            return change(alone)
+        required, counts = self._administrators(), actor.may(scope)
+        if required < 2 and counts:
+            return change(approve_alone)
         if actor.anonymous:
             raise Problem(403, "missing_scope", "This requires several people, each with a token.")
         digest = digest_of({"kind": kind, **content})
 
-        def note(connection: Connection, *, to_carry_out: bool) -> int:
-            """Store the request if it is, or is not, the last one needed; how many agree."""
+        def record(connection: Connection, *, to_carry_out: bool) -> int:
+            """Insert the request, if ``to_carry_out`` is right; return the agreements."""
             hold(connection, f"proposal {digest}")
-            proposers = _proposers(connection, digest, at - LASTS, self._revocations(connection))
+            proposers = _valid_proposers(
+                connection, digest, at - PROPOSAL_LIFETIME, self._revocations(connection)
+            )
             agreed = len(proposers - {actor.name}) + counts
-            if (counts and agreed >= needed) != to_carry_out:
-                raise _Otherwise
+            if (counts and agreed >= required) != to_carry_out:
+                raise _AgreementChanged
             entry = {"kind": kind if counts else f"{kind}_request", "carried_out": to_carry_out}
             row = {**entry, "digest": digest, "proposer": actor.name, "at": at, "reason": reason}
-            _store(connection, row, content)
+            _insert(connection, row, content)
             return agreed
 
         while True:
-            with suppress(_Otherwise):
-                return change(lambda connection: note(connection, to_carry_out=True))
-            with suppress(_Otherwise):  # somebody agreed meanwhile
+            with suppress(_AgreementChanged):
+                return change(lambda connection: record(connection, to_carry_out=True))
+            with suppress(_AgreementChanged):  # unless somebody agreed meanwhile
                 with self._writer.begin() as connection:
-                    agreed = note(connection, to_carry_out=False)
+                    agreed = record(connection, to_carry_out=False)
                 break
         raise Problem(
             409,
             "second_person_needed",
-            f"Your request is recorded: {agreed} of {needed} {_PEOPLE[scope]} have agreed. It "
-            f"takes effect when {needed - agreed} more send the same within {LASTS.days} days.",
+            f"Your request is recorded: {agreed} of {required} {ROLE_NAMES[scope]} have agreed. It "
+            f"takes effect when {required - agreed} more send the same within "
+            f"{PROPOSAL_LIFETIME.days} days.",
         )
 
     def decline(self, dataset: str, digest: str, reason: str, actor: Actor, at: datetime) -> bool:
-        """End the wait of a proposal about ``dataset``; return whether it waited."""
+        """Decline a waiting proposal about ``dataset``; return whether there was one."""
         waiting = self.waiting(actor, at, dataset)
         declined = next((proposal for proposal in waiting if proposal.digest == digest), None)
         if declined is None:
@@ -141,38 +147,40 @@ class SecondPerson(Store):
         row = {**entry, "digest": digest, "proposer": actor.name, "at": at, "reason": reason}
         with self._writer.begin() as connection:
             hold(connection, f"proposal {digest}")
-            _store(connection, row, declined.content)
+            _insert(connection, row, declined.content)
         return True
 
     def waiting(
         self, actor: Actor, now: datetime, dataset: str | None = None
     ) -> tuple[Proposal, ...]:
-        """Budgets and grants that wait, newest first, as far as ``actor`` may know of them.
+        """Return the waiting budgets and grants that ``actor`` may see, newest first.
 
-        A budget waits no longer once another one was set. Teams see requests about data sets whose
-        ledgers they read, and their own; grants are for administrators and auditors.
+        A proposed budget is dropped once another one is set. Teams see proposals about data sets
+        whose ledgers they read, and their own. Administrators and auditors see grants.
         """
         kinds = ["budget", "budget_request", "budget_declined"]
         if actor.may(Scope.ADMIN) or actor.may(Scope.AUDIT):
             kinds += ["grant", "grant_declined"]
         query = (
             select(admin_proposals)
-            .where(admin_proposals.c.at > now - LASTS, admin_proposals.c.kind.in_(kinds))
+            .where(
+                admin_proposals.c.at > now - PROPOSAL_LIFETIME, admin_proposals.c.kind.in_(kinds)
+            )
             .where(admin_proposals.c.content.is_not(None))
             .order_by(admin_proposals.c.id)
         )
         open_: dict[str, Proposal] = {}
         with self._engine.connect() as connection:
-            set_at, revoked = _set_at(connection), self._revocations(connection)
+            set_at, revoked = _last_budget_changes(connection), self._revocations(connection)
             for row in connection.execute(query):
                 content = json.loads(row.content)
                 kind = row.kind.partition("_")[0]
-                # What was altered in the table is no longer what its log entry is about.
+                # An altered row no longer has the digest of its log entry.
                 if digest_of({"kind": kind, **content}) != row.digest:
                     continue
                 is_open = not row.carried_out and not row.kind.endswith("_declined")
                 entries = logged(connection, row.digest)
-                if is_open and not _counts(row, entries, revoked):
+                if is_open and not _is_valid(row, entries, revoked):
                     continue
                 earlier = open_.pop(row.digest, None)
                 if is_open and dataset in (None, content["dataset"]):
@@ -189,7 +197,8 @@ class SecondPerson(Store):
         return tuple(
             proposal
             for proposal in reversed(open_.values())
-            if proposal.kind == "grant" or proposal.at > set_at.get(_scope(proposal), now - LASTS)
+            if proposal.kind == "grant"
+            or proposal.at > set_at.get(_ledger_scope(proposal), now - PROPOSAL_LIFETIME)
             if actor.sees is None
             or proposal.content["dataset"] in seen
             or actor.name in proposal.proposers
@@ -197,7 +206,7 @@ class SecondPerson(Store):
 
 
 def proposal_entry(row: Any) -> LogEntry:
-    """The log entry of a row; the digest is of what it asks for, its reason apart."""
+    """Build the log entry of a row; its digest covers the content without the reason."""
     reason = {"reason": row.reason} if row.reason else {}
     return LogEntry(
         kind="proposal",
@@ -208,12 +217,12 @@ def proposal_entry(row: Any) -> LogEntry:
     )
 
 
-def _scope(proposal: Proposal) -> tuple[str, ...]:
+def _ledger_scope(proposal: Proposal) -> tuple[str, ...]:
     return tuple(proposal.content[name] for name in ("dataset", "unit", "adjacency"))
 
 
-def _set_at(connection: Connection) -> dict[tuple[str, ...], datetime]:
-    """When the budget of each data set, privacy unit and adjacency was last set."""
+def _last_budget_changes(connection: Connection) -> dict[tuple[str, ...], datetime]:
+    """Return the time of the last budget of each data set, privacy unit and adjacency."""
     scope = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
     query = (
         select(*scope, func.max(ledger_events.c.at))
@@ -224,16 +233,16 @@ def _set_at(connection: Connection) -> dict[tuple[str, ...], datetime]:
     return {tuple(row[:3]): row[3] for row in connection.execute(query)}
 
 
-def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """A row and its log entry."""
+def _insert(connection: Connection, row: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Insert a row and its log entry."""
     text = json.dumps(content, sort_keys=True)
     insert_logged(connection, admin_proposals, {**row, "content": text}, proposal_entry)
 
 
-def _proposers(
+def _valid_proposers(
     connection: Connection, digest: str, since: datetime, revoked: Mapping[str, int]
 ) -> set[str]:
-    """Who has agreed since it was last carried out or declined, by rows that were logged."""
+    """Return the valid proposers since the proposal was last carried out or declined."""
     query = (
         select(admin_proposals)
         .where(admin_proposals.c.digest == digest, admin_proposals.c.at > since)
@@ -244,15 +253,15 @@ def _proposers(
     proposers: set[str] = set()
     for row in connection.execute(query):
         if row.carried_out or row.kind.endswith("_declined"):
-            if _counts(row, entries, {}):
+            if _is_valid(row, entries, {}):
                 proposers = set()
-        elif _counts(row, entries, revoked):
+        elif _is_valid(row, entries, revoked):
             proposers.add(row.proposer)
     return proposers
 
 
-def _counts(row: Row[Any], entries: Mapping[str, int | None], revoked: Mapping[str, int]) -> bool:
-    """Whether a row is in the log, after the leaf of its proposer's last ``revoked`` token."""
+def _is_valid(row: Row[Any], entries: Mapping[str, int | None], revoked: Mapping[str, int]) -> bool:
+    """Return whether a row is logged after its proposer's last token revocation."""
     content = proposal_entry(row).content.decode()
     if content not in entries:
         return False

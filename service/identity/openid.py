@@ -64,16 +64,16 @@ REREAD_SECONDS = 30.0
 RETRY_SECONDS = 5.0
 READ_SECONDS = 5.0
 WAIT_SECONDS = 1.0
-LARGEST = 256 * 1024
+MAX_DOCUMENT_BYTES = 256 * 1024
 MAX_KEYS = 100
-RSA_BITS = (2048, 8192)
-_PRIVATE = ("d", "p", "q", "k")
+RSA_KEY_BITS = (2048, 8192)
+PRIVATE_FIELDS = ("d", "p", "q", "k")
 
 log = logging.getLogger("affidavit.service")
 
 
 def invalid_token(detail: str) -> AuthenticationError:
-    """The error of a token that cannot be taken."""
+    """Build the error of a token that is not accepted."""
     return AuthenticationError("invalid_token", detail)
 
 
@@ -85,69 +85,57 @@ class UnknownKey(Exception):
     """The provider has no such key."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedKeys:
-    """The keys of a document, and when it was read (monotonic seconds)."""
-
-    keys: Mapping[str, jwt.PyJWK]
-    read_at: float
-
-
 class ProviderKeys:
-    """The keys behind ``read``, which returns a JWKS document; safe for several threads."""
+    """The keys in the JWKS document that ``read`` returns; safe to use from several threads."""
 
     def __init__(
         self, read: Callable[[], bytes], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._read = read
         self._clock = clock
-        self._cached: CachedKeys | None = None
+        self._keys: Mapping[str, jwt.PyJWK] = {}
+        self._read_at = float("-inf")
         self._next = float("-inf")
         self._failed = False
         self._lock = Lock()
 
     @classmethod
     def of(cls, provider: Provider) -> ProviderKeys:
-        """The keys of a configured provider; reads nothing yet."""
+        """Build the keys of a configured provider; reads nothing yet."""
         if provider.jwks_file is not None:
             path = provider.jwks_file
-            return cls(lambda: _from_file(path))
+            return cls(lambda: _read_file(path))
         url = str(provider.jwks_url)
-        return cls(lambda: _from_url(url))
+        return cls(lambda: _read_url(url))
 
     def key(self, kid: str) -> jwt.PyJWK:
-        """The key of that id; raises ``UnknownKey`` or ``ProviderUnavailable``."""
-        cached = self._cached
-        if cached is None or kid not in cached.keys or self._age(cached) > FRESH_SECONDS:
-            cached = self._again()
-        if cached is None or self._age(cached) > STALE_SECONDS:
+        """Return the key of that id; raises ``UnknownKey`` or ``ProviderUnavailable``."""
+        if kid not in self._keys or self._age() > FRESH_SECONDS:
+            self._refresh_if_due()
+        if self._age() > STALE_SECONDS:
             raise ProviderUnavailable
-        if kid in cached.keys:
-            return cached.keys[kid]
-        if self._failed:
-            raise ProviderUnavailable  # it may be a new key; that cannot be told now
-        raise UnknownKey
+        key = self._keys.get(kid)
+        if key is not None:
+            return key
+        # If the last read failed, the key may be a new one.
+        raise ProviderUnavailable if self._failed else UnknownKey
 
-    def _age(self, cached: CachedKeys) -> float:
-        return self._clock() - cached.read_at
+    def _age(self) -> float:
+        return self._clock() - self._read_at
 
-    def _again(self) -> CachedKeys | None:
-        """What is kept, read again if it is time to.
-
-        No thread waits for another's reading while earlier keys are usable.
-        """
-        if not self._lock.acquire(timeout=WAIT_SECONDS if self._cached is None else 0):
-            return self._cached
+    def _refresh_if_due(self) -> None:
+        """Read the keys again if it is time; no thread waits for another while keys are usable."""
+        if not self._lock.acquire(timeout=0 if self._keys else WAIT_SECONDS):
+            return
         try:
             if self._clock() >= self._next:
                 self._refresh()
         finally:
             self._lock.release()
-        return self._cached
 
     def _refresh(self) -> None:
         try:
-            self._cached = CachedKeys(keys_of(self._read()), self._clock())
+            self._keys, self._read_at = parse_keys(self._read()), self._clock()
             self._failed = False
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, RecursionError) as error:
             log.error("the OpenID provider's keys cannot be read: %s", error)
@@ -155,19 +143,19 @@ class ProviderKeys:
         self._next = self._clock() + (RETRY_SECONDS if self._failed else REREAD_SECONDS)
 
 
-def keys_of(document: bytes) -> dict[str, jwt.PyJWK]:
-    """The usable keys of a JWKS document by their ids; raises ``ValueError``."""
+def parse_keys(document: bytes) -> dict[str, jwt.PyJWK]:
+    """Parse the usable keys of a JWKS document by their ids; raises ``ValueError``."""
     value = json.loads(document)
     records = value.get("keys") if isinstance(value, dict) else None
     if not isinstance(records, list) or len(records) > MAX_KEYS:
         raise ValueError(f"it has no list of at most {MAX_KEYS} keys")
-    usable = [(record["kid"], key) for record in records if (key := _usable(record)) is not None]
+    usable = [(record["kid"], key) for record in records if (key := _parse_key(record)) is not None]
     times = Counter(kid for kid, _ in usable)
     return {kid: key for kid, key in usable if times[kid] == 1}
 
 
-def _usable(record: Any) -> jwt.PyJWK | None:
-    if not isinstance(record, dict) or any(name in record for name in _PRIVATE):
+def _parse_key(record: Any) -> jwt.PyJWK | None:
+    if not isinstance(record, dict) or any(name in record for name in PRIVATE_FIELDS):
         return None
     kid, operations = record.get("kid"), record.get("key_ops", ["verify"])
     if not isinstance(kid, str) or record.get("use", "sig") != "sig":
@@ -182,20 +170,23 @@ def _usable(record: Any) -> jwt.PyJWK | None:
         return None
     if key.algorithm_name not in ALGORITHMS:
         return None
-    if isinstance(key.key, RSAPublicKey) and not RSA_BITS[0] <= key.key.key_size <= RSA_BITS[1]:
+    if (
+        isinstance(key.key, RSAPublicKey)
+        and not RSA_KEY_BITS[0] <= key.key.key_size <= RSA_KEY_BITS[1]
+    ):
         return None
     return key
 
 
-def _from_file(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"it is longer than {LARGEST} bytes")
+        content = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"it is longer than {MAX_DOCUMENT_BYTES} bytes")
     return content
 
 
-def _from_url(url: str) -> bytes:
+def _read_url(url: str) -> bytes:
     status, content = fetch("GET", url, headers={"accept": "*/*"})
     if status != httpx.codes.OK:
         raise ValueError(f"the response's status is {status}")
@@ -203,24 +194,24 @@ def _from_url(url: str) -> bytes:
 
 
 def fetch(method: str, url: str, **arguments: Any) -> tuple[int, bytes]:
-    """The provider's response, its status and content; no redirect is followed.
+    """Send a request and return the response's status and content; follows no redirect.
 
-    Raises httpx's errors, also where it is too large or takes too long.
+    Raises httpx's errors, also for a response that is too large or takes too long.
     """
     with httpx.stream(
         method, url, timeout=READ_SECONDS, follow_redirects=False, **arguments
     ) as response:
-        whole = read_bounded(response, LARGEST, READ_SECONDS)
-    return whole.status_code, whole.content
+        complete = read_bounded(response, MAX_DOCUMENT_BYTES, READ_SECONDS)
+    return complete.status_code, complete.content
 
 
 LEEWAY_SECONDS = 60
-TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
-"""What ``typ`` may be where a token has it: others are signed by the same keys for other uses."""
-TIMES = ("exp", "nbf", "iat")
-REQUIRED = ("exp", "iat", "iss", "aud", "sub")
-LONGEST_SUBJECT = 200
-LONGEST_KID = 256
+TOKEN_TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
+"""Accepted values of ``typ``; the same keys sign other types for other uses."""
+TIME_CLAIMS = ("exp", "nbf", "iat")
+REQUIRED_CLAIMS = ("exp", "iat", "iss", "aud", "sub")
+MAX_SUBJECT_LENGTH = 200
+MAX_KID_LENGTH = 256
 
 
 class ProviderTokens:
@@ -232,7 +223,7 @@ class ProviderTokens:
         self._now = now
 
     def actor(self, token: str) -> Actor:
-        """Who holds ``token``; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
+        """Return the token's holder; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
         first, *others = self.actors_of(self.claims(token))
         teams = [actor.team for actor in (first, *others) if actor.team is not None]
         if len(teams) > 1:
@@ -245,12 +236,12 @@ class ProviderTokens:
         return first
 
     def actors_of(self, claims: Mapping[str, Any]) -> tuple[Actor, ...]:
-        """The subject of checked claims, once for each team of their groups, by its name.
+        """Return the subject of verified claims, once for each team of their groups.
 
-        What groups of no team allow, which reaches further, comes last. Raises
+        Teams are in alphabetical order; groups without a team, which allow more, are last. Raises
         ``AuthenticationError``.
         """
-        name, team_of = _name(claims["sub"]), self._provider.teams
+        name, team_of = _actor_name(claims["sub"]), self._provider.teams
         scopes: dict[str | None, frozenset[Scope]] = {}
         for group in self._groups(claims):
             if group in self._provider.scopes:
@@ -262,7 +253,7 @@ class ProviderTokens:
         )
 
     def claims(self, token: str) -> Mapping[str, Any]:
-        """Its verified claims; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
+        """Return verified claims; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
         try:
             key = self._key(jwt.get_unverified_header(token))
             claims: Mapping[str, Any] = jwt.decode(
@@ -272,20 +263,20 @@ class ProviderTokens:
                 audience=self._provider.audience,
                 issuer=self._provider.issuer,
                 options={
-                    "require": list(REQUIRED),
+                    "require": list(REQUIRED_CLAIMS),
                     "enforce_minimum_key_length": True,
-                    # PyJWT compares with this machine's clock; ours is the database's.
+                    # PyJWT uses this machine's clock; the service uses the database's.
                     "verify_exp": False,
                     "verify_nbf": False,
                     "verify_iat": False,
                 },
             )
-            times = {name: int(claims[name]) for name in TIMES if name in claims}
+            times = {name: int(claims[name]) for name in TIME_CLAIMS if name in claims}
         except (jwt.InvalidAudienceError, jwt.InvalidIssuerError):
             raise invalid_token(
                 "the token was issued for another service or by another provider."
             ) from None
-        # A signed document can still hold numbers that no clock has.
+        # A signed token can contain times that no clock has.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise invalid_token("the token is not from the provider.") from None
         now = self._now().timestamp()
@@ -293,7 +284,7 @@ class ProviderTokens:
             raise AuthenticationError("expired_token", "the token has expired; sign in again.")
         if max(times["iat"], times.get("nbf", 0)) > now + LEEWAY_SECONDS:
             raise invalid_token("the token is not valid yet; check the clocks.")
-        # Of a security event (RFC 8417), such as a provider's notice of signing out.
+        # A security event (RFC 8417), such as a notice of signing out, is not an identity.
         if "events" in claims:
             raise invalid_token("the token is for an event, not an identity.")
         return claims
@@ -301,10 +292,10 @@ class ProviderTokens:
     def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         if header.get("alg") not in ALGORITHMS:
             raise invalid_token(f"the token must be signed with one of {', '.join(ALGORITHMS)}.")
-        if str(header.get("typ", "JWT")).lower() not in TYPES:
+        if str(header.get("typ", "JWT")).lower() not in TOKEN_TYPES:
             raise invalid_token("the token's type is not JWT.")
         kid = header.get("kid")
-        if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_KID or "crit" in header:
+        if not isinstance(kid, str) or not 0 < len(kid) <= MAX_KID_LENGTH or "crit" in header:
             raise invalid_token("the token's header must have kid and not crit.")
         try:
             return self._keys.key(kid)
@@ -316,17 +307,17 @@ class ProviderTokens:
         for name in self._provider.claim:
             value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, str):
-            # OAuth's own claim of scopes is one text (RFC 8693 4.2); a group may have spaces.
+            # OAuth's claim of scopes is one text (RFC 8693, 4.2); other groups may contain spaces.
             value = value.split() if self._provider.claim[-1] in ("scope", "scp") else [value]
         groups = value if isinstance(value, list) else []
         return [group for group in groups if isinstance(group, str)]
 
 
-def _name(subject: str) -> str:
+def _actor_name(subject: str) -> str:
     plain = subject.isascii() and subject.isprintable() and " " not in subject
-    if not plain or not 0 < len(subject) <= LONGEST_SUBJECT:
+    if not plain or not 0 < len(subject) <= MAX_SUBJECT_LENGTH:
         raise invalid_token(
-            f"the token's sub is not 1 to {LONGEST_SUBJECT} visible ASCII characters."
+            f"the token's sub is not 1 to {MAX_SUBJECT_LENGTH} visible ASCII characters."
         )
     return f"oidc:{subject}"
 
@@ -335,8 +326,8 @@ def _name(subject: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One sign-in on its way: what only this browser knows, and where it goes afterwards."""
+class SignInAttempt:
+    """A sign-in in progress: the browser's secrets, and the page to open afterwards."""
 
     state: str
     nonce: str
@@ -344,29 +335,30 @@ class Attempt:
     next: str
 
     @classmethod
-    def new(cls, to: str) -> Attempt:
-        """A fresh one."""
+    def new(cls, to: str) -> SignInAttempt:
+        """Create an attempt with new secrets."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         return cls(state, nonce, verifier, to)
 
-    def packed(self) -> str:
-        """As text for a cookie."""
+    def to_cookie(self) -> str:
+        """Encode the attempt for a cookie."""
         fields = [self.state, self.nonce, self.verifier, self.next]
         return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
 
     @classmethod
-    def unpacked(cls, text: str) -> Attempt | None:
-        """The attempt that ``packed`` wrote; None for anything else."""
+    def from_cookie(cls, text: str) -> SignInAttempt | None:
+        """Decode an attempt of ``to_cookie``; return None for any other text."""
         try:
             fields = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
         except (ValueError, RecursionError):
             return None
-        whole = isinstance(fields, list) and len(fields) == 4
-        return cls(*fields) if whole and all(isinstance(field, str) for field in fields) else None
+        if not isinstance(fields, list) or len(fields) != 4:
+            return None
+        return cls(*fields) if all(isinstance(field, str) for field in fields) else None
 
 
 class CodeFlow:
-    """The flow of one client with one provider.
+    """The authorization code flow of one client with one provider.
 
     Methods raise ``AuthenticationError`` and ``ProviderUnavailable``.
     """
@@ -382,8 +374,8 @@ class CodeFlow:
         self._client = client
         self._tokens = ProviderTokens(replace(provider, audience=client.client_id), keys, now)
 
-    def leave(self, attempt: Attempt, back: str) -> str:
-        """Where to send the browser; it comes back to ``back``."""
+    def authorization_url(self, attempt: SignInAttempt, back: str) -> str:
+        """Return the provider's URL for the browser, which returns to ``back``."""
         challenge = hashlib.sha256(attempt.verifier.encode()).digest()
         query = urlencode(
             {
@@ -400,24 +392,24 @@ class CodeFlow:
         url = self._client.authorization_url
         return f"{url}{'&' if urlsplit(url).query else '?'}{query}"
 
-    def arrive(
-        self, attempt: Attempt | None, answered: Mapping[str, str], back: str
+    def complete(
+        self, attempt: SignInAttempt | None, response: Mapping[str, str], back: str
     ) -> tuple[Actor, ...]:
-        """Who signed in, once for each of their teams. Raises ``AuthenticationError``."""
-        if attempt is None or not _same(attempt.state, answered.get("state", "")):
+        """Return the person who signed in, once for each team. Raises ``AuthenticationError``."""
+        if attempt is None or not _is_equal(attempt.state, response.get("state", "")):
             raise AuthenticationError(
                 "sign_in_not_begun", "this sign-in did not start in this browser; sign in again."
             )
-        if answered.get("iss", self._issuer) != self._issuer:
+        if response.get("iss", self._issuer) != self._issuer:
             raise invalid_token("the response came from another provider; sign in again.")
-        code = answered.get("code", "")
+        code = response.get("code", "")
         if not code:
             raise AuthenticationError(
                 "sign_in_refused", "the provider denied the sign-in; sign in again."
             )
         token = self._exchange(code, attempt.verifier, back)
         claims = self._tokens.claims(token)
-        if not _same(str(claims.get("nonce", "")), attempt.nonce):
+        if not _is_equal(str(claims.get("nonce", "")), attempt.nonce):
             raise invalid_token("the token belongs to another sign-in; sign in again.")
         if claims.get("azp", self._client.client_id) != self._client.client_id:
             raise invalid_token("the token was issued to another client.")
@@ -453,14 +445,14 @@ class CodeFlow:
                 "the provider does not accept the authorization code; sign in again.",
             )
         try:
-            answered: Any = json.loads(content) if status == httpx.codes.OK else None
+            response: Any = json.loads(content) if status == httpx.codes.OK else None
         except (ValueError, RecursionError):
-            answered = None
-        token = answered.get("id_token") if isinstance(answered, dict) else None
+            response = None
+        token = response.get("id_token") if isinstance(response, dict) else None
         if not isinstance(token, str):
             raise ProviderUnavailable
         return token
 
 
-def _same(one: str, other: str) -> bool:
+def _is_equal(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())

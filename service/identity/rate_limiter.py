@@ -1,18 +1,16 @@
-"""How often a caller may call: a bucket of requests for each, and a number at once.
+"""Rate limits: a bucket of requests per caller, and a limit of concurrent requests.
 
-Each caller has a bucket that holds one minute's requests and fills evenly, so that a burst is
-served and a stream is slowed to the rate. Callers are counted by their token, and by their address
-where they have none; an IPv6 caller owns at least 64 bits of address, which count as one.
-Requests that show a bad token are counted against the address, so that they cannot use
-up what belongs to a token's holder. The buckets are those of one process: two processes together
-let through twice as much.
+A bucket holds one minute's requests and fills evenly, so bursts are served and streams are slowed
+to the rate. Callers are identified by their token, or else by their address; an IPv6 caller by 64
+bits of address. Requests with an invalid token count against the address, so that they do not use
+up the limit of a token's holder. Each process has its own buckets.
 
 >>> limits = RateLimiter(per_minute=2, at_once=1)
 >>> [limits.take("token:a", now=0.0) for _ in range(3)]
 [0.0, 0.0, 30.0]
 >>> limits.take("token:b", now=0.0)
 0.0
->>> limits.fields("token:b", now=0.0)[1]
+>>> limits.headers("token:b", now=0.0)[1]
 (b'ratelimit', b'"minute";r=1;t=30')
 """
 
@@ -24,7 +22,7 @@ import time
 from collections import OrderedDict
 
 MAX_BUCKETS = 10_000
-"""Buckets in memory; the one unused for longest, and so fullest, is forgotten first."""
+"""Buckets in memory; the least recently used one is dropped first."""
 
 
 class RateLimiter:
@@ -39,43 +37,43 @@ class RateLimiter:
     def take(self, caller: str, now: float | None = None) -> float:
         """Take one request from the caller's bucket.
 
-        Returns 0, or the seconds until there is one where the bucket is empty.
+        Returns 0, or the seconds until the empty bucket has a request again.
         """
-        moment = time.monotonic() if now is None else now
-        left = self._left(caller, moment)
-        allowed = left >= 1
-        self._buckets[caller] = (left - 1 if allowed else left, moment)
+        now = time.monotonic() if now is None else now
+        available = self._available(caller, now)
+        allowed = available >= 1
+        self._buckets[caller] = (available - 1 if allowed else available, now)
         self._buckets.move_to_end(caller)
         while len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
-        return 0.0 if allowed else (1 - left) * 60 / self.per_minute
+        return 0.0 if allowed else (1 - available) * 60 / self.per_minute
 
-    def fields(self, caller: str, now: float | None = None) -> tuple[tuple[bytes, bytes], ...]:
-        """``RateLimit-Policy`` and ``RateLimit``: the limit, what remains, and when all is back.
+    def headers(self, caller: str, now: float | None = None) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers ``RateLimit-Policy`` and ``RateLimit``.
 
         Reference: draft-ietf-httpapi-ratelimit-headers-10.
         """
-        left = self._left(caller, time.monotonic() if now is None else now)
-        full = math.ceil((self.per_minute - left) * 60 / self.per_minute)
+        available = self._available(caller, time.monotonic() if now is None else now)
+        full = math.ceil((self.per_minute - available) * 60 / self.per_minute)
         return (
             (b"ratelimit-policy", f'"minute";q={self.per_minute};w=60'.encode()),
-            (b"ratelimit", f'"minute";r={int(left)};t={full}'.encode()),
+            (b"ratelimit", f'"minute";r={int(available)};t={full}'.encode()),
         )
 
-    def _left(self, caller: str, moment: float) -> float:
-        """The requests in the caller's bucket."""
-        left, since = self._buckets.get(caller, (float(self.per_minute), moment))
-        return min(left + (moment - since) * self.per_minute / 60, float(self.per_minute))
+    def _available(self, caller: str, now: float) -> float:
+        """Return the requests in the caller's bucket."""
+        available, since = self._buckets.get(caller, (float(self.per_minute), now))
+        return min(available + (now - since) * self.per_minute / 60, float(self.per_minute))
 
     def begin(self, caller: str) -> bool:
-        """Count a request as being answered, until ``end``; False where no other may be."""
+        """Count a running request until ``end``; return False if the caller has too many."""
         running = self._running.get(caller, 0)
         if running < self.at_once:
             self._running[caller] = running + 1
         return running < self.at_once
 
     def end(self, caller: str) -> None:
-        """A request that ``begin`` counted was answered."""
+        """End a request that ``begin`` counted."""
         if self._running[caller] == 1:
             del self._running[caller]
         else:
@@ -83,15 +81,17 @@ class RateLimiter:
 
 
 def retry_after(seconds: float) -> str:
-    """The value of ``Retry-After``: whole seconds, at least one."""
+    """Return the value of ``Retry-After``: whole seconds, at least one."""
     return str(max(1, math.ceil(seconds)))
 
 
-def counted(address: str | None) -> str:
-    """The name under which requests from ``address`` are counted.
+def key_of_address(address: str | None) -> str:
+    """Return the key under which requests from ``address`` are counted.
 
-    >>> counted("2001:db8::1") == counted("2001:db8::2"), counted("::ffff:192.0.2.1")
-    (True, 'address:192.0.2.1')
+    >>> key_of_address("2001:db8::1") == key_of_address("2001:db8::2")
+    True
+    >>> key_of_address("::ffff:192.0.2.1")
+    'address:192.0.2.1'
     """
     try:
         parsed = ipaddress.ip_address(address or "")

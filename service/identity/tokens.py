@@ -1,42 +1,39 @@
-"""Bearer tokens: their text, and the repository that makes, lists, revokes and finds them.
+"""Bearer tokens: their text, and the repository that creates, lists, revokes and finds them.
 
 ::
 
     affidavit_0f3c9a51b7de_<43 characters, the secret><6 characters, the checksum>
 
-The prefix and the checksum let a scanner of leaked secrets find one in a log or a
-repository and be sure of it, and let the service refuse a mistyped one without asking the
-database. The id in the middle is public: lists and logs call the token by it. The secret
-is 256 random bits in base 62; the checksum is the CRC-32 of all that stands before it.
+The prefix and the checksum let a scanner recognise leaked tokens, and let the service refuse a
+mistyped token without reading the database. The id in the middle is public; lists and logs use it.
+The secret is 256 random bits in base 62. The checksum is the CRC-32 of the text before it.
 
-A token is kept as its SHA-256. A slow hash such as bcrypt makes guessing a *chosen*
-password dear; 256 random bits cannot be guessed at any price, so that it would only make
-each request slow, and a flood of requests a way to stop the service.
+A token is stored as its SHA-256. A slow hash such as bcrypt protects chosen passwords; 256 random
+bits cannot be guessed, and a slow hash would only make each request slow and floods effective.
 
->>> made = mint()
->>> parse(made.text) == made
+>>> token = generate_token()
+>>> parse_token(token.text) == token
 True
->>> parse(made.text[:-1] + ("a" if made.text[-1] != "a" else "b")) is None
+>>> parse_token(token.text[:-1] + ("a" if token.text[-1] != "a" else "b")) is None
 True
 
 Rules of the repository:
 
-- A token's making and its revocation stand in the transparency log, written in the same
-  transaction; neither the token nor its hash does.
-- Every request looks the token up, so that a revocation counts from the next request on,
-  in every process.
-- Rows are found by the public id; the hash is compared in constant time afterwards.
-- A use is written at most once a minute, and after the answer.
+- The creation and the revocation of a token are logged in the same transaction; the log has neither
+  the token nor its hash.
+- Every request reads the token, so a revocation applies to the next request in every process.
+- Rows are found by the public id, and the hashes are compared in constant time.
+- A use is recorded at most once a minute, after the response.
 
 Its tables:
 
 ``tokens``
-    One row per token, written once: its id, who it speaks for, what it allows, until
-    when, whose it is where that was said, and the SHA-256 of it. The token itself is nowhere.
+    One row per token, written once: its id, name, scopes, expiry, owner and team if given, and
+    SHA-256. The token itself is not stored.
 ``token_revocations``
-    A token that is revoked gets a row here; no row ever leaves.
+    One row per revoked token, never deleted.
 ``token_uses``
-    When a token was last used, to the minute. The only one of the three that changes.
+    The last use of a token, to the minute. The only one of these tables that changes.
 """
 
 from __future__ import annotations
@@ -66,13 +63,13 @@ from affidavit.service.database import Store, write
 from affidavit.service.errors import OperatorError
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
-    NEVER_OF_A_TEAM,
-    SERVED,
+    ORGANISATION_ONLY_SCOPES,
+    WORK_TARGET_PATTERN,
     Actor,
     Scope,
     Serves,
 )
-from affidavit.service.identity.four_eyes import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.log.entries import (
     WAITING,
     append,
@@ -85,49 +82,49 @@ from affidavit.service.teams import NAME as TEAM_NAME
 
 # ---- the text ------------------------------------------------------------------------
 
-PREFIX = "affidavit_"
-PATTERN = re.compile(r"affidavit_([0-9a-f]{12})_[0-9A-Za-z]{49}")
+TOKEN_PREFIX = "affidavit_"
+TOKEN_PATTERN = re.compile(r"affidavit_([0-9a-f]{12})_[0-9A-Za-z]{49}")
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_SECRET = 43  # 62**43 > 2**256
-_CHECKSUM = 6  # 62**6 > 2**32
+SECRET_LENGTH = 43  # 62**43 > 2**256
+CHECKSUM_LENGTH = 6  # 62**6 > 2**32
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A well-formed token, with its public id; its text appears in no representation."""
+    """A well-formed token with its public id; ``repr`` omits its text."""
 
     id: str
     text: str = field(repr=False)
 
     @property
     def digest(self) -> str:
-        """What is kept of it: SHA-256, in hexadecimal."""
+        """The stored SHA-256, in hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def logged_digest(digest: str) -> str:
-    """What the log says of a token's ``digest``, which its readers do not see."""
+def hash_for_log(digest: str) -> str:
+    """Hash a token's stored digest for the log, so that readers of the log do not see it."""
     return hashlib.sha256(digest.encode()).hexdigest()
 
 
-def mint() -> TokenText:
-    """A new token, from the operating system's random numbers."""
+def generate_token() -> TokenText:
+    """Generate a token from the operating system's random numbers."""
     token_id = secrets.token_hex(6)
-    body = f"{PREFIX}{token_id}_{_base62(secrets.randbits(256), _SECRET)}"
+    body = f"{TOKEN_PREFIX}{token_id}_{_base62(secrets.randbits(256), SECRET_LENGTH)}"
     return TokenText(token_id, body + _checksum(body))
 
 
-def parse(text: str) -> TokenText | None:
-    """The token that ``text`` is, if its form and its checksum are right."""
-    result = PATTERN.fullmatch(text)
-    if result is None or _checksum(text[:-_CHECKSUM]) != text[-_CHECKSUM:]:
+def parse_token(text: str) -> TokenText | None:
+    """Parse a token; return None if its form or its checksum is wrong."""
+    result = TOKEN_PATTERN.fullmatch(text)
+    if result is None or _checksum(text[:-CHECKSUM_LENGTH]) != text[-CHECKSUM_LENGTH:]:
         return None
     return TokenText(result[1], text)
 
 
 def _checksum(body: str) -> str:
-    return _base62(zlib.crc32(body.encode()), _CHECKSUM)
+    return _base62(zlib.crc32(body.encode()), CHECKSUM_LENGTH)
 
 
 def _base62(number: int, width: int) -> str:
@@ -140,11 +137,11 @@ def _base62(number: int, width: int) -> str:
 
 # ---- the repository ------------------------------------------------------------------
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
-PERSON = re.compile(r"(?:oidc:[!-~]{1,200}|[A-Za-z0-9][A-Za-z0-9._@+-]{0,63})")
-LONGEST_DAYS = 366
-USE_SECONDS = 60.0
-"""How often a token's use is written down."""
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+PERSON_PATTERN = re.compile(r"(?:oidc:[!-~]{1,200}|[A-Za-z0-9][A-Za-z0-9._@+-]{0,63})")
+MAX_DAYS = 366
+USE_INTERVAL_SECONDS = 60.0
+"""Minimum time between two recorded uses of a token."""
 
 log = logging.getLogger("affidavit.service")
 
@@ -183,12 +180,12 @@ token_uses = sa.Table(
 
 
 class TokenError(OperatorError):
-    """A token that cannot be made or revoked as asked; the text says why and what to do."""
+    """A token that cannot be created or revoked; the text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """What is known of a token; nothing here can be used as one."""
+    """The stored facts about a token, which do not include its secret."""
 
     id: str
     name: str
@@ -204,13 +201,13 @@ class Token:
 
     @property
     def actor(self) -> Actor:
-        """Who holds it: two tokens of one person, or else of one name in one team, are the same."""
+        """The holder; tokens of one person, or else of one name in one team, have one holder."""
         name = self.name if self.team is None else f"{self.team}/{self.name}"
         return Actor(self.person or f"token:{name}", frozenset(self.scopes), self.team, self.serves)
 
     @property
     def serves_text(self) -> str:
-        """What a worker's token names, for people; empty for another's."""
+        """The queues and data sets of a worker's token as text; empty for other tokens."""
         by_hand = [f"{name} by hand" for name in sorted(self.serves.datasets)]
         named = sorted(self.serves.queues) + by_hand
         return ", ".join(named) if Scope.WORK in self.scopes else ""
@@ -221,9 +218,9 @@ class TokenRepository(Store):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._any = False
+        self._has_any = False
         self._logged: set[tuple[Any, ...]] = set()
-        self._uses: dict[str, float] = {}
+        self._next_use: dict[str, float] = {}
         self._lock = Lock()
 
     def new(
@@ -238,31 +235,31 @@ class TokenRepository(Store):
         team: str | None = None,
         queues: Iterable[str] = (),
         datasets: Iterable[str] = (),
-        approve: Approve = alone,
+        approve: Approve = approve_alone,
     ) -> tuple[Token, TokenText]:
-        """Make a token for ``days`` days, and return it once; raises ``TokenError``.
+        """Create a token for ``days`` days and return it once; raises ``TokenError``.
 
-        ``person`` is whose it is: what they ask and decide counts as theirs with every token
-        of theirs, and with the OpenID provider's where it is ``oidc:`` and their subject.
-        ``team`` confines it to that team's objects. A worker's names the ``queues`` whose runs it
-        claims and the ``datasets`` whose reservations it commits and settles by hand; without
-        either it is for the queue ``default``.
+        ``person`` is the owner: requests and decisions with any of their tokens are theirs, and
+        with ``oidc:`` and their subject also those by the OpenID provider. ``team`` restricts the
+        token to the team's objects. A worker's token names the ``queues`` whose runs it claims and
+        the ``datasets`` whose reservations it commits and settles by hand; without either it is for
+        the queue ``default``.
         """
         allowed = tuple(sorted(set(scopes)))
-        if NAME.fullmatch(name) is None:
+        if NAME_PATTERN.fullmatch(name) is None:
             raise TokenError(
                 f"the name {name[:80]!r} is not valid; use 1 to 64 of the letters A to Z, digits "
                 "and . _ @ + -, starting with a letter or digit"
             )
         if not allowed:
             raise TokenError("a token needs a scope; give --scope, one of " + ", ".join(Scope))
-        if not 1 <= days <= LONGEST_DAYS:
-            raise TokenError(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
-        owner = None if person is None else _person(person)
+        if not 1 <= days <= MAX_DAYS:
+            raise TokenError(f"a token is valid for 1 to {MAX_DAYS} days, not {days}")
+        owner = None if person is None else _parse_person(person)
         if team is not None:
-            _require_of_team(team, allowed)
-        serves = _serves(allowed, queues, datasets)
-        text = mint()
+            _require_team_scopes(team, allowed)
+        serves = _parse_serves(allowed, queues, datasets)
+        text = generate_token()
         row = {
             "id": text.id,
             "name": name,
@@ -284,7 +281,7 @@ class TokenRepository(Store):
         return stored, text
 
     def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
-        """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
+        """Revoke a token; a revoked token is returned unchanged. Raises ``TokenError``."""
         if len(reason) > 255 or not reason.isprintable():
             raise TokenError("the reason must be one line of at most 255 characters")
 
@@ -304,33 +301,35 @@ class TokenRepository(Store):
 
         return write(self._engine, work)
 
-    def all(self) -> list[Token]:
-        """Every token that was ever made, oldest first."""
+    def list_all(self) -> list[Token]:
+        """Return every token ever created, oldest first."""
         query = _QUERY.order_by(tokens.c.created_at, tokens.c.id)
         with self._reader.connect() as connection:
-            return [_token(row) for row in connection.execute(query)]
+            return [_token_of_row(row) for row in connection.execute(query)]
 
-    def exist(self) -> bool:
-        """Whether a token was ever made; asked of the database until one was."""
-        if not self._any:
+    def has_any(self) -> bool:
+        """Return whether a token was ever created."""
+        if not self._has_any:
             with self._reader.connect() as connection:
                 query = select(tokens.c.id).limit(1)
-                self._any = connection.execute(query).first() is not None
-        return self._any
+                self._has_any = connection.execute(query).first() is not None
+        return self._has_any
 
-    def with_id(self, token_id: str) -> Token | None:
-        """The token of that id, whether or not it still counts."""
+    def find_by_id(self, token_id: str) -> Token | None:
+        """Return the token of that id, even if it is expired or revoked."""
         stored = self.read(self._find_logged, token_id)
         return None if stored is None else stored[0]
 
     def find_all(self, texts: Iterable[TokenText]) -> dict[TokenText, Token | None]:
-        """The token that each of ``texts`` is, whether or not it still counts."""
+        """Return the stored token for each text, even if it is expired or revoked."""
         unique = set(texts)
         with self._reader.connect() as connection:
-            return {text: _if_same(self._find_logged(connection, text.id), text) for text in unique}
+            return {
+                text: _match_digest(self._find_logged(connection, text.id), text) for text in unique
+            }
 
     def _find_logged(self, connection: Connection, token_id: str) -> tuple[Token, str] | None:
-        """The token, if it is as its entry in the log says: a row alone is anybody's."""
+        """Return the token and its digest, if the row matches its log entry."""
         row = connection.execute(_ONE, {"token_id": token_id}).first()
         if row is None:
             return None
@@ -340,30 +339,30 @@ class TokenRepository(Store):
                 log.error("token %s is not in the log as it is in the database", token_id)
                 return None
             self._logged.add(values)
-        return _token(row), row.digest
+        return _token_of_row(row), row.digest
 
     def use_is_due(self, token_id: str) -> bool:
-        """Whether a use is to be written down now; true once in a while for each token."""
-        moment = time.monotonic()
+        """Return whether a use of the token should be recorded now."""
+        now = time.monotonic()
         with self._lock:
-            if moment < self._uses.get(token_id, moment):
+            if now < self._next_use.get(token_id, now):
                 return False
-            self._uses[token_id] = moment + USE_SECONDS
+            self._next_use[token_id] = now + USE_INTERVAL_SECONDS
             return True
 
     def write_use(self, token_id: str, at: datetime) -> None:
-        """Write down that the token was used."""
+        """Record a use of the token."""
         change = update(token_uses).where(token_uses.c.token_id == token_id)
         try:
             with self._writer.begin() as connection:
                 connection.execute(change.values(last_used_at=at))
         except SQLAlchemyError as error:
-            # The request was answered; that its time is not known is no reason to fail.
+            # The request was answered, so a missing time of use is not an error.
             log.warning("the use of token %s was not recorded: %s", token_id, error)
 
 
 def token_entry(row: Any) -> LogEntry:
-    """The entry that logs a row of ``tokens``."""
+    """Build the log entry of a row of ``tokens``."""
     serves = json.loads(row.serves or "{}")
     owners = {"person": row.person, "team": row.team}
     body = {
@@ -371,7 +370,7 @@ def token_entry(row: Any) -> LogEntry:
         "name": row.name,
         "scopes": row.scopes.split(),
         "expires_at": row.expires_at.isoformat(timespec="microseconds"),
-        "digest": logged_digest(row.digest),
+        "digest": hash_for_log(row.digest),
         **{name: value for name, value in owners.items() if value is not None},
         **{kind: serves[kind] for kind in ("queues", "datasets") if kind in serves},
     }
@@ -384,7 +383,7 @@ _QUERY = (
     .outerjoin(token_revocations, token_revocations.c.token_id == tokens.c.id)
     .outerjoin(token_uses, token_uses.c.token_id == tokens.c.id)
 )
-# Built once: this is asked for every request, and building it costs more than running it.
+# Built once, because every request runs it and building it takes longer than running it.
 _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 
 
@@ -398,18 +397,19 @@ _LEAF = (
 
 
 def last_revocations(connection: Connection) -> dict[str, int]:
-    """The leaf of each person's last revocation of a token, by the names of what they do.
+    """Return the leaf index of each person's last token revocation, by the actor's name.
 
-    ``WAITING`` for one that has no leaf yet. Times would say less: clocks are put back.
+    It is ``WAITING`` for a revocation without a leaf. Times would be unreliable, because clocks can
+    be set back.
     """
     query = _QUERY.add_columns(_LEAF).where(token_revocations.c.revoked_at.is_not(None))
     revoked = connection.execute(query.order_by(_LEAF))
-    return {_token(row).actor.name: row.leaf for row in revoked}
+    return {_token_of_row(row).actor.name: row.leaf for row in revoked}
 
 
-def _person(text: str) -> str:
-    """The name under which everything that a person does is recorded."""
-    if PERSON.fullmatch(text) is None:
+def _parse_person(text: str) -> str:
+    """Return the actor name of a person."""
+    if PERSON_PATTERN.fullmatch(text) is None:
         raise TokenError(
             f"the person {text[:80]!r} is not valid; use 1 to 64 of the letters A to Z, digits and "
             ". _ @ + -, or oidc: and the person's subject at the OpenID provider"
@@ -417,23 +417,23 @@ def _person(text: str) -> str:
     return text if text.startswith("oidc:") else f"person:{text}"
 
 
-def _require_of_team(team: str, scopes: Iterable[Scope]) -> None:
+def _require_team_scopes(team: str, scopes: Iterable[Scope]) -> None:
     if TEAM_NAME.fullmatch(team) is None:
         raise TokenError(
             f"the team {team[:80]!r} is not valid; use 1 to 64 of the letters a to z, digits "
             "and -, starting and ending with a letter or digit"
         )
-    if wrong := sorted(NEVER_OF_A_TEAM & set(scopes)):
+    if wrong := sorted(ORGANISATION_ONLY_SCOPES & set(scopes)):
         raise TokenError(f"the scope {wrong[0]} is for the whole organisation; omit it or the team")
 
 
-def _serves(
+def _parse_serves(
     scopes: Iterable[Scope], queues: Iterable[str], datasets: Iterable[str]
 ) -> dict[str, list[str]]:
-    """What a worker's token names; nothing for another token."""
+    """Return the queues and data sets of a worker's token; empty for other tokens."""
     named = {"queues": sorted(set(queues)), "datasets": sorted(set(datasets))}
     for name in named["queues"] + named["datasets"]:
-        if SERVED.fullmatch(name) is None:
+        if WORK_TARGET_PATTERN.fullmatch(name) is None:
             raise TokenError(
                 f"{name[:80]!r} is not a valid name of a queue or data set; use 1 to 64 of the "
                 "letters A to Z, digits and . _ -"
@@ -445,7 +445,7 @@ def _serves(
     return named if any(named.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
 
 
-def _if_same(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
+def _match_digest(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
     digest = stored[1] if stored is not None else "0" * 64
     same = hmac.compare_digest(digest, text.digest)
     return stored[0] if stored is not None and same else None
@@ -453,16 +453,16 @@ def _if_same(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
 
 def _find(connection: Connection, token_id: str) -> Token | None:
     row = connection.execute(_ONE, {"token_id": token_id}).first()
-    return None if row is None else _token(row)
+    return None if row is None else _token_of_row(row)
 
 
-def _token(row: Any) -> Token:
+def _token_of_row(row: Any) -> Token:
     known = {item.value for item in Scope}
     serves = DEFAULT_QUEUE
     if row.serves is not None:
         named = json.loads(row.serves).items()
         serves = Serves(**{kind: frozenset(names) for kind, names in named})
-    # A scope that a later release knew is none that we could grant.
+    # Scopes of later releases are ignored.
     scopes = tuple(Scope(entry) for entry in row.scopes.split() if entry in known)
     facts = {**row._mapping, "scopes": scopes, "serves": serves}
     return Token(**{field.name: facts[field.name] for field in fields(Token)})

@@ -42,7 +42,7 @@ from affidavit.service.database import Store, write
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, OtherTeam, WrongState
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.identity.four_eyes import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.integrity import require_logged
 from affidavit.service.ledger.models import GrantRequest
@@ -459,7 +459,7 @@ class LedgerStore(Store):
         reason: str,
         call: CommandContext,
         team: str | None = None,
-        approve: Approve = alone,
+        approve: Approve = approve_alone,
     ) -> tuple[StoredLedger, bool]:
         """Set a version of the budget of ``scope``; the first version opens its ledger.
 
@@ -484,7 +484,7 @@ class LedgerStore(Store):
         dataset: str,
         request: GrantRequest,
         call: CommandContext,
-        approve: Approve = alone,
+        approve: Approve = approve_alone,
     ) -> list[RowMapping]:
         """Set a team's access to ``dataset``; return the grants of all teams."""
 

@@ -22,11 +22,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.dependencies import Services, TheServices
-from affidavit.service.identity.access import SAFE, Guard, not_known, open_to_all
+from affidavit.service.identity.access import (
+    SAFE_METHODS,
+    Guard,
+    authentication_problem,
+    open_to_all,
+)
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.openid import Attempt, CodeFlow, ProviderUnavailable
-from affidavit.service.identity.tokens import PREFIX
+from affidavit.service.identity.openid import CodeFlow, ProviderUnavailable, SignInAttempt
+from affidavit.service.identity.tokens import TOKEN_PREFIX
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import SubmittedForm, read_form, require_form_token
 from affidavit.service.pages.response import accepts_html, is_data, respond, see_other
@@ -60,7 +65,7 @@ class PageGuard(Guard):
 
     async def admitted(self, request: Request) -> None:
         """Check the token of a submitted form."""
-        if request.method not in SAFE and not has_credentials(request):
+        if request.method not in SAFE_METHODS and not has_credentials(request):
             require_form_token(request, await read_form(request))
 
 
@@ -104,7 +109,7 @@ async def _without_session(services: Services, request: Request) -> Caller:
     try:
         return await run_in_threadpool(services.authenticator.without_token, request)
     except AuthenticationError as error:
-        problem = not_known(services, request, error)
+        problem = authentication_problem(services, request, error)
         if is_data(request) and not accepts_html(request):
             raise problem from None
         raise SignInRequired(_sign_in_path(request)) from None
@@ -113,7 +118,7 @@ async def _without_session(services: Services, request: Request) -> Caller:
 def _sign_in_path(request: Request) -> str:
     """Return the path of the sign-in page, which leads back to a page that was only read."""
     query = {}
-    if request.method in SAFE and request.url.path != "/":
+    if request.method in SAFE_METHODS and request.url.path != "/":
         path = request.url.path
         query["next"] = f"{path}?{request.url.query}" if request.url.query else path
     if sessions.read_cookie(request, sessions.SESSION) is not None:
@@ -147,7 +152,7 @@ def sign_in(request: Request, services: TheServices) -> Response:
     view = SignIn(
         next=local_path(request.query_params.get("next", "")),
         ended="ended" in request.query_params,
-        open_here=services.authenticator.open_to_this_machine(),
+        open_here=services.authenticator.allows_anonymous(),
         with_provider=services.code_flow is not None,
     )
     return respond(request, view, template="sign_in.html")
@@ -163,7 +168,7 @@ async def sign_in_by_token(
     try:
         caller = await _caller_by_token(services, form.get("token"))
     except AuthenticationError as error:
-        not_known(services, request, error)  # counted as a failed attempt
+        authentication_problem(services, request, error)  # counted as a failed attempt
         return await run_in_threadpool(_show_error, request, services, to, error.detail, 422)
     return await run_in_threadpool(_begin, request, services, caller, to)
 
@@ -204,10 +209,10 @@ def switch_team(
 def redirect_to_provider(request: Request, services: TheServices) -> Response:
     """Redirect the browser to the provider."""
     flow = _flow(services)
-    attempt = Attempt.new(local_path(request.query_params.get("next", "")))
-    response = see_other(flow.leave(attempt, _callback(services)))
+    attempt = SignInAttempt.new(local_path(request.query_params.get("next", "")))
+    response = see_other(flow.authorization_url(attempt, _callback(services)))
     until = services.clock.now() + ATTEMPT_LIFETIME
-    sessions.write_cookie(request, response, sessions.SIGN_IN, attempt.packed(), until)
+    sessions.write_cookie(request, response, sessions.SIGN_IN, attempt.to_cookie(), until)
     return response
 
 
@@ -215,12 +220,12 @@ def redirect_to_provider(request: Request, services: TheServices) -> Response:
 def return_from_provider(request: Request, services: TheServices) -> Response:
     """Begin a session for the person whom the provider has authenticated."""
     flow = _flow(services)
-    attempt = Attempt.unpacked(sessions.read_cookie(request, sessions.SIGN_IN) or "")
+    attempt = SignInAttempt.from_cookie(sessions.read_cookie(request, sessions.SIGN_IN) or "")
     to = "/" if attempt is None else local_path(attempt.next)
     try:
-        actor, *others = flow.arrive(attempt, dict(request.query_params), _callback(services))
+        actor, *others = flow.complete(attempt, dict(request.query_params), _callback(services))
     except AuthenticationError as error:
-        not_known(services, request, error)  # counted as a failed attempt
+        authentication_problem(services, request, error)  # counted as a failed attempt
         response = _show_error(request, services, to, error.detail, 422)
     except ProviderUnavailable:
         detail = "the OpenID provider does not answer; try again later."
@@ -264,9 +269,9 @@ def _show_error(request: Request, services: Services, to: str, wrong: str, statu
 
 async def _caller_by_token(services: Services, text: str) -> Caller:
     """Return the caller with the token ``text``; raises ``AuthenticationError``."""
-    if not text.startswith(PREFIX):
+    if not text.startswith(TOKEN_PREFIX):
         raise AuthenticationError(
-            "invalid_token", f"a token begins with {PREFIX}; this one does not."
+            "invalid_token", f"a token begins with {TOKEN_PREFIX}; this one does not."
         )
     return await services.authenticator.by_token(text)
 

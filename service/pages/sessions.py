@@ -154,7 +154,7 @@ class Sessions(Store):
     def _caller(self, row: Any, at: datetime) -> Caller | None:
         if row["token_id"] is not None:
             try:
-                return caller_of(self._tokens.with_id(row["token_id"]), at)
+                return caller_of(self._tokens.find_by_id(row["token_id"]), at)
             except AuthenticationError:
                 return None
         known = {scope.value for scope in Scope}

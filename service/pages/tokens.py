@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens import LONGEST_DAYS, Token, TokenError
+from affidavit.service.identity.tokens import MAX_DAYS, Token, TokenError
 from affidavit.service.pages.access import Admin, RevokingAdmin
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
@@ -126,7 +126,7 @@ def _scopes(names: Sequence[str]) -> list[Scope]:
 def _days(text: str) -> int:
     plain = text.isascii() and text.isdecimal() and len(text) < 7
     if not plain:
-        raise TokenError(f"a token is valid for a whole number of 1 to {LONGEST_DAYS} days")
+        raise TokenError(f"a token is valid for a whole number of 1 to {MAX_DAYS} days")
     return int(text)
 
 
@@ -143,7 +143,7 @@ def _respond(request: Request, services: Services, status: int = 200, **shown: A
     ``made`` is the text of a new token, ``draft`` the submitted form.
     """
     now = services.clock.now()
-    lines = [_line(token, now) for token in services.tokens.all()]
+    lines = [_line(token, now) for token in services.tokens.list_all()]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     lines.sort(key=lambda line: line.state != "active")
     view = {

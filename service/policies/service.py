@@ -59,7 +59,7 @@ from affidavit.service.certificates.status import DECIDED, Status
 from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.identity.four_eyes import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.ledger.models import TeamName
 from affidavit.service.log.entries import append
 from affidavit.service.models import Digest, ProblemReason, RequestModel, Verdict
@@ -205,7 +205,7 @@ def activate(
     policy: Policy,
     key: SigningPort,
     call: CommandContext,
-    approve: Approve = alone,
+    approve: Approve = approve_alone,
 ) -> tuple[StoredPolicy, bool]:
     """The stored policy, and whether this call activated it.
 
@@ -259,7 +259,7 @@ def grant(
     key: SigningPort,
     call: CommandContext,
     team: str,
-    approve: Approve = alone,
+    approve: Approve = approve_alone,
 ) -> StoredWaiver:
     """Grant a waiver to ``team``.
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from affidavit.service.identity.actor import AuthenticationError
-from affidavit.service.identity.authentication import LONGEST, bearer
-from affidavit.service.identity.tokens import mint
+from affidavit.service.identity.authentication import MAX_TOKEN_LENGTH, parse_bearer
+from affidavit.service.identity.tokens import generate_token
 
 LIST = "/v1/certificates"
-SECRET = mint().text
+SECRET = generate_token().text
 
 
 @pytest.mark.parametrize("header", ["Bearer a", "bearer a", "BEARER  a", " Bearer a ", "Bearer a="])
 def test_a_bearer_token_is_read(header: str) -> None:
-    assert bearer([header], "limit=1") == header.strip()[7:].strip()
+    assert parse_bearer([header], "limit=1") == header.strip()[7:].strip()
 
 
 REFUSED = {
@@ -29,7 +29,7 @@ REFUSED = {
     "malformed_credentials": [
         "Bearer", "Bearer ", "Bearer a b", "Bearer a,b", "Bearer a, Bearer b", "Bearer é",
         "Bearer \udc80", "Bearer a\nb", "Bearer a\x00", "Bearer \"a\"", "Bearer a;b", "Bearer =",
-        f"Bearer {'a' * (LONGEST + 1)}", "Bearer ٣", "Bearer a\u200b", "Bearer a=b",
+        f"Bearer {'a' * (MAX_TOKEN_LENGTH + 1)}", "Bearer ٣", "Bearer a\u200b", "Bearer a=b",
     ],
 }  # fmt: skip
 
@@ -41,14 +41,14 @@ REFUSED = {
 )
 def test_anything_else_is_refused_by_a_stable_code(code: str, header: str) -> None:
     with pytest.raises(AuthenticationError) as caught:
-        bearer([header], "")
+        parse_bearer([header], "")
     assert caught.value.code == code
     assert SECRET not in caught.value.detail
 
 
 def test_several_headers_are_refused_even_if_they_say_the_same() -> None:
     with pytest.raises(AuthenticationError) as caught:
-        bearer(["Bearer a", "Bearer a"], "")
+        parse_bearer(["Bearer a", "Bearer a"], "")
     assert caught.value.code == "malformed_credentials"
 
 
@@ -63,7 +63,7 @@ def test_several_headers_are_refused_even_if_they_say_the_same() -> None:
 def test_a_token_in_the_url_is_refused_beside_a_good_one_too(query: str) -> None:
     for headers in ([], ["Bearer good"]):
         with pytest.raises(AuthenticationError) as caught:
-            bearer(headers, query)
+            parse_bearer(headers, query)
         assert caught.value.code == "token_in_url"
         assert "revoke" in caught.value.detail
         assert SECRET not in caught.value.detail
@@ -71,7 +71,7 @@ def test_a_token_in_the_url_is_refused_beside_a_good_one_too(query: str) -> None
 
 @pytest.mark.parametrize("query", ["limit=1", "cursor=abc", "name=token", "a=b;token=x", "%ff=%00"])
 def test_other_parameters_are_none_of_its_business(query: str) -> None:
-    assert bearer([], query) is None
+    assert parse_bearer([], query) is None
 
 
 def test_over_http_each_refusal_is_a_401_problem_with_a_challenge(network: Any) -> None:
@@ -83,7 +83,7 @@ def test_over_http_each_refusal_is_a_401_problem_with_a_challenge(network: Any) 
         ([("Authorization", f"Bearer {good}")], f"{LIST}?access_token={good}", "token_in_url"),
         ([("Authorization", b"Bearer \xff")], LIST, "malformed_credentials"),
         ([("Authorization", "Bearer a.b.c")], LIST, "invalid_token"),
-        ([("Authorization", f"Bearer {mint().text}")], LIST, "invalid_token"),
+        ([("Authorization", f"Bearer {generate_token().text}")], LIST, "invalid_token"),
         ([("X-Api-Key", good)], LIST, "unauthenticated"),
         ([("Cookie", f"token={good}")], LIST, "unauthenticated"),
         ([("Proxy-Authorization", f"Bearer {good}")], LIST, "unauthenticated"),
@@ -103,7 +103,7 @@ def test_the_log_of_a_real_server_never_holds_a_token(
     """Neither a good one nor one that was refused, in a header, a URL or a header split."""
     assert migrated_sqlite.exists()
     good = token_for(settings, "submit")["authorization"].partition(" ")[2]
-    other = mint().text
+    other = generate_token().text
     with serving(tmp_path, forked=True) as server:
         for request in (
             f"GET {LIST} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {good}\r\n",

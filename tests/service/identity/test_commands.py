@@ -19,7 +19,7 @@ from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.errors import OperatorError
-from affidavit.service.identity.tokens import parse
+from affidavit.service.identity.tokens import parse_token
 from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
 from tests.waiting import wait_until
@@ -48,7 +48,7 @@ def run(
 def test_a_token_is_shown_once_alone_on_standard_output(run: Run) -> None:
     code, shown, stated = run("tokens", "new", "--name", "ci", "--scope", "submit", "--scope=audit")
     assert code == 0
-    created = parse(shown.removesuffix("\n"))
+    created = parse_token(shown.removesuffix("\n"))
     assert created is not None
     assert created.id in stated
     assert created.text not in stated
@@ -66,7 +66,7 @@ def test_a_token_is_shown_once_alone_on_standard_output(run: Run) -> None:
 
 def test_a_revoked_token_stays_in_the_list(run: Run) -> None:
     created = json.loads(run("tokens", "new", "--name=ci", "--scope=work", "--days=7", "--json")[1])
-    assert parse(created["token"]) is not None
+    assert parse_token(created["token"]) is not None
     assert "until" in run("tokens", "list")[1]
     code, stated, _ = run("tokens", "revoke", "--reason", "left", created["id"])
     assert (code, created["id"] in stated) == (0, True)
@@ -120,7 +120,7 @@ def test_the_command_line_hands_them_to_the_service(
     command += ["--queue", "gpu", "--queue=cpu", "--dataset", "mnist"]
     created = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert created.returncode == 0, created.stderr
-    token = parse(created.stdout.strip())
+    token = parse_token(created.stdout.strip())
     assert token is not None
     (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
     assert (record["id"], record["person"]) == (token.id, "person:ana")

@@ -125,7 +125,7 @@ def test_whose_token_was_revoked_has_not_agreed(ask: Any) -> None:
     """Or a thief of one token after the other would be two people; whatever a clock says."""
     assert ask("ada", f"{TOY}/budget", BUDGET) == (201, "")
     ask.publish(2)
-    (stolen,) = (token for token in ask.services.tokens.all() if token.name == "ada")
+    (stolen,) = (token for token in ask.services.tokens.list_all() if token.name == "ada")
     larger = {**BUDGET, "epsilon": 9}
     assert ask("ada", "/v1/policies", POLICY) == ask("ada", f"{TOY}/budget", larger) == NEEDED
     assert len(ask.read("omar", f"{TOY}/proposals")) == 1
@@ -185,7 +185,7 @@ def test_a_policy_needs_them_too_and_the_roots_loosen_it(
 ) -> None:
     ask.publish(2)
     assert ask("ada", "/v1/policies", POLICY) == NEEDED
-    monkeypatch.setattr(four_eyes, "LASTS", timedelta(seconds=-1))
+    monkeypatch.setattr(four_eyes, "PROPOSAL_LIFETIME", timedelta(seconds=-1))
     assert ask("bob", "/v1/policies", POLICY) == NEEDED
     monkeypatch.undo()
     # What could not be activated is refused at once, and notes nothing.
@@ -207,10 +207,10 @@ def test_so_do_grants_and_keysets_and_nobody_makes_the_second_person(ask: Any) -
     # One alone takes it back.
     assert ask("ada", grants, {**use, "may": "nothing"}) == (200, "")
     token = {"name": "eve", "scope": ["admin"], "days": "9"}
-    before = len(ask.services.tokens.all())
+    before = len(ask.services.tokens.list_all())
     assert ask.post("ada", "/tokens", data=token).status_code == 409
     assert ask.post("ada", "/tokens", data=token).status_code == 409
-    assert len(ask.services.tokens.all()) == before
+    assert len(ask.services.tokens.list_all()) == before
     assert ask.post("bob", "/tokens", data=token).status_code == 201
     sent = {"json": json.loads(ask.draft(None))}
     assert ask.post("ada", "/v1/keysets", **sent).json()["code"] == "second_person_needed"

@@ -10,8 +10,8 @@ import pytest
 
 from affidavit.service.identity.authentication import (
     ANONYMOUS,
-    FORWARDED,
-    came_directly,
+    FORWARDED_HEADERS,
+    is_direct_request,
     is_loopback,
 )
 from affidavit.service.identity.provider import Provider
@@ -24,7 +24,7 @@ LIST = "/v1/certificates"
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8321", "localhost:1", "[::1]:8321"])
 def test_a_program_on_this_machine_is_let_in(address: str, host: str) -> None:
-    assert came_directly(address, {"host": host})
+    assert is_direct_request(address, {"host": host})
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_program_on_this_machine_is_let_in(address: str, host: str) -> None:
     [None, "", "192.0.2.1", "10.0.0.1", "::", "0.0.0.0", "::ffff:127.0.0.1", "testclient"],
 )
 def test_another_address_is_not(address: str | None) -> None:
-    assert not came_directly(address, HOST)
+    assert not is_direct_request(address, HOST)
     assert address is None or not is_loopback(address)
 
 
@@ -46,19 +46,19 @@ def test_another_address_is_not(address: str | None) -> None:
     ],
 )  # fmt: skip
 def test_a_name_that_was_made_to_lead_here_is_not(host: str) -> None:
-    assert not came_directly("127.0.0.1", {"host": host})
+    assert not is_direct_request("127.0.0.1", {"host": host})
 
 
-@pytest.mark.parametrize("name", FORWARDED)
+@pytest.mark.parametrize("name", FORWARDED_HEADERS)
 @pytest.mark.parametrize("value", ["127.0.0.1", "", "for=127.0.0.1"])
 def test_what_somebody_forwarded_is_not(name: str, value: str) -> None:
-    assert not came_directly("127.0.0.1", {**HOST, name: value})
+    assert not is_direct_request("127.0.0.1", {**HOST, name: value})
 
 
 def test_a_proxy_that_says_nothing_gives_itself_away_by_its_version() -> None:
-    assert came_directly("127.0.0.1", HOST, "1.1")
-    assert came_directly("127.0.0.1", HOST, "2")
-    assert not came_directly("127.0.0.1", HOST, "1.0")
+    assert is_direct_request("127.0.0.1", HOST, "1.1")
+    assert is_direct_request("127.0.0.1", HOST, "2")
+    assert not is_direct_request("127.0.0.1", HOST, "1.0")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_proxy_that_says_nothing_gives_itself_away_by_its_version() -> None:
     ],
 )
 def test_what_another_sites_page_sends_is_not(headers: dict[str, str], let_in: bool) -> None:
-    assert came_directly("127.0.0.1", {**HOST, **headers}) is let_in
+    assert is_direct_request("127.0.0.1", {**HOST, **headers}) is let_in
 
 
 def test_nobody_in_particular_approves_or_administers_nothing() -> None:

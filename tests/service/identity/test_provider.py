@@ -23,9 +23,9 @@ from affidavit.service.identity.openid import (
     ProviderKeys,
     ProviderUnavailable,
     UnknownKey,
-    keys_of,
+    parse_keys,
 )
-from affidavit.service.identity.provider import provider_of
+from affidavit.service.identity.provider import read_provider
 from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     EC,
@@ -79,14 +79,14 @@ def test_a_provider_that_is_half_or_unsafely_configured_is_refused_by_name(
 ) -> None:
     provided = GIVEN | {f"AFFIDAVIT_OIDC_{name}": value for name, value in changes.items()}
     with pytest.raises(SettingsError, match=named):
-        provider_of(provided)
+        read_provider(provided)
     with pytest.raises(SettingsError, match=named):
         Settings.from_environment(provided)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "http://[::1]/x", "http://localhost/x"])
 def test_keys_come_over_http_from_this_machine_only(url: str) -> None:
-    result = provider_of(GIVEN | {"AFFIDAVIT_OIDC_JWKS_URL": url})
+    result = read_provider(GIVEN | {"AFFIDAVIT_OIDC_JWKS_URL": url})
     assert result is not None
     assert result.jwks_url == url
 
@@ -101,7 +101,7 @@ def test_keys_come_over_http_from_this_machine_only(url: str) -> None:
     ],
 )
 def test_a_claim_is_named_by_its_path(text: str, path: tuple[str, ...]) -> None:
-    result = provider_of(GIVEN | {"AFFIDAVIT_OIDC_CLAIM": text})
+    result = read_provider(GIVEN | {"AFFIDAVIT_OIDC_CLAIM": text})
     assert result is not None
     assert result.claim == path
 
@@ -129,8 +129,8 @@ def test_only_public_keys_for_signatures_are_keys() -> None:
         jwk(RSA, "twice", "RS256"), jwk(EC, "twice", "ES256"),
         None, [], "x", 1,
     ]  # fmt: skip
-    assert set(keys_of(document(*unusable))) == set()
-    assert set(keys_of(document(*unusable, *GOOD_KEYS))) == {"rsa", "ec", "ed"}
+    assert set(parse_keys(document(*unusable))) == set()
+    assert set(parse_keys(document(*unusable, *GOOD_KEYS))) == {"rsa", "ec", "ed"}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_only_public_keys_for_signatures_are_keys() -> None:
 )  # fmt: skip
 def test_what_is_no_key_document_gives_no_keys(raw: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
-        keys_of(raw)
+        parse_keys(raw)
     keys = ProviderKeys(lambda: raw)
     with pytest.raises(ProviderUnavailable):
         keys.key("rsa")
@@ -259,7 +259,7 @@ def server() -> Iterator[ProviderServer]:
 
 def of(**changes: str) -> ProviderKeys:
     provided = {**GIVEN, "AFFIDAVIT_OIDC_JWKS_URL": ""}
-    result = provider_of(
+    result = read_provider(
         provided | {f"AFFIDAVIT_OIDC_{name}": item for name, item in changes.items()}
     )
     assert result is not None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from affidavit.service import app as application
 from affidavit.service.identity import rate_limiter
 from affidavit.service.identity.access import Reader
-from affidavit.service.identity.rate_limiter import RateLimiter, counted, retry_after
+from affidavit.service.identity.rate_limiter import RateLimiter, key_of_address, retry_after
 from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
 
@@ -88,7 +88,7 @@ def test_at_once_is_counted_down_as_requests_end() -> None:
     ],
 )
 def test_who_owns_many_addresses_has_one_bucket(one: str | None, other: str, same: bool) -> None:
-    assert (counted(one) == counted(other)) is same
+    assert (key_of_address(one) == key_of_address(other)) is same
 
 
 def limited(settings: Settings, **limits: int) -> Settings:

@@ -18,7 +18,7 @@ from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.openid import ProviderTokens
-from affidavit.service.identity.provider import provider_of
+from affidavit.service.identity.provider import read_provider
 from affidavit.service.identity.tokens import TokenError, TokenRepository
 from affidavit.service.ledger.state import dataset_grants
 from affidavit.service.log.audit import audit, snapshot
@@ -363,7 +363,7 @@ def test_groups_are_mapped_to_roles_in_teams() -> None:
         "AFFIDAVIT_OIDC_JWKS_URL": "https://id.example.org/jwks",
         "AFFIDAVIT_OIDC_SCOPES": '{"v": {"team": "vision", "scopes": ["submit"]}, "p": ["audit"]}',
     }
-    provider = provider_of(given)
+    provider = read_provider(given)
     assert provider is not None
     assert provider.teams == {"v": "vision"}
     assert provider.scopes == {"v": {Scope.SUBMIT}, "p": {Scope.AUDIT}}
@@ -390,7 +390,7 @@ def test_groups_are_mapped_to_roles_in_teams() -> None:
         '{"v": {"team": "vision", "scopes": []}}',
     ):
         with pytest.raises(SettingsError):
-            provider_of({**given, "AFFIDAVIT_OIDC_SCOPES": wrong})
+            read_provider({**given, "AFFIDAVIT_OIDC_SCOPES": wrong})
 
 
 # ---- in the database ------------------------------------------------------------------

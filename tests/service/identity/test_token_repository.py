@@ -19,8 +19,8 @@ from affidavit.service.identity.tokens import (
     TokenError,
     TokenRepository,
     TokenText,
-    logged_digest,
-    mint,
+    generate_token,
+    hash_for_log,
     token_entry,
     token_revocations,
     token_uses,
@@ -57,15 +57,15 @@ def test_a_token_is_found_again_by_its_text_alone(store: TokenRepository) -> Non
     assert result.actor.name == "token:alice@example.org"
     assert result.actor.scopes == {Scope.SUBMIT, Scope.AUDIT}
     assert (result.created_at, result.expires_at) == (NOW, NOW + timedelta(days=30))
-    assert find(store, mint()) is None
-    other = mint()
+    assert find(store, generate_token()) is None
+    other = generate_token()
     assert find(store, type(shown)(shown.id, other.text)) is None  # right id, wrong secret
 
 
 def test_a_row_that_is_not_in_the_log_is_no_token(store: TokenRepository, engine: Engine) -> None:
     """Nor one that has more than its entry says."""
     new(store)
-    planted = mint()
+    planted = generate_token()
     with engine.connect() as connection:
         row = dict(connection.execute(select(tokens)).mappings().one())
     row |= {"id": planted.id, "digest": planted.digest, "person": "ada", "scopes": "admin"}
@@ -74,7 +74,7 @@ def test_a_row_that_is_not_in_the_log_is_no_token(store: TokenRepository, engine
         connection.execute(insert(tokens).values(row))
     for other in (None, {**body, "scopes": ["submit"]}, {**body, "person": "bob"}, body):
         assert find(store, planted) is None
-        assert store.with_id(planted.id) is None
+        assert store.find_by_id(planted.id) is None
         if other is not None:
             with writer(engine).begin() as connection:
                 append(connection, "token", planted.id, other, actor="operator:me", at=NOW)
@@ -113,7 +113,7 @@ def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
         "name": "ci",
         "scopes": ["submit"],
         "expires_at": (NOW + timedelta(days=90)).isoformat(timespec="microseconds"),
-        "digest": logged_digest(shown.digest),
+        "digest": hash_for_log(shown.digest),
     }
     assert (revoked["subject"], revoked["actor"]) == (built.id, "operator:you")
     assert revoked["body"] == {"action": "revoked", "name": "ci", "reason": "left the team"}
@@ -134,7 +134,7 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
         new(store, "other")
     with pytest.raises(RuntimeError):
         store.revoke(created.id, "", by="me", at=NOW)
-    assert [(item.name, item.revoked_at) for item in store.all()] == [("ci", None)]
+    assert [(item.name, item.revoked_at) for item in store.list_all()] == [("ci", None)]
     assert len(entries(engine)) == 1
 
 
@@ -193,11 +193,11 @@ def test_what_was_said_of_a_token_cannot_be_changed(store: TokenRepository, engi
             writer(engine).begin() as connection,
         ):
             connection.execute(statement)
-    assert [item.revoked_at for item in store.all()] == [NOW]
+    assert [item.revoked_at for item in store.list_all()] == [NOW]
 
 
 def test_a_token_that_never_expires_is_refused_by_the_database_too(engine: Engine) -> None:
-    created = mint()
+    created = generate_token()
     row = {
         "id": created.id, "name": "x", "scopes": "admin", "digest": created.digest,
         "created_at": NOW, "created_by": "me", "expires_at": NOW,
@@ -227,7 +227,7 @@ def test_a_token_that_cannot_be_as_asked_is_refused(store: TokenRepository) -> N
     for name, days, scopes, stated in IMPOSSIBLE:
         with pytest.raises(TokenError, match=stated):
             store.new(name, scopes, days, by="me", at=NOW)
-    assert store.all() == []
+    assert store.list_all() == []
 
 
 def test_a_reason_is_one_short_line(store: TokenRepository) -> None:
@@ -251,7 +251,7 @@ def test_uses_are_written_once_a_minute_and_not_once_a_request(
         due.append(store.use_is_due(created.id))
     assert [second for second, item in enumerate(due) if item] == [0, 60, 120]
     store.write_use(created.id, NOW)
-    (result,) = store.all()
+    (result,) = store.list_all()
     assert result.last_used_at == NOW
     with engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(token_uses)).scalar_one() == 1
@@ -272,8 +272,8 @@ def test_whether_a_token_exists_is_asked_until_one_does(
     store: TokenRepository, engine: Engine
 ) -> None:
     elsewhere = TokenRepository(engine)
-    assert not elsewhere.exist()
+    assert not elsewhere.has_any()
     created, _ = new(store)
-    assert elsewhere.exist()
+    assert elsewhere.has_any()
     store.revoke(created.id, "", by="me", at=NOW)
-    assert TokenRepository(engine).exist()  # a revoked one ends the time without tokens too
+    assert TokenRepository(engine).has_any()  # a revoked one ends the time without tokens too

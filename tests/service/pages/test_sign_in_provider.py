@@ -17,7 +17,7 @@ import pytest
 
 from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.provider import Provider, SignInClient, provider_of
+from affidavit.service.identity.provider import Provider, SignInClient, read_provider
 from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     GOOD_KEYS,
@@ -322,7 +322,7 @@ def test_an_incomplete_client_configuration_is_refused_at_start(
     change: dict[str, str], said: str
 ) -> None:
     with pytest.raises(SettingsError, match=said):
-        provider_of(BASE | change)
+        read_provider(BASE | change)
 
 
 def test_the_client_needs_a_public_url() -> None:
