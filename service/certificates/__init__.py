@@ -1,1 +1,1 @@
-"""Issuing certificates, deciding about them, and their status."""
+"""Certificates: submitting and previewing plans, decisions, and status."""

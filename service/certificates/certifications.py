@@ -1,13 +1,13 @@
 """Certifications that outlast their request: 202, and a status to poll.
 
-A request is answered within the time that its client waits (``Prefer: wait``, RFC 7240). What is
-not certified in that time goes on as a certification with an id of its own. It has its share of the
-accounting as before, and ends without a certificate when nobody asked for it for
-``ABANDONED_AFTER``, when its replica stops, and when its accounting passes the time limit.
+A request is answered within the time that its client waits (``Prefer: wait``, RFC 7240). A longer
+certification continues with an id of its own and keeps its share of the accounting. It ends without
+a certificate if nobody polls it for ``ABANDONED_AFTER``, if its replica stops, and if its
+accounting exceeds the time limit.
 
 ``certifications``
-    The state of each, so that any replica can tell it: ``running``, ``done`` or ``failed``; who
-    asked for it, and when they and the replica that works on it last gave a sign of life.
+    The state of each certification for all replicas: ``running``, ``done`` or ``failed``; its
+    requester, its last poll, and the last sign of life of its replica.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from affidavit.service.errors import TooBusy
 from affidavit.service.problems import Problem, problem_of_error
 
 WAIT_SECONDS = 30
-"""How long a request is held whose client does not say."""
+"""Waiting time of a request without ``Prefer``."""
 MAX_SECONDS = 60
-"""How long it is held at most."""
-MAX_EACH = 64
-"""Certifications of one caller that run at a time."""
-KEEP_SECONDS = 5.0
-"""Between two signs of life of a replica."""
+"""Maximum waiting time of a request."""
+MAX_PER_CALLER = 64
+"""Running certifications of one caller."""
+HEARTBEAT_SECONDS = 5.0
+"""Time between two signs of life of a replica."""
 LOST_AFTER = timedelta(seconds=30)
 ABANDONED_AFTER = timedelta(minutes=5)
-FORGOTTEN_AFTER = timedelta(days=1)
+DELETED_AFTER = timedelta(days=1)
 
 certifications = sa.Table(
     "certifications",
@@ -70,7 +70,7 @@ log = logging.getLogger("affidavit.service")
 
 
 class Certifications(Store):
-    """Those of one replica, and what the database says of all; belongs to one event loop."""
+    """The certifications of one replica, and their stored states; belongs to one event loop."""
 
     def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
         super().__init__(engine)
@@ -78,28 +78,30 @@ class Certifications(Store):
         self._running: dict[str, tuple[str, asyncio.Task[Submission]]] = {}
         self._ends: dict[str, Problem] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
 
     async def submit(
         self, requester: str, work: Coroutine[Any, Any, Submission], seconds: float
     ) -> Submission | str:
-        """What ``work`` returns within ``seconds``, or the id of the certification that goes on.
+        """Return the result of ``work`` within ``seconds``, or the id of the continued
+        certification.
 
-        Raises what ``work`` raises in that time, and ``TooBusy``. Cancelled, the work ends too.
+        Raises what ``work`` raises in that time, and ``TooBusy``. Cancellation also cancels the
+        work.
         """
         task = asyncio.create_task(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)
             if done:
                 return task.result()
-            if sum(name == requester for name, _ in self._running.values()) >= MAX_EACH:
+            if sum(name == requester for name, _ in self._running.values()) >= MAX_PER_CALLER:
                 raise TooBusy
-            return await self._go_on(requester, task)
+            return await self._continue(requester, task)
         except BaseException:
             task.cancel()
             raise
 
-    async def _go_on(self, requester: str, task: asyncio.Task[Submission]) -> str:
+    async def _continue(self, requester: str, task: asyncio.Task[Submission]) -> str:
         identity = str(uuid.uuid4())
         self._running[identity] = requester, task
         try:
@@ -108,12 +110,12 @@ class Certifications(Store):
             del self._running[identity]
             raise
         task.add_done_callback(lambda _: self._spawn(self._end(identity, task)))
-        if self._keeper is None or self._keeper.done():
-            self._keeper = self._spawn(self._keep())
+        if self._renewal is None or self._renewal.done():
+            self._renewal = self._spawn(self._renew_all())
         return identity
 
     def find(self, identity: str, requester: str) -> Row[Any] | None:
-        """The certification of that id and requester, which is kept going by asking for it."""
+        """Return a certification of that requester, and record the poll, which keeps it running."""
         now = self._now()
         mine = (certifications.c.id == identity) & (certifications.c.requester == requester)
         with self._reader.connect() as connection:
@@ -124,16 +126,16 @@ class Certifications(Store):
         return row
 
     def state_of(self, row: Row[Any]) -> Literal["running", "done", "failed"]:
-        """``failed`` too where the replica that worked on it is gone."""
+        """Return the state; it is ``failed`` if the replica is lost."""
         lost = row.state == "running" and row.alive_at < self._now() - LOST_AFTER
         return "failed" if lost else row.state
 
     async def stop(self) -> None:
-        """End all that run, and say so."""
+        """End all running certifications as ``STOPPED``."""
         for identity in list(self._running):
             self._cancel(identity, STOPPED)
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._renewal is not None:
+            self._renewal.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -143,20 +145,20 @@ class Certifications(Store):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _cancel(self, identity: str, why: Problem) -> None:
-        self._ends.setdefault(identity, why)
+    def _cancel(self, identity: str, problem: Problem) -> None:
+        self._ends.setdefault(identity, problem)
         self._running[identity][1].cancel()
 
     def _begin(self, identity: str, requester: str) -> None:
         now = self._now()
         row = {"id": identity, "requester": requester, "state": "running", "requested_at": now}
         with self._writer.begin() as connection:
-            old = certifications.c.requested_at < now - FORGOTTEN_AFTER
+            old = certifications.c.requested_at < now - DELETED_AFTER
             connection.execute(delete(certifications).where(old))
             connection.execute(insert(certifications).values(**row, alive_at=now, asked_at=now))
 
     async def _end(self, identity: str, task: asyncio.Task[Submission]) -> None:
-        """Write down how a certification ended."""
+        """Store the end of a certification."""
         problem, certificate = self._ends.pop(identity, None), None
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -182,10 +184,10 @@ class Certifications(Store):
             mine = certifications.c.id == identity
             connection.execute(update(certifications).where(mine).values(**values))
 
-    async def _keep(self) -> None:
-        """Say that this replica is alive, and end what nobody asks for, while anything runs."""
+    async def _renew_all(self) -> None:
+        """Renew the running certifications, and end abandoned ones."""
         while self._running:
-            await asyncio.sleep(KEEP_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             try:
                 abandoned = await run_in_threadpool(self._renew, list(self._running))
             except SQLAlchemyError as failure:
@@ -195,9 +197,13 @@ class Certifications(Store):
                 if identity in self._running:
                     self._cancel(identity, ABANDONED)
 
-    def _renew(self, own: Sequence[str]) -> Sequence[str]:
-        now, mine = self._now(), certifications.c.id.in_(own)
+    def _renew(self, running: Sequence[str]) -> Sequence[str]:
+        now, mine = self._now(), certifications.c.id.in_(running)
         with self._writer.begin() as connection:
             connection.execute(update(certifications).where(mine).values(alive_at=now))
-            left = certifications.c.asked_at < now - ABANDONED_AFTER
-            return connection.execute(select(certifications.c.id).where(mine, left)).scalars().all()
+            abandoned = certifications.c.asked_at < now - ABANDONED_AFTER
+            return (
+                connection.execute(select(certifications.c.id).where(mine, abandoned))
+                .scalars()
+                .all()
+            )

@@ -128,7 +128,7 @@ class IssueApprovals(ResponseModel):
 
 
 class Issue(ResponseModel):
-    """An issue of a certificate with its status, its decisions and its revocation."""
+    """An issue of a certificate with its status, decisions and revocation."""
 
     issue: int = Field(ge=1)
     untrusted: bool
@@ -168,10 +168,10 @@ def approve(
     actor: Actor,
     at: datetime,
 ) -> tuple[StoredCertificate, bool]:
-    """The current issue after the decision of ``actor``, and whether that issued it.
+    """Decide about the current issue; return the issue afterwards, and whether it is a new one.
 
-    Raises ``Problem`` if there is no such certificate, ``DecisionRefused``, and ``KeyFailure`` if
-    nothing can be signed.
+    Raises ``Problem`` for an unknown certificate, ``DecisionRefused``, and ``KeyFailure`` if no key
+    can sign.
     """
 
     def work(connection: Connection) -> tuple[StoredCertificate, bool]:
@@ -193,7 +193,7 @@ def approve(
 def _issue(
     connection: Connection, keyring: Keyring, pending: StoredCertificate, at: datetime
 ) -> StoredCertificate | None:
-    """The issue with its approvals, if none is missing."""
+    """Sign and store the issue with its approvals, if none is missing."""
     required = Approvals.of(statement_in(pending.bundle)["predicate"]).required
     collected = Approvals(required, _approvals_of(connection, pending))
     if not collected.complete:
@@ -229,11 +229,12 @@ def _sign_approved(
 
 
 def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
-    """Raise ``NotGenuine`` for an issue of a key that whoever can write to the database added.
+    """Raise ``NotGenuine`` unless a key of this service signed the issue.
 
-    The last approval would sign what it says, under a key that verifiers trust.
+    Somebody may have inserted an issue with a key of their own, and the last approval would sign
+    its statement under a trusted key.
     """
-    # An untrusted one proves nothing to anybody, whoever signed it.
+    # An untrusted issue proves nothing, whoever signed it.
     if not pending.untrusted and not keyring.signed(pending.bundle):
         raise NotGenuine(
             "No key of this service signed the issue as it is stored.",
@@ -242,13 +243,13 @@ def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
 
 
 def _require_logged(connection: Connection, certificate_id: str) -> None:
-    """Raise ``LogDamaged`` where a decision was added, or one that was logged is gone."""
+    """Raise ``LogDamaged`` unless the stored decisions are the logged ones."""
     entries = [json.loads(content) for content in logged(connection, certificate_id)]
     for kind in (entry for entry in ENTRY_TYPES if entry.table in (approvals, revocations)):
         query = select(kind.table).where(kind.table.c.certificate_id == certificate_id)
         stored = sorted(map(kind.of_row, connection.execute(query)))
         if stored != sorted(filter(None, map(kind.of_entry, entries))):
-            raise LogDamaged(f"the decisions about {certificate_id} are not those that were logged")
+            raise LogDamaged(f"the decisions about {certificate_id} are not the logged ones")
 
 
 def _require_decidable(
@@ -316,7 +317,7 @@ def _approvals_of(connection: Connection, pending: StoredCertificate) -> tuple[A
 
 
 def _row_of(issue: StoredCertificate) -> dict[str, Any]:
-    """The columns that say which issue a decision is about."""
+    """Return the columns that name the issue of a decision."""
     return {
         "certificate_id": issue.id,
         "untrusted": issue.untrusted,
@@ -339,9 +340,9 @@ def _rows_of(table: Table, issue: StoredCertificate) -> Select[tuple[object, ...
 def revoke(
     engine: Engine, certificate_id: str, request: RevocationRequest, actor: Actor, at: datetime
 ) -> tuple[Revocation, bool]:
-    """The revocation and whether it is new; a revoked certificate keeps its first one.
+    """Revoke the current issue; return the first revocation, and whether it is new.
 
-    Raises ``Problem`` if there is no such certificate, and ``DecisionRefused``.
+    Raises ``Problem`` for an unknown certificate, and ``DecisionRefused``.
     """
     with writer(engine).begin() as connection:
         hold(connection, certificate_id)
@@ -367,13 +368,13 @@ def insert_revocation(
     reason: str,
     call: CommandContext,
 ) -> None:
-    """Revoke ``certificate``, a current issue that ``hold`` locks, in this transaction."""
+    """Revoke ``certificate``, a current issue that this transaction has locked."""
     row = {"code": code, "reason": reason, "revoked_by": call.actor, "at": call.at}
     insert_logged(connection, revocations, {**_row_of(certificate), **row}, revocation_entry)
 
 
 def _revocation_of(connection: Connection, certificate: StoredCertificate) -> Revocation:
-    """The first revocation that covers ``certificate``, which is revoked."""
+    """Return the first revocation that covers ``certificate``, which is revoked."""
     query = (
         select(revocations)
         .where(
@@ -386,7 +387,7 @@ def _revocation_of(connection: Connection, certificate: StoredCertificate) -> Re
     return Revocation.model_validate(connection.execute(query).first())
 
 
-# ---- Issue again, and every issue -------------------------------------------------------
+# ---- Reissue, and list issues -----------------------------------------------------------
 
 
 async def reissue(
@@ -396,7 +397,7 @@ async def reissue(
     actor: Actor,
     at: datetime,
 ) -> Submission:
-    """The issue after ``certificate``, which was revoked or rejected or has expired.
+    """Reissue ``certificate``, which was revoked or rejected or has expired.
 
     Raises ``DecisionRefused`` and what ``SubmitPlan`` raises.
     """
@@ -430,9 +431,9 @@ def _is_reissuable(certificate: StoredCertificate) -> bool:
 
 
 def history(engine: Engine, certificate_id: str) -> list[Issue]:
-    """Every issue of a certificate, latest first, trusted before untrusted ones.
+    """Return every issue of a certificate, latest first, trusted before untrusted ones.
 
-    Raises ``Problem`` if there is none, and ``LogDamaged`` for decisions that are not as logged.
+    Raises ``Problem`` for an unknown certificate, and ``LogDamaged`` for tampered decisions.
     """
     with snapshot(engine) as connection:
         stored = issues(connection, certificate_id)

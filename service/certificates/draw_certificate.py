@@ -1,8 +1,8 @@
 """Draw a certificate: its privacy curves, its profile, its trade-off, and ε over the steps.
 
-All of it follows from the plan, the engine that decided and the steps at which runs ended, as
-the certificate's id does. The plan is read from the signed bytes and computed in the accounting
-pool, under the same time limit as a certificate; the latest results are kept in memory.
+The drawings follow from the plan, the deciding engine and the charged steps of the latest run. They
+are computed in the accounting pool from the signed plan, under the time limit of a certificate, and
+the latest results are cached.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from affidavit.service.concurrency import ComputationCache
 from affidavit.service.pool import AccountingPool
 
 MAX_RESULTS = 128
-"""Drawings kept in memory, about 60 KB each."""
+"""Cached drawings, about 60 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurvesText:
-    """The document of curves and their picture."""
+    """The document of privacy curves, and their drawing."""
 
     document: str
     svg: str
@@ -43,14 +43,14 @@ class CurvesText:
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """What is drawn, or the reasons why nothing is; each chart by its name."""
+    """Charts by name, or the reasons why there are none."""
 
     charts: Mapping[str, Chart]
     reasons: tuple[Reason, ...] = ()
 
 
 class NoCurve(Exception):
-    """Nothing is claimed about the plan of which a curve could be drawn."""
+    """The plan has no guarantee of which a curve could be drawn."""
 
     def __init__(self, reasons: tuple[Reason, ...]) -> None:
         super().__init__("no curve")
@@ -58,7 +58,7 @@ class NoCurve(Exception):
 
 
 class DrawCertificate:
-    """The use case, with the pool it works in; it belongs to one event loop."""
+    """The use case; belongs to one event loop."""
 
     def __init__(self, pool: AccountingPool) -> None:
         self._pool = pool
@@ -67,7 +67,8 @@ class DrawCertificate:
         self._charts: ComputationCache[Charts] = ComputationCache(MAX_RESULTS)
 
     async def curves(self, certificate: StoredCertificate) -> CurvesText:
-        """The curves of ``certificate``; raises ``NoCurve`` and ``AccountingUnavailable``."""
+        """Return the curves of ``certificate``; raises ``NoCurve`` and
+        ``AccountingUnavailable``."""
         result = await self._curves(
             certificate.id, lambda: self._pool.run_long(curves_of, plan_of(certificate))
         )
@@ -76,11 +77,11 @@ class DrawCertificate:
         raise NoCurve(result)
 
     def charts_in_memory(self, certificate_id: str, steps_run: int | None) -> Charts | None:
-        """The charts that were drawn before, if they are still in memory."""
+        """Return cached charts, if any."""
         return self._charts.get(f"{certificate_id} {steps_run}")
 
     async def charts(self, certificate: StoredCertificate, steps_run: int | None) -> Charts:
-        """The charts of ``certificate``; ``steps_run`` is what its latest run was charged.
+        """Return the charts of ``certificate``; ``steps_run`` are its latest run's charged steps.
 
         Raises ``AccountingUnavailable``.
         """
@@ -91,12 +92,12 @@ class DrawCertificate:
 
 
 def plan_of(certificate: StoredCertificate) -> Plan:
-    """The plan that a stored certificate carries in its signed bytes."""
+    """Return the plan in a certificate's signed bytes."""
     return plan_from(statement_in(certificate.bundle)["predicate"]["plan"])
 
 
 def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
-    """In the pool: the curves of ``plan``, or the reasons why there are none."""
+    """Compute, in the pool, the curves of ``plan`` or the reasons why there are none."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return result.reasons
@@ -107,7 +108,7 @@ def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
 
 
 def curve_charts_of(plan: Plan) -> Charts:
-    """In the pool: the privacy profile and the trade-off function of ``plan``."""
+    """Compute, in the pool, the privacy profile and the trade-off function of ``plan``."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return Charts({}, result.reasons)
@@ -119,15 +120,15 @@ def _curve_charts(result: Curves) -> dict[str, Chart]:
 
 
 def charts_of(plan: Plan, steps_run: int | None) -> Charts:
-    """In the pool: the charts of ``plan``, with ε over the steps."""
+    """Compute, in the pool, the charts of ``plan`` with ε over the steps."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return Charts({}, result.reasons)
     charts = _curve_charts(result)
     epsilon = result.assessment.epsilon
-    also = () if steps_run is None else (steps_run,)
+    extra_steps = () if steps_run is None else (steps_run,)
     try:
-        spent = spending(plan, result.engine["name"], result.delta, extra_steps=also)
+        spent = spending(plan, result.engine["name"], result.delta, extra_steps=extra_steps)
     except AccountantError:
         spent = ()
     if spent and epsilon is not None:

@@ -68,20 +68,20 @@ from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import DEFAULT, acting_for
 
 MAX_RESULTS = 256
-"""Results kept in memory, some 10 KB each; of curves some 20 KB."""
+"""Cached results, about 10 KB each; curves have about 20 KB."""
 
 Pictures = tuple[Chart, ...]
-FACTORS = tuple(2 ** (power / 4) for power in range(-6, 7))
-"""Of the noise of a plan, at which its ε is shown."""
-PATIENCE = 5.0
-"""Seconds after which no further noise is tried."""
+NOISE_FACTORS = tuple(2 ** (power / 4) for power in range(-6, 7))
+"""Factors of a plan's noise at which its ε is shown."""
+NOISE_SECONDS = 5.0
+"""Time after which no further factor is tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """What a plan would get: assessed, and judged by the policy of its data set.
+    """The assessment of a plan under the policy of its data set.
 
-    ``ledger`` is where the data set's budget stands, if there is one; ``assessment`` has the
+    ``ledger`` is the state of the data set's ledger, if it has a budget. ``assessment`` has the
     verdict under the policy.
     """
 
@@ -95,7 +95,7 @@ class Preview:
 class NoisePoint:
     """``epsilon``, a proved upper bound, with ``factor`` times the plan's noise.
 
-    ``joint`` is the joint noise multiplier then, and ``noise`` that of each release.
+    ``joint`` is the joint noise multiplier, ``noise`` the noise multiplier of each release.
     """
 
     factor: float
@@ -105,7 +105,7 @@ class NoisePoint:
 
 
 class PreviewPlan:
-    """The use case, with what it works on; it belongs to one event loop."""
+    """The use case; belongs to one event loop."""
 
     def __init__(self, pool: AccountingPool, policies: PolicyStore, position: Position) -> None:
         self._pool = pool
@@ -114,16 +114,16 @@ class PreviewPlan:
         self._cache: ComputationCache[Any] = ComputationCache(MAX_RESULTS)
 
     async def read(self, text: str, entered: Mapping[str, Any]) -> ReadDocument:
-        """``text`` as a plan, completed with the fields ``entered``.
+        """Read ``text`` as a plan, completed with the fields ``entered``.
 
         Raises ``AccountingUnavailable``.
         """
-        if len(text) > LONGEST:
-            return _refused("too_large", f"it is longer than {LONGEST:,} characters.")
+        if len(text) > MAX_TEXT_LENGTH:
+            return _refused("too_large", f"it is longer than {MAX_TEXT_LENGTH:,} characters.")
         return await self._pool.run(read_document, text, entered)
 
     async def assess(self, plan: Plan, requester: str, team: str = DEFAULT) -> Preview:
-        """What ``requester`` would get for ``plan`` now, in that team.
+        """Assess ``plan`` as for ``requester`` in ``team`` now.
 
         Raises ``AccountingUnavailable`` and ``PolicyTampered``.
         """
@@ -145,7 +145,7 @@ class PreviewPlan:
         return Preview(assessment=assessment, policy=policy, judgement=judgement, ledger=ledger)
 
     async def draw(self, plan: Plan) -> Pictures:
-        """The privacy profile and the trade-off function; raises ``NoCurve`` too."""
+        """Draw the privacy profile and the trade-off function; raises ``NoCurve`` too."""
         drawn: Charts = await self._cache(
             f"curve {digest(plan)}", lambda: self._pool.run_long(curve_charts_of, plan)
         )
@@ -154,7 +154,7 @@ class PreviewPlan:
         return tuple(drawn.charts.values())
 
     async def noise_points(self, plan: Plan) -> tuple[NoisePoint, ...]:
-        """ε of ``plan`` with less and more noise, by rising noise; empty where it has no one noise.
+        """Return ε of ``plan`` with less and more noise, by rising noise, or nothing without noise.
 
         Raises ``AccountingUnavailable``.
         """
@@ -165,10 +165,10 @@ class PreviewPlan:
         return points
 
     async def compare(self, first: Plan, second: Plan) -> PlanComparison:
-        """Both plans, and the first with each change alone; raises like ``assess``.
+        """Compare both plans, and the first with each change alone; raises like ``assess``.
 
-        One change after the other, and no further ones once they took as long as one
-        computation may; those say so, as one does whose accounting was cut off.
+        The changes are tried one by one within the time limit of one computation. The others are
+        marked as timed out.
         """
         sides = [await self._assess(plan) for plan in (first, second)]
         end = time.monotonic() + self._pool.time_limit
@@ -183,11 +183,11 @@ class PreviewPlan:
             return trial, None
         assessment = await self._in_time(trial.plan, end)
         if assessment is None:
-            trial = ChangeTrial(change=trial.change, plan=None, reasons=(_cut_off(trial),))
+            trial = ChangeTrial(change=trial.change, plan=None, reasons=(_timeout_reason(trial),))
         return trial, assessment
 
     async def _in_time(self, plan: Plan, end: float) -> Assessment | None:
-        """The assessment of ``plan``; None past ``end``, or if it takes too long."""
+        """Assess ``plan``; return None after ``end``, or if the accounting takes too long."""
         if time.monotonic() < end:
             try:
                 return await self._assess(plan)
@@ -204,7 +204,7 @@ class PreviewPlan:
 
 
 def noise_points(assessment: Assessment) -> tuple[NoisePoint, ...]:
-    """In the pool: ε with each of ``FACTORS`` times the noise, the plan's own first."""
+    """Compute, in the pool, ε at each of ``NOISE_FACTORS``, starting with the plan's own noise."""
     noise = [release.given or release.required for release in assessment.releases]
     document = {**assessment.plan, "claim": None, "allocation": "uniform"}
     releases = document.get("releases", ())
@@ -214,8 +214,8 @@ def noise_points(assessment: Assessment) -> tuple[NoisePoint, ...]:
     if delta is None:
         return ()
     document["target"] = {"delta": delta}
-    points, end = [], time.monotonic() + PATIENCE
-    for factor in sorted(FACTORS, key=lambda factor: abs(math.log(factor))):
+    points, end = [], time.monotonic() + NOISE_SECONDS
+    for factor in sorted(NOISE_FACTORS, key=lambda factor: abs(math.log(factor))):
         if time.monotonic() > end:
             break
         scaled = tuple(factor * (sigma or math.nan) for sigma in noise)
@@ -234,7 +234,7 @@ def noise_points(assessment: Assessment) -> tuple[NoisePoint, ...]:
     return tuple(sorted(points, key=lambda point: point.factor))
 
 
-def _cut_off(trial: ChangeTrial) -> Reason:
+def _timeout_reason(trial: ChangeTrial) -> Reason:
     return Reason(
         code="accounting_timeout",
         pointer=trial.change.pointer,
@@ -243,18 +243,20 @@ def _cut_off(trial: ChangeTrial) -> Reason:
     )
 
 
-LONGEST = 256 * 1024
-"""Characters of a pasted document."""
-FIELDS = frozenset({"version", "dataset", "adjacency", "sampling", "releases", "phases", "target"})
-"""Some fields of a plan; a mapping that has one of them is a plan."""
+MAX_TEXT_LENGTH = 256 * 1024
+"""Maximum length of a pasted document."""
+PLAN_FIELDS = frozenset(
+    {"version", "dataset", "adjacency", "sampling", "releases", "phases", "target"}
+)
+"""Fields by which a mapping is recognised as a plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadDocument:
-    """What was read: a complete ``document`` of a plan, or the reasons why there is none.
+    """The complete ``document`` of a plan, or the reasons why there is none.
 
-    ``kind`` is what was recognised, or None for a plan. ``assumed`` are sentences; ``broken``
-    are obligations of the plan that the document's library is known not to fulfil.
+    ``kind`` is the kind of the pasted document, or None for a plan. ``assumed`` are sentences.
+    ``broken`` are obligations that the document's library is known to violate.
     """
 
     kind: str | None = None
@@ -265,10 +267,10 @@ class ReadDocument:
 
 
 def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
-    """In the pool: what ``text`` says, completed with the fields ``entered``."""
+    """Read, in the pool, a pasted text, completed with the fields ``entered``."""
     partial: PartialPlan | None = None
     try:
-        plan, partial = _recognised(text)
+        plan, partial = _recognise(text)
         document = (
             plan
             if partial is None
@@ -295,13 +297,13 @@ def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
     )
 
 
-def _recognised(text: str) -> tuple[Any, PartialPlan | None]:
-    """The document as a plan, or the fields of another library's; raises ``MalformedPlan``."""
+def _recognise(text: str) -> tuple[Any, PartialPlan | None]:
+    """Return the text as a plan, or as another library's settings; raises ``MalformedPlan``."""
     raw = text.encode("utf-8", "replace")
     if text.lstrip().startswith("{"):
         data = load_json(raw).data
         if "cells" in data:
-            return None, _called(import_file("notebook.ipynb", raw))
+            return None, _require_partial(import_file("notebook.ipynb", raw))
         return data, import_document(data)
     try:
         data = load_yaml(raw).data
@@ -310,40 +312,37 @@ def _recognised(text: str) -> tuple[Any, PartialPlan | None]:
         if partial is None:
             raise error
         return None, partial
-    if isinstance(data, dict) and not FIELDS.isdisjoint(data):
+    if isinstance(data, dict) and not PLAN_FIELDS.isdisjoint(data):
         return data, None
-    return None, _called(import_file("script.py", raw))
+    return None, _require_partial(import_file("script.py", raw))
 
 
-def _called(partial: PartialPlan | None) -> PartialPlan:
+def _require_partial(partial: PartialPlan | None) -> PartialPlan:
     if partial is None:
-        raise MalformedPlan(_no_plan())
+        libraries = ", ".join(LIBRARIES)
+        raise MalformedPlan.with_reason(
+            code="no_plan",
+            message=f"it is neither a plan nor a file with a private call of {libraries}.",
+            remedy="Paste the file that makes the private call, or a plan.",
+        )
     return partial
 
 
-def _no_plan() -> Reason:
-    return Reason(
-        code="no_plan",
-        message=f"it is neither a plan nor a file with a private call of {', '.join(LIBRARIES)}.",
-        remedy="Paste the file that makes the private call, or a plan.",
-    )
-
-
 def _with_unread(reasons: tuple[Reason, ...], partial: PartialPlan) -> tuple[Reason, ...]:
-    """``reasons``, each with the expressions that could not be read, where there are some."""
+    """Add the unread expressions to the reasons that they concern."""
     return tuple(
         replace(
             reason,
             message=" ".join(
-                (reason.message, *(why for at, why in partial.unread if _concerns(at, reason)))
+                (reason.message, *(why for at, why in partial.unread if _overlaps(at, reason)))
             ),
         )
         for reason in reasons
     )
 
 
-def _concerns(pointer: str, reason: Reason) -> bool:
-    """Whether one is a part of the other."""
+def _overlaps(pointer: str, reason: Reason) -> bool:
+    """Return whether one field contains the other."""
     return bool(reason.pointer) and (
         pointer.startswith(reason.pointer) or reason.pointer.startswith(pointer)
     )
@@ -359,33 +358,35 @@ def _refused(code: str, message: str) -> ReadDocument:
 # ---- diagnose a claim ----------------------------------------------------------------
 
 
-class _Question(StrictModel):
+class DiagnosisQuestion(StrictModel):
+    """The body of a request for a diagnosis."""
+
     plan: dict[str, Any]
     claimed_epsilon: Claimed | None = None
     claimed_noise_multiplier: Claimed | None = None
 
 
-_QUESTION = DocumentSchema(
-    "a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json"
+QUESTION_KIND = DocumentSchema(
+    "a diagnosis", lambda: dict.fromkeys(DiagnosisQuestion.model_fields, ""), "/openapi.json"
 )
 
 
 async def diagnosis_of(pool: AccountingPool, body: bytes, syntax: Syntax) -> dict[str, Any]:
-    """The diagnosis that ``body`` asks for.
+    """Diagnose the claim in a request's body.
 
     Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
     """
-    plan, claim = await run_in_threadpool(question, body, syntax)
-    return await pool.run(answer, plan, claim)
+    plan, claim = await run_in_threadpool(read_question, body, syntax)
+    return await pool.run(diagnose_document, plan, claim)
 
 
-def answer(plan: Plan, claim: Claim) -> dict[str, Any]:
-    """The result document, which unlike the diagnosis itself can leave its process."""
+def diagnose_document(plan: Plan, claim: Claim) -> dict[str, Any]:
+    """Compute, in the pool, the result document of a diagnosis."""
     return diagnose(plan, claim).as_result()
 
 
-def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
-    """The plan and the claim of a request; raises ``MalformedPlan`` with positions."""
+def read_question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
+    """Read the plan and the claim of a request; raises ``MalformedPlan`` with positions."""
     document = load_yaml(body) if syntax == "yaml" else load_json(body)
     try:
         return _read(document.data)
@@ -395,21 +396,21 @@ def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
 
 def _read(data: Any) -> tuple[Plan, Claim]:
     try:
-        asks = _Question.model_validate(data)
+        question = DiagnosisQuestion.model_validate(data)
     except ValidationError as error:
-        raise MalformedPlan(*_QUESTION.reasons(error, data)) from None
+        raise MalformedPlan(*QUESTION_KIND.reasons(error, data)) from None
     try:
-        plan = plan_from(asks.plan)
+        plan = plan_from(question.plan)
     except MalformedPlan as error:
-        raise MalformedPlan(*map(_inside, error.reasons)) from None
-    claim = _claim(asks, plan)
+        raise MalformedPlan(*map(_below_plan, error.reasons)) from None
+    claim = _claim(question, plan)
     if reasons := tuple(find_claim_conflicts(claim, plan)):
-        raise MalformedPlan(*map(_inside, reasons))
+        raise MalformedPlan(*map(_below_plan, reasons))
     return plan, claim
 
 
-def _claim(asks: _Question, plan: Plan) -> Claim:
-    claims = [asks.claimed_epsilon, asks.claimed_noise_multiplier]
+def _claim(question: DiagnosisQuestion, plan: Plan) -> Claim:
+    claims = [question.claimed_epsilon, question.claimed_noise_multiplier]
     missing = claims.count(None)
     if missing == 2 and plan.claim is not None:
         return plan.claim
@@ -423,5 +424,5 @@ def _claim(asks: _Question, plan: Plan) -> Claim:
     return Claim(epsilon=claims[0], noise_multiplier=claims[1])
 
 
-def _inside(reason: Reason) -> Reason:
+def _below_plan(reason: Reason) -> Reason:
     return replace(reason, pointer="/plan" + reason.pointer)

@@ -1,26 +1,26 @@
-"""The status of an issue at a moment, computed by the database.
+"""The status of an issue at a time, computed by the database.
 
 =====================  ===============================================================
 ``active``             the current issue, whatever its verdict
 ``awaiting_approval``  signed, but not usable before others approve it
-``expired``            its validity has ended; sending the plan again issues it again
+``expired``            its validity has ended; sending the plan again reissues it
 ``superseded``         a later issue replaces it
 ``rejected``           an approver rejected it
-``revoked``            withdrawn, with every issue before it
+``revoked``            withdrawn, with every earlier issue
 ``key_revoked``        a published keyset revokes the key that signed it; sending the plan
-                       again issues it again
+                       again reissues it
 =====================  ===============================================================
 
-``revoked`` and ``rejected`` are people's decisions and end only by a person's decision to
-reissue (``affidavit.service.certificates.decisions``); they never turn into ``expired``. They
-apply to one issue; a revocation also to all issues before it.
+``revoked`` and ``rejected`` are decisions of people. Only a person's decision to reissue ends them
+(``affidavit.service.certificates.decisions``); they never become ``expired``. A rejection applies
+to one issue, a revocation also to all earlier issues.
 
-It follows from append-only tables:
+The status follows from append-only tables:
 
 ``approvals``
-    A person's decision about an envelope, identified by its digest. The database itself
-    refuses a decision by a requester of the certificate, by an anonymous caller, a second
-    one by the same person, and one about an envelope that does not await approval.
+    A person's decision about an envelope, identified by its digest. The database refuses decisions
+    by a requester of the certificate, by an anonymous caller, twice by one person, and about an
+    envelope that does not await approval.
 ``revocations``
     A revoked issue, and with it every earlier issue of its certificate.
 ``status_lists``
@@ -85,7 +85,7 @@ status_lists = sa.Table(
 
 
 def approval_entry(row: Any) -> LogEntry:
-    """The entry of an approval or a rejection."""
+    """Build the log entry of an approval or a rejection."""
     body = {
         "issue": row.issue,
         "envelope": row.envelope_digest,
@@ -98,7 +98,7 @@ def approval_entry(row: Any) -> LogEntry:
 
 
 def revocation_entry(row: Any) -> LogEntry:
-    """The entry of a revocation."""
+    """Build the log entry of a revocation."""
     body = {
         "issue": row.issue,
         "envelope": row.envelope_digest,
@@ -123,7 +123,7 @@ class Status(StrEnum):
 
 
 DECIDED = frozenset({Status.REVOKED, Status.REJECTED})
-"""Statuses that a person decided and only a person ends."""
+"""Statuses that only a person's decision ends."""
 
 _later = certificates.alias("later")
 
@@ -138,14 +138,14 @@ SUPERSEDED: ColumnElement[bool] = exists(
 
 
 def same_certificate(table: Any) -> ColumnElement[bool]:
-    """Whether a row of ``table`` belongs to the certificate of a row of ``certificates``."""
+    """Return whether a row of ``table`` belongs to the certificate of a row of ``certificates``."""
     return and_(
         table.c.certificate_id == certificates.c.id, table.c.untrusted == certificates.c.untrusted
     )
 
 
 def same_issue(table: Any) -> ColumnElement[bool]:
-    """Whether a row of ``table`` is about the issue of a row of ``certificates``."""
+    """Return whether a row of ``table`` is about the issue of a row of ``certificates``."""
     return and_(same_certificate(table), table.c.issue == certificates.c.issue)
 
 
@@ -161,10 +161,10 @@ REJECTED: ColumnElement[bool] = exists(
 
 
 def key_revoked_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
-    """Whether the key that signed a row of ``certificates`` is revoked at ``now``.
+    """Return whether the key that signed a row of ``certificates`` is revoked at ``now``.
 
-    What it signed before that instant can still be valid for a verifier who has the log; here
-    it is not used, because it can be issued again.
+    Verifiers with the log may still accept earlier signatures of the key. The service does not use
+    them, because it can reissue the certificate.
     """
     return exists(
         select(1).where(revoked_keys.c.key_id == certificates.c.key_id, revoked_keys.c.since <= now)
@@ -172,7 +172,7 @@ def key_revoked_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[boo
 
 
 def status_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[str]:
-    """The status of a row of ``certificates`` at ``now``, for a query to select or compare."""
+    """Return the status of a row of ``certificates`` at ``now``, as a column expression."""
     return case(
         (REVOKED, Status.REVOKED.value),
         (SUPERSEDED, Status.SUPERSEDED.value),

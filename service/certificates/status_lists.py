@@ -1,8 +1,8 @@
 """The signed status list, signed again when its content changes or it is five minutes old.
 
-A list is valid for an hour. It is signed on request: at once after a revocation, otherwise
-when the last one is five minutes old. The database assigns the sequence numbers: of two
-processes that sign at once, one stores its list and both return that one.
+A list is valid for an hour. It is signed on request: immediately after a revocation, otherwise when
+the last one is five minutes old. The database assigns the sequence numbers: if two processes sign
+at once, one stores its list and both return it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from affidavit.service.log.entries import log_entries
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.teams import acting_for
 
-VALIDITY = timedelta(hours=1)
-MAX_AGE = timedelta(minutes=5)
+LIST_VALIDITY = timedelta(hours=1)
+MAX_LIST_AGE = timedelta(minutes=5)
 LISTED_AFTER = timedelta(days=1)
-"""How long an issue stays listed after its validity; a verifier's clock can be slow."""
+"""Time for which an issue stays listed after its validity, for verifiers with slow clocks."""
 
 
 class SignedStatusList(ResponseModel):
@@ -69,9 +69,9 @@ class StatusLists(Store):
         self._issuer = issuer
 
     def at(self, now: datetime) -> bytes:
-        """The list that is valid at ``now``; raises ``KeyFailure`` if nothing can be signed.
+        """Return the list that is valid at ``now``.
 
-        Raises ``LogDamaged`` if a revocation is missing.
+        Raises ``KeyFailure`` if no key can sign, and ``LogDamaged`` if a revocation is missing.
         """
         with acting_for(None):
             return self._at(now)
@@ -96,15 +96,15 @@ class StatusLists(Store):
     def _sign(self, key: SigningPort, signers: Iterable[str], now: datetime) -> bytes:
         """Sign a list under the next number.
 
-        The newest list is read before the content. So a list without a concurrent revocation
-        follows one without it, or its number is taken.
+        The newest list is read before the content, so a list that misses a concurrent revocation
+        cannot follow a list that has it.
         """
         with self._writer.begin() as connection:
             newest = _newest(connection)
-            _require_all_revocations(connection)
+            _require_logged_revocations(connection)
             content = _content(connection, signers, now)
             issued_at = now.replace(microsecond=0)
-            times = {"issued_at": issued_at, "next_update": issued_at + VALIDITY}
+            times = {"issued_at": issued_at, "next_update": issued_at + LIST_VALIDITY}
             sequence = 1 if newest is None else newest.sequence + 1
             envelope = sign_status(
                 {
@@ -127,7 +127,7 @@ class StatusLists(Store):
             return envelope
 
     def _issuer_after(self, newest: Row[Any] | None) -> str:
-        """The issuer: that of the last list, else the log's origin, else a random name."""
+        """Return the issuer of the last list, else the log's origin, else a random name."""
         if newest is None:
             return self._issuer or f"affidavit.invalid/{secrets.token_hex(8)}"
         payload = read_envelope(load_json(bytes(newest.envelope), MAX_BYTES).data).payload
@@ -140,28 +140,30 @@ def _newest(connection: Connection) -> Row[Any] | None:
 
 def _is_fresh(newest: Row[Any], content: dict[str, Any], key: SigningPort, now: datetime) -> bool:
     return bool(
-        newest.issued_at <= now < newest.issued_at + MAX_AGE
+        newest.issued_at <= now < newest.issued_at + MAX_LIST_AGE
         and newest.key_id == key.key_id
         and newest.content_digest == digest_of(content)
     )
 
 
-def _require_all_revocations(connection: Connection) -> None:
-    """Raise ``LogDamaged`` where a revocation that was logged is not in the database any more."""
+def _require_logged_revocations(connection: Connection) -> None:
+    """Raise ``LogDamaged`` if a logged revocation is not in the database."""
     query = select(log_entries.c.content).where(log_entries.c.kind == "revocation")
-    logged = set(connection.execute(query).scalars())  # first, so that no row is younger
+    logged = set(
+        connection.execute(query).scalars()
+    )  # read first, so that concurrent revocations are only in the rows
     rows = connection.execute(select(revocations))
     if not logged <= {revocation_entry(row).content.decode() for row in rows}:
         raise LogDamaged("a revocation that was logged is not in the database")
 
 
 def _content(connection: Connection, signers: Iterable[str], now: datetime) -> dict[str, Any]:
-    """The list without its number and times; ``signers`` are the keys that sign now."""
+    """Build the list without its number and times; ``signers`` are the current keys."""
     key_ids = connection.execute(select(signing_keys.c.key_id)).scalars()
     version = connection.execute(select(sa.func.max(keysets.c.version))).scalar_one()
-    listed = _revoked(connection, now)
+    listed = _revoked_entries(connection, now)
     for row in connection.execute(_SUPERSEDED, {"since": now - LISTED_AFTER}):
-        listed.append(_listed(row, "superseded", "issued_again"))
+        listed.append(_build_entry(row, "superseded", "issued_again"))
     return {
         "keyset_version": version,
         "keys": tuple(sorted({*key_ids, *signers})),
@@ -177,7 +179,7 @@ _ISSUE = (
 )
 
 
-# Built once: building a statement takes as long as running it.
+# Built once, because building a statement takes as long as running it.
 _NEWEST = select(status_lists).order_by(status_lists.c.sequence.desc()).limit(1)
 _SINCE = bindparam("since", type_=UtcDateTime)
 _REVOKED = (
@@ -208,14 +210,14 @@ _SUPERSEDED = (
 )
 
 
-def _revoked(connection: Connection, now: datetime) -> list[StatusEntry]:
-    """Each revoked issue, with the first revocation that covers it."""
+def _revoked_entries(connection: Connection, now: datetime) -> list[StatusEntry]:
+    """Build the entry of each revoked issue, with the first revocation that covers it."""
     rows = connection.execute(_REVOKED, {"since": now - LISTED_AFTER})
     first = {tuple(row[:3]): row for row in rows}
-    return [_listed(row, "revoked", row.code) for row in first.values()]
+    return [_build_entry(row, "revoked", row.code) for row in first.values()]
 
 
-def _listed(row: Any, status: Any, reason: str) -> StatusEntry:
+def _build_entry(row: Any, status: Any, reason: str) -> StatusEntry:
     return StatusEntry(
         envelope=row.envelope_digest,
         certificate_id=row.id,

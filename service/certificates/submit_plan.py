@@ -1,22 +1,18 @@
-"""Submit a plan: the certificate that is stored for it, or a new one.
+"""Submit a plan: return its stored certificate, or create one.
 
-The certificate's id follows from the plan and the rules that it comes under, before any
-accounting, so a plan that is known is answered from the store. Otherwise it is accounted in
-the pool, judged, signed, and stored together with the request and the log's entry; only then is
-it returned. Should the rules change meanwhile, the assessment is judged by the new ones.
-Whatever the verdict, a well-formed plan gets a certificate: a signed refusal is as much a
-result as a signed guarantee. Nothing is stored when the accounting is cut off.
+The certificate's id follows from the plan and its rules before any accounting, so a known plan is
+answered from the store. A new plan is accounted in the pool, evaluated under the policy, signed,
+and stored together with the request and the log entry; only then is it returned. If the rules
+change meanwhile, the assessment is evaluated under the new rules. Every well-formed plan gets a
+certificate, whatever the verdict: a signed refusal is a result. Nothing is stored if the accounting
+is cut off.
 
-Requests for one plan that arrive together are accounted once. This is the one use case
-that awaits instead of blocking a thread: it can wait for minutes, and threads are few.
+Concurrent requests for one plan are accounted once. This use case is asynchronous, because it can
+wait for minutes and threads are few.
 
-``PlanCache`` has the latest plans, by the very bytes that they were parsed from. The same plan is
-sent again and again, by a pipeline at every commit. What its bytes say never changes, so they are
-not parsed again, and the id that follows from the plan and the rules is not computed again as long
-as the rules are the same. Nothing else is remembered: access, the rules in force, whether there is
-a certificate and its status are looked up for every request.
-
-Memory is bounded by the bytes stored; the plan that was used longest ago is forgotten first.
+``PlanCache`` holds the latest parsed plans by their bytes, and the id of each under the last rules,
+because pipelines send the same plan at every commit. Access, rules, certificates and their status
+are looked up for every request.
 """
 
 from __future__ import annotations
@@ -71,19 +67,18 @@ from affidavit.service.teams import DEFAULT, acting_for, team_in_id
 
 # ---- plans parsed before -------------------------------------------------------------
 
-MAX_BYTES = 4 * 1024 * 1024
-"""Of all bodies together; a plan takes some ten times its text."""
+MAX_CACHE_BYTES = 4 * 1024 * 1024
+"""Total size of the cached bodies; a parsed plan takes about ten times its text."""
 MAX_BODY_BYTES = 64 * 1024
-INLINE_BYTES = 1024
-"""JSON of at most this size is parsed, or refused, sooner than a thread takes over."""
+"""Size of a cached body."""
 
 Rules = tuple[Head, tuple[str, ...], str]
-"""The policy set, the waivers of it that are in force for a plan and its requester, the team."""
+"""The policy set, the ids of the waivers in force for a plan and requester, and the team."""
 
 
 @dataclass(slots=True)
 class CachedPlan:
-    """A plan, with the last id that was computed for it."""
+    """A plan with its last computed certificate id."""
 
     plan: Plan
     _last_id: tuple[Rules, str] | None = field(default=None)
@@ -91,7 +86,7 @@ class CachedPlan:
     def request_under(
         self, rules: PolicySet, requester: str, team: str = DEFAULT
     ) -> CertificationRequest:
-        """The plan under ``rules``; its id is computed once for each."""
+        """Return the request for the plan under ``rules``, whose id is computed once."""
         request = CertificationRequest.under(rules, self.plan, requester, team)
         in_force = rules.head, tuple(waiver.id for waiver in request.waivers), team
         last_id = self._last_id
@@ -104,53 +99,50 @@ class CachedPlan:
 class PlanCache:
     """The latest plans; belongs to one event loop."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._plans: OrderedDict[tuple[Syntax, bytes], CachedPlan] = OrderedDict()
         self._bytes = 0
 
     async def __call__(self, body: bytes, syntax: Syntax) -> CachedPlan:
-        """The plan that ``body`` contains; raises ``MalformedPlan``."""
+        """Return the plan in ``body``; raises ``MalformedPlan``."""
         cached = self._plans.get((syntax, body))
         if cached is not None:
             self._plans.move_to_end((syntax, body))
             return cached
-        if syntax == "json" and len(body) <= INLINE_BYTES:
-            plan = CachedPlan(parse_plan(body, syntax))
-        else:
-            plan = CachedPlan(await run_in_threadpool(parse_plan, body, syntax))
+        plan = CachedPlan(await run_in_threadpool(parse_plan, body, syntax))
         if len(body) <= MAX_BODY_BYTES:
             self._store(syntax, body, plan)
         return plan
 
     def _store(self, syntax: Syntax, body: bytes, plan: CachedPlan) -> None:
-        if (syntax, body) not in self._plans:  # two may have parsed it at once
+        if (syntax, body) not in self._plans:  # two callers may have parsed it
             self._bytes += len(body)
         self._plans[syntax, body] = plan
         while self._bytes > self._max_bytes:
-            (_, forgotten), _ = self._plans.popitem(last=False)
-            self._bytes -= len(forgotten)
+            (_, removed), _ = self._plans.popitem(last=False)
+            self._bytes -= len(removed)
 
 
 # ---- the use case --------------------------------------------------------------------
 
 MAX_WAITING = 1024
-"""Plans being accounted or waiting for it, beyond which a new one is turned away.
+"""Plans being accounted or waiting, above which new plans are refused.
 
-More than the queue of the accounting holds, which turns away whoever has most there.
+It exceeds the accounting queue, which refuses the callers with the most entries first.
 """
 MAX_RULE_CHANGES = 10
-"""Changes of the rules during one request, after which it is turned away."""
+"""Changes of the rules during one request, after which it is refused."""
 
 Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
-"""Where the ledger of a plan's data set stands; None where there is none."""
+"""Returns the state of the ledger for the plan's data set, or None without a budget."""
 
 Lookup = tuple[CertificationRequest, StoredCertificate | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A stored certificate, and whether this very request created it."""
+    """A stored certificate, and whether this request created it."""
 
     certificate: StoredCertificate
     created: bool
@@ -158,7 +150,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class CertificationJob:
-    """The assessment of a plan, for whom, and which issue the certificate may supersede."""
+    """An assessed plan to be signed and stored, and which issue it may supersede."""
 
     certification: CertificationRequest
     assessment: Assessment
@@ -169,14 +161,14 @@ class CertificationJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedCertificate(NewCertificate):
-    """A certificate to store, with its certification request and its waivers."""
+    """A certificate to store, with its certification request and waivers."""
 
     certification: CertificationRequest
     waivers: tuple[Waiver, ...]
 
 
 class SubmitPlan:
-    """The use case, with what it works on."""
+    """The use case; belongs to one event loop."""
 
     def __init__(
         self,
@@ -202,11 +194,11 @@ class SubmitPlan:
 
     @property
     def waiting(self) -> int:
-        """Plans that are being accounted or wait for it."""
+        """The number of plans being accounted or waiting."""
         return len(self._flights)
 
     async def __call__(self, request: PlanRequest, syntax: Syntax) -> Submission:
-        """The certificate of the plan that ``request`` sends.
+        """Return the certificate of the plan in ``request``.
 
         Raises ``MalformedPlan``, ``AccountingUnavailable`` and ``PolicyTampered``.
         """
@@ -224,7 +216,7 @@ class SubmitPlan:
     async def _certify_once(
         self, certification: CertificationRequest, request: PlanRequest
     ) -> Submission | None:
-        """A new certificate; None if the caller that was quicker came under other rules."""
+        """Create a certificate; return None if a concurrent caller's rules were different."""
         if certification.id not in self._flights and len(self._flights) >= MAX_WAITING:
             raise TooBusy
         submission, started = await self._flights.run(
@@ -234,12 +226,12 @@ class SubmitPlan:
             return submission
         if submission.certificate.id != certification.id:
             return None
-        # The other caller's request is recorded; ours is not yet.
+        # Only the other caller's request is recorded so far.
         stored = await run_in_threadpool(self._repeat, certification.id, request)
         return Submission(stored or submission.certificate, created=False)
 
     def _look_up(self, requests: Sequence[tuple[CachedPlan, PlanRequest]]) -> list[Lookup]:
-        """Each plan under the policies in force, and its certificate, recorded."""
+        """Find the certificate of each plan under the policies in force, and record the request."""
         untrusted = self._keyring.current().public.development
         with self._store.writing() as connection:
             rules = self._policies.policy_set_in(connection)
@@ -257,7 +249,7 @@ class SubmitPlan:
     async def certify(
         self, certification: CertificationRequest, request: PlanRequest, is_stale: IsStale
     ) -> Submission:
-        """Account, judge, sign and store, as the issue after one that ``is_stale``."""
+        """Account, evaluate, sign and store, as the issue after one that ``is_stale``."""
         assessment = await self._pool.assess(certification.plan)
         if lacks_requirements(assessment, certification.policy):
             assessment = await self._pool.run(with_requirements, assessment, certification.policy)
@@ -271,22 +263,21 @@ class SubmitPlan:
         return self._store.repeat(certificate_id, request, untrusted_too=untrusted)
 
     def _is_stale(self, certificate: StoredCertificate) -> bool:
-        """Whether a plan that is sent again gets a new issue; never against a decision."""
+        """Return whether a plan that is sent again gets a new issue; never against a decision."""
         if certificate.status in DECIDED:
             return False
-        if _is_pending_budget(certificate):
+        if _is_budget_refusal(certificate):
             return True
         if certificate.status is Status.KEY_REVOKED or is_expired(certificate):
             return True
         if certificate.created_at > self._keyring.now() + MAX_SKEW:
-            return True  # a clock that was wrong then dated it, and nobody accepts it yet
+            return True  # dated by a wrong clock, so nobody accepts it yet
         return certificate.key_id in self._keyring.revoked()
 
     def _persist_batch(self, jobs: Sequence[CertificationJob]) -> list[Submission]:
         """Store the certificates of several jobs in one transaction, or none of them.
 
-        Where one of them needs a second look, because it was issued or the rules changed
-        meanwhile, each is then stored by itself.
+        If one was issued or the rules changed meanwhile, each is then stored by itself.
         """
         if len(jobs) == 1:
             return [self._persist_one(jobs[0])]
@@ -299,7 +290,7 @@ class SubmitPlan:
         return [Submission(item.certificate, created=True) for item in signed]
 
     def _persist_one(self, job: CertificationJob) -> Submission:
-        """Store the certificate of one job, judged by the rules of now."""
+        """Store the certificate of one job, evaluated under the current rules."""
         for _ in range(MAX_RULE_CHANGES):
             key = self._keyring.current()
             (signed,) = self._sign_all([job], key)
@@ -321,7 +312,7 @@ class SubmitPlan:
                 )
                 if lacks_requirements(job.assessment, requested.policy):
                     raise TooBusy from None
-                # Whoever had one issued again did not decide about that of other rules.
+                # A decision to reissue does not apply to the certificate under other rules.
                 job = replace(job, certification=requested, is_stale=self._is_stale)
             else:
                 return Submission(stored, created)
@@ -330,9 +321,9 @@ class SubmitPlan:
     def _sign_all(
         self, jobs: Sequence[CertificationJob], key: SigningPort
     ) -> list[SignedCertificate | Submission]:
-        """Each job, judged by the policies of its request and signed.
+        """Evaluate each job under its policy, and sign it.
 
-        A submission where the current issue gives the same reasons and goes on doing so.
+        A job whose current issue is a valid refusal for the same reasons gives that submission.
         """
         untrusted = key.public.development
         formers = self._store.last([job.certification.id for job in jobs], untrusted=untrusted)
@@ -348,7 +339,7 @@ class SubmitPlan:
         )
         if (
             former is not None
-            and _is_pending_budget(former)
+            and _is_budget_refusal(former)
             and _has_same_reasons(former, assessment)
         ):
             stored = self._repeat(requested.id, job.request)
@@ -372,7 +363,7 @@ class SubmitPlan:
         )
 
     def _revalidate(self, signed: Sequence[SignedCertificate]) -> Callable[[Connection], None]:
-        """Hold the rules still in the transaction that stores what was judged by them."""
+        """Return the check, in the storing transaction, that the rules are unchanged."""
 
         def revalidate(connection: Connection) -> None:
             self._policies.require_unchanged(connection, *(item.certification for item in signed))
@@ -395,8 +386,8 @@ def sign(
 ) -> StoredCertificate:
     """Sign the assessment of a plan as the issue after ``former``, or as the first.
 
-    ``under`` is what ``judge`` returned together with ``assessment``; ``ledger`` is the
-    position of the data set's budget, ``team`` whose certificate it is.
+    ``under`` is the evaluation that ``judge`` returned with ``assessment``. ``ledger`` is the state
+    of the data set's ledger. ``team`` owns the certificate.
     """
     certificate = issue(
         assessment,
@@ -441,16 +432,16 @@ def result_document(certificate: StoredCertificate) -> str:
     return f"{certificate.result[:-2]}, {json.dumps(facts)[1:]}}}"
 
 
-def _is_pending_budget(certificate: StoredCertificate) -> bool:
-    """Whether a stored result is a refusal that a larger budget could end.
+def _is_budget_refusal(certificate: StoredCertificate) -> bool:
+    """Return whether a stored result is a refusal that a larger budget could end.
 
-    The budget is not part of the request, so such a plan is judged again when it is resent.
+    The budget is not part of the request, so such a plan is evaluated again when it is resent.
     """
     return certificate.verdict == "refused" and '"code": "policy_budget"' in certificate.result
 
 
 def _has_same_reasons(certificate: StoredCertificate, assessment: Assessment) -> bool:
-    """Whether a stored refusal gives the very reasons of ``assessment``, and is still valid."""
+    """Return whether a stored refusal is valid and has the reasons of ``assessment``."""
     reasons = json.loads(certificate.result)["reasons"]
     return not is_expired(certificate) and reasons == [
         item.as_dict() for item in assessment.reasons

@@ -1,1 +1,1 @@
-"""Budgets, and what runs have reserved, committed and settled against them."""
+"""Budgets, and the reserved, committed and settled costs of runs."""

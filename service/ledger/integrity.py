@@ -1,20 +1,16 @@
-"""Whether ledgers are what the log says: the head before each change, everything in an audit.
+"""Verify ledgers against the log: the head before each change, everything in an audit.
 
-The last event of a ledger carries the state that the next decision starts from. Whoever owns the
-database can rewrite both, so each event puts the digest of its state into the log, which is signed
-outside the database: a head is genuine if its row says what its log entry says, and that entry is
-under the signed root. A ledger whose newest entry in the log has no event lost its end.
-
-Events of releases before this one have no digest; of those the rest is checked.
+The last event of a ledger carries the state from which the next decision starts. The owner of the
+database can rewrite both. So the log, which is signed outside the database, has the digest of each
+state. A head is genuine if its row matches its log entry and that entry is under the signed root. A
+ledger without an event for its newest log entry has lost its end.
 
 >>> LedgerAltered("The head is not the one in the log.", "Restore the ledger.").code
 'ledger_altered'
 
-A replay reads every row of the ledgers again and reports inconsistencies. The database refuses rows
-that come out of order (``tables``). Whether the sums are right and the budget was kept is checked
-here, from the rows alone: each event is applied to the state that the events before it lead to, the
-rule is asked again, and what a row says of the state after it is compared. Each event must also
-stand in the log as it stands in its row.
+A replay checks the sums and the budget from the rows alone. It applies each event to the state
+after the previous events, evaluates the rule again, and compares the row's state and log entry.
+(The database itself refuses rows that are out of order: see ``state``.)
 
 >>> LedgerFinding(ledger="toy/example/add_remove", seq=3, code="overspent", message="...").seq
 3
@@ -56,24 +52,24 @@ ENTRY_KINDS: dict[str, EntryKind] = {
     "settle": "settlement",
     "release": "release",
 }
-"""The log's word for each kind of event."""
-NEWEST = 64
-"""Entries at the end of the log that are held against the ledgers."""
+"""The log's kind of entry for each kind of event."""
+MAX_RECENT_ENTRIES = 64
+"""Entries at the end of the log that are compared with the ledgers."""
 
-_HEAD = select(ledger_events).where(
+_EVENT = select(ledger_events).where(
     ledger_events.c.ledger_id == bindparam("ledger"), ledger_events.c.seq == bindparam("last")
 )
 _FILTER = select(ledgers.c.filter).where(ledgers.c.id == bindparam("ledger"))
-_RESERVED = select(ledger_events).where(
+_RESERVE_EVENT = select(ledger_events).where(
     ledger_events.c.reservation_id == bindparam("reservation"), ledger_events.c.kind == "reserve"
 )
-_NEWEST = (
+_RECENT_ENTRIES = (
     select(log_entries.c.content)
     .where(log_entries.c.kind.in_(tuple(ENTRY_KINDS.values())))
     .order_by(log_entries.c.id.desc())
-    .limit(NEWEST)
+    .limit(MAX_RECENT_ENTRIES)
 )
-_LAST = (
+_LAST_EVENTS = (
     select(ledgers.c.id, ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
     .add_columns(func.max(ledger_events.c.seq).label("seq"))
     .join(ledger_events, isouter=True)
@@ -82,19 +78,19 @@ _LAST = (
 
 
 class LedgerAltered(DomainError):
-    """A ledger does not match the log; nothing more is reserved or released."""
+    """A ledger does not match the log; it does not change until it is repaired."""
 
     code = "ledger_altered"
     status: ClassVar[int] = 503
 
 
 def state_digest(state: str) -> str:
-    """The digest of a state as it stands in a row, as the log has it."""
+    """Return the logged digest of a row's state."""
     return "sha256:" + hashlib.sha256(state.encode()).hexdigest()
 
 
 def event_entry(scope: LedgerScope, event: Any) -> LogEntry:
-    """The log entry of a row of ``ledger_events``."""
+    """Build the log entry of a row of ``ledger_events``."""
     return LogEntry(
         kind=ENTRY_KINDS[event.kind],
         subject=event.reservation_id or str(scope),
@@ -107,50 +103,54 @@ def event_entry(scope: LedgerScope, event: Any) -> LogEntry:
 def require_unaltered(
     connection: Connection, ledger_id: int, scope: LedgerScope, last: int
 ) -> None:
-    """Raise ``LedgerAltered`` unless event number ``last`` is the head that the log has.
+    """Raise ``LedgerAltered`` unless event number ``last`` is the logged head.
 
-    Raises ``LogDamaged`` where the log's entries about ledgers cannot be read.
+    Raises ``LogDamaged`` if the log's entries about ledgers cannot be read.
     """
-    fault = _of_head(connection, ledger_id, scope, last)
-    fault = fault or _of_end(_newest_in_log(connection).get(scope, 0), last)
+    fault = _find_head_fault(connection, ledger_id, scope, last)
+    fault = fault or _find_end_fault(_last_logged_events(connection).get(scope, 0), last)
     if fault is not None:
         raise _altered(scope, fault)
 
 
 def require_logged(connection: Connection, reservation: StoredReservation) -> None:
-    """Raise ``LedgerAltered`` unless what was reserved is what the log says.
+    """Raise ``LedgerAltered`` unless the reservation's row matches the log.
 
-    What is released or settled is given back to the budget by the reservation's row.
+    A release or a settlement returns the cost in this row to the budget.
     """
-    event = connection.execute(_RESERVED, {"reservation": reservation.id}).one()
+    event = connection.execute(_RESERVE_EVENT, {"reservation": reservation.id}).one()
     stated = json.loads(event.body)
-    same = Cost.read(stated["cost"]) == reservation.cost and all(
-        getattr(reservation, name) == stated[name] for name in (*FACTS, "rule")
+    is_same = Cost.read(stated["cost"]) == reservation.cost and all(
+        getattr(reservation, name) == stated[name] for name in (*RESERVATION_FACTS, "rule")
     )
     entry = event_entry(reservation.scope, event).content.decode()
-    if not same or entry not in logged(connection, reservation.id):
+    if not is_same or entry not in logged(connection, reservation.id):
         raise _altered(reservation.scope, f"reservation {reservation.id} is not the one in the log")
 
 
 def require_all_unaltered(connection: Connection) -> None:
-    """The same for every ledger; raises ``LedgerAltered`` for the first that was altered.
+    """Raise ``LedgerAltered`` for the first ledger that does not match the log.
 
-    Raises ``LogDamaged`` where the log's entries about them cannot be read.
+    Raises ``LogDamaged`` if the log's entries about ledgers cannot be read.
     """
-    # The log is read first: a ledger that goes on meanwhile is only ever ahead of it.
-    logged = _newest_in_log(connection)
-    for row in connection.execute(_LAST).all():
+    # The log is read first, so that a concurrent event is only in the ledger.
+    logged = _last_logged_events(connection)
+    for row in connection.execute(_LAST_EVENTS).all():
         scope = LedgerScope.of(row)
         last = row.seq or 0
-        fault = _of_end(logged.pop(scope, 0), last) or _of_head(connection, row.id, scope, last)
+        fault = _find_end_fault(logged.pop(scope, 0), last) or _find_head_fault(
+            connection, row.id, scope, last
+        )
         if fault is not None:
             raise _altered(scope, fault)
     for scope in logged:
         raise _altered(scope, "it is in the log but not in the database")
 
 
-def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: int) -> str | None:
-    event = connection.execute(_HEAD, {"ledger": ledger_id, "last": last}).first()
+def _find_head_fault(
+    connection: Connection, ledger_id: int, scope: LedgerScope, last: int
+) -> str | None:
+    event = connection.execute(_EVENT, {"ledger": ledger_id, "last": last}).first()
     if event is None:
         return "it has no events"
     try:
@@ -161,13 +161,13 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
     if digest != state_digest(event.state):
         return "its state is not the one in the log"
     if not _has_first_filter(connection, ledger_id, scope):
-        return "its filter is not that of the first budget in the log"
+        return "its filter is not the one of the first budget in the log"
     entries = logged(connection, event.reservation_id or str(scope))
     if content not in entries:
         return "its last event is not the one in the log"
     leaf_index = entries[content]
     if leaf_index is None:
-        return None  # it waits for its place in the log, for less than a second
+        return None  # it is pending, for less than a second
     try:
         proved = verify_range(connection, leaf_index, leaf_index).proved
     except (ValueError, LogDamaged) as error:
@@ -176,23 +176,23 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
 
 
 def _has_first_filter(connection: Connection, ledger_id: int, scope: LedgerScope) -> bool:
-    first = connection.execute(_HEAD, {"ledger": ledger_id, "last": 1}).one()
+    first = connection.execute(_EVENT, {"ledger": ledger_id, "last": 1}).one()
     text = connection.execute(_FILTER, {"ledger": ledger_id}).scalar_one()
     entry = event_entry(scope, first).content.decode()
-    return not _first_filter(text, first.body) and entry in logged(connection, str(scope))
+    return not _check_filter(text, first.body) and entry in logged(connection, str(scope))
 
 
-def _of_end(logged: int, last: int) -> str | None:
+def _find_end_fault(logged: int, last: int) -> str | None:
     return None if logged <= last else f"the log has event {logged}, but it ends at {last}"
 
 
-def _newest_in_log(connection: Connection) -> dict[LedgerScope, int]:
-    """The number of the last event of each ledger among the newest entries of the log.
+def _last_logged_events(connection: Connection) -> dict[LedgerScope, int]:
+    """Return the number of each ledger's last event among the newest log entries.
 
-    Raises ``LogDamaged`` where one cannot be read.
+    Raises ``LogDamaged`` if an entry cannot be read.
     """
     last: dict[LedgerScope, int] = {}
-    for content in connection.execute(_NEWEST).scalars():
+    for content in connection.execute(_RECENT_ENTRIES).scalars():
         try:
             body = json.loads(content)["body"]
             scope, seq = LedgerScope(**body["ledger"]), int(body["seq"])
@@ -211,25 +211,25 @@ def _altered(scope: LedgerScope, fault: str) -> LedgerAltered:
 # ---- replay --------------------------------------------------------------------------
 
 TOLERANCE = 1e-4
-"""By how much a later release may bound the same events higher without accusing anybody."""
+"""Relative difference between releases in the bounds of the same events."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerFinding:
-    """One thing that is wrong, at one event of one ledger; ``code`` is stable.
+    """An inconsistency at one event of a ledger; ``code`` is stable.
 
     ========================  =====================================================
     ``gap``                   the numbers of the events do not count up from 1
     ``no_budget``             the first event is not a budget
-    ``overspent``             a run was admitted that the rule does not admit
-    ``charged_above_reserved``  a run was settled on more than it reserved
-    ``freed_without_record``  a run without a record was not charged in full
-    ``filter_differs``          the filter is not that of the first budget
-    ``reservation_differs``   event and reservation do not say the same of the certificate
-    ``cost_differs``          event and reservation do not say the same cost
-    ``understated``           a reservation's cost is below that of the events it is for
-    ``state_differs``         the row's state is not what the events lead to
-    ``not_logged``            no entry of the log says what the event says
+    ``overspent``             the rule does not admit a run that was admitted
+    ``charged_above_reserved``  a run was charged more than it had reserved
+    ``freed_without_record``  a run without a record was charged less than in full
+    ``filter_differs``          the filter is not the first budget's
+    ``reservation_differs``   event and reservation name different certificates
+    ``cost_differs``          event and reservation have different costs
+    ``understated``           a reservation's cost is below its events' cost
+    ``state_differs``         the row's state does not follow from the events
+    ``not_logged``            no log entry matches the event
     ``unreadable``            the row cannot be read
     ========================  =====================================================
     """
@@ -241,15 +241,15 @@ class LedgerFinding:
 
 
 def check_ledgers(connection: Connection) -> list[LedgerFinding]:
-    """What is wrong with the ledgers; nothing if it is empty."""
+    """Return the inconsistencies of all ledgers."""
     findings: list[LedgerFinding] = []
-    logged = _logged(connection)
+    logged = _logged_contents(connection)
     for row in connection.execute(select(ledgers).order_by(ledgers.c.id)).all():
-        findings.extend(_check(connection, row, LedgerScope.of(row), logged))
+        findings.extend(_check_ledger(connection, row, LedgerScope.of(row), logged))
     return findings
 
 
-def _check(
+def _check_ledger(
     connection: Connection, row: Row[Any], scope: LedgerScope, logged: set[str]
 ) -> Iterator[LedgerFinding]:
     filter_ = Filter.read(json.loads(row.filter))
@@ -269,13 +269,13 @@ def _check(
             yield finding("gap", f"it should be event {number}.")
             return
         try:
-            state, discrepancies = _after(state, filter_, event, reservations_by_id)
+            state, discrepancies = _apply_event(state, filter_, event, reservations_by_id)
             differs = state.written() != event.state
         except (ValueError, KeyError, TypeError) as error:
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
         if number == 1:
-            discrepancies = _first_filter(row.filter, event.body)
+            discrepancies = _check_filter(row.filter, event.body)
         for code, message in discrepancies:
             yield finding(code, message)
         if differs:
@@ -284,17 +284,17 @@ def _check(
             yield finding("not_logged", "it differs from its log entry.")
 
 
-Mistakes = list[tuple[str, str]]
-FACTS = ("certificate_id", "issue", "untrusted", "plan_digest", "certified_steps")
+Discrepancies = list[tuple[str, str]]
+RESERVATION_FACTS = ("certificate_id", "issue", "untrusted", "plan_digest", "certified_steps")
 
 
-def _after(
+def _apply_event(
     state: LedgerState | None,
     filter_: Filter,
     event: Row[Any],
     reservations_by_id: Mapping[str, Row[Any]],
-) -> tuple[LedgerState, Mistakes]:
-    """The state after ``event``, and what is wrong with the event itself."""
+) -> tuple[LedgerState, Discrepancies]:
+    """Return the state after ``event``, and the event's discrepancies."""
     body = json.loads(event.body)
     if event.kind == "budget":
         if state is None:
@@ -306,7 +306,7 @@ def _after(
     cost = Cost.read(json.loads(reservation.cost))
     match event.kind:
         case "reserve":
-            discrepancies = _reserved(state, filter_, body, reservation, cost)
+            discrepancies = _check_reservation(state, filter_, body, reservation, cost)
             return state.reserved(cost, reservation.rule), discrepancies
         case "commit":
             return state.committed(), []
@@ -314,36 +314,36 @@ def _after(
             return state.released(cost, reservation.rule), []
         case "settle":
             charged = Cost.read(body["cost"])
-            return state.settled(cost, charged), _settled(event, body, cost, charged)
+            return state.settled(cost, charged), _check_settlement(event, body, cost, charged)
         case kind:
             raise ValueError(f"{kind!r} is not a kind of event")
 
 
 @lru_cache(maxsize=256)
-def _first_filter(filter_: str, body: str) -> Mistakes:
-    """What is wrong with a ledger's filter, which its first budget with ``body`` started."""
+def _check_filter(filter_: str, body: str) -> Discrepancies:
+    """Compare a ledger's filter with the one of its first budget, which has ``body``."""
     budget, stored = json.loads(body), Filter.read(json.loads(filter_))
     expected = Filter.start(float(budget["epsilon"]), float(budget["delta"]))
-    same = (stored.orders, stored.gaussian_share) == (expected.orders, expected.gaussian_share)
-    if same and all(map(isclose, stored.weights, expected.weights)):
+    is_same = (stored.orders, stored.gaussian_share) == (expected.orders, expected.gaussian_share)
+    if is_same and all(map(isclose, stored.weights, expected.weights)):
         return []
-    return [("filter_differs", "the ledger's filter is not that of its first budget.")]
+    return [("filter_differs", "the ledger's filter is not the one of its first budget.")]
 
 
-def _reserved(
+def _check_reservation(
     state: LedgerState,
     filter_: Filter,
     body: Mapping[str, Any],
     reservation: Row[Any],
     cost: Cost,
-) -> Mistakes:
+) -> Discrepancies:
     discrepancies = []
-    differing = [name for name in FACTS if getattr(reservation, name) != body[name]]
+    differing = [name for name in RESERVATION_FACTS if getattr(reservation, name) != body[name]]
     if differing:
         discrepancies.append(("reservation_differs", f"its reservation has another {differing}."))
     if Cost.read(body["cost"]) != cost:
         discrepancies.append(("cost_differs", "its cost differs from its reservation's."))
-    if _understated(reservation.event, cost, state.within(filter_, cost).base):
+    if _is_understated(reservation.event, cost, state.within(filter_, cost).base):
         discrepancies.append(("understated", "it reserves less than its releases cost."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation.rule:
@@ -357,9 +357,9 @@ def _reserved(
     return discrepancies
 
 
-def _understated(event: str, cost: Cost, base: Step | None) -> bool:
-    """Whether ``cost`` is below the bounds of ``event`` by more than releases of ours differ."""
-    steps, divergences_of_event = _bounds(event)
+def _is_understated(event: str, cost: Cost, base: Step | None) -> bool:
+    """Return whether ``cost`` is below the bounds of ``event`` by more than ``TOLERANCE``."""
+    steps, divergences_of_event = _bounds_of_event(event)
     if base is not None and not cost.steps.others and not steps.within(cost.steps):
         return True
     return any(
@@ -369,30 +369,32 @@ def _understated(event: str, cost: Cost, base: Step | None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _bounds(event: str) -> tuple[Steps, tuple[float, ...]]:
+def _bounds_of_event(event: str) -> tuple[Steps, tuple[float, ...]]:
     released = parse_event(json.loads(event))
     return Steps.of(released), divergences(released)
 
 
-def _settled(event: Row[Any], body: Mapping[str, Any], cost: Cost, charged: Cost) -> Mistakes:
+def _check_settlement(
+    event: Row[Any], body: Mapping[str, Any], cost: Cost, charged: Cost
+) -> Discrepancies:
     discrepancies = []
     if not charged.within(cost):
         discrepancies.append(
             ("charged_above_reserved", "its charge is higher than its reservation.")
         )
     if event.steps_run != body["steps_run"]:
-        discrepancies.append(("not_logged", "it is settled on other steps than were logged."))
+        discrepancies.append(("not_logged", "its settled steps differ from the logged steps."))
     if charged != cost and body["record"] is None:
         discrepancies.append(
             (
                 "freed_without_record",
-                "its charge is lower than its reservation, and no record says why.",
+                "its charge is lower than its reservation, without a record.",
             )
         )
     return discrepancies
 
 
-def _logged(connection: Connection) -> set[str]:
-    """What the log says of ledgers, entry by entry."""
+def _logged_contents(connection: Connection) -> set[str]:
+    """Return the contents of all log entries about ledgers."""
     query = select(log_entries.c.content).where(log_entries.c.kind.in_(tuple(ENTRY_KINDS.values())))
     return set(connection.execute(query).scalars())

@@ -1,7 +1,7 @@
 r"""Wire models of ledgers and reservations.
 
-ε, δ and costs are numbers rounded outward, null where they are not bounded. Of the numbers in
-``spent`` the first decides; the other two are for reading and say so.
+ε, δ and costs are numbers rounded outward, or null if they are not bounded. The first number in
+``spent`` decides; the other two are for information, which their fields state.
 
 >>> BudgetRequest.from_data({"adjacency": "add_remove", "epsilon": 8, "delta": 1e-5}).unit
 'example'
@@ -50,7 +50,7 @@ from affidavit.service.models import UUID, Comment, Digest, RequestModel
 from affidavit.service.teams import NAME
 
 MAX_ENTRIES = 200
-"""Reservations that a ledger lists, the latest first; ``entries_total`` counts all."""
+"""Reservations in a ledger's response, latest first; ``entries_total`` counts all."""
 
 FILTER_MEANING = (
     "The least ε at which the filter that decides would have admitted what was spent; valid "
@@ -70,7 +70,7 @@ ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The rese
 
 
 class LedgerRequest(RequestModel):
-    """Base of what clients send to a ledger."""
+    """Base of requests to a ledger."""
 
     guide = "docs/ledger.md"
 
@@ -87,11 +87,11 @@ class BudgetRequest(LedgerRequest):
     team: TeamName | None = None
 
     def decimals(self) -> tuple[str, str]:
-        """ε and δ as decimals that read back as these doubles."""
+        """Return ε and δ as decimals that read back as these doubles."""
         return decimal_down(self.epsilon, 17), decimal_down(self.delta, 17)
 
     def proposal(self, dataset: str, team: str | None) -> dict[str, str]:
-        """What several administrators have to agree on: all but the reason."""
+        """Return the content that several administrators agree on: all but the reason."""
         epsilon, delta = self.decimals()
         scope = {"dataset": dataset, "unit": self.unit, "adjacency": self.adjacency}
         owner = {} if team is None else {"team": team}
@@ -99,7 +99,7 @@ class BudgetRequest(LedgerRequest):
 
 
 class GrantRequest(LedgerRequest):
-    """What a team may do with another team's data set from now on."""
+    """A team's access to another team's data set."""
 
     noun = "a grant"
     team: TeamName
@@ -129,7 +129,7 @@ class SettlementRequest(LedgerRequest):
 
 
 class ReleaseRequest(LedgerRequest):
-    """Why the reservation is released."""
+    """The reason of a release."""
 
     noun = "a release"
     reason: Comment = ""
@@ -139,13 +139,13 @@ class ReleaseRequest(LedgerRequest):
 
 
 def budget_of(ledger: StoredLedger) -> Budget:
-    """The budget of ``ledger``."""
+    """Build the response for the budget of ``ledger``."""
     budget = ledger.state.budget
     return Budget(version=budget.number, epsilon=float(budget.epsilon), delta=float(budget.delta))
 
 
 def charge_of(cost: Cost) -> RunCharge:
-    """``cost``, rounded up."""
+    """Build the response for ``cost``, rounded up."""
     mu_squared = cost.mu_squared.value(UNIT)
     is_gaussian = math.isfinite(mu_squared)
     return RunCharge(
@@ -156,7 +156,7 @@ def charge_of(cost: Cost) -> RunCharge:
 
 
 def summary_of(ledger: StoredLedger) -> LedgerSummary:
-    """The summary of ``ledger``."""
+    """Build the summary of ``ledger``."""
     return LedgerSummary(**_fields_of(ledger))
 
 
@@ -180,12 +180,12 @@ def _fields_of(ledger: StoredLedger, composed: Composition | None = None) -> dic
             ),
             composed=composed,
         ),
-        "remaining": Remaining(epsilon=float(decimal_down(_left(budget.epsilon, spent)))),
+        "remaining": Remaining(epsilon=float(decimal_down(_subtract_down(budget.epsilon, spent)))),
     }
 
 
 def reservation_of(stored: StoredReservation) -> Reservation:
-    """The response for ``stored``."""
+    """Build the response for ``stored``."""
     return Reservation.model_validate(
         {
             "id": stored.id,
@@ -210,7 +210,7 @@ def reservation_of(stored: StoredReservation) -> Reservation:
 def forecast_of(
     ledger: StoredLedger, cost: Cost, certificate_id: str, *, certain: bool
 ) -> Forecast:
-    """The forecast of runs of ``cost``; ``certain`` as in ``LedgerState.rule_for``."""
+    """Forecast runs of ``cost``; ``certain`` as in ``LedgerState.rule_for``."""
     state = ledger.state
     budget = state.within(ledger.filter, cost)
     runs = budget.forecast(state.spent, cost)
@@ -237,7 +237,7 @@ def ledger_of(
     composed: Composition,
     forecast: Forecast | None,
 ) -> Ledger:
-    """The response for ``ledger`` and all its ``reservations``, latest first."""
+    """Build the response for ``ledger`` and all its ``reservations``, latest first."""
     return Ledger(
         **_fields_of(ledger, composed),
         entries=[reservation_of(stored) for stored in reservations[:MAX_ENTRIES]],
@@ -249,9 +249,9 @@ def ledger_of(
 def position_of(
     ledger: StoredLedger, cost: Cost | None, *, certain: bool, reason: str | None
 ) -> dict[str, Any]:
-    """Where a ledger stood when a certificate was issued, as its signed statement says it.
+    """Build the state of a ledger for the signed statement of a certificate.
 
-    ``cost`` is None, and ``reason`` says why, where the plan's cost is not bounded.
+    ``cost`` is None if the plan's cost is not bounded; ``reason`` then says why.
     """
     state = ledger.state
     position: dict[str, Any] = {
@@ -279,34 +279,34 @@ def position_of(
 
 
 def _up(value: float) -> float:
-    """``value`` rounded up to the digits that a certificate shows."""
+    """Round ``value`` up to the digits of a certificate."""
     return float(decimal_up(value))
 
 
 def amounts_of(ledger: StoredLedger, open_: Mapping[str, Cost]) -> dict[str, Decimal] | None:
-    """The budget's ε as four amounts that sum to it: spent, committed, reserved and free.
+    """Split the budget's ε into spent, committed, reserved and free amounts.
 
-    ``open_`` are the costs of reservations by state. Each amount is what its runs add to the
-    filter's reading of those before it, rounded up. None if the reading is not bounded.
+    ``open_`` has the costs of reservations by state. Each amount is the increase, rounded up, of
+    the filter's ε by its runs. Returns None if that ε is not bounded.
     """
     state, budget = ledger.state, Decimal(ledger.state.budget.epsilon)
     total = state.spent - open_["reserved"] - open_["committed"]
     result, before = {}, Decimal(0)
     for name in ("spent", "committed", "reserved"):
         total = total if name == "spent" else total + open_[name]
-        something = total != Cost.nothing(len(total.renyi))
-        read = replace(ledger, state=replace(state, spent=total)).spent_epsilon()
-        if not math.isfinite(read):
+        is_nonzero = total != Cost.nothing(len(total.renyi))
+        spent = replace(ledger, state=replace(state, spent=total)).spent_epsilon()
+        if not math.isfinite(spent):
             return None
-        after = Decimal(decimal_up(read, 5)) if something else before
-        # Rounding up does not exhaust a budget that holds.
-        after = min(after, budget) if read <= float(budget) else after
+        after = Decimal(decimal_up(spent, 5)) if is_nonzero else before
+        # Rounding up must not exhaust a budget that is not exceeded.
+        after = min(after, budget) if spent <= float(budget) else after
         result[name], before = after - before, after
     return {**result, "free": max(Decimal(0), budget - before)}
 
 
-def _left(budget: float, spent: float) -> float:
-    """What ``spent`` leaves of ``budget``, rounded down; all of it where nothing was spent."""
+def _subtract_down(budget: float, spent: float) -> float:
+    """Return ``budget`` minus ``spent``, rounded down and at least 0."""
     if spent >= budget:
         return 0.0
     nearest = budget - spent

@@ -1,34 +1,30 @@
-"""Ledgers and reservations as values: what events add up to, and what a budget admits next.
+"""Ledgers and reservations as values: the sums of events, and what a budget admits next.
 
-What decides is pure, so that the service and a replay of its rows decide alike.
+The decisions are pure functions, so that the service and a replay of its rows decide alike.
 
-The tables have budgets, reservations and events, as rows that are added only:
+The tables have append-only rows:
 
-``ledgers``
-    One row per data set, privacy unit and adjacency: what may be added up. Orders, weights and
-    the Gaussian's share of its filter stand here and never change while the ledger lives.
-``reservations``
-    What was reserved: the certificate, its steps, its cost at the filter's orders (decimals
-    rounded up) and the events it stands for.
+``ledgers`` One row per data set, privacy unit and adjacency, the scope within which costs are
+added. The orders, weights and Gaussian share of its filter never change. ``reservations`` A
+reserved run: the certificate, its steps, its cost at the filter's orders (decimals rounded up) and
+its events.
 ``ledger_events``
-    What happened to a ledger, numbered from 1 without a gap: a budget was set; a run was
-    reserved, committed, settled or released. Each row carries the state after it, so that
-    the next one needs to read one row, and a replay can tell whether any was wrong.
+    The events of a ledger, numbered from 1 without gaps: a budget was set; a run was reserved,
+    committed, settled or released. Each row carries the state after it, so that the next decision
+    reads one row, and a replay finds wrong rows.
 ``dataset_grants``
-    What a team may do with a data set of another: reserve from it, read its ledger, or nothing.
-    The last row of a data set and a team counts.
+    A team's access to another team's data set: reserve, read or nothing. The last row applies.
 
-What no row can say, whoever writes it:
+The constraints exclude:
 
-* two events of one number (primary key), which is also what ends a race that a lock failed to;
+* two events with one number (primary key), which also ends a race if the lock fails;
 * a reservation reserved, committed, settled or released twice (``step`` is 1 for reserve, 2 for
   commit **or** release, 3 for settle, and unique in a reservation);
-* a settlement without a commitment, a commitment or release without a reservation (``follows``
+* a settlement without a commitment, or a commitment or release without a reservation (``follows``
   refers to the event before);
-* a settlement of more steps than were certified (``certified_steps`` refers to the reservation).
+* a settlement of more steps than certified (``certified_steps`` refers to the reservation).
 
-That the sum stays within the budget is no constraint that a database knows; ``replay`` finds
-a row that passed it by.
+No constraint can enforce the budget; ``integrity.check_ledgers`` finds a row that exceeds it.
 """
 
 from __future__ import annotations
@@ -149,12 +145,12 @@ dataset_grants = numbered(
 
 
 Rule = Literal["filter", "alone"]
-NONE = Coordinate()
+ZERO = Coordinate()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetVersion:
-    """One version of a budget; ε and δ are decimals as they were set."""
+    """A version of a budget; ε and δ are decimals as they were set."""
 
     number: int
     epsilon: str
@@ -163,7 +159,7 @@ class BudgetVersion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerScope:
-    """What may be added up: one data set, one privacy unit, one adjacency."""
+    """The scope of a ledger: one data set, one privacy unit, one adjacency."""
 
     dataset: str
     unit: str
@@ -171,14 +167,14 @@ class LedgerScope:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """The scope that a row names."""
+        """Return the scope that a row names."""
         return cls(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
 
     def __str__(self) -> str:
         return f"{self.dataset}/{self.unit}/{self.adjacency}"
 
     def as_dict(self) -> dict[str, str]:
-        """The three as JSON data."""
+        """Return the scope as JSON data."""
         return {"dataset": self.dataset, "unit": self.unit, "adjacency": self.adjacency}
 
 
@@ -186,21 +182,21 @@ class LedgerScope:
 class LedgerState:
     """A ledger after its event number ``seq``.
 
-    ``spent`` is the sum over all runs that were not released: what was reserved, and of the
-    settled ones what they settled on. ``runs`` counts them. ``alone`` is the δ of a run that
-    was admitted by its own certificate. ``base`` dominates the steps of the first run, and is None
-    where that has other releases.
+    ``spent`` is the sum of the charges of settled runs and the costs of reserved and committed
+    runs; ``runs`` counts all of these. ``alone`` is the δ of a run that was admitted by its own
+    certificate. ``base`` dominates the steps of the first run, or is None if the run has other
+    releases.
     """
 
     seq: int
     budget: BudgetVersion
     spent: Cost
     runs: int = 0
-    alone: Coordinate = NONE
+    alone: Coordinate = ZERO
     base: Step | None = None
 
     def within(self, filter_: Filter, run: Cost | None = None) -> Budget:
-        """The budget in force, with what a run admitted alone took from it, as ``run`` meets it."""
+        """Return the budget in force for ``run``, without the δ of a run admitted alone."""
         return Budget(
             epsilon=float(self.budget.epsilon),
             delta=float(self.budget.delta),
@@ -210,11 +206,11 @@ class LedgerState:
         )
 
     def _base_with(self, run: Cost) -> Step | None:
-        """The base after ``run`` is reserved; the first run decides it, before any release."""
+        """Return the base after ``run`` is reserved, which the first run determines."""
         return self.base if self.runs else run.steps.worst()
 
     def rule_for(self, filter_: Filter, cost: Cost, *, certain: bool) -> Rule | None:
-        """By which rule a run of ``cost`` is admitted now; None if by none.
+        """Return the rule that admits a run of ``cost`` now, if any.
 
         ``certain`` tells whether the run's certificate holds without a confidence.
         """
@@ -226,18 +222,18 @@ class LedgerState:
         return None
 
     def exhausted(self, filter_: Filter) -> bool:
-        """Whether the budget in force would not admit what was spent already."""
+        """Return whether the budget in force does not admit the spent cost."""
         if self.runs == 0:
             return False
         return not self.within(filter_).admits(self.spent)
 
     def with_budget(self, epsilon: str, delta: str) -> LedgerState:
-        """After another version of the budget."""
+        """Return the state after another version of the budget."""
         version = BudgetVersion(number=self.budget.number + 1, epsilon=epsilon, delta=delta)
         return replace(self, seq=self.seq + 1, budget=version)
 
     def reserved(self, cost: Cost, rule: Rule) -> LedgerState:
-        """After a run was reserved."""
+        """Return the state after a run was reserved."""
         return replace(
             self,
             seq=self.seq + 1,
@@ -248,26 +244,26 @@ class LedgerState:
         )
 
     def committed(self) -> LedgerState:
-        """After a run was committed."""
+        """Return the state after a run was committed."""
         return replace(self, seq=self.seq + 1)
 
     def settled(self, reserved: Cost, settled: Cost) -> LedgerState:
-        """After a run that had reserved the one cost was settled on the other."""
+        """Return the state after a run with a reserved cost was charged the settled cost."""
         return replace(self, seq=self.seq + 1, spent=self.spent - reserved + settled)
 
     def released(self, cost: Cost, rule: Rule) -> LedgerState:
-        """After a run that never began gave back what it had reserved."""
+        """Return the state after the reservation of a run that never began was released."""
         return replace(
             self,
             seq=self.seq + 1,
             spent=self.spent - cost,
             runs=self.runs - 1,
-            alone=NONE if rule == "alone" else self.alone,
+            alone=ZERO if rule == "alone" else self.alone,
             base=self.base if self.runs > 1 else None,
         )
 
     def written(self) -> str:
-        """The state as it stands in a row."""
+        """Return the state as the text of a row."""
         base = {} if self.base is None else {"base": event_document(self.base)}
         return json.dumps(
             base
@@ -286,7 +282,7 @@ class LedgerState:
 
     @classmethod
     def first(cls, epsilon: str, delta: str, filter_: Filter) -> Self:
-        """After the first version of a budget."""
+        """Return the state after the first version of a budget."""
         return cls(
             seq=1,
             budget=BudgetVersion(number=1, epsilon=epsilon, delta=delta),
@@ -295,7 +291,7 @@ class LedgerState:
 
     @classmethod
     def read(cls, seq: int, text: str) -> Self:
-        """The state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+        """Read the state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         document: Mapping[str, Any] = json.loads(text)
         budget = document["budget"]
         base = parse_event(document["base"]) if "base" in document else None
@@ -315,7 +311,7 @@ class LedgerState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredLedger:
-    """A ledger's row, with the state after its last event."""
+    """A ledger's row with the state after its last event."""
 
     id: int
     scope: LedgerScope
@@ -324,31 +320,31 @@ class StoredLedger:
     team: str = DEFAULT
 
     def spent_epsilon(self) -> float:
-        """The filter's reading of what was spent, at the budget's δ; infinity where it has none.
+        """Return the ε that the filter assigns to the spent cost at the budget's δ, or infinity.
 
-        Of a run admitted alone it is the certificate's ε, while that holds at the budget's δ.
+        For a run admitted alone it is the certificate's ε, if that holds at the budget's δ.
         """
         return _spent_epsilon(self.state, self.filter)
 
 
 @lru_cache(maxsize=1024)
 def _spent_epsilon(state: LedgerState, filter_: Filter) -> float:
-    """Cached, because each page that shows ledgers needs it again."""
+    # Cached for the pages that show many ledgers.
     if state.runs != 1 or not state.alone.units:
         return state.within(filter_).spent(state.spent)
     if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
         return state.spent.epsilon.value(UNIT)
-    # A later budget has a smaller δ, at which the certificate says nothing. The filter does,
-    # and may use all of that δ for one run: its certificate is not relied upon.
-    return replace(state, alone=NONE).within(filter_).spent(state.spent)
+    # A later budget has a smaller δ, for which the certificate gives no ε. The filter does, and may
+    # use all of that δ, because it does not rely on the certificate.
+    return replace(state, alone=ZERO).within(filter_).spent(state.spent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredReservation:
-    """A reservation's row and what happened to it.
+    """A reservation's row with its later events.
 
-    ``state`` is reserved, committed, settled or released. ``cost`` is what it reserved and
-    ``charged`` what it counts for now; ``steps_run`` is known once it is settled.
+    ``state`` is reserved, committed, settled or released. ``cost`` is the reserved cost and
+    ``charged`` the current charge. ``steps_run`` is known after settlement.
     """
 
     id: str

@@ -24,7 +24,7 @@ from affidavit.plan import MalformedPlan, Plan, Reason, as_document, digest
 from affidavit.service import certificate_store
 from affidavit.service.certificates.draw_certificate import NoCurve, plan_of
 from affidavit.service.certificates.preview_plan import (
-    LONGEST,
+    MAX_TEXT_LENGTH,
     NoisePoint,
     Pictures,
     Preview,
@@ -154,7 +154,7 @@ async def submit_form(
     if button == "read":
         view = _document_view(request, form, "\n".join(submitted.all("document")))
     else:
-        yaml = "\n".join(submitted.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
+        yaml = "\n".join(submitted.all("yaml"))[:MAX_TEXT_LENGTH] if mode == "yaml" else form.yaml
         view = _view(request, "yaml" if button == "yaml" else mode, form, yaml)
     try:
         match button:

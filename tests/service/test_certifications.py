@@ -93,7 +93,7 @@ def test_only_its_requester_sees_it_and_nobody_runs_too_many(
     slow: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(certifications, "MAX_EACH", 1)
+    monkeypatch.setattr(certifications, "MAX_PER_CALLER", 1)
     monkeypatch.setattr(pool, "certify", slow.sleep)
     monkeypatch.setattr(pool, "is_quick", lambda _: False)
     people = tokens_for(settings, {"one": ["submit"], "other": ["submit"]})
@@ -113,7 +113,7 @@ def test_what_nobody_asks_for_ends_and_what_a_dead_replica_left_is_lost(
     client: TestClient, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = client.app.state.services  # type: ignore[attr-defined]
-    monkeypatch.setattr(certifications, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(certifications, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(certifications, "ABANDONED_AFTER", timedelta(0))
 
     async def sleep(_: Any) -> Any:

@@ -207,18 +207,18 @@ def test_a_list_is_signed_again_when_it_is_old_changed_or_its_key_is(
     created = company.client.app.state.services.status_lists
     now = datetime.now(UTC)
     first = created.at(now)
-    assert created.at(now + lists.MAX_AGE - timedelta(seconds=2)) == first
-    second = created.at(now + lists.MAX_AGE + timedelta(seconds=2))
+    assert created.at(now + lists.MAX_LIST_AGE - timedelta(seconds=2)) == first
+    second = created.at(now + lists.MAX_LIST_AGE + timedelta(seconds=2))
     assert content(second)["sequence"] == content(first)["sequence"] + 1
     assert content(second)["issuer"] == content(first)["issuer"]
-    good = lists.VALIDITY + lists.MAX_AGE
+    good = lists.LIST_VALIDITY + lists.MAX_LIST_AGE
     current_status(second, company.trusted, {}, now + good - timedelta(seconds=5))
     company.change_key()
-    third = created.at(now + lists.MAX_AGE + timedelta(seconds=3))
+    third = created.at(now + lists.MAX_LIST_AGE + timedelta(seconds=3))
     assert content(third)["sequence"] == content(second)["sequence"] + 1
     assert set(content(second)["keys"]) < set(content(third)["keys"])
     company.revoke("bea", result)
-    fourth = content(created.at(now + lists.MAX_AGE + timedelta(seconds=4)))
+    fourth = content(created.at(now + lists.MAX_LIST_AGE + timedelta(seconds=4)))
     assert (fourth["sequence"], len(fourth["listed"])) == (content(third)["sequence"] + 1, 1)
 
 

@@ -161,7 +161,7 @@ def test_reservations_and_runs_are_of_what_was_logged(ask: Any, plan: Any) -> No
         ("runs SET request = REPLACE(request, 'digits', 'others')", "['request']"),
         ("runs SET requested_by = 'token:other'", "'requested_by'"),
         ("runs SET plan_digest = 'of another'", "'plan_digest'"),
-        ("ledger_events SET steps_run = 0 WHERE kind = 'settle'", "on other steps"),
+        ("ledger_events SET steps_run = 0 WHERE kind = 'settle'", "settled steps"),
         ("ledgers SET filter = REPLACE(filter, '0.5', '0.75')", "filter_differs"),
         ("reservations SET plan_digest = 'of another'", "reservation_differs"),
     ):

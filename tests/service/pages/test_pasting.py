@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from affidavit.plan import as_document, digest, parse_plan, plan_from
-from affidavit.service.certificates.preview_plan import LONGEST, PreviewPlan, read_document
+from affidavit.service.certificates.preview_plan import MAX_TEXT_LENGTH, PreviewPlan, read_document
 from affidavit.service.pages.plan_form import PlanForm, parse
 
 SCRIPT = """
@@ -97,5 +97,5 @@ def test_anything_else_is_refused_with_what_to_do(text: str) -> None:
 
 def test_a_longer_text_is_not_read_at_all() -> None:
     preview: Any = PreviewPlan.read
-    read = asyncio.run(preview(None, "x" * (LONGEST + 1), {}))
+    read = asyncio.run(preview(None, "x" * (MAX_TEXT_LENGTH + 1), {}))
     assert read.reasons[0].code == "too_large"
