@@ -1,1 +1,1 @@
-"""What operators see and do: logs, metrics, traces, roles of the database, backups."""
+"""Operation: logs, metrics, traces, readiness, and administration of the database."""

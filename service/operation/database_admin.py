@@ -1,22 +1,19 @@
-"""What an operator does with the database: bring its schema up to date, grant roles, copy it.
+"""Administer the database: migrate its schema, grant roles, and copy it.
 
-The service never creates a table. ``affidavit migrate`` does, once, before the service is
-started; start-up and ``/readyz`` call ``require_head``. The scripts are found inside the
-installed package, so a wheel migrates as a checkout does.
+The service never creates a table. ``affidavit migrate`` does, before the service is started;
+start-up and ``/readyz`` call ``require_head``. The migration scripts are part of the installed
+package.
 
-``affidavit migrate`` on PostgreSQL runs as the owner of the tables and, where the setting
-``AFFIDAVIT_DATABASE_APP_ROLE`` names a role, gives it exactly what the service needs: to
-read and to insert, and to change or delete rows in the few tables that are queues or
-counters. Tables that are append-only are recognised by the trigger that makes them so; in
-those the role could not change a row even if the trigger were gone. It may make nothing,
-truncate nothing and touch no trigger. Whatever it was given before is taken away first,
-so that a migration never leaves more than this. The database administrator creates the role
-(``CREATE ROLE … LOGIN``): a role has a password, and that is not ours to store.
+On PostgreSQL ``affidavit migrate`` runs as the owner of the tables. It grants the role in
+``AFFIDAVIT_DATABASE_APP_ROLE`` what the service needs: to read and to insert, and to change or
+delete rows in the few tables that are queues or counters. Append-only tables are recognised by the
+trigger that makes them so; the role could not change their rows even without the trigger. It may
+not create, truncate or alter anything. Earlier grants are revoked first. The database administrator
+creates the role (``CREATE ROLE … LOGIN``), because its password must not be stored here.
 
-``affidavit backup`` copies the embedded database while the service goes on working, by SQLite's
-own online backup: the copy is one moment's state, whatever is being written meanwhile. It is
-checked, and appears under its name only when it is whole; it holds plans, and is therefore
-readable by its owner alone. PostgreSQL has ``pg_dump`` for this.
+``affidavit backup`` copies the embedded database while the service runs, by SQLite's online backup:
+the copy is the state at one time. It is checked before it appears under its name, and is readable
+only by its owner, because it contains plans. For PostgreSQL use ``pg_dump``.
 """
 
 from __future__ import annotations
@@ -60,13 +57,13 @@ MODULES = (
     repository,
     certifications,
 )
-"""Every module with tables, so that ``metadata`` has all of them."""
+"""Every module with tables, imported so that ``metadata`` has them all."""
 
 __all__ = ["metadata"]
 
 
 class SchemaNotAtHead(OperatorError):
-    """The database's schema is not the one that this release works with."""
+    """The database's schema is not at the revision of this release."""
 
     def __init__(self, found: str | None, expected: str) -> None:
         self.found = found
@@ -94,9 +91,9 @@ class UnknownSchema(SchemaNotAtHead):
 
 @cache
 def head() -> str:
-    """The revision that this release works with.
+    """Return the schema revision of this release.
 
-    Raises ``RuntimeError`` where an installation has no revision.
+    Raises ``RuntimeError`` if the installation has no revision.
     """
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     if revision is None:
@@ -105,7 +102,7 @@ def head() -> str:
 
 
 def revision_of(engine: Engine) -> str | None:
-    """The revision of the database behind ``engine``."""
+    """Return the schema revision of the database."""
     if is_missing_file(engine.url):
         return None
     with engine.connect() as connection:
@@ -113,7 +110,7 @@ def revision_of(engine: Engine) -> str | None:
 
 
 def require_head(engine: Engine) -> str:
-    """The head's revision; raises ``SchemaNotAtHead`` when the database has another one."""
+    """Return the head's revision; raises ``SchemaNotAtHead`` if the database has another one."""
     revision, expected = revision_of(engine), head()
     if revision != expected:
         raise _not_at_head(revision)
@@ -121,9 +118,9 @@ def require_head(engine: Engine) -> str:
 
 
 def upgrade(url: str) -> None:
-    """Bring the database at ``url`` to the head, in one transaction.
+    """Migrate the database at ``url`` to the head, in one transaction.
 
-    Raises ``UnknownSchema`` when no revision of this release leads there from its own.
+    Raises ``UnknownSchema`` if this release does not know the database's revision.
     """
     create_sqlite_file(url)
     engine = open_engine(url, bounded=False)
@@ -156,22 +153,22 @@ def _config() -> Config:
     return config
 
 
-PAGES = 4096
-"""Pages copied at once; between the portions writers get their turn."""
+PAGES_PER_COPY = 4096
+"""Pages copied at once, between which writers can proceed."""
 
 
 def back_up(url: str, target: Path) -> int:
-    """Copy the SQLite database at ``url`` to the new file ``target``; its size in bytes.
+    """Copy the SQLite database at ``url`` to the new file ``target``; return its size in bytes.
 
     Raises ``SettingsError`` for a database of another kind, ``OperatorError`` and ``OSError``.
     """
-    row = make_url(url)
-    if row.get_backend_name() != "sqlite":
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
         raise SettingsError(
             "DATABASE_URL is PostgreSQL's: back it up with pg_dump --format=custom; "
             "see docs/how-to/backup-and-restore.md."
         )
-    source = Path(str(row.database))
+    source = Path(str(parsed.database))
     if not source.exists():
         raise OperatorError(f"{source} does not exist; there is nothing to back up.")
     if target.exists():
@@ -183,7 +180,7 @@ def back_up(url: str, target: Path) -> int:
     try:
         _copy(source, partial)
         os.fsync(descriptor)
-        os.link(partial, target)  # fails, rather than replaces, if somebody was quicker
+        os.link(partial, target)  # fails if the file exists by now
         fsync_directory(target.parent)
     except sqlite3.DatabaseError as error:
         raise OperatorError(f"{source} cannot be copied: {error}.") from None
@@ -195,8 +192,8 @@ def back_up(url: str, target: Path) -> int:
 
 def _copy(source: Path, target: Path) -> None:
     with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
-        live.backup(copy, pages=PAGES)
-        # One file: the copy of a database in WAL mode would open with files of its own.
+        live.backup(copy, pages=PAGES_PER_COPY)
+        # A copy in WAL mode would need further files.
         copy.execute("PRAGMA journal_mode=DELETE")
         result = copy.execute("PRAGMA integrity_check").fetchone()
         if result != ("ok",):
@@ -227,9 +224,9 @@ _ROLE = text(
 
 
 def grant_application(url: str, role: str) -> None:
-    """Give ``role`` what the service needs in the database at ``url``, and no more.
+    """Grant ``role`` exactly what the service needs in the database at ``url``.
 
-    Raises ``SettingsError`` when the role is none that the service may work as.
+    Raises ``SettingsError`` for a role with too many privileges.
     """
     engine = open_engine(url, bounded=False)
     try:
@@ -238,13 +235,13 @@ def grant_application(url: str, role: str) -> None:
                 "AFFIDAVIT_DATABASE_APP_ROLE is for PostgreSQL; an SQLite file has no roles."
             )
         with engine.begin() as connection:
-            _require_plain(connection, role)
+            _require_unprivileged(connection, role)
             _grant(connection, role)
     finally:
         engine.dispose()
 
 
-def _require_plain(connection: Connection, role: str) -> None:
+def _require_unprivileged(connection: Connection, role: str) -> None:
     row = connection.execute(_ROLE, {"role": role}).first()
     if row is None:
         problem = "does not exist; create it: CREATE ROLE … LOGIN PASSWORD …"
@@ -262,18 +259,18 @@ def _require_plain(connection: Connection, role: str) -> None:
 def _grant(connection: Connection, role: str) -> None:
     quote = connection.dialect.identifier_preparer.quote_identifier
     schema = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
-    whom = quote(role)
+    grantee = quote(role)
     for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
-        connection.exec_driver_sql(f"REVOKE ALL ON ALL {kind} IN SCHEMA {schema} FROM {whom}")
-    connection.exec_driver_sql(f"REVOKE ALL ON SCHEMA {schema} FROM {whom}")
-    # PostgreSQL before 15 lets everybody make tables here.
+        connection.exec_driver_sql(f"REVOKE ALL ON ALL {kind} IN SCHEMA {schema} FROM {grantee}")
+    connection.exec_driver_sql(f"REVOKE ALL ON SCHEMA {schema} FROM {grantee}")
+    # PostgreSQL before 15 lets everybody create tables here.
     connection.exec_driver_sql(f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC")
-    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {whom}")
-    connection.exec_driver_sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {whom}")
+    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {grantee}")
+    connection.exec_driver_sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {grantee}")
     for table in connection.execute(_TABLES).all():
         allowed = _allowed(table.name, append_only=table.append_only)
         named = f"{schema}.{quote(table.name)}"
-        connection.exec_driver_sql(f"GRANT {allowed} ON TABLE {named} TO {whom}")
+        connection.exec_driver_sql(f"GRANT {allowed} ON TABLE {named} TO {grantee}")
 
 
 def _allowed(table: str, *, append_only: bool) -> str:

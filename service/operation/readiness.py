@@ -1,18 +1,14 @@
-"""Whether the service can do its work: database, schema at head, signer, and a log that grows.
+"""Readiness of the service: database, schema, signing key, and log. Nothing is written.
 
-Nothing is written to find it out: a probe comes every few seconds.
+The log is behind if its oldest pending entry has waited too long since this process first saw it.
+The entry's own time is unsuitable: it is the time of a request, whose accounting may take minutes.
 
-The log is behind when its oldest entry without a place has waited too long. An entry's own time
-is that of the request that led to it, which may have been accounted for minutes, or of a
-certificate of an earlier release; so what counts is when this process first saw the entry wait.
-
-``SafetyWatch`` forbids this process to spend budget or to sign until an operator repairs it. A
-service that knows of damage and goes on makes it worse: what it signs or reserves rests on rows
-that are not true. So every request that changes something is refused with 503 ``writes_suspended``
-while the log is damaged or was rolled back, a ledger is not what the log says of it, the disk is
-nearly full, or this machine's clock is not the database's. What only ends work goes on
-(``needs(..., always=True)``), and so does reading. ``/readyz`` gives the same reasons, and
-``affidavit_writes_suspended`` counts them.
+``SafetyWatch`` suspends writes until an operator repairs the service, because signatures and
+reservations on top of damaged data would make the damage worse. Every request that changes
+something is refused with 503 ``writes_suspended`` while the log is damaged or was rolled back, a
+ledger contradicts the log, the disk is nearly full, or this machine's clock differs from the
+database's. Reading and changes that only end work continue (``needs(..., always=True)``).
+``/readyz`` gives the same reasons, and ``affidavit_writes_suspended`` counts them.
 """
 
 from __future__ import annotations
@@ -46,11 +42,11 @@ from affidavit.service.problems import Problem
 from affidavit.service.teams import acting_for
 
 BEHIND_SECONDS = 30.0
-"""Entries are taken up within a second; one that waits this long shows that nobody does."""
+"""Waiting time of a pending entry, normally under a second, at which the log is behind."""
 
 
 class LogWatch:
-    """What one process has seen of the queue; safe to ask from several threads."""
+    """The oldest pending entry seen by one process; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -58,7 +54,7 @@ class LogWatch:
         self._since = 0.0
 
     def waited(self, connection: Connection) -> float:
-        """Seconds since the oldest waiting entry was first seen to wait; 0 if none waits."""
+        """Return the seconds since the oldest pending entry was first seen; 0 without one."""
         oldest = connection.execute(select(func.min(log_pending.c.entry_id))).scalar_one()
         with self._lock:
             now = time.monotonic()
@@ -72,7 +68,7 @@ _READ_ONLY = text("SELECT current_setting('transaction_read_only')::boolean")
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What was found; the service is ready when there is no reason against it."""
+    """The state of the service; it is ready if there are no ``reasons``."""
 
     revision: str | None
     key: PublicKey | None
@@ -86,7 +82,7 @@ def check_readiness(
     suspended: Sequence[Reason],
     log_watch: LogWatch,
 ) -> Readiness:
-    """Look at the database and at the signer; ``suspended`` is why nothing may be written."""
+    """Check the database and the signing key; ``suspended`` are reasons that suspend writes."""
     reasons = list(suspended)
     key: PublicKey | None = None
     revision = None
@@ -112,27 +108,27 @@ def check_readiness(
     except KeyFailure as failure:
         reasons.append(_reason("signer_unavailable", str(failure), "Fix the key directory."))
     except SQLAlchemyError:
-        pass  # which keys are revoked is not known; why not is said above
+        pass  # the revoked keys are unknown, for the reason above
     return Readiness(revision, key, tuple(reasons))
 
 
-# ---- what forbids writing ------------------------------------------------------------
+# ---- suspended writes ------------------------------------------------------------------
 
-LOOK_SECONDS = 5.0
-"""For how long what was found counts; each write looks at its ledger and the log's size besides."""
+CHECK_SECONDS = 5.0
+"""Validity of a check; each write also checks its ledger and the log's size."""
 MIN_FREE_BYTES = 16 * 1024 * 1024
-"""Of the file system of an SQLite database, below which nothing more is begun."""
+"""Free space of an SQLite database's file system, below which writes are suspended."""
 FULL_SECONDS = 30.0
-"""For how long nothing is begun after PostgreSQL reported a full disk."""
+"""Time for which writes are suspended after PostgreSQL reported a full disk."""
 DISK_FULL = "53100"
 
-_LARGEST = select(func.max(log_checkpoints.c.tree_size))
+_LARGEST_TREE = select(func.max(log_checkpoints.c.tree_size))
 
 
 class SafetyWatch:
-    """What one process knows; safe to ask from several threads.
+    """The faults that suspend writes in one process; safe to use from several threads.
 
-    ``log_problem`` says what the sequencer met, and ``newest`` the newest checkpoint that it saw.
+    ``log_problem`` returns the sequencer's problem, ``newest`` the newest checkpoint that it saw.
     """
 
     def __init__(
@@ -146,33 +142,33 @@ class SafetyWatch:
         self._log_problem = log_problem
         self._newest = newest
         self._clock = clock
-        self._place = _place_of(engine)
+        self._folder = _database_folder(engine)
         self._full_until = 0.0
         self._lock = Lock()
-        self._looked_at = -LOOK_SECONDS
+        self._checked_at = -CHECK_SECONDS
         self._fault: Reason | None = None
         event.listen(engine, "begin", self._begin)
         event.listen(engine, "handle_error", self._note_full_disk)
 
     def _begin(self, connection: Connection) -> None:
-        """Let no transaction write into a log that is smaller than the one that was seen."""
+        """Refuse to write into a log that is smaller than the newest seen checkpoint."""
         seen = self._newest()
         if seen is None or not connection.get_execution_options().get("affidavit_writes"):
             return
-        if (connection.execute(_LARGEST).scalar_one() or 0) < seen.checkpoint.size:
-            self._looked_at = -LOOK_SECONDS
+        if (connection.execute(_LARGEST_TREE).scalar_one() or 0) < seen.checkpoint.size:
+            self._checked_at = -CHECK_SECONDS
             raise LogDamaged("the log has fewer entries than were seen before")
 
     def reasons(self) -> list[Reason]:
-        """Why nothing may be spent or signed; nothing if all is well."""
-        log, stored = self._log_problem(), self._stored()
+        """Return the reasons why nothing may be spent or signed."""
+        log, stored = self._log_problem(), self._database_fault()
         if log is not None and stored is not None and log.code == stored.code:
             stored = None
-        possible = (log, stored, self._disk(), self._skew())
+        possible = (log, stored, self._disk_fault(), self._clock_fault())
         return [item for item in possible if item is not None]
 
     def require(self) -> None:
-        """Raise the problem of a service that must not write."""
+        """Raise ``Problem`` while writes are suspended."""
         reasons = self.reasons()
         if reasons:
             raise Problem(
@@ -183,19 +179,19 @@ class SafetyWatch:
                 headers={"Retry-After": "60"},
             )
 
-    def _stored(self) -> Reason | None:
+    def _database_fault(self) -> Reason | None:
         with self._lock:
-            if time.monotonic() < self._looked_at + LOOK_SECONDS:
+            if time.monotonic() < self._checked_at + CHECK_SECONDS:
                 return self._fault
             try:
-                self._fault = self._look()
+                self._fault = self._check_database()
             except SQLAlchemyError:
-                return self._fault  # the request itself will say that there is no database
-            self._looked_at = time.monotonic()
+                return self._fault  # the request itself reports the missing database
+            self._checked_at = time.monotonic()
             return self._fault
 
-    def _look(self) -> Reason | None:
-        seen = self._newest()  # before the snapshot, which has it then
+    def _check_database(self) -> Reason | None:
+        seen = self._newest()  # read before the snapshot, which then includes it
         try:
             with acting_for(None), snapshot(self._engine) as connection:
                 last = last_checkpoint(connection)
@@ -210,7 +206,7 @@ class SafetyWatch:
             return _reason("log_damaged", f"{damaged}.", "Run: affidavit audit verify")
         return None
 
-    def _skew(self) -> Reason | None:
+    def _clock_fault(self) -> Reason | None:
         skew = self._clock.skew()
         if abs(skew) <= MAX_SKEW:
             return None
@@ -225,17 +221,17 @@ class SafetyWatch:
         if getattr(context.original_exception, "sqlstate", None) == DISK_FULL:
             self._full_until = time.monotonic() + FULL_SECONDS
 
-    def _disk(self) -> Reason | None:
+    def _disk_fault(self) -> Reason | None:
         if time.monotonic() < self._full_until:
             return _reason(
                 "disk_full",
                 f"PostgreSQL reported a full disk less than {FULL_SECONDS:g} s ago.",
                 "Free space on the server's disks.",
             )
-        if self._place is None:
+        if self._folder is None:
             return None
         try:
-            free = shutil.disk_usage(self._place).free
+            free = shutil.disk_usage(self._folder).free
         except OSError:
             return None
         if free >= MIN_FREE_BYTES:
@@ -247,8 +243,8 @@ class SafetyWatch:
         )
 
 
-def _place_of(engine: Engine) -> Path | None:
-    """The folder of an SQLite file; only PostgreSQL itself knows how full its disks are."""
+def _database_folder(engine: Engine) -> Path | None:
+    """Return the folder of an SQLite file; PostgreSQL's disks are unknown."""
     if engine.dialect.name != "sqlite" or not engine.url.database:
         return None
     return Path(engine.url.database).parent

@@ -1,4 +1,4 @@
-"""Logs as JSON lines, traces by OpenTelemetry and metrics for Prometheus, without private values.
+"""Logs as JSON lines, traces by OpenTelemetry, and metrics for Prometheus, without private values.
 
 ::
 
@@ -6,20 +6,17 @@
      "message": "request", "request_id": "…", "actor": "token:ci", "method": "POST",
      "route": "/v1/certificates", "status": 201, "duration_ms": 12.3}
 
-The names of the fields never change their meaning. Of an exception the types and the
-places in the code are written and not the messages: a database's message repeats the row
-that it refuses, and a row may hold a plan. ``FIELDS`` are all that a record may add to
-the message, so that nothing gets here by being handed to a logger.
+The names of the fields never change their meaning. Exceptions are logged by type and position in
+the code, without messages, because a database's message repeats the refused row, which may contain
+a plan. Only ``FIELDS`` of a record are added to its message.
 
-Traces are on when ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``…_TRACES_ENDPOINT``) is set, and need
-the extra ``affidavit[otel]``, which nothing else imports. A request has one span, with the
-route's template and never the path or the query, so that no name or token gets into it. A
-``traceparent`` header is followed.
+Traces are on if ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``…_TRACES_ENDPOINT``) is set, and need the
+extra ``affidavit[otel]``. A request has one span, named by the route's template without path or
+query, so that it contains no name or token. A ``traceparent`` header is followed.
 
-Labels of metrics are route templates, methods, statuses, codes and verdicts: small closed sets,
-never a name of a data set, of a plan or of an actor. Each application has a registry of its own.
-What stands in the database is read when it is asked for and left out when the database
-does not answer, so that a scrape never fails for it.
+Labels of metrics are route templates, methods, statuses, codes and verdicts, never names of data
+sets, plans or actors. Each application has its own registry. Gauges of the database are read for
+each scrape and omitted while the database does not respond.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +62,9 @@ class JsonLines(logging.Formatter):
     """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line without its line end."""
         line: dict[str, Any] = {
-            "at": _moment(record.created),
+            "at": _format_time(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -83,7 +79,7 @@ class JsonLines(logging.Formatter):
 
 
 def exception_record(error: BaseException) -> list[dict[str, Any]]:
-    """The error and what it came from, outermost first: types and places, no messages."""
+    """Return the types and positions of an error and its causes, outermost first."""
     records: list[dict[str, Any]] = []
     seen: BaseException | None = error
     while seen is not None and len(records) < MAX_FRAMES:
@@ -102,25 +98,25 @@ def exception_record(error: BaseException) -> list[dict[str, Any]]:
 
 
 def configure_logging() -> None:
-    """Write everything from INFO on to standard error as JSON lines."""
+    """Log records from INFO up to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Alembic tells of its every look at the revision, httpx of every whole address.
+    # Alembic logs every read of the revision, httpx every full URL.
     for name in ("alembic", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
-VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 class TracingUnavailable(SettingsError):
-    """Traces are asked for and their package is not installed."""
+    """Traces are configured, but their package is not installed."""
 
 
 class Tracing:
@@ -137,18 +133,18 @@ class Tracing:
 
     @contextmanager
     def request(self, method: str, headers: Mapping[str, str]) -> Iterator[Any]:
-        """A span for a request, ended with the block; ``finish`` says what it was."""
+        """Open a span for a request, which ``finish`` describes."""
         with self._tracer.start_as_current_span(
             method,
             context=self._extract(headers),
             kind=self._kind,
-            record_exception=False,  # its message may hold what was asked
+            record_exception=False,  # its message may contain private values
             set_status_on_exception=False,
         ) as span:
             yield span
 
     def finish(self, span: Any, fields: Mapping[str, Any]) -> None:
-        """Name the span and give it the fields that the log has too."""
+        """Name the span, and add the fields of the log."""
         span.update_name(f"{fields['method']} {fields['route']}")
         span.set_attribute("http.request.method", fields["method"])
         span.set_attribute("http.route", fields["route"])
@@ -160,13 +156,13 @@ class Tracing:
             span.set_status(self._failed)
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
-    """Traces to the collector of ``environment``, or None; raises ``TracingUnavailable``."""
-    if not any(environment.get(name) for name in VARIABLES):
+    """Open traces to the collector of ``environment``, if any; raises ``TracingUnavailable``."""
+    if not any(environment.get(name) for name in ENDPOINT_VARIABLES):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -175,9 +171,9 @@ def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError:
         raise TracingUnavailable(
-            f"{VARIABLES[0]} asks for traces; run: pip install 'affidavit[otel]'"
+            f"{ENDPOINT_VARIABLES[0]} asks for traces; run: pip install 'affidavit[otel]'"
         ) from None
-    # The operator's own name for the service has the last word.
+    # The operator's own name for the service takes precedence.
     named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "affidavit"}
     provider = TracerProvider(resource=Resource.create(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -185,14 +181,14 @@ def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 ReadGauge = Callable[[], float]
 ReadGauges = Callable[[], Mapping[str, float]]
 
 
 class Metrics:
-    """The counts of one application."""
+    """The metrics of one application."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -205,9 +201,9 @@ class Metrics:
         )
         self._seconds = Histogram(
             "affidavit_request_seconds",
-            "Seconds from a request's head to the end of its answer.",
+            "Seconds from a request's head to the end of its response.",
             ("method", "route"),
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
             registry=self._registry,
         )
         self.running = Gauge(
@@ -219,9 +215,6 @@ class Metrics:
             ("code",),
             registry=self._registry,
         )
-        # The library takes a lock to find a labelled meter; they are few, so that all are kept.
-        self._counted = cache(lambda *labels: self._requests.labels(*map(str, labels)))
-        self._timed = cache(self._seconds.labels)
         self._verdicts = Counter(
             "affidavit_certificates",
             "Certificates issued, by verdict.",
@@ -232,31 +225,31 @@ class Metrics:
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
         known = method if method in METHODS else "other"
-        self._counted(known, route, status).inc()
-        self._timed(known, route).observe(seconds)
+        self._requests.labels(known, route, str(status)).inc()
+        self._seconds.labels(known, route).observe(seconds)
 
     def problem(self, code: str) -> None:
         """Count a problem document."""
         self._problems.labels(code).inc()
 
     def issued(self, verdict: str) -> None:
-        """Count a certificate that was made just now."""
+        """Count a new certificate."""
         self._verdicts.labels(verdict).inc()
 
     def watch(self, name: str, meaning: str, read: ReadGauge) -> None:
-        """Have ``read`` called for the gauge ``name`` whenever somebody asks."""
+        """Add a gauge whose value is ``read`` at each scrape."""
         Gauge(name, meaning, registry=self._registry).set_function(read)
 
     def watch_stored(self, meanings: Mapping[str, str], read: ReadGauges) -> None:
-        """The same for gauges that one look at the database fills."""
-        self._registry.register(_Stored(meanings, read))
+        """Add gauges whose values one call of ``read`` returns at each scrape."""
+        self._registry.register(_StoredGauges(meanings, read))
 
     def exposition(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
-class _Stored(Collector):
+class _StoredGauges(Collector):
     """Gauges read together from the database."""
 
     def __init__(self, meanings: Mapping[str, str], read: ReadGauges) -> None:
@@ -264,11 +257,11 @@ class _Stored(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Their names; without this the registry would read them as they are registered."""
+        """Return the names, so that the registry does not read the values at registration."""
         return [GaugeMetricFamily(name, meaning) for name, meaning in self._meanings.items()]
 
     def collect(self) -> Iterator[Metric]:
-        """What was read; nothing when the database does not answer."""
+        """Yield the values, or nothing if the database does not respond."""
         try:
             values = self._read()
         except SQLAlchemyError:
@@ -298,26 +291,26 @@ STORED_GAUGES = {
 
 
 def watch_services(metrics: Metrics, services: Services) -> None:
-    """Have ``metrics`` show how the parts of ``services`` are doing."""
+    """Add gauges for the parts of ``services`` to ``metrics``."""
     reads: dict[str, ReadGauge] = {
         "affidavit_accounting_waiting": lambda: services.submit_plan.waiting,
         "affidavit_accounting_running": lambda: services.pool.unanswered,
         "affidavit_accounting_workers": lambda: services.pool.workers,
         "affidavit_writes_suspended": lambda: len(services.safety.reasons()),
-        "affidavit_database_connections": lambda: _connections(services),
-        "affidavit_signing_key_expires_seconds": lambda: _expiry(services),
+        "affidavit_database_connections": lambda: _count_connections(services),
+        "affidavit_signing_key_expires_seconds": lambda: _seconds_to_key_expiry(services),
     }
     for name, read in reads.items():
         metrics.watch(name, GAUGES[name], read)
-    metrics.watch_stored(STORED_GAUGES, lambda: _stored(services))
+    metrics.watch_stored(STORED_GAUGES, lambda: _read_stored_gauges(services))
 
 
-def _connections(services: Services) -> float:
+def _count_connections(services: Services) -> float:
     pool = services.engine.pool
     return float(pool.checkedout()) if isinstance(pool, QueuePool) else 0.0
 
 
-def _stored(services: Services) -> dict[str, float]:
+def _read_stored_gauges(services: Services) -> dict[str, float]:
     now = services.clock.now()
     newest = (
         select(log_checkpoints.c.tree_size, log_checkpoints.c.signed_at)
@@ -336,10 +329,10 @@ def _stored(services: Services) -> dict[str, float]:
         values["affidavit_log_size"] = float(checkpoint.tree_size)
         age = (now - checkpoint.signed_at).total_seconds()
         values["affidavit_log_checkpoint_age_seconds"] = age
-    return {**values, **_keyset(services, now)}
+    return {**values, **_read_keyset_gauges(services, now)}
 
 
-def _keyset(services: Services, now: datetime) -> dict[str, float]:
+def _read_keyset_gauges(services: Services, now: datetime) -> dict[str, float]:
     newest = services.keysets.newest()
     if newest is None:
         return {"affidavit_keyset_version": 0.0}
@@ -352,7 +345,7 @@ def _keyset(services: Services, now: datetime) -> dict[str, float]:
     }
 
 
-def _expiry(services: Services) -> float:
+def _seconds_to_key_expiry(services: Services) -> float:
     try:
         ends = min(key.public.not_after for key in services.keyring.all_current())
     except KeyFailure:

@@ -1,1 +1,1 @@
-"""Policies, waivers, and which of them apply to a plan."""
+"""Policies, waivers, and their effect on a plan."""

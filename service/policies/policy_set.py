@@ -1,13 +1,13 @@
-"""The policy set: the policies and waivers in force at one moment, and what they say of a plan.
+"""The policy set: the policies and waivers in force at one time, and their effect on a plan.
 
-The policy of a plan follows from the name of its data set alone: the active policy that
-names it, or else the active one for ``default``, or else the built-in one. At most one
-active policy may cover a data set, so the result never depends on an order.
+The policy of a plan follows from the name of its data set: the active policy that names it, or else
+the active policy for ``default``, or else the built-in one. At most one active policy covers a data
+set.
 
-A certification request is a plan, its policy and the waivers in force for its requester; the
-id of its certificate follows from it before any accounting. Accounting takes time, so the
-policy set is read again in the transaction that stores the certificate: if it has changed,
-the assessment is judged by the new one, and the certificate names that.
+A certification request is a plan with its policy and the waivers in force for its requester. The id
+of its certificate follows from it before any accounting. The policy set is read again in the
+transaction that stores the certificate: if it has changed, the assessment is evaluated by the new
+one, and the certificate names that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Head = tuple[int, int, int]
 
 
 class PoliciesChanged(Exception):
-    """The policy set is no longer the one by which a certificate was judged."""
+    """The policy set has changed since a certificate was evaluated."""
 
 
 class PolicyConflict(DomainError):
@@ -61,11 +61,11 @@ class PolicySet:
         return next(defaults, BUILT_IN)
 
     def policy_of(self, dataset: str | None) -> Policy:
-        """The policy of plans on ``dataset``."""
+        """Return the policy of plans on ``dataset``."""
         return self._by_dataset.get(dataset or "", self.default)
 
     def waivers_of(self, plan: Plan, requester: str) -> tuple[Waiver, ...]:
-        """The waivers that apply to ``plan`` by ``requester`` now."""
+        """Return the waivers that apply to ``plan`` by ``requester`` now."""
         if not self.waivers:
             return ()
         return in_force(
@@ -78,7 +78,7 @@ class PolicySet:
         )
 
     def with_policy(self, policy: Policy) -> PolicySet:
-        """The policy set if ``policy`` were active; raises ``PolicyConflict``."""
+        """Return the policy set with ``policy`` active; raises ``PolicyConflict``."""
         others = [other for other in self.policies.values() if other.name != policy.name]
         for dataset in _scope(policy):
             for other in others:
@@ -92,12 +92,12 @@ class PolicySet:
         return replace(self, policies={**self.policies, policy.name: policy})
 
     def is_active(self, policy: Policy) -> bool:
-        """Whether new plans can come under ``policy``."""
+        """Return whether ``policy`` applies to new plans."""
         return self.policies.get(policy.name, self.default) == policy
 
 
 def _scope(policy: Policy) -> Iterable[str]:
-    """The data sets of a policy; ``the default`` is not a valid name of a data set."""
+    """Return the data sets of a policy; ``the default`` is not a valid name of a data set."""
     return ("the default",) if policy.datasets == "default" else policy.datasets
 
 
@@ -115,23 +115,23 @@ class CertificationRequest:
     def under(
         cls, policies: PolicySet, plan: Plan, requester: str, team: str = DEFAULT
     ) -> CertificationRequest:
-        """The request for ``plan`` by ``requester`` of ``team`` under ``policies``."""
+        """Build the request for ``plan`` by ``requester`` of ``team`` under ``policies``."""
         waivers = policies.waivers_of(plan, requester)
         return cls(plan, requester, policies.policy_of(plan.dataset.name), waivers, team)
 
     @cached_property
     def id(self) -> str:
-        """The id of its certificate."""
+        """The id of the certificate."""
         return certificate_id(self.plan, self.policy, self.waivers, team_in_id(self.team))
 
     def with_id(self, known: str) -> CertificationRequest:
-        """This request, with its id computed before."""
+        """Return this request with an id that was computed before."""
         self.__dict__["id"] = known  # where cached_property stores it
         return self
 
 
 def budget_status(assessment: Assessment, ledger: Mapping[str, Any] | None) -> Budget:
-    """Whether the run fits its data set's budget; ``ledger`` is the ledger's position, if any.
+    """Return whether the run fits the data set's budget; ``ledger`` is the ledger's state, if any.
 
     A plan that is not certified costs nothing, so its budget is not a further reason.
     """

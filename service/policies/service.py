@@ -81,12 +81,12 @@ WaiverStatus = Literal["in_force", "expired", "revoked"]
 
 
 def summary_of(stored: StoredPolicy, policies: PolicySet) -> PolicySummary:
-    """The response for ``stored``."""
+    """Build the response for ``stored``."""
     return PolicySummary(**_fields_of(stored, policies))
 
 
 def version_of(stored: StoredPolicy, policies: PolicySet) -> PolicyVersion:
-    """The response for ``stored``, with its document and statement."""
+    """Build the response for ``stored``, with its document and statement."""
     return PolicyVersion(
         **_fields_of(stored, policies),
         policy=PolicyDocument(stored.policy.as_document()),
@@ -105,7 +105,7 @@ def _fields_of(stored: StoredPolicy, policies: PolicySet) -> dict[str, Any]:
 
 
 class WaiverRequest(RequestModel):
-    """A waiver to grant; who grants it, and when, follows from the request."""
+    """A waiver to grant; the granter and the time follow from the request."""
 
     noun = "a waiver"
     guide = "docs/how-to/policies.md"
@@ -128,7 +128,7 @@ class WaiverRequest(RequestModel):
 
     @property
     def expires(self) -> datetime:
-        """When it expires."""
+        """The time at which the waiver expires."""
         return parse_instant(self.expires_at)
 
 
@@ -151,7 +151,7 @@ class WaiverView(ResponseModel):
 
     @classmethod
     def of(cls, stored: StoredWaiver, now: datetime) -> Self:
-        """``stored`` with its status at ``now``."""
+        """Build the response for ``stored`` at ``now``."""
         revoked = None
         if stored.revoked_at is not None:
             revoked = {
@@ -171,7 +171,7 @@ class WaiverView(ResponseModel):
 
 
 class VerdictChange(ResponseModel):
-    """A certificate whose verdict a draft policy would change, and why."""
+    """A certificate whose verdict a draft policy would change, with the reasons."""
 
     certificate_id: Digest
     plan_digest: Digest
@@ -194,7 +194,7 @@ class SimulationResult(Page[VerdictChange]):
 # ---- use cases -----------------------------------------------------------------------
 
 MAX_VALIDITY = timedelta(days=366)
-"""How long a waiver may be valid."""
+"""Maximum validity of a waiver."""
 
 
 # ---- Activate a policy ------------------------------------------------------------------
@@ -207,9 +207,9 @@ def activate(
     call: CommandContext,
     approve: Approve = approve_alone,
 ) -> tuple[StoredPolicy, bool]:
-    """The stored policy, and whether this call activated it.
+    """Activate a version of a policy; return it, and whether this call activated it.
 
-    Raises ``PolicyConflict`` and ``PolicyTampered``. An active version is returned as it is.
+    An active version is returned unchanged. Raises ``PolicyConflict`` and ``PolicyTampered``.
     """
     with store.writing() as connection:
         lock_policies(connection)
@@ -263,14 +263,13 @@ def grant(
 ) -> StoredWaiver:
     """Grant a waiver to ``team``.
 
-    Raises ``PolicyConflict``, ``FourEyesRequired``, ``OtherTeam``, ``PolicyTampered``.
-
-    The same request by the same granter in the same second is the same waiver, of one team.
+    The same request by the same granter in the same second is the same waiver. Raises
+    ``PolicyConflict``, ``FourEyesRequired``, ``OtherTeam``, ``PolicyTampered``.
     """
     call = replace(call, at=call.at.replace(microsecond=0))
     with store.writing() as connection:
         lock_policies(connection)
-        waiver = _checked(store, connection, request, call)
+        waiver = _check_request(store, connection, request, call)
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
             if granted.team != team:
                 raise PolicyConflict(
@@ -283,7 +282,7 @@ def grant(
         return insert_waiver(connection, waiver, team, key, call.at)
 
 
-def _checked(
+def _check_request(
     store: PolicyStore, connection: Connection, request: WaiverRequest, call: CommandContext
 ) -> Waiver:
     if request.team is not None and not may_see(request.team):
@@ -297,7 +296,7 @@ def _checked(
 def revoke(store: PolicyStore, waiver_id: str, reason: str, call: CommandContext) -> StoredWaiver:
     """Revoke a waiver with the certificates that rely on it.
 
-    A revoked waiver is returned as it is. Raises ``Problem`` if there is no such waiver.
+    A revoked waiver is returned unchanged. Raises ``Problem`` for an unknown waiver.
     """
     with store.writing() as connection:
         lock_policies(connection)
@@ -321,7 +320,7 @@ def revoke(store: PolicyStore, waiver_id: str, reason: str, call: CommandContext
 
 
 def no_such_waiver(waiver_id: str) -> Problem:
-    """The problem of there being no such waiver."""
+    """Build the problem of an unknown waiver."""
     message = f"Waiver {waiver_id} not found; GET /v1/waivers lists all waivers."
     return Problem(404, "not_found", message)
 
@@ -380,7 +379,7 @@ def _require_four_eyes(connection: Connection, waiver: Waiver) -> None:
 def _revoke_certificate(
     connection: Connection, certificate_id: str, reason: str, call: CommandContext
 ) -> None:
-    """Revoke the current issues of a certificate, trusted and untrusted, that are valid."""
+    """Revoke the valid current issues of a certificate, trusted and untrusted."""
     hold(connection, certificate_id)
     ended = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
     for untrusted in (False, True):
@@ -394,7 +393,7 @@ def _revoke_certificate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedChange:
-    """A certificate whose verdict the draft would change to ``would_be``, and why."""
+    """A certificate whose verdict the draft would change to ``would_be``, with the reasons."""
 
     certificate: StoredCertificate
     would_be: str
@@ -403,7 +402,7 @@ class SimulatedChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """The changes on one page: how many certificates were judged, and the next page's cursor."""
+    """The changes on one page, the number of evaluated certificates, and the next cursor."""
 
     judged: int
     changes: tuple[SimulatedChange, ...]
@@ -417,7 +416,7 @@ def simulate(
     cursor: str | None,
     limit: int,
 ) -> Simulation:
-    """Judge the page of certificates after ``cursor``, newest first, by ``draft``.
+    """Evaluate the page of certificates after ``cursor``, newest first, by ``draft``.
 
     Raises ``PolicyConflict`` if the draft could not be activated, ``InvalidCursor`` and
     ``PolicyTampered``.

@@ -1,26 +1,26 @@
-"""Policies and waivers in the database: stored as they were signed, verified whenever read.
+"""Policies and waivers in the database: stored as signed, and verified whenever they are read.
 
-A row whose columns, document and signature do not match raises ``PolicyTampered``; nothing is
-certified then, because the policies in force are unknown. Reading the policy set costs one
-small query while nothing is added: the last one is cached under its head.
+A row whose columns, document and signature do not match raises ``PolicyTampered``. Nothing is
+certified then, because the policies in force are unknown. The last policy set is cached under its
+head, so reading it costs one small query until something is added.
 
-Transactions that change the policy set and those that rely on it exclude each other
+Transactions that change the policy set and transactions that rely on it exclude each other
 (``lock_policies``): once a new version is visible, no certificate can appear by the old one.
 
 The tables are append-only:
 
 ``policies``
-    Every version of every policy with its signed envelope. The highest version of a name
-    is active; a version is never withdrawn, only succeeded.
+    Every version of every policy with its signed envelope. The highest version of a name is active;
+    a version is superseded, never withdrawn.
 ``waivers``
     Every waiver with its signed envelope, identified by the digest of its content.
 ``waiver_revocations``
     Revocations of waivers, at most one for each.
 ``waiver_uses``
-    Which certificates rely on a waiver, so that they can be revoked with it.
+    The certificates that rely on a waiver, to be revoked with it.
 
-Rows of the first three are written by one transaction at a time (``lock_policies``), so that
-their ids grow in the order in which they become visible.
+One transaction at a time writes the first three (``lock_policies``), so that their ids grow in the
+order in which they become visible.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class PolicyTampered(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPolicy:
-    """A version of a policy, with who created it, when, and the signed envelope.
+    """A version of a policy with its creator, time and signed envelope.
 
-    Nobody created or signed the built-in policy.
+    The built-in policy has none of these.
     """
 
     policy: Policy
@@ -143,16 +143,16 @@ class StoredWaiver:
     revocation_reason: str | None = None
 
     def status_at(self, now: datetime) -> Literal["in_force", "expired", "revoked"]:
-        """Whether it applies at ``now``."""
+        """Return the waiver's status at ``now``."""
         if self.revoked_at is not None:
             return "revoked"
         return "in_force" if now < self.waiver.expires else "expired"
 
 
 class PolicyStore(Store):
-    """Policies and waivers; ``keys`` returns the keys of the key directory.
+    """Policies and waivers.
 
-    Waivers end by the time of ``now``.
+    ``keys`` returns the keys of the key directory, and ``now`` the time at which waivers expire.
     """
 
     def __init__(
@@ -167,11 +167,11 @@ class PolicyStore(Store):
         self._last: dict[str | None, PolicySet] = {}
 
     def policy_set(self) -> PolicySet:
-        """The policy set in force; raises ``PolicyTampered``."""
+        """Return the policy set in force; raises ``PolicyTampered``."""
         return self.read(self.policy_set_in)
 
     def policy_set_in(self, connection: Connection) -> PolicySet:
-        """The policy set in force as ``connection`` sees it; raises ``PolicyTampered``."""
+        """Return the policy set in force for ``connection``; raises ``PolicyTampered``."""
         head, team = _head(connection), TEAM.get()
         last = self._last.get(team, PolicySet())
         if head != last.head:
@@ -180,7 +180,7 @@ class PolicyStore(Store):
         return last
 
     def certification_request(self, plan: Plan, requester: str, team: str) -> CertificationRequest:
-        """The request under the policy set in force for ``team``; raises ``PolicyTampered``."""
+        """Build the request under the policy set of ``team``; raises ``PolicyTampered``."""
         with acting_for(team):
             return CertificationRequest.under(self.policy_set(), plan, requester, team)
 
@@ -199,28 +199,28 @@ class PolicyStore(Store):
             raise PoliciesChanged
 
     def versions(self) -> list[StoredPolicy]:
-        """Every version of every policy, newest first; the built-in policy is last."""
+        """Return every version of every policy, newest first, and the built-in policy last."""
         stored = self.read(self._policies, _with_key(policies).order_by(policies.c.id.desc()))
         return [*stored, StoredPolicy(policy=BUILT_IN)]
 
     def version(self, name: str, version: int) -> StoredPolicy | None:
-        """One version of a policy, or None."""
+        """Return one version of a policy, if it exists."""
         if (name, version) == (BUILT_IN.name, BUILT_IN.version):
             return StoredPolicy(policy=BUILT_IN)
         query = _with_key(policies).where(policies.c.name == name, policies.c.version == version)
         return next(iter(self.read(self._policies, query)), None)
 
     def granted(self) -> list[StoredWaiver]:
-        """Every waiver, newest first."""
-        return self.read(self._waivers, _waivers().order_by(waivers.c.id.desc()))
+        """Return every waiver, newest first."""
+        return self.read(self._waivers, _waivers_query().order_by(waivers.c.id.desc()))
 
     def waiver(self, waiver_id: str) -> StoredWaiver | None:
-        """One waiver, or None."""
+        """Return a waiver, if it exists."""
         return self.read(self.waiver_in, waiver_id)
 
     def waiver_in(self, connection: Connection, waiver_id: str) -> StoredWaiver | None:
-        """One waiver, or None."""
-        query = _waivers().where(waivers.c.waiver_id == waiver_id)
+        """Return a waiver, if it exists."""
+        query = _waivers_query().where(waivers.c.waiver_id == waiver_id)
         return next(iter(self._waivers(connection, query)), None)
 
     def _load(self, connection: Connection, head: Head) -> PolicySet:
@@ -229,7 +229,7 @@ class PolicyStore(Store):
         active = [
             item.policy for item in self._policies(connection, _with_key(policies).where(newest))
         ]
-        unrevoked = _waivers().where(waiver_revocations.c.id.is_(None))
+        unrevoked = _waivers_query().where(waiver_revocations.c.id.is_(None))
         granted = [item.waiver for item in self._waivers(connection, unrevoked)]
         by_name = {policy.name: policy for policy in active}
         return PolicySet(head, by_name, tuple(granted), self._now)
@@ -237,15 +237,15 @@ class PolicyStore(Store):
     def _policies(self, connection: Connection, query: Select[Any]) -> list[StoredPolicy]:
         keys, stored = self._key_records(), []
         for row in connection.execute(query).all():
-            stored.append(_policy(row, keys))
+            stored.append(_policy_of_row(row, keys))
             _require_logged(connection, policy_entry(row))
         return stored
 
     def _waivers(self, connection: Connection, query: Select[Any]) -> list[StoredWaiver]:
-        # Read first: what is revoked meanwhile is then in the rows at least.
+        # The log is read first, so that concurrent revocations are only in the rows.
         keys, stored, revoked = self._key_records(), [], _revoked_in_log(connection)
         for row in connection.execute(query).all():
-            stored.append(_waiver(row, keys))
+            stored.append(_waiver_of_row(row, keys))
             _require_logged(connection, waiver_entry(row))
             if row.revoked_at is None and row.waiver_id in revoked:
                 raise PolicyTampered(f"the revocation of the waiver {row.waiver_id} is gone")
@@ -259,8 +259,8 @@ class PolicyStore(Store):
 
 
 def find_tampered(connection: Connection) -> Iterator[str]:
-    """What is wrong with policies and waivers, revoked ones too, beside the key directory."""
-    for query, read in ((_with_key(policies), _policy), (_waivers(), _waiver)):
+    """Yield the mismatches of policies and waivers, revoked ones included, with stored keys."""
+    for query, read in ((_with_key(policies), _policy_of_row), (_waivers_query(), _waiver_of_row)):
         for row in connection.execute(query):
             try:
                 read(row, {})
@@ -269,7 +269,7 @@ def find_tampered(connection: Connection) -> Iterator[str]:
 
 
 def lock_policies(connection: Connection, *, shared: bool = False) -> None:
-    """Lock the policy set until the transaction ends, ``shared`` to rely on it unchanged."""
+    """Lock the policy set until the transaction ends; ``shared`` only prevents changes."""
     hold(connection, LOCK, shared=shared)
 
 
@@ -313,7 +313,7 @@ def insert_waiver(
 def record_waivers(
     connection: Connection, certificate_id: str, used: Iterable[Waiver], at: datetime
 ) -> None:
-    """Record which waivers a certificate relies on."""
+    """Record the waivers that a certificate relies on."""
     for waiver_id in {waiver.id for waiver in used}:
         connection.execute(
             insert(waiver_uses).values(waiver_id=waiver_id, certificate_id=certificate_id, at=at)
@@ -321,12 +321,12 @@ def record_waivers(
 
 
 def certificates_with_waiver(connection: Connection, waiver_id: str) -> list[str]:
-    """The ids of the certificates that rely on a waiver."""
+    """Return the ids of the certificates that rely on a waiver."""
     query = select(waiver_uses.c.certificate_id).where(waiver_uses.c.waiver_id == waiver_id)
     return sorted(set(connection.execute(query).scalars()))
 
 
-# Built once: it runs for every plan, and building it takes longer than running it.
+# Built once, because it runs for every plan and building it takes longer than running it.
 _HEAD = select(
     *(
         select(func.coalesce(func.max(table.c.id), 0)).scalar_subquery()
@@ -346,7 +346,7 @@ def _with_key(table: Any) -> Select[Any]:
     )
 
 
-def _waivers() -> Select[Any]:
+def _waivers_query() -> Select[Any]:
     revoked = waiver_revocations.c
     return (
         _with_key(waivers)
@@ -356,7 +356,7 @@ def _waivers() -> Select[Any]:
 
 
 def policy_entry(row: Any) -> LogEntry:
-    """The entry of a policy's row."""
+    """Build the log entry of a row of ``policies``."""
     body = {
         "name": row.name,
         "version": row.version,
@@ -368,7 +368,7 @@ def policy_entry(row: Any) -> LogEntry:
 
 
 def waiver_entry(row: Any) -> LogEntry:
-    """The entry of a waiver's row."""
+    """Build the log entry of a row of ``waivers``."""
     body = {"event": "granted", "key_id": row.key_id, "waiver": _predicate(row.envelope)}
     return _entry("waiver", row.waiver_id, row, body)
 
@@ -385,22 +385,22 @@ def _predicate(envelope: bytes) -> Any:
 def _require_logged(connection: Connection, entry: LogEntry) -> None:
     """Raise ``PolicyTampered`` unless ``entry`` is in the log.
 
-    A signature alone says little: whoever inserts rows can add a key of their own, too.
+    A signature alone is not enough, because somebody who inserts rows can also insert a key.
     """
     if entry.content.decode() not in logged(connection, entry.subject):
         raise PolicyTampered(f"the {entry.kind} {entry.subject} was not logged")
 
 
 def _revoked_in_log(connection: Connection) -> set[str]:
-    """The ids of the waivers whose revocation was logged."""
+    """Return the ids of the waivers whose revocation was logged."""
     query = select(log_entries.c.content).where(log_entries.c.kind == "waiver")
     entries = map(json.loads, connection.execute(query).scalars())
     return {entry["subject"] for entry in entries if entry["body"].get("event") == "revoked"}
 
 
-def _policy(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:
+def _policy_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:
     what = f"the policy {row.name} version {row.version}"
-    document = _opened("policy", row, keys, what)
+    document = _open_document("policy", row, keys, what)
     try:
         policy = policy_from(document)
     except MalformedPolicy as error:
@@ -419,9 +419,9 @@ def _policy(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolic
     )
 
 
-def _waiver(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredWaiver:
+def _waiver_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredWaiver:
     what = f"the waiver {row.waiver_id}"
-    document = _opened("waiver", row, keys, what)
+    document = _open_document("waiver", row, keys, what)
     try:
         waiver = Waiver.model_validate(document)
     except ValidationError as error:
@@ -443,10 +443,10 @@ def _waiver(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredWaive
     )
 
 
-def _opened(
+def _open_document(
     kind: Any, row: Row[Any], keys: Mapping[str, Mapping[str, Any]], what: str
 ) -> dict[str, Any]:
-    """The signed document; the key directory's record of a key takes precedence."""
+    """Open the signed document; the key directory's record of a key takes precedence."""
     try:
         record = keys.get(row.key_id) or json.loads(row.key_record)
         return open_document(kind, bytes(row.envelope), PublicKey.from_record(dict(record)))

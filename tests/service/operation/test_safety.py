@@ -43,7 +43,7 @@ def ask(
     settings: Settings, client_of: Any, tokens_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """Ask as the holder of a scope; each request looks at the database anew."""
-    monkeypatch.setattr(readiness, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(readiness, "CHECK_SECONDS", 0)
     headers = tokens_for(settings, EACH_SCOPE)
     with client_of(settings) as client:
 
@@ -268,7 +268,7 @@ def test_a_rollback_is_noticed_by_the_transaction_that_would_spend(
     services = ask.services
     wait_until(lambda: services.sequencer.newest() is not None and not pending(services))
     services.sequencer.stop()
-    monkeypatch.setattr(readiness, "LOOK_SECONDS", 3600)
+    monkeypatch.setattr(readiness, "CHECK_SECONDS", 3600)
     assert ask("GET", "/readyz", "audit").status_code == 200
     own(ask, "DELETE FROM log_checkpoints", "DELETE FROM log_nodes", "DELETE FROM log_leaves")
     spent = ask("POST", "/v1/ledgers/toy/reservations", "submit", {"certificate": made})
@@ -296,7 +296,7 @@ def test_what_ends_work_or_takes_a_right_away_goes_on(ask: Any, plan: Any) -> No
     run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
     run_id = ask("POST", "/v1/runs", "submit", run).json()["id"]
     ask.services.safety._fault = readiness._reason("log_damaged", "", "")
-    ask.services.safety._looked_at = float("inf")
+    ask.services.safety._checked_at = float("inf")
     assert ask("POST", f"/v1/runs/{run_id}/cancel", "submit", {}).status_code == 200
     revoked = ask(
         "POST",
