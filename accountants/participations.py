@@ -275,22 +275,30 @@ def always_drawn(leaf: Leaf) -> float:
 
     Raises ``Unsupported`` for releases that are not Gaussian given who is drawn.
     """
+    return distance_if_drawn(leaf) / leaf.noise_multiplier
+
+
+def distance_if_drawn(leaf: Leaf) -> float:
+    """Return the distance, in clip norms, of neighbours if the unit's records are always drawn.
+
+    Raises ``Unsupported`` for releases that are not Gaussian given who is drawn.
+    """
     match leaf:
         case Gaussian() | RandomAllocationGaussian():
-            distance = 1.0
+            return 1.0
         case ReplacedAllocationGaussian():
-            distance = 2.0
+            return 2.0
         case PoissonSubsampledGaussian():
-            distance = 2.0 if leaf.pair == "replace_one" else 1.0
+            return 2.0 if leaf.pair == "replace_one" else 1.0
         case PoissonSampledGroupGaussian():
-            distance = leaf.records * (2.0 if leaf.pair == "replace_one" else 1.0)
+            return leaf.records * (2.0 if leaf.pair == "replace_one" else 1.0)
         case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
             # A record in a truncated sample displaces another one.
-            distance = 2.0
+            return 2.0
         case WithoutReplacementGroupGaussian() | TruncatedPoissonGroupGaussian():
-            distance = 2.0 * leaf.records
+            return 2.0 * leaf.records
         case BallsInBinsGaussian():
-            distance = math.sqrt(max(row[place] for place, row in enumerate(leaf.gram.rows)))
+            return math.sqrt(max(row[place] for place, row in enumerate(leaf.gram.rows)))
         case GaussianMixture() | Laplace():
             raise Unsupported(
                 f"this accountant has no bound for {type(leaf).__name__}.",
@@ -298,7 +306,6 @@ def always_drawn(leaf: Leaf) -> float:
             )
         case _:
             assert_never(leaf)
-    return distance / leaf.noise_multiplier
 
 
 def with_bins_known(event: Event) -> Event:

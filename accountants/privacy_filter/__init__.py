@@ -1,4 +1,4 @@
-"""The privacy filter: what further run a budget admits, however it was chosen.
+"""The privacy filter: which adaptively chosen runs a budget admits.
 
 Throughout, ε and Rényi divergences are in nats, and μ is sensitivity over noise.
 """

@@ -1,9 +1,9 @@
-"""What a run costs a budget: exact decimals, rounded up once, that add and subtract exactly.
+"""The cost of a run to a budget: exact decimals, rounded up once, that add and subtract exactly.
 
-A cost has one coordinate for each of the filter's orders (Rényi divergences), one for Gaussian
-DP (μ²), two for the plain sum (ε and δ as certified), and the run's steps on fresh lots by
-their kind. A coordinate is a whole number of ``UNIT``, or infinite where nothing bounds it; a sum
-counts its infinite terms, so that taking one away again leaves exactly what was there before.
+A cost has one coordinate for each order of the filter (Rényi divergences), one for Gaussian DP
+(μ²), two for basic composition (ε and δ as certified), and the run's steps on fresh lots by kind. A
+coordinate is a whole number of ``UNIT``, or infinite if nothing bounds it. A sum counts its
+infinite terms, so subtracting one restores the previous sum exactly.
 
 >>> one = Cost.of(renyi=(0.1, math.inf), mu_squared=0.25, epsilon=1.0, delta=1e-6)
 >>> (one + one - one) == one
@@ -17,8 +17,9 @@ Reference: ``docs/theorems/privacy-filter.md``.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Self
@@ -37,14 +38,14 @@ from affidavit.plan import (
 )
 
 UNIT = Decimal("1e-12")
-"""The last decimal of a divergence and of ε (nats), and of μ²; δ has ``DELTA_UNIT``."""
+"""The last decimal of divergences, ε (nats) and μ². That of δ is ``DELTA_UNIT``."""
 DELTA_UNIT = Decimal("1e-24")
 _EXACT = Context(prec=80, rounding=ROUND_CEILING)
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """A sum of costs in one coordinate: ``units`` of the finite terms, and how many are not."""
+    """A sum of costs in one coordinate: ``units`` of the finite terms, and the number of others."""
 
     units: int = 0
     unbounded: int = 0
@@ -52,15 +53,12 @@ class Coordinate:
     def __add__(self, other: Coordinate) -> Coordinate:
         return Coordinate(self.units + other.units, self.unbounded + other.unbounded)
 
-    def __sub__(self, other: Coordinate) -> Coordinate:
-        return Coordinate(self.units - other.units, self.unbounded - other.unbounded)
-
     def times(self, count: int) -> Coordinate:
-        """The sum of ``count`` such terms."""
+        """Return the sum of ``count`` such terms."""
         return Coordinate(self.units * count, self.unbounded * count)
 
     def value(self, unit: Decimal) -> float:
-        """The sum as a double, not below it."""
+        """Return the sum as a double, rounded up."""
         if self.unbounded:
             return math.inf
         exact = _EXACT.multiply(Decimal(self.units), unit)
@@ -68,23 +66,20 @@ class Coordinate:
         return math.nextafter(result, math.inf) if Decimal(result) < exact else result
 
     def at_most(self, limit: float, unit: Decimal) -> bool:
-        """Whether the sum is at most the decimal by which ``limit`` is written."""
+        """Return whether the sum is at most the shortest decimal of ``limit``."""
         limited = Decimal(repr(limit))
         return not self.unbounded and _EXACT.multiply(Decimal(self.units), unit) <= limited
 
     def written(self, unit: Decimal) -> str:
-        """The sum as an exact decimal."""
-        if self.unbounded:
-            return "Infinity" if self.unbounded == 1 and not self.units else self._mixed(unit)
-        return format(_EXACT.multiply(Decimal(self.units), unit).normalize(), "f")
-
-    def _mixed(self, unit: Decimal) -> str:
-        finite = Coordinate(self.units).written(unit)
-        return f"{finite}+{self.unbounded}*Infinity"
+        """Return the sum as an exact decimal."""
+        if self == Coordinate(0, 1):
+            return "Infinity"
+        finite = format(_EXACT.multiply(Decimal(self.units), unit).normalize(), "f")
+        return f"{finite}+{self.unbounded}*Infinity" if self.unbounded else finite
 
     @classmethod
     def read(cls, text: str, unit: Decimal) -> Coordinate:
-        """What ``written`` wrote; raises ``ValueError``."""
+        """Parse the text of ``written``; raises ``ValueError``."""
         finite, plus, infinite = text.partition("+")
         if text == "Infinity":
             return cls(0, 1)
@@ -95,13 +90,13 @@ class Coordinate:
 
     @classmethod
     def up(cls, value: float, unit: Decimal) -> Coordinate:
-        """``value`` up to whole ``unit``; raises ``ValueError`` if it is negative or NaN."""
+        """Return ``value`` rounded up; raises ``ValueError`` if it is negative or NaN."""
         if math.isnan(value) or value < 0:
             raise ValueError(f"a cost is at least zero, got {value!r}")
         if math.isinf(value):
             return cls(0, 1)
-        # The shortest decimal that reads back as this double, so that 1e-5 stays 1e-5; it is
-        # off by less than a rounding, which every bound that comes here has to spare.
+        # The shortest decimal that parses as this double, so that 1e-5 stays 1e-5. It differs by
+        # less than a rounding, for which every bound has an allowance.
         exact = _EXACT.divide(Decimal(repr(float(value))), unit)
         return cls(int(exact.to_integral_value(rounding=ROUND_CEILING)), 0)
 
@@ -114,14 +109,14 @@ Step = (
     | TruncatedPoissonGaussian
     | TruncatedPoissonGroupGaussian
 )
-"""A step on a lot that is drawn anew, with noise of its own."""
+"""A step on a fresh lot with its own noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps by their kind, and how many other releases there are.
+    """Steps by kind, and the number of other releases.
 
-    Each step must be bounded by its kind whatever was released before it.
+    The kind must bound a step for all previous releases.
     """
 
     kinds: tuple[tuple[Step, int], ...] = ()
@@ -129,7 +124,7 @@ class Steps:
 
     @classmethod
     def of(cls, event: Event) -> Self:
-        """The releases of ``event``."""
+        """Return the releases of ``event``."""
         releases = parts(event)
         counts = {part: n for part, n in releases if isinstance(part, Step)}
         return cls._sorted(counts, sum(n for _, n in releases) - sum(counts.values()))
@@ -144,17 +139,17 @@ class Steps:
         return self._sorted(counts, self.others + other.others)
 
     def times(self, count: int) -> Steps:
-        """The steps of ``count`` such runs."""
+        """Return the steps of ``count`` such runs."""
         return self._sorted({kind: n * count for kind, n in self.kinds}, self.others * count)
 
     def within(self, other: Steps) -> bool:
-        """Whether ``other`` has no fewer releases of any kind."""
+        """Return whether ``other`` has at least as many releases of every kind."""
         most = dict(other.kinds)
         enough = all(n <= most.get(kind, 0) for kind, n in self.kinds)
         return enough and self.others <= other.others
 
     def worst(self) -> Step | None:
-        """A kind of step that dominates all of these; None for other releases, or for none."""
+        """Return a kind of step that dominates all of these releases, or None."""
         if not self.kinds:
             return None
         kinds = [kind for kind, _ in self.kinds]
@@ -165,29 +160,29 @@ class Steps:
         return base if self.dominated_by(base) is not None else None
 
     def dominated_by(self, base: Step) -> int | None:
-        """How many steps there are if ``base`` dominates each of the releases; None otherwise."""
+        """Return the number of steps if ``base`` dominates every release, else None."""
         if self.others or not all(_dominates(base, kind) for kind, _ in self.kinds):
             return None
         return sum(n for _, n in self.kinds)
 
     def as_document(self) -> dict[str, Any]:
-        """JSON data that ``read`` takes back exactly."""
+        """Return JSON data that ``read`` parses exactly."""
         kinds = [{"event": event_document(kind), "count": count} for kind, count in self.kinds]
         return {"kinds": kinds, "others": self.others}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        """The steps of ``as_document``; raises ``ValueError`` or ``KeyError``."""
+        """Parse the data of ``as_document``; raises ``ValueError`` or ``KeyError``."""
         kinds = [(parse_event(item["event"]), int(item["count"])) for item in document["kinds"]]
         result = [(kind, n) for kind, n in kinds if isinstance(kind, Step)]
         if len(result) < len(kinds):
-            raise ValueError("a kind of step is a Gaussian release on a lot that is drawn anew")
+            raise ValueError("a kind of step must be a Gaussian release on a fresh lot")
         return cls(tuple(result), int(document["others"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """One run's cost, or the sum of many; ``renyi`` has one coordinate an order."""
+    """The cost of one run, or a sum of costs; ``renyi`` has one coordinate per order."""
 
     renyi: tuple[Coordinate, ...]
     mu_squared: Coordinate
@@ -205,9 +200,9 @@ class Cost:
         delta: float,
         steps: Steps = Steps(others=1),
     ) -> Self:
-        """A cost from proved upper bounds, each rounded up; ``math.inf`` where there is none.
+        """Return a cost from proved upper bounds, rounded up; ``math.inf`` stands for no bound.
 
-        Divergences and ε in nats; raises ``ValueError`` for a bound that is negative or NaN.
+        Divergences and ε are in nats. Raises ``ValueError`` for a negative bound or NaN.
         """
         return cls(
             renyi=tuple(Coordinate.up(item, UNIT) for item in renyi),
@@ -219,23 +214,28 @@ class Cost:
 
     @classmethod
     def nothing(cls, orders: int) -> Self:
-        """What no run at all costs, at so many orders."""
+        """Return the cost of no runs at ``orders`` orders."""
         return cls.of(renyi=(0.0,) * orders, mu_squared=0.0, epsilon=0.0, delta=0.0, steps=Steps())
 
     def __add__(self, other: Cost) -> Cost:
+        return self._combined(other, operator.add, self.steps + other.steps)
+
+    def _combined(
+        self, other: Cost, combine: Callable[[Coordinate, Coordinate], Coordinate], steps: Steps
+    ) -> Cost:
         return Cost(
-            renyi=tuple(a + b for a, b in zip(self.renyi, other.renyi, strict=True)),
-            mu_squared=self.mu_squared + other.mu_squared,
-            epsilon=self.epsilon + other.epsilon,
-            delta=self.delta + other.delta,
-            steps=self.steps + other.steps,
+            renyi=tuple(combine(a, b) for a, b in zip(self.renyi, other.renyi, strict=True)),
+            mu_squared=combine(self.mu_squared, other.mu_squared),
+            epsilon=combine(self.epsilon, other.epsilon),
+            delta=combine(self.delta, other.delta),
+            steps=steps,
         )
 
     def __sub__(self, other: Cost) -> Cost:
         return self + other.times(-1)
 
     def times(self, count: int) -> Cost:
-        """What ``count`` such runs cost."""
+        """Return the cost of ``count`` such runs."""
         return Cost(
             renyi=tuple(item.times(count) for item in self.renyi),
             mu_squared=self.mu_squared.times(count),
@@ -245,24 +245,19 @@ class Cost:
         )
 
     def least(self, other: Cost) -> Cost:
-        """The lower of both in every coordinate, where either is a bound of one run.
+        """Return the lower of two bounds of one run in every coordinate.
 
-        The steps are those of ``other`` where it has no more of any kind.
+        The steps are those of ``other`` if it has no more of any kind.
         """
-        return Cost(
-            renyi=tuple(map(_lower, self.renyi, other.renyi)),
-            mu_squared=_lower(self.mu_squared, other.mu_squared),
-            epsilon=_lower(self.epsilon, other.epsilon),
-            delta=_lower(self.delta, other.delta),
-            steps=other.steps if other.steps.within(self.steps) else self.steps,
-        )
+        steps = other.steps if other.steps.within(self.steps) else self.steps
+        return self._combined(other, _lower, steps)
 
     def within(self, other: Cost) -> bool:
-        """Whether no coordinate of this cost is above the other's."""
+        """Return whether no coordinate of this cost is above the other's."""
         return self.steps.within(other.steps) and other.least(self) == self
 
     def as_document(self) -> dict[str, Any]:
-        """JSON data that ``read`` takes back exactly."""
+        """Return JSON data that ``read`` parses exactly."""
         steps = {"steps": self.steps.as_document()} if self.steps != Steps() else {}
         return steps | {
             "renyi": [item.written(UNIT) for item in self.renyi],
@@ -273,7 +268,7 @@ class Cost:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        """The cost of ``as_document``; raises ``ValueError`` or ``KeyError``."""
+        """Parse the data of ``as_document``; raises ``ValueError`` or ``KeyError``."""
         return cls(
             renyi=tuple(Coordinate.read(item, UNIT) for item in document["renyi"]),
             mu_squared=Coordinate.read(document["mu_squared"], UNIT),
@@ -284,7 +279,7 @@ class Cost:
 
 
 def _dominates(base: Step, kind: Step) -> bool:
-    """Theorem 4: more noise, and rarer Poisson draws, are a channel behind the step ``base``."""
+    """Theorem 4: more noise and a smaller Poisson rate are a channel behind the step ``base``."""
     if type(kind) is not type(base) or kind.noise_multiplier < base.noise_multiplier:
         return False
     kind = replace(kind, noise_multiplier=base.noise_multiplier)

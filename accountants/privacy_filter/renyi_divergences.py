@@ -1,66 +1,58 @@
-"""Exponential moments of a loss law, bounded from above.
+"""Upper bounds of Rényi divergences at the orders of a filter.
 
-For a law of the privacy loss L = log dP/dQ and λ > 0, E_P[exp(λL)] is bounded by cutting
-the line of losses into cells. In a cell between a and b the function x^(-λ) of x = e^(-L) is
-convex and lies under its chord, and the P-mean of x over the cell is its Q-mass, which is
-known: so a cell with masses p and q gives at most
+A filter adds up divergences of releases that are chosen in view of all previous results. So each
+bound holds for both directions of the adjacency and for every pair of outputs of the event, for all
+previous results.
+
+=========================  ========================================================
+leaf                       bound at order α (the least of those listed)
+=========================  ========================================================
+Gaussian                   α/(2σ²), exact
+Laplace                    its closed form, exact
+Poisson                    moments of its pair; the binomial sum at whole orders;
+                           the Gaussian of a record that is always drawn
+without replacement,       moments of the dominating law; the Gaussian of a record
+truncated Poisson          that is always drawn (twice the clip norm)
+random allocation          the power series of both directions at whole orders;
+                           the Gaussian of a known bin
+balls in bins, correlated  the Gaussian of the worst bin, if known
+repeat and select          Papernot and Steinke, from the bounds of its run
+=========================  ========================================================
+
+Between whole orders (α - 1) D_α is convex in α and at most its chord. No mixture costs more than
+its worst part (Rényi divergences are quasi-convex), so the Gaussian of a record that is always
+drawn is a bound. A divergence without a bound is infinite.
+
+**Moments.** For a law of the privacy loss L = log dP/dQ and λ > 0, E_P[exp(λL)] is bounded over
+cells of losses. In a cell from a to b the function x^(-λ) of x = e^(-L) is convex and lies below
+its chord, and the P-mean of x over the cell is its Q-mass. So a cell with masses p and q has at
+most
 
     p e^(λa) + (e^(λb) - e^(λa)) (e^(-a) p - q) / (e^(-a) - e^(-b)).
 
-What lies above the last cell is a normal integral in closed form, because the loss is at
-most linear in z there. Edges are moved outward by what their place may be wrong by, and masses
-carry their own rounding.
-
-A law that dominates a release (its hockey-stick curve lies nowhere lower) has the larger Rényi
-divergences too, since they are f-divergences; that is why these moments bound a release.
+The part above the last cell is a normal integral in closed form, because the loss is at most linear
+in z there. Edges are moved outward by their position errors, and masses carry their rounding. A law
+that dominates a release (its hockey-stick curve is nowhere lower) also has the larger Rényi
+divergences, since they are f-divergences. So its moments bound the release.
 
 >>> from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 >>> law = NormalMixtureLaw(kind="gaussian", noise_multiplier=2.0)
 >>> round(float(log_moments(law, np.array([3.0]))[0]), 4), 3 * 4 / (2 * 2.0**2)
 (1.5, 1.5)
-
-References: Doroshenko et al., arXiv:2207.04380 (chords, there for the hockey stick); Zhu,
-Dong and Wang, arXiv:2106.08567 (dominating pairs).
-
-Rényi divergences of an event at the orders of a filter, bounded from above.
-
-Whatever a filter adds up must hold for a release that is chosen in view of everything
-before it. Each bound here is one: it bounds the divergence, in both directions of the
-adjacency, of every pair of outputs that the event stands for, whatever came before.
-
-=========================  ========================================================
-leaf                       bound at order α (the least of those given)
-=========================  ========================================================
-Gaussian                   α/(2σ²), exact
-Laplace                    its closed form, exact
-Poisson                    moments of its pair; the binomial sum at whole orders;
-                           the Gaussian of the whole distance
-without replacement,       moments of the dominating law; the Gaussian of twice
-truncated Poisson          the clip norm
-random allocation          the power series of both directions at whole orders;
-                           the Gaussian of a bin that is known
-balls in bins, correlated  the Gaussian of the worst bin, if it were known
-repeat and select          Papernot and Steinke, from the bounds of its run
-=========================  ========================================================
-
-Between whole orders (α - 1) D_α is convex in α and at most its chord. No mixture costs more
-than its worst part (Rényi divergences are quasi-convex), so that a Gaussian is always a
-bound. A divergence that nothing bounds is infinite.
-
 >>> from affidavit.plan.events import Gaussian
 >>> round(divergences(Gaussian(noise_multiplier=2.0))[ORDERS.index(8.0)], 9)
 1.0
 
-References: Mironov, arXiv:1702.07476; Mironov, Talwar and Zhang, arXiv:1908.10530 (whole
-orders; the remove direction is the larger); Feldman and Shenfeld, arXiv:2502.08202;
-Papernot and Steinke, arXiv:2110.03620.
+References: Mironov, arXiv:1702.07476; Mironov, Talwar and Zhang, arXiv:1908.10530 (whole orders;
+the remove direction is the larger); Feldman and Shenfeld, arXiv:2502.08202; Papernot and Steinke,
+arXiv:2110.03620; Doroshenko et al., arXiv:2207.04380 (chords, there for the hockey stick); Zhu,
+Dong and Wang, arXiv:2106.08567 (dominating pairs).
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import assert_never
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
@@ -70,6 +62,7 @@ from affidavit.accountants.fourier.dominating_pairs import check_range, directio
 from affidavit.accountants.fourier.loss_laws import RevealedMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, LossLaw, NormalPair
 from affidavit.accountants.fourier.schedules import merge_kinds
+from affidavit.accountants.participations import distance_if_drawn
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation.renyi import ORDERS as WHOLE_ORDERS
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
@@ -91,17 +84,17 @@ from affidavit.plan import (
     WithoutReplacementGroupGaussian,
 )
 
-_LOW, _HIGH = -12.5, 37.0
-"""z is followed between these; mass below the first weighs less than 1e-35."""
-_STEP = 0.01
-_NARROWEST = 1e-12
-"""Edges nearer to each other than this, relative to their size, are one."""
+_MIN_Z, _MAX_Z = -12.5, 37.0
+"""Range of z; the mass below has a probability of less than 1e-35."""
+_Z_STEP = 0.01
+_MIN_CELL_WIDTH = 1e-12
+"""Relative distance below which two edges are merged."""
 
 
 def log_moments(law: LossLaw, exponents: Array) -> Array:
-    """Upper bounds of log E_P[exp(λ L)] at each λ > 0 of ``exponents``; may be infinite.
+    """Return upper bounds, maybe infinite, of log E_P[exp(λ L)] at each λ > 0 of ``exponents``.
 
-    ``exponents`` and the bounds have shape (m,).
+    Both have shape (m,).
     """
     edges = _edges(law)
     cells = law.cells(edges)
@@ -118,7 +111,7 @@ def log_moments(law: LossLaw, exponents: Array) -> Array:
 
 
 def _share_at_top(low: Array, high: Array, p: Array, q: Array, relative: Array) -> Array:
-    """How much of each cell's P-mass the chord puts at its upper end, rounded up."""
+    """Return the share of each cell's P-mass that the chord puts at its upper end, rounded up."""
     with np.errstate(divide="ignore", invalid="ignore"):
         # (e^-a p - q) / (e^-a - e^-b), divided by p and by e^-a above and below.
         share = (1 - q * (1 - 2 * relative) * np.exp(low) / p) / -np.expm1(low - high)
@@ -129,7 +122,7 @@ def _share_at_top(low: Array, high: Array, p: Array, q: Array, relative: Array) 
 def _log_moment(
     edges: Array, low: Array, high: Array, p: Array, share: Array, exponent: float
 ) -> float:
-    """log of the moment of all losses up to the last edge."""
+    """Return log of the moment of all losses up to the last edge."""
     peak = exponent * float(max(high[-1], 0.0))
     bottom, top = np.exp(exponent * low - peak), np.exp(exponent * high - peak)
     inside = p[1:-1] * (bottom + share * (top - bottom))
@@ -140,7 +133,7 @@ def _log_moment(
 
 
 def _log_tail(law: LossLaw, edge: float, exponent: float) -> float:
-    """log of a bound of the moment of the losses above ``edge``."""
+    """Return log of a bound of the moment of the losses above ``edge``."""
     match law:
         case NormalPair():
             return _log_normal_tail(law, edge, exponent)
@@ -155,13 +148,13 @@ def _log_tail(law: LossLaw, edge: float, exponent: float) -> float:
 
 
 def _log_normal_tail(law: NormalPair, edge: float, exponent: float) -> float:
-    """Above ``edge`` the loss is at most its ceiling, or its line."""
+    """Return log of a bound above ``edge``, where the loss is at most its ceiling or its line."""
     mu = law.mu
     if edge >= law.max_loss:
         return -math.inf
     with np.errstate(divide="ignore"):
-        # Just below a ceiling z may come out infinite; it is never taken above the grid's end.
-        place = min(float(law.inverse_loss(np.array([edge]))[0]), _HIGH + mu) * (1 - 1e-9) - 1e-9
+        # Just below a ceiling z may be infinite, so limit it to the end of the grid.
+        place = min(float(law.inverse_loss(np.array([edge]))[0]), _MAX_Z + mu) * (1 - 1e-9) - 1e-9
     if math.isfinite(law.max_loss):
         slope, height = 0.0, law.max_loss
     elif place > mu / 2:
@@ -183,12 +176,12 @@ def _log_normal_tail(law: NormalPair, edge: float, exponent: float) -> float:
 
 
 def _edges(law: LossLaw) -> Array:
-    """Edges of cells that are narrow in z, increasing, none of them at a loss of zero."""
+    """Return increasing edges of cells that are narrow in z, none at a loss of zero."""
     edges = np.sort(_candidates(law))
     keep = [0]
     for index in range(1, edges.size):
         gap = edges[index] - edges[keep[-1]]
-        if gap > _NARROWEST * (1e-3 + abs(edges[index])):
+        if gap > _MIN_CELL_WIDTH * (1e-3 + abs(edges[index])):
             keep.append(index)
     return np.asarray(edges[keep])
 
@@ -197,7 +190,9 @@ def _candidates(law: LossLaw) -> Array:
     match law:
         case NormalPair():
             means = [0.0, *(mean for _, mean in law.p_mixture)]
-            places = np.arange(min(means) + _LOW, max(means) + _HIGH, min(_STEP, 0.05 / law.mu))
+            places = np.arange(
+                min(means) + _MIN_Z, max(means) + _MAX_Z, min(_Z_STEP, 0.05 / law.mu)
+            )
             losses = law.loss(places)
             inside = (losses != 0.0) & (losses < law.max_loss * (1 - 1e-12))
             return np.asarray(losses[inside])
@@ -216,59 +211,32 @@ ORDERS: tuple[float, ...] = (
     *(20.0, 24.0, 28.0, 32.0, 40.0, 48.0, 56.0, 64.0, 80.0, 96.0, 128.0, 160.0, 200.0),
     *(256.0, 384.0, 512.0, 768.0, 1024.0),
 )
-"""The orders of every filter; a budget keeps those that it began with."""
+"""The orders of every new filter. A budget keeps the orders with which it started."""
 ROUNDING = 1e-12
-"""Relative allowance for what is added and multiplied here."""
+"""Relative allowance for sums and products."""
 
 _ALPHA = np.array(ORDERS)
 
 
 def divergences(event: Event) -> tuple[float, ...]:
-    """Upper bounds of the Rényi divergence (nats) at each of ``ORDERS``; infinite where none.
+    """Return upper bounds of the Rényi divergence (nats) at each of ``ORDERS``, maybe infinite.
 
-    Raises ``OutOfReach`` or ``Unsupported`` for an event outside what the bounds were
-    verified for. The empty event has 0 everywhere.
+    The empty event has 0 everywhere. Raises ``OutOfReach`` or ``Unsupported`` for an event out of
+    the verified range of the bounds.
     """
     total = np.zeros(_ALPHA.size)
     for part, count in merge_kinds(parts(event)):
-        total = total + count * _of(part)
+        total = total + count * _divergences(part)
     if np.isnan(total).any():
         raise OutOfReach("the Rényi orders failed numerically.", "Change the noise or the rate.")
     return tuple(float(item) for item in total * (1 + ROUNDING))
 
 
 @lru_cache(maxsize=256)
-def _of(part: Leaf | RepeatAndSelect) -> Array:
+def _divergences(part: Leaf | RepeatAndSelect) -> Array:
     match part:
-        case Gaussian(noise_multiplier=sigma):
-            return _gaussian(sigma)
-        case Laplace(noise_multiplier=scale):
-            return _laplace(scale)
-        case PoissonSubsampledGaussian(noise_multiplier=sigma, pair=pair):
-            if pair == "replace_one":
-                return _least(_gaussian(sigma / 2), _by_laws(part))
-            return _least(_gaussian(sigma), _by_laws(part), _binomial(part))
-        case GaussianMixture():
-            return _by_laws(part)
-        case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records, pair=pair):
-            records *= 2 if pair == "replace_one" else 1
-            return _least(_gaussian(sigma / records), _by_laws(part))
-        case (
-            WithoutReplacementGroupGaussian(noise_multiplier=sigma, records=records)
-            | TruncatedPoissonGroupGaussian(noise_multiplier=sigma, records=records)
-        ):
-            return _least(_gaussian(sigma / 2 / records), _by_laws(part))
-        case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
-            return _least(_gaussian(part.noise_multiplier / 2), _by_laws(part))
-        case RandomAllocationGaussian(noise_multiplier=sigma):
-            return _least(_gaussian(sigma), _allocation(part))
-        case ReplacedAllocationGaussian(noise_multiplier=sigma):
-            return _gaussian(sigma / 2)
-        case BallsInBinsGaussian(gram=gram, noise_multiplier=sigma):
-            longest = math.sqrt(max(row[place] for place, row in enumerate(gram.rows)))
-            return _gaussian(sigma / longest)
         case RepeatAndSelect(event=run, mean=mean, shape=shape):
-            # The library takes a second to import, which nobody else here need wait for.
+            # Imported here because only selections need the library, which takes a second to load.
             from dp_accounting.rdp import rdp_privacy_accountant as library
 
             from affidavit.accountants.rdp import quiet
@@ -277,8 +245,20 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             with quiet():
                 result = library._compute_rdp_repeat_and_select(_ALPHA, inner, mean, shape)
             return np.asarray(result, dtype=np.float64) * (1 + 1e-9)
+        case Laplace(noise_multiplier=scale):
+            return _laplace(scale)
+        case GaussianMixture():
+            return _by_laws(part)
+    always_drawn = _gaussian(part.noise_multiplier / distance_if_drawn(part))
+    match part:
+        case Gaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
+            return always_drawn
+        case RandomAllocationGaussian():
+            return _least(always_drawn, _allocation(part))
+        case PoissonSubsampledGaussian(pair="add_remove"):
+            return _least(always_drawn, _by_laws(part), _binomial(part))
         case _:
-            assert_never(part)
+            return _least(always_drawn, _by_laws(part))
 
 
 def _gaussian(sigma: float) -> Array:
@@ -286,7 +266,7 @@ def _gaussian(sigma: float) -> Array:
 
 
 def _laplace(scale: float) -> Array:
-    """Mironov, Proposition 6; never above the pure 1/s."""
+    """Return the divergences of Mironov, Proposition 6, at most the pure 1/s."""
     rate = 1 / scale
     first = np.log(_ALPHA / (2 * _ALPHA - 1)) + (_ALPHA - 1) * rate
     second = np.log((_ALPHA - 1) / (2 * _ALPHA - 1)) - _ALPHA * rate
@@ -304,7 +284,7 @@ def _by_laws(
     | TruncatedPoissonGaussian
     | TruncatedPoissonGroupGaussian,
 ) -> Array:
-    """The larger of both directions, by the moments of their dominating laws."""
+    """Return the larger of both directions, by the moments of their dominating laws."""
     try:
         check_range(((leaf, 1),))
     except OutOfReach:
@@ -317,7 +297,7 @@ def _by_laws(
 
 
 def _binomial(leaf: PoissonSubsampledGaussian) -> Array:
-    """log E_Q[(1 - q + q X)^α] at whole α, and chords between."""
+    """Return bounds from log E_Q[(1 - q + q X)^α] at whole α, and chords between them."""
     q, rate = leaf.sampling_probability, 1 / leaf.noise_multiplier
     whole = [int(order) for order in ORDERS if order >= 2 and order.is_integer()]
     result = []
@@ -342,9 +322,9 @@ def _allocation(leaf: RandomAllocationGaussian) -> Array:
 
 
 def _chords(whole: Array, log_moment: Array) -> Array:
-    """Divergences at ``ORDERS`` from bounds of (α - 1) D_α at ``whole`` orders and 0 at one.
+    """Return divergences at ``ORDERS`` from bounds of (α - 1) D_α at ``whole`` orders and 0 at one.
 
-    Orders above the last have no bound.
+    Orders above the last one have no bound.
     """
     at = np.concatenate(([1.0], whole))
     values = np.concatenate(([0.0], log_moment))
