@@ -225,8 +225,8 @@ class CertificateStore(Store):
         """
         return self.read(page_of, _select_current(**filters), _SORT_KEY, cursor, limit)
 
-    def keys(self, others: Collection[str] = ()) -> list[dict[str, Any]]:
-        """Return the public records of keys that signed certificates, and of ``others`` by id.
+    def keys(self, key_ids: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Return the public records of keys that signed certificates, and of ``key_ids``.
 
         A signed checkpoint is no evidence for its key: an attacker with write access to the
         database can insert one. Certificates are, because monitors see them in the log.
@@ -234,7 +234,7 @@ class CertificateStore(Store):
         certified = exists().where(certificates.c.key_id == signing_keys.c.key_id)
         query = (
             select(signing_keys.c.record)
-            .where(or_(certified, signing_keys.c.key_id.in_(others)))
+            .where(or_(certified, signing_keys.c.key_id.in_(key_ids)))
             .order_by(signing_keys.c.first_used_at)
         )
         with acting_for(None), self._reader.connect() as connection:
@@ -248,9 +248,7 @@ def current(
     connection: Connection, certificate_id: str, *, untrusted: bool | None = None
 ) -> StoredCertificate | None:
     """Return the current issue of that trust, or for None a trusted before an untrusted one."""
-    parameters = {"certificate_id": certificate_id}
-    row = connection.execute(_CURRENT[untrusted], parameters).mappings().first()
-    return None if row is None else _stored(connection, row)
+    return currents(connection, [certificate_id], untrusted=untrusted).get(certificate_id)
 
 
 def get(connection: Connection, certificate_id: str) -> StoredCertificate:
@@ -351,12 +349,6 @@ _CURRENTS = (
 
 _CERTIFICATES = insert(certificates)
 _COLUMNS = tuple(column.name for column in certificates.columns)
-
-_CURRENT: dict[bool | None, Select[Any]] = {
-    None: _ISSUES.limit(1),
-    True: _ISSUES.where(certificates.c.untrusted.is_(True)).limit(1),
-    False: _ISSUES.where(certificates.c.untrusted.is_(False)).limit(1),
-}
 
 
 def find_and_record(

@@ -342,16 +342,16 @@ def _ref(name: str) -> Schema:
 
 def _schemas() -> dict[str, Schema]:
     """Return the schemas that no route's signature refers to."""
-    shown: list[tuple[type[ResponseModel], Literal["serialization"]]] = [
+    models: list[tuple[type[ResponseModel], Literal["serialization"]]] = [
         (ProblemDocument, "serialization"),
         (DiagnosisRequest, "serialization"),
         (RunEvent, "serialization"),
         (RunProgress, "serialization"),
     ]
     policy = Policy.model_json_schema(ref_template=REF)
-    own = models_json_schema(shown, ref_template=REF)[1]["$defs"]
+    schemas = models_json_schema(models, ref_template=REF)[1]["$defs"]
     return {
-        **own,
+        **schemas,
         **plan_schemas(REF),
         "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
         **policy.pop("$defs", {}),

@@ -17,8 +17,8 @@ A page is one module, named after its subject, and one template. The module has
         return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view["tokens"]))
 
 and one line in ``MODULES``. ``respond`` renders the view as HTML, all of its fields as JSON, or
-its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``drawn`` contains
-SVG charts. Path parameters have FastAPI's syntax, as in ``/certificates/{certificate_id}``.
+its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``charts`` are
+SVGs. Path parameters have FastAPI's syntax, as in ``/certificates/{certificate_id}``.
 ``view_of`` fills a dataclass from an object or a row.
 
 A form posts to ``@action(router, "/tokens")``. The guard reads the form and checks its token

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, select
 
 from affidavit.certificate import statement_in
 from affidavit.plan import find_changes, plan_from
@@ -24,16 +24,15 @@ from affidavit.service.certificates.decisions import (
     history,
 )
 from affidavit.service.certificates.status import (
-    REJECTED,
     REVOKED,
     SUPERSEDED,
     Status,
-    key_revoked_at,
 )
 from affidavit.service.database import page_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.pages.access import Approver, Reader
+from affidavit.service.pages.certificates import CertificateSearch, conditions_of
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of
 from affidavit.service.pages.response import (
@@ -45,11 +44,12 @@ from affidavit.service.pages.response import (
     see_other,
     view_of,
 )
-from affidavit.service.pages.text import messages_of, up
+from affidavit.service.pages.text import messages_of, round_up
 from affidavit.service.routing import CertificateId
 
 router = APIRouter()
 
+AWAITING = CertificateSearch(standing="awaiting_approval")
 COLUMNS = (
     *("id", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta", "adjacency"),
     *("approvals_given", "approvals_required", "created_at", "not_after"),
@@ -139,21 +139,9 @@ def decide(
 def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:
     """Return certificates that await approval, newest first; raises ``InvalidCursor``."""
     sort_key = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
-    query = select(*(certificates.c[name] for name in COLUMNS)).where(*awaiting(now))
+    query = select(*(certificates.c[name] for name in COLUMNS)).where(*conditions_of(AWAITING, now))
     rows, following = page_of(connection, query, sort_key, cursor, PAGE_SIZE)
     return ListPage(lines=tuple(map(_line, rows)), next=following)
-
-
-def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions of rows of ``certificates`` that await approval at ``now``."""
-    return (
-        certificates.c.approvals_given < certificates.c.approvals_required,
-        certificates.c.not_after >= now,
-        ~SUPERSEDED,
-        ~REVOKED,
-        ~REJECTED,
-        ~key_revoked_at(now),
-    )
 
 
 def approval_request(connection: Connection, certificate_id: str) -> dict[str, Any]:
@@ -223,8 +211,8 @@ def _guarantee(certificate: StoredCertificate) -> dict[str, Any]:
     return {
         "id": certificate.id,
         "verdict": certificate.verdict,
-        "epsilon": up(certificate.epsilon_upper),
-        "delta": up(certificate.delta),
+        "epsilon": round_up(certificate.epsilon_upper),
+        "delta": round_up(certificate.delta),
         "adjacency": certificate.adjacency,
         "unit": predicate["plan"]["dataset"]["unit"],
         "noise": None if noise is None else f"{float(noise):.6g}",
@@ -237,8 +225,8 @@ def _line(row: Any) -> PendingLine:
     return view_of(
         PendingLine,
         row,
-        epsilon=up(row.epsilon_upper),
-        delta=up(row.delta),
+        epsilon=round_up(row.epsilon_upper),
+        delta=round_up(row.delta),
         given=row.approvals_given,
         required=row.approvals_required,
     )

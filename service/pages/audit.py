@@ -56,7 +56,7 @@ from affidavit.service.pages.response import (
     respond,
     view_of,
 )
-from affidavit.service.pages.text import capitalized, short, shortened, words
+from affidavit.service.pages.text import capitalized, short_id, truncate, words
 from affidavit.service.routes.log import TEXT
 
 # ---- a saved checkpoint --------------------------------------------------------------
@@ -370,8 +370,8 @@ def _plain(value: str | float) -> str:
         return "yes" if value else "no"
     text = str(value)
     if _ID.fullmatch(text):
-        return short(text)
-    return words(text) if _CODE.fullmatch(text) else shortened(text, _SUMMARY_LENGTH + 1)
+        return short_id(text)
+    return words(text) if _CODE.fullmatch(text) else truncate(text, _SUMMARY_LENGTH + 1)
 
 
 def _verify_requested_range(services: Services, query: AuditQuery) -> tuple[RangeCheck | None, str]:

@@ -58,7 +58,7 @@ async def certificate(
     _stored, view = await run_in_threadpool(_read, services, certificate_id)
     in_memory = services.draw_certificate.charts_in_memory(view.id, view.steps_run)
     charts = {} if in_memory is None else in_memory.charts
-    drawn = {
+    svgs = {
         f"{name.replace('-', '_')}_svg": figure_of(charts[name], width=WIDTH, height=HEIGHT)
         if name in charts
         else ""
@@ -69,7 +69,7 @@ async def certificate(
         view,
         template="certificate.html",
         rows=Rows(Item, view.checklist),
-        drawn=drawn,
+        charts=svgs,
         title=f"checklist-{certificate_id[7:19]}",
     )
 
@@ -92,8 +92,8 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
     stored, view = await run_in_threadpool(_read, services, certificate_id)
     drawings: list[Chart] = []
     if view.guarantee is not None:
-        drawn = await services.draw_certificate.charts(stored, view.steps_run)
-        drawings = [*drawn.charts.values()]
+        result = await services.draw_certificate.charts(stored, view.steps_run)
+        drawings = [*result.charts.values()]
     content = await run_in_threadpool(_render_pdf, view, drawings, services.clock.now())
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
 
@@ -165,16 +165,16 @@ async def diagnosis(
 
 async def _diagnose(services: Services, stored: StoredCertificate, claimed: str) -> Diagnosis:
     plan = statement_in(stored.bundle)["predicate"]["plan"]
-    about: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
+    fields: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
     question = {"plan": {**plan, "claim": None}, "claimed_epsilon": claimed}
     try:
         content = json.dumps(question).encode()
         result = await diagnosis_of(services.pool, content, "json")
     except MalformedPlan as error:
         wrong = messages_of(error.reasons).replace("claimed_epsilon", "the claim")
-        return Diagnosis(**about, wrong=wrong)
+        return Diagnosis(**fields, wrong=wrong)
     return Diagnosis(
-        **about,
+        **fields,
         summary=result.get("summary"),
         certified=result["certified"]["verdict"],
         explanations=tuple(result["explanations"]),

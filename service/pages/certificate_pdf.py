@@ -25,7 +25,7 @@ from fpdf import FPDF, XPos, YPos
 from affidavit.certificate.charts import Chart, draw
 from affidavit.service.certificates.status import Status
 from affidavit.service.pages.certificate_view import VERIFY, CertificateView
-from affidavit.service.pages.text import capitalized, moment, shortened, visible
+from affidavit.service.pages.text import capitalized, date_time, escape_invisible, truncate
 
 SYMBOLS = {
     "ε": "e",
@@ -145,7 +145,7 @@ class Document(FPDF):
         """Print a paragraph."""
         height = size * 0.5
         if self._max_pages is not None:
-            text = shortened(text, MAX_PARAGRAPH_LENGTH)
+            text = truncate(text, MAX_PARAGRAPH_LENGTH)
         self._font(False, style, size)
         # Escapes are longer than their characters, and long words leave lines half empty.
         lines = 1 + 1.3 * self.get_string_width(latin(text)) // (self.w - self.l_margin - MARGIN)
@@ -222,7 +222,7 @@ def latin(text: str) -> str:
     >>> latin("naïve – 東")
     'naïve - \\\\u6771'
     """
-    plain = "".join(PLAIN.get(char, char) for char in visible(text))
+    plain = "".join(PLAIN.get(char, char) for char in escape_invisible(text))
     return plain.encode("latin-1", "backslashreplace").decode("latin-1")
 
 
@@ -297,7 +297,7 @@ def _decision(pdf: Document, view: CertificateView) -> None:
             sigma = f"σ = {noise.given}" if noise.given else "computed"
             needed = noise.required or "not computed"
             pdf.fact(
-                f"{shortened(noise.release, 14)}, {blocks}", f"{sigma}; the target needs {needed}"
+                f"{truncate(noise.release, 14)}, {blocks}", f"{sigma}; the target needs {needed}"
             )
         if len(view.noise) > MAX_LISTED:
             pdf.paragraph(f"and {len(view.noise) - MAX_LISTED} more releases.")
@@ -306,7 +306,7 @@ def _decision(pdf: Document, view: CertificateView) -> None:
     for decision in decisions[:MAX_LISTED]:
         what = "Approved" if decision.decision == "approve" else "Rejected"
         comment = f": {decision.comment}" if decision.comment else "."
-        pdf.paragraph(f"{what} by {decision.approver} at {moment(decision.at)}{comment}")
+        pdf.paragraph(f"{what} by {decision.approver} at {date_time(decision.at)}{comment}")
     if not decisions:
         required = view.approvals_required
         pdf.paragraph(f"None of {required} required." if required else "None required.")

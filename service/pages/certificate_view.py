@@ -50,7 +50,7 @@ from affidavit.service.dependencies import Services
 from affidavit.service.log.reader import with_log_part
 from affidavit.service.pages.response import view_of
 from affidavit.service.pages.runs import read_provenance
-from affidavit.service.pages.text import ADJACENCIES, capitalized, down, plain, up
+from affidavit.service.pages.text import ADJACENCIES, capitalized, decimal, round_down, round_up
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
 
@@ -113,15 +113,15 @@ def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
     if guarantee is None:
         return None
     return Guarantee(
-        epsilon_at_most=up(guarantee["epsilon"]["upper"]),
-        epsilon_at_least=down(guarantee["epsilon"]["lower"]),
-        delta=up(guarantee["delta"]["upper"]),
+        epsilon_at_most=round_up(guarantee["epsilon"]["upper"]),
+        epsilon_at_least=round_down(guarantee["epsilon"]["lower"]),
+        delta=round_up(guarantee["delta"]["upper"]),
         adjacency=ADJACENCIES.get(guarantee["adjacency"], guarantee["adjacency"]),
         unit=guarantee["unit"],
         confidence=guarantee.get("confidence"),
         target_epsilon=_rounded(guarantee["target"]["epsilon"]),
         target_delta=_rounded(guarantee["target"]["delta"]),
-        mu=up(guarantee["mu"]),
+        mu=round_up(guarantee["mu"]),
         digits=(
             ("ε at most", str(guarantee["epsilon"]["upper"])),
             ("ε at least", str(guarantee["epsilon"]["lower"])),
@@ -136,8 +136,8 @@ def noise_of(release: Mapping[str, Any]) -> Noise:
     return Noise(
         release=f"{phase}{release['name']}",
         blocks=release["count"],
-        given=down(release["given"], 7),
-        required=up(release["required"]),
+        given=round_down(release["given"], 7),
+        required=round_up(release["required"]),
     )
 
 
@@ -148,8 +148,8 @@ def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
         Engine(
             name=accountant["name"],
             version=accountant["version"],
-            at_least=down(accountant["epsilon"]["lower"], 8),
-            at_most=up(accountant["epsilon"]["upper"], 8),
+            at_least=round_down(accountant["epsilon"]["lower"], 8),
+            at_most=round_up(accountant["epsilon"]["upper"], 8),
             decides=number == 0,
             agrees=_agrees(accountants[0]["epsilon"], accountant["epsilon"])
             if number
@@ -203,7 +203,7 @@ def agreement(engines: tuple[Engine, ...]) -> str:
 
 
 def _rounded(text: str | None) -> str | None:
-    return None if text is None else plain(float(text))
+    return None if text is None else decimal(float(text))
 
 
 Mark = Literal["checked", "declared", "open"]
@@ -505,14 +505,14 @@ def certificate_view(
         sentence=sentence(predicate, guarantee),
         standing=unusable,
         guarantee=guarantee,
-        joint_noise=down(predicate["noise_multiplier"]["joint"]),
+        joint_noise=round_down(predicate["noise_multiplier"]["joint"]),
         noise=tuple(map(noise_of, predicate["noise_multiplier"]["releases"])),
         sampling=tuple(predicate["sampling"]),
         strategies=tuple(predicate["strategies"]),
         engines=engines,
         proof=tuple((predicate.get("proof") or {}).get("statements", ())),
         groups=tuple(
-            {**bound, "epsilon_at_most": up(bound["epsilon"]["upper"])}
+            {**bound, "epsilon_at_most": round_up(bound["epsilon"]["upper"])}
             for bound in predicate.get("groups", ())
         ),
         agreement=agreement(engines),

@@ -61,7 +61,7 @@ from affidavit.service.models import QueryModel, Verdict
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
-from affidavit.service.pages.text import up
+from affidavit.service.pages.text import round_up
 from affidavit.service.problems import Problem
 
 PATH = "/certificates"
@@ -164,11 +164,11 @@ def certificate_list(
     revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
     query = page_query(search, now, revoked)
     rows, following = page_of(connection, query, _sort_key(search), search.cursor, PAGE_SIZE)
-    rest = search.model_copy(update=dict.fromkeys(_VALUES))
-    tally = _tally(connection, tally_query(rest, now, revoked))
+    unfaceted = search.model_copy(update=dict.fromkeys(_VALUES))
+    tally = _tally(connection, tally_query(unfaceted, now, revoked))
     # Few of the newest may match, so matches are counted separately.
     exact = tally
-    if tally.is_partial and rest != search:
+    if tally.is_partial and unfaceted != search:
         exact = _tally(connection, tally_query(search, now, revoked))
     return CertificateList(
         order=_time(search),
@@ -193,7 +193,7 @@ def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str])
             status_at(now).label("status"),
         )
         .select_from(_joined(outer=True))
-        .where(*_conditions(search, now, revoked))
+        .where(*conditions_of(search, now, revoked))
     )
 
 
@@ -206,7 +206,7 @@ def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]
             case(*((inside, ends) for ends, inside in _ends(now).items())).label("ends"),
         )
         .select_from(_joined(outer=False) if _by_facets(search) else certificates)
-        .where(*_conditions(search, now, revoked))
+        .where(*conditions_of(search, now, revoked))
         .order_by(_sort_key(search)[0].desc())
         .limit(MAX_COUNTED + 1)
         .subquery()
@@ -244,9 +244,10 @@ def _joined(*, outer: bool) -> Any:
     return certificates.join(certificate_facets, same_issue(certificate_facets), isouter=outer)
 
 
-def _conditions(
-    search: CertificateSearch, now: datetime, revoked: Sequence[str]
+def conditions_of(
+    search: CertificateSearch, now: datetime, revoked: Sequence[str] = ()
 ) -> list[ColumnElement[bool]]:
+    """Return the conditions of the rows that match ``search``; ``revoked`` are key ids."""
     conditions: list[ColumnElement[bool]] = [~SUPERSEDED]
     columns, facets = certificates.c, certificate_facets.c
     for column, value in (
@@ -314,8 +315,8 @@ def _line(row: Row[Any]) -> CertificateLine:
         CertificateLine,
         row,
         status=Status(row.status),
-        epsilon_at_most=up(row.epsilon_upper),
-        delta=up(row.delta),
+        epsilon_at_most=round_up(row.epsilon_upper),
+        delta=round_up(row.delta),
     )
 
 

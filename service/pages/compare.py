@@ -28,7 +28,7 @@ from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of, parse, yaml_of
 from affidavit.service.pages.response import Rows, action, page, respond
-from affidavit.service.pages.text import ADJACENCIES, draft_sentence, query, readable, up
+from affidavit.service.pages.text import ADJACENCIES, draft_sentence, humanize, query, round_up
 from affidavit.service.problems import Problem
 
 router = APIRouter()
@@ -94,31 +94,33 @@ async def compare_certificates(
     """Compare the certificates ``id``, or show the form."""
     ids = tuple(dict.fromkeys(filter(None, requested)))
     plans = {id_: await run_in_threadpool(_plan, services, id_) for id_ in ids}
-    known = {id_: plan for id_, plan in plans.items() if plan is not None}
-    texts = [yaml_of(as_document(plan)) for plan in known.values()]
+    existing = {id_: plan for id_, plan in plans.items() if plan is not None}
+    texts = [yaml_of(as_document(plan)) for plan in existing.values()]
     view = Comparison(
         ids=ids,
         profile=f"/compare/profile.svg{query(id=ids)}",
         first_yaml=texts[0] if texts else "",
         second_yaml=texts[1] if len(texts) > 1 else "",
-        missing=tuple(id_ for id_ in ids if id_ not in known),
+        missing=tuple(id_ for id_ in ids if id_ not in existing),
     )
-    if view.missing or len(known) < 2:
+    if view.missing or len(existing) < 2:
         return _respond(request, view, status=404 if view.missing else 200)
-    return await _compare(request, services, view, tuple(known.values()))
+    return await _compare(request, services, view, tuple(existing.values()))
 
 
 @router.get("/compare/profile.svg", include_in_schema=False, response_class=Response)
 async def profiles(request: Request, _: Reader, services: TheServices, requested: Ids) -> Response:
     """Draw the privacy profiles of certificates in one chart, as a file."""
     stored = [await run_in_threadpool(services.store.get, id_) for id_ in requested if id_]
-    drawn = await asyncio.gather(*(services.draw_certificate.charts(item, None) for item in stored))
-    profiles = [charts.charts.get("profile") for charts in drawn]
+    results = await asyncio.gather(
+        *(services.draw_certificate.charts(item, None) for item in stored)
+    )
+    profiles = [result.charts.get("profile") for result in results]
     labels = _labels([item.name for item in stored])
-    known = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
-    if not known:
+    labelled = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
+    if not labelled:
         raise Problem(404, "no_chart", "these certificates have no privacy curve.")
-    return chart_response(request, _overlay(known), width=WIDTH, height=HEIGHT)
+    return chart_response(request, _overlay(labelled), width=WIDTH, height=HEIGHT)
 
 
 @action(router, "/compare")
@@ -172,7 +174,7 @@ def _side(label: str, certificate: str | None, assessment: Assessment) -> dict[s
         "verdict": assessment.verdict,
         "sentence": draft_sentence(assessment),
         "epsilon": assessment.epsilon_text,
-        "delta": None if assessment.delta is None else up(assessment.delta.upper),
+        "delta": None if assessment.delta is None else round_up(assessment.delta.upper),
         "adjacency": assessment.adjacency,
         "unit": assessment.unit,
         "noise": assessment.joint_text,
@@ -223,8 +225,8 @@ def _line(label: str, effect: ChangeEffect) -> ChangeLine:
         plan=label,
         field=label_of(pointer),
         pointer=pointer,
-        first=readable(first),
-        second=readable(second),
+        first=humanize(first),
+        second=humanize(second),
         alone=effect.epsilon_text,
         why_not=effect.reasons_text or None,
         noise=effect.noise_text,

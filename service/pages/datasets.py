@@ -62,7 +62,7 @@ from affidavit.service.pages.response import (
     see_other,
     view_of,
 )
-from affidavit.service.pages.text import down, messages_of, moment, plain, up
+from affidavit.service.pages.text import date_time, decimal, messages_of, round_down, round_up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem
@@ -191,10 +191,10 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
         ledger.scope,
         epsilon=ledger.state.budget.epsilon,
         delta=ledger.state.budget.delta,
-        spent=up(spent),
-        sum=up(summary.spent.sum.epsilon),
-        sum_delta=up(summary.spent.sum.delta),
-        remaining=down(summary.remaining.epsilon),
+        spent=round_up(spent),
+        sum=round_up(summary.spent.sum.epsilon),
+        sum_delta=round_up(summary.spent.sum.delta),
+        remaining=round_down(summary.remaining.epsilon),
         share=share if math.isfinite(share) else 1e9,
         runs=ledger.state.runs,
         exhausted=summary.exhausted,
@@ -321,7 +321,7 @@ async def dataset(
         view,
         template="dataset.html",
         rows=Rows(EntryLine, view.entries),
-        drawn={} if chart is None else {"chart": chart},
+        charts={} if chart is None else {"chart": chart},
         fragment="composed",
         title=name,
         as_page=file_name is not None,
@@ -390,7 +390,7 @@ def dataset_view(
     return replace(
         view,
         amounts=amounts,
-        budget_sum=plain(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
+        budget_sum=decimal(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
         entries=tuple(_entry(entry, run_ids.get(entry.id)) for entry in entries),
@@ -421,9 +421,9 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
     plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
     chart = Chart(
         title=f"Budget of {ledger.scope.dataset} in use",
-        description=f"After {ledger.state.seq} changes {up(spent[-1][1])} of "
+        description=f"After {ledger.state.seq} changes {round_up(spent[-1][1])} of "
         f"{ledger.state.budget.epsilon} is in use, by the privacy filter.",
-        x=Axis(label=f"{unit} since {moment(start)}"),
+        x=Axis(label=f"{unit} since {date_time(start)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=(
             Line(name="in use, by the privacy filter", points=step_points(spent)),
@@ -454,8 +454,8 @@ def _read(
     with services.engine.connect() as connection:
         view, stored = dataset_view(connection, rules, name, scope, before)
         proposals = services.second_person.waiting(actor, services.clock.now(), name)
-        known = proposals or is_known(connection, rules, name)
-        if stored is None and (ledger is not None or not known):
+        exists = proposals or is_known(connection, rules, name)
+        if stored is None and (ledger is not None or not exists):
             raise Problem(404, "not_found", f"the data set {name} has no budget.")
         grants: Sequence[RowMapping] = ()
         if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
@@ -494,7 +494,7 @@ def _with_composition(view: Dataset, composed: Composition) -> Dataset:
     if epsilon is None:
         return replace(view, composed="not bounded by any engine")
     upper = epsilon.upper
-    text = "not bounded" if upper is None else up(upper)
+    text = "not bounded" if upper is None else round_up(upper)
     return replace(view, composed=text, composed_by=composed.engine)
 
 
@@ -523,9 +523,9 @@ def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
         run=run,
         certificate=reservation.certificate_id,
         steps_certified=reservation.certified_steps,
-        reserved=up(reserved.epsilon),
-        charged=up(charge_of(reservation.charged).epsilon),
-        mu=up(reserved.mu),
+        reserved=round_up(reserved.epsilon),
+        charged=round_up(charge_of(reservation.charged).epsilon),
+        mu=round_up(reserved.mu),
         by=reservation.reserved_by,
         at=reservation.reserved_at,
     )

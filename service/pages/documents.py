@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from affidavit.service.pages.certificate_view import VERIFY, CertificateView, Item
-from affidavit.service.pages.text import visible, whole
+from affidavit.service.pages.text import escape_invisible, group_digits
 
 # ---- the deployments registry --------------------------------------------------------
 
@@ -174,7 +174,7 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     dataset = view.plan["dataset"]
     yield f"- Data set: {_plain(view.dataset or 'not named')}"
     size = dataset.get("size")
-    yield f"- Size: {whole(size) + ' records' if size else 'not in the plan'}"
+    yield f"- Size: {group_digits(size) + ' records' if size else 'not in the plan'}"
     yield f"- Privacy unit: one {dataset['unit']}"
     yield f"- Origin, legal basis and preparation: {UNKNOWN}"
     yield "\n## 3. Method\n"
@@ -185,7 +185,9 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
         yield f"- Release {_plain(noise.release)}, {blocks}: noise multiplier {sigma}"
     yield f"- Plan: `{view.plan_digest}`"
     yield "\n```json"
-    yield visible(view.plan_text).replace("<", "\\u003c")  # the same JSON, and never markup
+    yield escape_invisible(view.plan_text).replace(
+        "<", "\\u003c"
+    )  # the same JSON, and never markup
     yield "```"
     yield "\n## 4. Guarantee\n"
     yield _plain(view.sentence)
@@ -229,4 +231,4 @@ def _plain(text: str) -> str:
     >>> _plain("a *b*\n# c")
     'a \\*b\\* \\# c'
     """
-    return _SPECIAL.sub(r"\\\1", " ".join(visible(text).split()))
+    return _SPECIAL.sub(r"\\\1", " ".join(escape_invisible(text).split()))

@@ -61,7 +61,7 @@ from affidavit.service.pages.response import (
     see_other,
     view_of,
 )
-from affidavit.service.pages.text import down, draft_sentence, up
+from affidavit.service.pages.text import draft_sentence, round_down, round_up
 
 router = APIRouter()
 
@@ -224,12 +224,12 @@ async def _noise_rows(services: Services, plan: Plan) -> tuple[dict[str, Any], .
 
 def _noise_row(point: NoisePoint) -> dict[str, Any]:
     """Return ε and the noise of each release, both rounded up, so that the bound holds."""
-    noise = tuple(up(sigma) for sigma in point.noise)
-    joint = "not defined" if point.joint is None else f"joint {up(point.joint)}"
+    noise = tuple(round_up(sigma) for sigma in point.noise)
+    joint = "not defined" if point.joint is None else f"joint {round_up(point.joint)}"
     return {
         "sigma": ",".join(noise),
         "shown": noise[0] if len(noise) == 1 else joint,
-        "epsilon": up(point.epsilon),
+        "epsilon": round_up(point.epsilon),
         "is_own": point.factor == 1,
     }
 
@@ -268,19 +268,21 @@ def preview_of(preview: Preview) -> dict[str, Any]:
     return {
         "verdict": assessment.verdict,
         "sentence": draft_sentence(assessment),
-        "epsilon": up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
-        "epsilon_lower": None if assessment.epsilon is None else down(assessment.epsilon.lower),
-        "delta": None if assessment.delta is None else up(assessment.delta.upper),
+        "epsilon": round_up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
+        "epsilon_lower": None
+        if assessment.epsilon is None
+        else round_down(assessment.epsilon.lower),
+        "delta": None if assessment.delta is None else round_up(assessment.delta.upper),
         "adjacency": assessment.adjacency,
         "unit": assessment.unit,
         # Rounded up, because users copy it to the configuration of the noise.
-        "joint": up(assessment.joint),
+        "joint": round_up(assessment.joint),
         "noise": tuple(
             {
                 "name": release.name,
                 "count": release.count,
                 "given": None if release.given is None else f"{release.given:.6g}",
-                "required": up(release.required),
+                "required": round_up(release.required),
             }
             for release in assessment.releases
         ),
@@ -380,11 +382,13 @@ def _respond(
     fragment: str | None = None,
     status: int = 200,
 ) -> Response:
-    drawn = {
+    charts = {
         f"picture_{index}": figure_of(chart, width=WIDTH, height=HEIGHT)
         for index, chart in enumerate(pictures)
     }
     # htmx ignores error responses.
     part = fragment is not None and is_fragment(request)
     view, status = replace(view, part=part), 200 if part else status
-    return respond(request, view, template=TEMPLATE, drawn=drawn, fragment=fragment, status=status)
+    return respond(
+        request, view, template=TEMPLATE, charts=charts, fragment=fragment, status=status
+    )

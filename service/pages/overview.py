@@ -25,8 +25,9 @@ from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
-from affidavit.service.pages.approvals import awaiting
+from affidavit.service.pages.approvals import AWAITING
 from affidavit.service.pages.audit import checkpoint_of
+from affidavit.service.pages.certificates import conditions_of
 from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.response import Rows, page, respond, view_of
@@ -121,17 +122,17 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
     with snapshot(services.engine) as connection:
         now = services.clock.now()
         view = overview_view(connection, rules, actor, reasons, now)
-        drawn = {"spending": spending_chart(connection, now)}
+        charts = {"spending": spending_chart(connection, now)}
     if actor.may(Scope.ADMIN):
         view = replace(view, proposals=services.second_person.waiting(actor, now)[:MAX_ITEMS])
     if view.sees_certificates and view.anything:
-        drawn["plans"] = plans_chart(view.totals)
+        charts["plans"] = plans_chart(view.totals)
     return respond(
         request,
         view,
         template="overview.html",
         rows=Rows(Item, view.items),
-        drawn=drawn,
+        charts=charts,
         title="overview",
     )
 
@@ -225,12 +226,14 @@ def spending_chart(connection: Connection, now: datetime) -> str:
     """Return an SVG of the spending of the fullest ledgers over time; empty if there is none."""
     ledgers = [item for item in ledgers_after(connection, None, MAX_LEDGERS) if item.state.runs]
     ledgers.sort(key=lambda ledger: ledger.spent_epsilon() / float(ledger.state.budget.epsilon))
-    drawn = [(item, states_of(connection, item.id, MAX_CHANGES)) for item in ledgers[-MAX_LINES:]]
-    if not drawn:
+    histories = [
+        (item, states_of(connection, item.id, MAX_CHANGES)) for item in ledgers[-MAX_LINES:]
+    ]
+    if not histories:
         return ""
-    unit, length = unit_of(max((now - changes[0][0]).total_seconds() for _, changes in drawn))
+    unit, length = unit_of(max((now - changes[0][0]).total_seconds() for _, changes in histories))
     lines = []
-    for ledger, changes in drawn:
+    for ledger, changes in histories:
         points = [
             ((at - now).total_seconds() / length, replace(ledger, state=state).spent_epsilon())
             for at, state in changes
@@ -283,7 +286,9 @@ def _expiring(connection: Connection, now: datetime) -> tuple[tuple[Item, ...], 
 
 def _awaiting(connection: Connection, now: datetime) -> tuple[Item, ...]:
     """Return the newest certificates that await approval."""
-    query = _select_items("awaiting approval", certificates.c.created_at).where(*awaiting(now))
+    query = _select_items("awaiting approval", certificates.c.created_at).where(
+        *conditions_of(AWAITING, now)
+    )
     return _items(connection, query.order_by(certificates.c.created_at.desc()).limit(MAX_ITEMS))
 
 
@@ -326,10 +331,10 @@ def _failed(connection: Connection) -> tuple[Item, ...]:
     return tuple(sorted(failed, key=lambda run: run.code != "not_conformant")[:MAX_ITEMS])
 
 
-def _select_items(what: str, at: ColumnElement[datetime]) -> Select[Any]:
-    table, kind = certificates.c, literal(what).label("what")
+def _select_items(kind: str, at: ColumnElement[datetime]) -> Select[Any]:
+    table, what = certificates.c, literal(kind).label("what")
     columns = (table.id, table.name, table.dataset, table.verdict.label("code"), at.label("at"))
-    return select(*columns, kind)
+    return select(*columns, what)
 
 
 def _items(connection: Connection, query: Select[Any]) -> tuple[Item, ...]:

@@ -236,17 +236,17 @@ class PlanForm:
             name: fields[name][:MAX_FIELD_LENGTH].strip() for name in _names() if name in fields
         }
         values, rows = _without_gaps(typed)
-        shown = min(MAX_RELEASES, max(1, rows) + more_releases)
-        return cls(values=values, releases=shown, yaml=_yaml(values, rows))
+        visible_rows = min(MAX_RELEASES, max(1, rows) + more_releases)
+        return cls(values=values, releases=visible_rows, yaml=_yaml(values, rows))
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self | None:
         """Return the form of a plan, or None if the form lacks one of its fields."""
         values = dict(_leaves(document))
-        known = {"version": "1", "allocation": "uniform", "clipping": "per_block"}
-        known |= {"trajectory": "all_iterates", "noise.kind": "independent"}
+        defaults = {"version": "1", "allocation": "uniform", "clipping": "per_block"}
+        defaults |= {"trajectory": "all_iterates", "noise.kind": "independent"}
         names = frozenset(_names())
-        if any(known.get(name) != value for name, value in values.items() if name not in names):
+        if any(defaults.get(name) != value for name, value in values.items() if name not in names):
             return None
         return cls.of({name: value for name, value in values.items() if name in names})
 

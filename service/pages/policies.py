@@ -41,7 +41,7 @@ from affidavit.service.pages.response import (
     see_other,
     view_of,
 )
-from affidavit.service.pages.text import up
+from affidavit.service.pages.text import round_up
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
 from affidavit.service.policies.service import Simulation as PolicySimulation
 from affidavit.service.policies.service import WaiverRequest, revoke, simulate
@@ -300,8 +300,8 @@ def _changes(result: PolicySimulation) -> tuple[ChangeLine, ...]:
             ChangeLine,
             change.certificate,
             certificate=change.certificate.id,
-            epsilon=up(change.certificate.epsilon_upper),
-            delta=up(change.certificate.delta),
+            epsilon=round_up(change.certificate.epsilon_upper),
+            delta=round_up(change.certificate.delta),
             would_be=change.would_be,
             codes=tuple(reason.code for reason in change.reasons),
             messages=tuple(reason.message for reason in change.reasons),

@@ -74,7 +74,7 @@ def accepts_html(request: Request) -> bool:
 class Rows:
     """The main table of a view: its rows, and the dataclass with the columns."""
 
-    of: type
+    row_type: type
     items: Sequence[Any]
 
 
@@ -91,11 +91,11 @@ def view_of(cls: type[T], source: Any, **changes: Any) -> T:
 
     ``source`` is an object or a mapping. Raises ``TypeError`` for a field that neither has.
     """
-    get = source.get if isinstance(source, Mapping) else lambda name: getattr(source, name)
-    has = source.__contains__ if isinstance(source, Mapping) else lambda name: hasattr(source, name)
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    same = {name: get(name) for name in names if name not in changes and has(name)}
-    return cls(**same, **changes)
+    if not isinstance(source, Mapping):
+        shared = [name for name in names if name not in changes and hasattr(source, name)]
+        source = {name: getattr(source, name) for name in shared}
+    return cls(**{name: source[name] for name in names if name in source} | changes)
 
 
 def to_json(view: object) -> bytes:
@@ -105,7 +105,7 @@ def to_json(view: object) -> bytes:
 
 def to_csv(rows: Rows) -> bytes:
     """Return a header line and one line per row, in UTF-8."""
-    names = [field.name for field in dataclasses.fields(rows.of)]
+    names = [field.name for field in dataclasses.fields(rows.row_type)]
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\r\n")
     writer.writerow(names)
@@ -182,7 +182,7 @@ def respond(
     *,
     template: str,
     rows: Rows | None = None,
-    drawn: Mapping[str, str] | None = None,
+    charts: Mapping[str, str] | None = None,
     fragment: str | None = None,
     status: int = 200,
     title: str | None = None,
@@ -190,9 +190,9 @@ def respond(
 ) -> Response:
     """Return ``view`` in the format of the path, or as HTML if ``as_page`` is set.
 
-    The template receives ``view``, and the SVGs of ``drawn`` by name. ``fragment`` is the block for
-    htmx. ``rows`` is the main table, for CSV; ``title`` names the CSV file, by default after the
-    page. Raises ``TypeError`` for CSV without ``rows``.
+    The template receives ``view``, and the SVGs of ``charts`` by name. ``fragment`` is the block
+    for htmx. ``rows`` is the main table, for CSV; ``title`` names the CSV file, by default after
+    the page. Raises ``TypeError`` for CSV without ``rows``.
     """
     # The route's path, because the name of an object may end in ".json".
     path = "" if as_page else getattr(request.scope.get("route"), "path", "")
@@ -203,7 +203,7 @@ def respond(
             raise TypeError(f"{path} has no table; use csv=False")
         name = title or path.removesuffix(".csv").strip("/").split("/")[0]
         return download(to_csv(rows), "text/csv; charset=utf-8", f"{name}.csv", status)
-    drawings = {name: Markup(svg) for name, svg in (drawn or {}).items()}
+    drawings = {name: Markup(svg) for name, svg in (charts or {}).items()}
     return html(request, template, {"view": view, **drawings}, fragment=fragment, status=status)
 
 

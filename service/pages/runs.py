@@ -41,7 +41,7 @@ from affidavit.service.pages.response import (
     see_other,
     view_of,
 )
-from affidavit.service.pages.text import TONES, elapsed, messages_of, up, whole, words
+from affidavit.service.pages.text import TONES, elapsed, group_digits, messages_of, round_up, words
 from affidavit.service.problems import Problem
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
@@ -183,8 +183,8 @@ def queue(
     with services.engine.connect() as connection:
         runs, following = repository.page(connection, cursor, PAGE_SIZE, **filters)
         lines = _lines(connection, runs)
-    shown = ListPage(lines=lines, next=following)
-    view = {"runs": shown, "state": state, "queue": queue or ""}
+    list_page = ListPage(lines=lines, next=following)
+    view = {"runs": list_page, "state": state, "queue": queue or ""}
     return respond(request, view, template="runs.html", rows=Rows(RunLine, lines))
 
 
@@ -298,7 +298,7 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
     if not view["ended"] and stored.steps:
         progress = await services.run_events.progress(stored, stored.steps)
         if progress.spent is not None and math.isfinite(progress.spent.epsilon):
-            view["so_far"] = up(progress.spent.epsilon)
+            view["so_far"] = round_up(progress.spent.epsilon)
             view["so_far_steps"] = progress.spent.steps
     rows = Rows(EventLine, view["events"])
     return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
@@ -313,8 +313,8 @@ async def steps_chart(
     charged = (run.outcome or {}).get("steps_charged")
     steps = round_up_steps(run.steps, run.certified_steps) if charged is None else charged
     stored = await run_in_threadpool(services.store.get, run.certificate_id)
-    drawn = await services.draw_certificate.charts(stored, steps or None)
-    chart = drawn.charts.get("steps")
+    result = await services.draw_certificate.charts(stored, steps or None)
+    chart = result.charts.get("steps")
     if chart is None:
         raise Problem(404, "no_chart", "this run's certificate has no privacy curve.")
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)
@@ -344,8 +344,8 @@ def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
         "share": min(1.0, done / reservation.certified_steps),
         "reservation": reservation.id,
         "reservation_state": reservation.state,
-        "reserved": up(charge_of(reservation.cost).epsilon),
-        "charged": up(charge_of(reservation.charged).epsilon),
+        "reserved": round_up(charge_of(reservation.cost).epsilon),
+        "charged": round_up(charge_of(reservation.charged).epsilon),
         "steps_charged": charged,
         **{name: run.request[name] for name in ("data", "model", "output", "time_limit")},
         "message": _message(outcome),
@@ -414,7 +414,12 @@ def _of_record(record: Record) -> list[dict[str, Any]]:
     findings = f"{count} finding{'' if count == 1 else 's'}" if count else "no finding"
     tone = "good" if record.conformant else "bad"
     moments = (
-        (record.began, "plain", "training", f"the record of {whole(record.charged)} steps begins"),
+        (
+            record.began,
+            "plain",
+            "training",
+            f"the record of {group_digits(record.charged)} steps begins",
+        ),
         (record.ended, tone, "record checked", f"by its worker, with {findings}"),
     )
     by = record.builder

@@ -113,8 +113,8 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 FILTERS = (
-    *(text.short, text.day, text.moment, text.second),
-    *(text.whole, text.plain, text.words, text.capitalized, text.readable, text.unbroken),
+    *(text.short_id, text.date, text.date_time, text.iso_time),
+    *(text.group_digits, text.decimal, text.words, text.capitalized, text.humanize, text.nowrap),
 )
 
 router = APIRouter()
@@ -139,7 +139,7 @@ def environment() -> Environment:
 
 def _finalize(value: Any) -> Any:
     # Markup is a subclass of str whose text is escaped already.
-    return text.visible(value) if type(value) is str else value
+    return text.escape_invisible(value) if type(value) is str else value
 
 
 @cache

@@ -4,8 +4,8 @@ Names and plans are untrusted text. A right-to-left override shows a name backwa
 space makes two names look alike, and a spreadsheet executes a cell that begins with ``=``. The
 text is shown with such characters as escapes.
 
->>> visible("safe"), visible("a" + chr(0x202E) + "b"), visible(chr(0xD800))
-('safe', 'a\\\\u202eb', '\\\\ud800')
+>>> escape_invisible("safe"), escape_invisible("a" + chr(0x202E) + chr(0xD800))
+('safe', 'a\\\\u202e\\\\ud800')
 >>> spreadsheet_safe("=HYPERLINK(1)"), spreadsheet_safe("plain")
 ("'=HYPERLINK(1)", 'plain')
 >>> spreadsheet_safe("-----BEGIN KEY-----\\nAA==\\n-----END KEY-----\\n")[:10]
@@ -49,7 +49,7 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----
 # ---- text ---------------------------------------------------------------------------
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Return ``text`` with invisible characters, except line ends and tabs, as escapes."""
     if text.isprintable():
         return text
@@ -58,7 +58,7 @@ def visible(text: str) -> str:
 
 def spreadsheet_safe(text: str) -> str:
     """Return a cell that no spreadsheet takes for a formula; PEM blocks are unchanged."""
-    cell = visible(text)
+    cell = escape_invisible(text)
     if cell.startswith(_FORMULA) and _PEM.fullmatch(cell) is None:
         return f"'{cell}"
     return cell
@@ -74,16 +74,16 @@ def _is_hidden(character: str) -> bool:
     return character not in _LAYOUT and unicodedata.category(character) in _HIDDEN
 
 
-def short(identity: str) -> str:
+def short_id(identity: str) -> str:
     """Return the beginning of an id, without the name of its hash.
 
-    >>> short("sha256:0123456789abcdef0123456789abcdef")
+    >>> short_id("sha256:0123456789abcdef0123456789abcdef")
     '0123456789ab…'
     """
-    return shortened(identity.removeprefix("sha256:"), SHORT_ID_LENGTH + 1)
+    return truncate(identity.removeprefix("sha256:"), SHORT_ID_LENGTH + 1)
 
 
-def shortened(text: str, length: int) -> str:
+def truncate(text: str, length: int) -> str:
     """Return ``text`` cut to ``length`` characters, with an ellipsis if it was longer."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
@@ -97,10 +97,10 @@ def words(code: str) -> str:
     return {"under_noised": "under-noised", **ADJACENCIES}.get(code, code.replace("_", " "))
 
 
-def readable(value: str | None) -> str | None:
+def humanize(value: str | None) -> str | None:
     """Return the JSON of a plan's or policy's value as plain text; other text is unchanged.
 
-    >>> readable('{"name": "dp_sgd"}'), readable('[{"clip_norm": 1.0, "count": 48}]')
+    >>> humanize('{"name": "dp_sgd"}'), humanize('[{"clip_norm": 1.0, "count": 48}]')
     ('dp_sgd', 'clip_norm 1, count 48')
     """
     if value is None:
@@ -124,7 +124,7 @@ def _readable(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case float() if math.isfinite(value):
-            return plain(value)
+            return decimal(value)
         case None:
             return "null"
         case _:
@@ -140,13 +140,15 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
-def unbroken(text: str) -> Markup:
+def nowrap(text: str) -> Markup:
     """Return ``text`` as HTML without line breaks inside bounds, such as δ = 1e-6.
 
-    >>> unbroken("at δ = 1e-6 (add/remove)")
+    >>> nowrap("at δ = 1e-6 (add/remove)")
     Markup('at <span class="nowrap">δ = 1e-6</span> (add/remove)')
     """
-    return Markup(_BOUND.sub(r'<span class="nowrap">\g<0></span>', str(escape(visible(text)))))
+    return Markup(
+        _BOUND.sub(r'<span class="nowrap">\g<0></span>', str(escape(escape_invisible(text))))
+    )
 
 
 def messages_of(reasons: tuple[Reason, ...]) -> str:
@@ -173,13 +175,13 @@ def query(**parameters: Any) -> str:
 
 
 @overload
-def up(value: float | str, digits: int = DIGITS) -> str: ...
+def round_up(value: float | str, digits: int = DIGITS) -> str: ...
 @overload
-def up(value: float | str | None, digits: int = DIGITS) -> str | None: ...
-def up(value: float | str | None, digits: int = DIGITS) -> str | None:
+def round_up(value: float | str | None, digits: int = DIGITS) -> str | None: ...
+def round_up(value: float | str | None, digits: int = DIGITS) -> str | None:
     """Return a number rounded up, for upper bounds; None stays None.
 
-    >>> up(7.9999994), up("Infinity"), up(None)
+    >>> round_up(7.9999994), round_up("Infinity"), round_up(None)
     ('8', 'not bounded', None)
     """
     if value is None:
@@ -189,38 +191,38 @@ def up(value: float | str | None, digits: int = DIGITS) -> str | None:
 
 
 @overload
-def down(value: float | str, digits: int = DIGITS) -> str: ...
+def round_down(value: float | str, digits: int = DIGITS) -> str: ...
 @overload
-def down(value: float | str | None, digits: int = DIGITS) -> str | None: ...
-def down(value: float | str | None, digits: int = DIGITS) -> str | None:
+def round_down(value: float | str | None, digits: int = DIGITS) -> str | None: ...
+def round_down(value: float | str | None, digits: int = DIGITS) -> str | None:
     """Return a number rounded down, for lower bounds and remainders; None stays None."""
     return None if value is None else decimal_down(float(value), digits)
 
 
-def plain(number: float) -> str:
+def decimal(number: float) -> str:
     """Return the shortest decimal equal to ``number``.
 
-    >>> plain(6.0), plain(1e-05)
+    >>> decimal(6.0), decimal(1e-05)
     ('6', '1e-5')
     """
     return decimal_down(number, 17)
 
 
-def whole(number: int) -> str:
+def group_digits(number: int) -> str:
     """Return an integer with thousands separators.
 
-    >>> whole(1234567)
+    >>> group_digits(1234567)
     '1,234,567'
     """
     return f"{number:,}"
 
 
-def day(at: datetime) -> str:
+def date(at: datetime) -> str:
     """Return the date in UTC."""
     return f"{at:%Y-%m-%d}"
 
 
-def moment(at: datetime) -> str:
+def date_time(at: datetime) -> str:
     """Return date and time to the second in UTC, for people."""
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -239,7 +241,7 @@ def elapsed(seconds: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def second(at: datetime) -> str:
+def iso_time(at: datetime) -> str:
     """Return date and time to the second in UTC, for programs."""
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
@@ -262,8 +264,8 @@ def draft_sentence(assessment: Assessment) -> str:
     bound = None
     if epsilon is not None and delta is not None and math.isfinite(epsilon.upper):
         bound = (
-            f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)}{assessment.confidence_suffix} "
-            f"({words(assessment.adjacency)}, per {assessment.unit})"
+            f"ε ≤ {round_up(epsilon.upper)} at δ = {round_up(delta.upper)}"
+            f"{assessment.confidence_suffix} ({words(assessment.adjacency)}, per {assessment.unit})"
         )
     sentence = verdict_sentence(
         assessment.verdict,
