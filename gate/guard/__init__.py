@@ -2,8 +2,8 @@
 
 ``opacus`` guards a run of Opacus, ``Guard`` any other loop that declares its releases. Both verify
 the certificate, compare each release with the certified plan before it happens, stop the run with
-``GuardStop`` if it does not match, and write the record for ``affidavit conformance``. Neither
-imports PyTorch.
+``GuardStop`` at a difference, and write the record for ``affidavit conformance``. Neither imports
+PyTorch.
 
     from affidavit.gate import guard
 

@@ -53,7 +53,7 @@ class GuardStop(CodedError):
 
 
 class StopState:
-    """Once a run is stopped it stays stopped, whoever caught the exception.
+    """Whether a run is stopped; it stays stopped even if the exception is caught.
 
     >>> stop_state = StopState()
     >>> try:
@@ -71,7 +71,7 @@ class StopState:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Run the guard's own code; any error in it stops the run.
+        """Run code of the guard; any error in it stops the run.
 
         Raises ``GuardStop``.
         """

@@ -5,13 +5,13 @@
     ...
     run.step(clip_norm=1.0, noise_multiplier=1.1, sums=sums, released=noisy)
 
-Call ``Guard`` before the loop, and ``step`` between drawing the noise and using it. The declared
-values are compared with the certificate. ``sums`` (clipped, before noise) and ``released`` (after
-noise) let the guard test the noise of every tensor; without them the noise is only declared, and
-``notes`` says so. A correct run is stopped with a probability of at most 1e-12
+Create ``Guard`` before the loop, and call ``step`` between drawing the noise and using it. The
+declared values are compared with the certificate. With ``sums`` (clipped, before noise) and
+``released`` (after noise) the guard tests the noise of every tensor; without them the noise is only
+declared, which ``notes`` reports. A correct run is stopped with a probability of at most 1e-12
 (``affidavit.gate.guard.noise_statistics``). No framework is imported.
 
-``close`` finishes the record, as does the end of a ``with`` block or of the process.
+``close``, the end of a ``with`` block, or the end of the process finishes the record.
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ from typing import Any
 
 from affidavit.certificate import VerificationOptions, std_of
 from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, noise_in, shape_of
+from affidavit.gate.guard.noise_statistics import (
+    NoiseTest,
+    digest_of_arrays,
+    measure_noise,
+    shape_of,
+)
 from affidavit.gate.guard.obligations import (
     Certificate,
     CertifiedRun,
     Keys,
     assign_tensors,
-    certified_run,
+    load_certified_run,
     require_certified_parameters,
     tensor_entries,
 )
 from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.sampler import commitment_to
+from affidavit.gate.guard.sampler import compute_commitment
 from affidavit.plan import Plan, exact_fraction
 
 Amount = float | Mapping[str, float]
-"""One number for every release of the plan, or one by the release's name."""
+"""One number for every release of the plan, or one for each name of a release."""
 
 
 class Guard:
@@ -69,27 +74,29 @@ class Guard:
         options: VerificationOptions | None = None,
         now: datetime | None = None,
     ) -> None:
-        self._stop_state, self._noise_test, self._open = StopState(), NoiseTest(), False
+        self._stop_state, self._noise_test, self._release_pending = StopState(), NoiseTest(), False
         self._keys: set[str] = set()
         self.notes: tuple[str, ...] = ()
         with self._stop_state.guarded():
-            self.certified = certified_run(
+            self.certified = load_certified_run(
                 certificate, plan=plan, keys=keys, options=options, now=now
             )
             _require_sampler(self.certified, sampler, dataset_size, lot_size, probability)
             self._tensors = assign_tensors(self.certified, blocks)
-            drawn_from = _generators(generator)
-            if set(drawn_from.values()) != {"chacha20"}:
+            generators = _generators(generator)
+            if set(generators.values()) != {"chacha20"}:
                 self._note(
                     "lots and noise do not come from chacha20: conformance will report "
                     "statistical_generator."
                 )
-            self._arrays = {name: array for of in blocks.values() for name, array in of.items()}
+            self._arrays = {
+                name: array for tensors in blocks.values() for name, array in tensors.items()
+            }
             self._record = RunRecord(Path(record))
             self._record.begin(
                 self.certified,
                 loop="own",
-                generator=drawn_from,
+                generator=generators,
                 tensors=tensor_entries(
                     self.certified,
                     {name: shape_of(array) for name, array in self._arrays.items()},
@@ -116,34 +123,34 @@ class Guard:
         released: Mapping[str, Any] | None = None,
         key: bytes | None = None,
     ) -> None:
-        """Declare one release before using it; returns if it is allowed.
+        """Declare one release before it is used; returns only if it is allowed.
 
         The noise is ``noise_multiplier`` (σ, relative to the clip norm) or ``noise_std`` (σC, on
-        the sum). ``divisor`` divides the sum, if it is not the plan's B. ``key`` is the key or the
-        generator state of this release's noise; only a commitment to it is recorded.
+        the sum). ``divisor`` divides the sum; the default is the plan's B. ``key`` is the key or
+        the generator state of the noise, of which only a commitment is recorded.
         """
         with self._stop_state.guarded():
             self._close_release(None)
             required = self.certified.at(self._record.charged)
             names = required.clip_norm.keys()
-            clips = _by_release("clip_norm", clip_norm, names)
-            stds = _stds(clips, noise_multiplier, noise_std, names)
+            clips = _amount_by_release("clip_norm", clip_norm, names)
+            stds = _standard_deviations(clips, noise_multiplier, noise_std, names)
             require_certified_parameters(required, clip_norm=clips, noise_std=stds, divisor=divisor)
-            commitment = self._committed(key)
-            self._see(stds, sums, released)
+            commitment = self._commit_to_key(key)
+            self._test_noise(stds, sums, released)
             self._record.charge(
                 self.certified, required, clip_norm=clips, noise_std=stds, commitment=commitment
             )
-            self._open = True
+            self._release_pending = True
 
     def close(self) -> None:
-        """Finish the run; the record of a complete run gets its final line."""
+        """Finish the run, and write the final line if it is complete."""
         with self._stop_state.guarded():
             atexit.unregister(self._finish)
-            whole = self._record.charged == self.certified.execution.steps
-            digest = digest_of_arrays(self._arrays) if whole else None
+            complete = self.steps_left == 0
+            digest = digest_of_arrays(self._arrays) if complete else None
             self._close_release(digest)
-            if whole:
+            if complete:
                 self._record.end(digest)
             self._record.close()
 
@@ -167,14 +174,14 @@ class Guard:
             self._record.close()
 
     def _close_release(self, digest: str | None) -> None:
-        if self._open:
+        if self._release_pending:
             self._record.release(digest)
-            self._open = False
+            self._release_pending = False
 
-    def _committed(self, key: bytes | None) -> str:
+    def _commit_to_key(self, key: bytes | None) -> str:
         if key is None:
             return f"undisclosed:{self._record.charged}"
-        commitment = commitment_to(key)
+        commitment = compute_commitment(key)
         if commitment in self._keys:
             raise GuardStop(
                 "noise_repeated",
@@ -184,7 +191,7 @@ class Guard:
         self._keys.add(commitment)
         return commitment
 
-    def _see(
+    def _test_noise(
         self,
         stds: Mapping[str, float],
         sums: Mapping[str, Any] | None,
@@ -204,9 +211,9 @@ class Guard:
                 f"{', '.join(missing)}: trained, but has no noisy sum.",
                 "Release every trainable tensor with noise, or freeze it.",
             )
-        self._noise_test.see(
+        self._noise_test.check(
             {
-                name: (noise_in(released[name], sums[name]), stds[release])
+                name: (measure_noise(released[name], sums[name]), stds[release])
                 for name, release in self._tensors.items()
             }
         )
@@ -216,13 +223,13 @@ class Guard:
             self.notes = (*self.notes, note)
 
 
-def _by_release(what: str, amount: Amount, names: Any) -> dict[str, float]:
-    """``amount`` for every release; raises ``GuardStop`` unless each is a positive number."""
+def _amount_by_release(field: str, amount: Amount, names: Any) -> dict[str, float]:
+    """Return the amount of every release; raises ``GuardStop`` unless each is positive."""
     amounts = dict(amount) if isinstance(amount, Mapping) else dict.fromkeys(names, amount)
     if amounts.keys() != set(names):
         raise GuardStop(
             "other_blocks",
-            f"{what} is given for {', '.join(sorted(amounts)) or 'nothing'}; the plan releases "
+            f"{field} is given for {', '.join(sorted(amounts)) or 'nothing'}; the plan releases "
             f"{', '.join(sorted(names))}.",
             "Give one number, or one for each release of the plan.",
         )
@@ -230,12 +237,12 @@ def _by_release(what: str, amount: Amount, names: Any) -> dict[str, float]:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise GuardStop(
-                "bad_argument", f"{what} of {name} is {value!r}.", "Give a positive number."
+                "bad_argument", f"{field} of {name} is {value!r}.", "Give a positive number."
             )
     return {name: float(value) for name, value in amounts.items()}
 
 
-def _stds(
+def _standard_deviations(
     clips: Mapping[str, float], multiplier: Amount | None, std: Amount | None, names: Any
 ) -> dict[str, float]:
     if (multiplier is None) == (std is None):
@@ -243,9 +250,9 @@ def _stds(
             "bad_argument", "either noise_multiplier or noise_std is required.", "Give exactly one."
         )
     if std is not None:
-        return _by_release("noise_std", std, names)
+        return _amount_by_release("noise_std", std, names)
     assert multiplier is not None
-    sigmas = _by_release("noise_multiplier", multiplier, names)
+    sigmas = _amount_by_release("noise_multiplier", multiplier, names)
     return {name: std_of(sigma, clips[name]) for name, sigma in sigmas.items()}
 
 

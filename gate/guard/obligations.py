@@ -1,13 +1,13 @@
 """The obligations of a guarded run: a verified certificate and the steps that it allows.
 
-The certificate is verified offline with the user's trusted keys, and compared with the plan if one
-is given. From then on the certified plan is the only reference. Plans that a guard cannot enforce
-from outside are refused before the first release: correlated noise, several phases, and
-additional releases inside the loop.
+The certificate is verified offline with the trusted keys, and compared with the plan if there is
+one. Plans that a guard cannot enforce are refused before the first release: correlated noise,
+several phases, and additional releases inside the loop.
 
-Compared are the parameters of each release, and tensors in blocks. Under per-block clipping a
-release of count K has K blocks. A guard sees tensors, so a release is either one block of all its
-tensors (count 1) or one block per tensor (count K)."""
+The parameters of each release and the tensors of each block are compared. Under per-block clipping,
+a release of count K has K blocks: a release is one block of all its tensors (count 1), or one block
+per tensor (count K).
+"""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class CertifiedRun:
     def divisor(self) -> Fraction:
         """The fixed divisor B of every sum."""
         divisor = schedule.divisor(self.plan, self.phase)
-        assert divisor is not None  # checked by certified_run
+        assert divisor is not None  # checked by load_certified_run
         return divisor
 
     def at(self, step: int) -> StepRequirement:
-        """What ``step`` must be; raises ``GuardStop`` if it was not certified."""
+        """Return the requirements of ``step``; raises ``GuardStop`` if it was not certified."""
         if step >= self.execution.steps:
             raise GuardStop(
                 "too_many_steps",
@@ -96,7 +96,7 @@ class CertifiedRun:
             )
 
 
-def certified_run(
+def load_certified_run(
     certificate: Certificate,
     *,
     plan: str | Path | Plan | None = None,
@@ -104,7 +104,7 @@ def certified_run(
     options: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> CertifiedRun:
-    """The run that ``certificate`` allows; raises ``GuardStop`` if it allows none."""
+    """Verify ``certificate`` and return its run; raises ``GuardStop`` if it allows none."""
     try:
         raw = certificate if isinstance(certificate, bytes) else read_bytes(str(certificate))
         expected = read_plan(str(plan)).plan if isinstance(plan, str | Path) else plan
@@ -163,21 +163,21 @@ def require_certified_parameters(
 
     Raises ``GuardStop`` otherwise.
     """
-    for release, most in required.clip_norm.items():
-        if not 0 < clip_norm[release] <= most:
+    for release, max_norm in required.clip_norm.items():
+        if not 0 < clip_norm[release] <= max_norm:
             raise GuardStop(
                 "clip_norm_above",
-                f"{release} is clipped to {clip_norm[release]:g}, but at most {most:g} was "
+                f"{release} is clipped to {clip_norm[release]:g}, but at most {max_norm:g} was "
                 "certified.",
-                f"Clip to {most!r}, or certify a plan with your clip norm.",
+                f"Clip to {max_norm!r}, or certify a plan with your clip norm.",
             )
-    for release, least in required.noise_std.items():
-        if not noise_std[release] >= least:
+    for release, min_std in required.noise_std.items():
+        if not noise_std[release] >= min_std:
             raise GuardStop(
                 "noise_below",
                 f"{release} has noise of standard deviation {noise_std[release]:.9g} on the sum, "
-                f"but at least {least:.9g} was certified.",
-                f"Add {least!r} (noise multiplier times clip norm), or certify a plan with your "
+                f"but at least {min_std:.9g} was certified.",
+                f"Add {min_std!r} (noise multiplier times clip norm), or certify a plan with your "
                 "noise.",
             )
     if divisor is not None and float(divisor) != float(Fraction(required.divisor)):
@@ -189,7 +189,7 @@ def require_certified_parameters(
 
 
 def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """The release of every tensor; raises ``GuardStop`` if the blocks are not the plan's."""
+    """Return the release of every tensor; raises ``GuardStop`` if the blocks are not the plan's."""
     releases = {release.name: release for release in certified.phase.releases}
     if blocks.keys() != releases.keys():
         raise GuardStop(
@@ -223,14 +223,14 @@ def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]])
 def tensor_entries(
     certified: CertifiedRun, shapes: Mapping[str, list[int]], tensors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Every tensor with its block, for a run record."""
+    """Return the tensors with their blocks, for a run record."""
     counts = {release.name: release.count for release in certified.phase.releases}
-    places = dict.fromkeys(counts, 0)
+    next_blocks = dict.fromkeys(counts, 0)
     entries = []
     for name, release in tensors.items():
         flat = certified.phase.clipping == "flat"
-        block = FLAT if flat else block_name(release, places[release])
+        block = FLAT if flat else block_name(release, next_blocks[release])
         if counts[release] > 1:
-            places[release] += 1
+            next_blocks[release] += 1
         entries.append({"name": name, "shape": shapes[name], "release": release, "block": block})
     return entries

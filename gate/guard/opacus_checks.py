@@ -1,16 +1,16 @@
-"""Check, before the first release, that Opacus' ``make_private`` matches the certificate.
+"""Check before the first release that the result of ``make_private`` matches the certificate.
 
-Everything is read from the objects themselves by Opacus' attribute names. Classes are recognised by
-the names of their bases, so that Opacus need not be imported. Classes whose releases the guard
-cannot observe completely (several processes, adaptive clipping) are refused.
+The values are read from the attributes of Opacus' objects. Classes are recognised by the names of
+their bases, so that Opacus need not be imported. Classes whose releases the guard cannot observe
+(several processes, adaptive clipping) are refused.
 
-``make_private`` rounds: of N records in a loader of batch size B it takes q = 1/⌈N/B⌉ and divides
-by ⌊qN⌋. If only this rounding differs from the certified q and B, the guard sets both to the
-certified values (``align``); any other difference stops the run.
+``make_private`` rounds: for N records in a loader of batch size B it uses q = 1/⌈N/B⌉ and divides
+by ⌊qN⌋. ``align_sampling`` sets both to the certified values if only this rounding differs; any
+other difference stops the run.
 
 >>> class WeightedRandomSampler: pass
 >>> class BatchSampler: sampler = WeightedRandomSampler()
->>> described(BatchSampler())
+>>> describe_sampler(BatchSampler())
 'BatchSampler of WeightedRandomSampler'
 """
 
@@ -24,14 +24,14 @@ from typing import Any
 from affidavit.gate.guard.errors import GuardStop
 from affidavit.gate.guard.obligations import CertifiedRun
 
-SEVERAL = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping",
+DISTRIBUTED_OPTIMIZERS = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping",
            "FSDPOptimizerFastGradientClipping", "SimpleDistributedPerLayerOptimizer")  # fmt: skip
-POISSON = "UniformWithReplacementSampler"
-CLOSE = Fraction(1, 10**9)
+POISSON_SAMPLER = "UniformWithReplacementSampler"
+TOLERANCE = Fraction(1, 10**9)
 
 
-def bases(value: Any) -> tuple[str, ...]:
-    """The names of a value's class and of all its bases."""
+def class_names(value: Any) -> tuple[str, ...]:
+    """Return the names of a value's class and of its bases."""
     return tuple(kind.__name__ for kind in type(value).__mro__)
 
 
@@ -40,14 +40,14 @@ def require_optimizer(certified: CertifiedRun, engine: Any, optimizer: Any) -> N
 
     Raises ``GuardStop`` otherwise.
     """
-    names = bases(optimizer)
+    names = class_names(optimizer)
     if "DPOptimizer" not in names:
         raise GuardStop(
             "tensor_not_noised",
             f"the optimizer is a plain {names[0]}: it adds no noise.",
             "Give the optimizer that make_private returned.",
         )
-    if several := next((name for name in names if name in SEVERAL), None):
+    if several := next((name for name in names if name in DISTRIBUTED_OPTIMIZERS), None):
         raise GuardStop(
             "unsupported",
             f"{several} draws lots and noise in several processes, but the guard only sees one.",
@@ -71,10 +71,10 @@ def require_optimizer(certified: CertifiedRun, engine: Any, optimizer: Any) -> N
         or sum(release.count for release in certified.phase.releases) == 1
     )
     if per_layer == flat:
-        how = ("per layer", "one norm over all") if per_layer else ("by one norm", "blocks")
+        actual, certified_as = ("per layer", "one norm") if per_layer else ("by one norm", "blocks")
         raise GuardStop(
             "other_blocks",
-            f"Opacus clips {how[0]}, but {how[1]} was certified.",
+            f"Opacus clips {actual}, but {certified_as} was certified.",
             'Choose clipping="flat" or "per_layer" in make_private as certified.',
         )
     if optimizer.loss_reduction != "mean":
@@ -86,7 +86,7 @@ def require_optimizer(certified: CertifiedRun, engine: Any, optimizer: Any) -> N
 
 
 def poisson_sampler(certified: CertifiedRun, loader: Any) -> Any:
-    """The loader's Poisson sampler over the certified number of records.
+    """Return the loader's Poisson sampler over the certified number of records.
 
     Raises ``GuardStop`` for any other sampler.
     """
@@ -98,12 +98,12 @@ def poisson_sampler(certified: CertifiedRun, loader: Any) -> Any:
             "Certify the plan for poisson, or use guard.Guard in your own loop.",
         )
     sampler: Any = getattr(loader, "batch_sampler", None)
-    if "BatchSplittingSampler" in bases(sampler):
+    if "BatchSplittingSampler" in class_names(sampler):
         sampler = sampler.sampler
-    if POISSON not in bases(sampler):
+    if POISSON_SAMPLER not in class_names(sampler):
         raise GuardStop(
             "other_sampler",
-            f"lots are drawn by {described(sampler)}, but poisson was certified.",
+            f"lots are drawn by {describe_sampler(sampler)}, but poisson was certified.",
             "Leave poisson_sampling=True in make_private, and give the loader that it returns.",
         )
     for records in (sampler.num_samples, len(loader.dataset)):
@@ -111,20 +111,20 @@ def poisson_sampler(certified: CertifiedRun, loader: Any) -> Any:
     return sampler
 
 
-def described(sampler: Any) -> str:
-    """The class name of a sampler, and of the sampler inside it."""
+def describe_sampler(sampler: Any) -> str:
+    """Return the class name of a sampler, and that of its inner sampler."""
     inner = getattr(sampler, "sampler", None)
     name = type(sampler).__name__
     return name if inner is None else f"{name} of {type(inner).__name__}"
 
 
-def align(certified: CertifiedRun, optimizer: Any, sampler: Any) -> tuple[str, ...]:
-    """Undo Opacus' rounding of q and B; returns notes, raises ``GuardStop`` for other values."""
+def align_sampling(certified: CertifiedRun, optimizer: Any, sampler: Any) -> tuple[str, ...]:
+    """Undo Opacus' rounding of q and B, and return notes; raises ``GuardStop`` otherwise."""
     q, lot = certified.probability, certified.divisor
     size = sampler.num_samples
     rate = Fraction(sampler.sample_rate)
     rounded = {Fraction(1, max(1, batches)) for batches in (math.ceil(size / lot), int(size / lot))}
-    if min(abs(rate - value) / value for value in {q, *rounded}) > CLOSE:
+    if min(abs(rate - value) / value for value in {q, *rounded}) > TOLERANCE:
         raise GuardStop(
             "other_probability",
             f"the sampling probability is {float(rate):.6g}, but {float(q):.6g} was certified.",
@@ -140,7 +140,7 @@ def align(certified: CertifiedRun, optimizer: Any, sampler: Any) -> tuple[str, .
         )
     notes = []
     nearest = float(q) if Fraction(float(q)) <= q else math.nextafter(float(q), 0)
-    if abs(rate - q) > CLOSE * q:
+    if abs(rate - q) > TOLERANCE * q:
         notes.append(f"sampling probability set to {nearest:.9g}, from {float(rate):.9g}.")
     if divisor != float(lot):
         notes.append(f"divisor set to {float(lot):g}, from {divisor:g}.")
@@ -152,7 +152,7 @@ def align(certified: CertifiedRun, optimizer: Any, sampler: Any) -> tuple[str, .
 def clip_norms(
     optimizer: Any, tensors: Mapping[str, str], named: Sequence[str]
 ) -> dict[str, float]:
-    """The current largest clip norm of each release."""
+    """Return the current largest clip norm of each release."""
     norms = getattr(optimizer, "max_grad_norms", None)
     per_tensor = [optimizer.max_grad_norm] * len(named) if norms is None else list(norms)
     largest: dict[str, float] = {}

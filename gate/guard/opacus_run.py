@@ -3,26 +3,25 @@
     model, optimizer, data_loader = privacy_engine.make_private(...)
     run = guard.opacus(privacy_engine, optimizer, data_loader, "bundle.json")
 
-Before the loop starts, sampler, q, B, clip norm, noise, blocks and the model's trainable tensors
-are compared with the certificate (``opacus_checks``). At every real step, before
-any parameter changes, the guard compares the numbers again, because schedulers change them;
-charges the step on disk; draws the noise, and tests that of each tensor (``noise_statistics``). No
-optimiser of the process may update a tensor of the model that got no noise in this step. After
-the last certified step the record ends, and a further step is stopped. Virtual steps
-(``BatchMemoryManager``) are no releases and do not count.
+Before the loop starts, the sampler, q, B, clip norm, noise, blocks and the model's trainable
+tensors are compared with the certificate (``opacus_checks``). At every real step, before any
+parameter changes, the guard compares the numbers again, because schedulers change them, charges the
+step on disk, draws the noise, and tests the noise of each tensor (``noise_statistics``). No
+optimiser of the process may update a tensor of the model that got no noise in this step. After the
+last certified step the record ends, and a further step is stopped. Virtual steps
+(``BatchMemoryManager``) are not releases and do not count.
 
-With ``generator="chacha20"`` the guard draws lots and noise itself, as the certificate requires;
-the noise of Opacus is tested in the first two releases and then not drawn. With ``"opacus"``
-Opacus' generators are kept and recorded, so that conformance reports ``statistical_generator``.
+With ``generator="chacha20"`` the guard draws lots and noise itself, as the certificate requires.
+The noise of Opacus is tested in the first two releases, and not drawn later. With ``"opacus"``,
+Opacus' generators are used and recorded, so that conformance reports ``statistical_generator``.
 
-Opacus' optimiser knows its own parameters but not their model. If the model's other parameters
-are in a second, plain optimiser (matrices under Muon, biases under AdamW), they are released
-without noise, and Opacus does not notice. The guard therefore finds the modules of this process
-that hold a parameter of the optimiser, and covers all of their parameters.
+Opacus' optimiser does not know the model of its parameters. If other parameters of the model are in
+a second, plain optimiser (matrices under Muon, biases under AdamW), they are released without
+noise, and Opacus does not notice. The guard therefore finds the modules of this process with a
+parameter of the optimiser, and checks all of their parameters.
 
-Equal states of PyTorch's generator produce equal noise, so the guard compares states. Its own
-noise is drawn in float64 from a new ChaCha20 stream for each release, and added to the clipped
-sums like Opacus' own.
+Equal states of PyTorch's generator produce equal noise, so the guard compares states. Its own noise
+comes from a new ChaCha20 stream for each release, in float64, and is added to the clipped sums.
 
 Tested with Opacus 1.6.
 """
@@ -43,60 +42,65 @@ from typing import Any, Literal
 from affidavit.certificate import StepRequirement, VerificationOptions, std_of
 from affidavit.gate.guard import opacus_checks as checks
 from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, noise_in
+from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, measure_noise
 from affidavit.gate.guard.obligations import (
     Certificate,
     CertifiedRun,
     Keys,
     assign_tensors,
-    certified_run,
+    load_certified_run,
     require_certified_parameters,
     tensor_entries,
 )
 from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.sampler import Stream, commitment_to, gradient_rows, guard_sampler
+from affidavit.gate.guard.sampler import (
+    KeyStream,
+    compute_commitment,
+    count_gradients,
+    guard_sampler,
+)
 from affidavit.plan import Plan
 
-WRAPPED = "_module."
+MODULE_PREFIX = "_module."
 """Prefix of parameter names in Opacus' GradSampleModule."""
 
-GHOST = "GradSampleModuleFastGradientClipping"
+GHOST_CLIPPING_MODULE = "GradSampleModuleFastGradientClipping"
 
 
 class TrainedModel:
-    """The models that hold ``parameters``; only ``module``, if one is given."""
+    """The modules that hold ``parameters``, or only ``module``."""
 
     def __init__(self, parameters: Iterable[Any], module: Any | None) -> None:
-        self._own = list(parameters)
-        own = {id(parameter) for parameter in self._own}
+        self._parameters = list(parameters)
+        ids = {id(parameter) for parameter in self._parameters}
         self._roots = [
             root
-            for root in (_roots() if module is None else [module])
-            if any(id(parameter) in own for parameter in root.parameters())
+            for root in (_top_level_modules() if module is None else [module])
+            if any(id(parameter) in ids for parameter in root.parameters())
         ]
 
     def tensors(self) -> dict[int, tuple[str, Any]]:
-        """The current name and tensor of every parameter, by identity."""
+        """Return the current name and tensor of every parameter, by ``id``."""
         tensors: dict[int, tuple[str, Any]] = {}
         for root in self._roots:
             for name, tensor in root.named_parameters():
-                tensors.setdefault(id(tensor), (name.removeprefix(WRAPPED), tensor))
-        for index, tensor in enumerate(self._own):
+                tensors.setdefault(id(tensor), (name.removeprefix(MODULE_PREFIX), tensor))
+        for index, tensor in enumerate(self._parameters):
             tensors.setdefault(id(tensor), (f"parameter {index}", tensor))
         return tensors
 
     def clip_norms(self) -> list[float]:
-        """The clip norms of ghost clipping, which are in modules instead of the optimiser."""
+        """Return the clip norms of ghost clipping, which are attributes of modules."""
         return [
             float(module.max_grad_norm)
             for root in self._roots
             for module in root.modules()
-            if any(kind.__name__ == GHOST for kind in type(module).__mro__)
+            if any(kind.__name__ == GHOST_CLIPPING_MODULE for kind in type(module).__mro__)
         ]
 
 
-def _roots() -> list[Any]:
-    """Top-level modules of this process, largest first."""
+def _top_level_modules() -> list[Any]:
+    """Return the top-level modules of this process, largest first."""
     kind = sys.modules["torch"].nn.Module
     modules = [value for value in gc.get_objects() if issubclass(type(value), kind)]
     inner = {
@@ -109,27 +113,28 @@ def _roots() -> list[Any]:
 def require_all_noised(model: TrainedModel, parameters: Iterable[Any]) -> None:
     """Raise ``GuardStop`` unless every trainable tensor is in the private optimiser."""
     noised = {id(parameter) for parameter in parameters}
-    plain = [
+    unnoised = [
         name
         for key, (name, item) in model.tensors().items()
         if item.requires_grad and key not in noised
     ]
-    if plain:
-        some = ", ".join(plain[:4]) + (f" and {len(plain) - 4} more" if len(plain) > 4 else "")
+    if unnoised:
+        more = f" and {len(unnoised) - 4} more" if len(unnoised) > 4 else ""
         raise GuardStop(
             "tensor_not_noised",
-            f"{some}: trainable but not in the private optimizer, so they get no noise.",
+            f"{', '.join(unnoised[:4])}{more}: trainable but not in the private optimizer, so "
+            "they get no noise.",
             "Give make_private one optimizer over all trainable parameters, or freeze these "
             "(requires_grad_(False)); pass module= if these belong to another model.",
         )
 
 
 def add_noise(
-    stream: Stream, std: float, names: Sequence[str], tensors: Sequence[Any], *, replacing: bool
+    stream: KeyStream, std: float, names: Sequence[str], tensors: Sequence[Any], *, replacing: bool
 ) -> None:
     """Set each tensor's ``grad`` to its clipped sum plus noise of ``std``.
 
-    With ``replacing`` Opacus has already added its own noise and marked the sums as used.
+    With ``replacing``, Opacus has already added its noise and marked the sums as used.
 
     Raises ``GuardStop`` for a sum that is missing, stale or not finite.
     """
@@ -153,8 +158,8 @@ def add_noise(
         total._processed = True
 
 
-def state_of(optimizer: Any, tensor: Any) -> bytes:
-    """The state of Opacus' noise generator."""
+def generator_state(optimizer: Any, tensor: Any) -> bytes:
+    """Return the state of Opacus' noise generator."""
     torch, source = sys.modules["torch"], optimizer.generator
     if source is not None:
         state = source.get_state()
@@ -167,7 +172,7 @@ def state_of(optimizer: Any, tensor: Any) -> bytes:
 
 Generator = Literal["chacha20", "opacus"]
 TESTED_RELEASES = 2
-"""Releases in which Opacus' own noise is drawn and tested, although it is replaced."""
+"""Releases in which the noise of Opacus is drawn and tested before it is replaced."""
 
 
 def opacus(
@@ -195,19 +200,21 @@ def opacus(
     with stop_state.guarded():
         if generator not in ("chacha20", "opacus"):
             raise GuardStop("bad_argument", f"generator is {generator!r}.", 'Say "chacha20".')
-        certified = certified_run(certificate, plan=plan, keys=keys, options=options, now=now)
+        certified = load_certified_run(certificate, plan=plan, keys=keys, options=options, now=now)
         checks.require_optimizer(certified, privacy_engine, optimizer)
         sampler = checks.poisson_sampler(certified, data_loader)
-        notes = checks.align(certified, optimizer, sampler)
-        run = OpacusRun(certified, optimizer, stop_state, notes, module, blocks, secure=generator)
+        notes = checks.align_sampling(certified, optimizer, sampler)
+        run = OpacusRun(
+            certified, optimizer, stop_state, notes, module, blocks, generator=generator
+        )
         run.begin(Path(record), sampler)
         return run
 
 
 class OpacusRun:
-    """A guarded run; ``notes`` list values that were set to the certified ones.
+    """A guarded run; ``notes`` lists the values that were set to the certified ones.
 
-    The guard is active for the lifetime of the optimiser; there is nothing to call.
+    The guard is active for the lifetime of the optimiser, without further calls.
     """
 
     def __init__(
@@ -219,14 +226,11 @@ class OpacusRun:
         module: Any,
         blocks: dict[str, list[str]] | None,
         *,
-        secure: Generator,
+        generator: Generator,
     ) -> None:
         self.certified, self.notes = certified, notes
-        self._optimizer, self._stop_state, self._secure = (
-            optimizer,
-            stop_state,
-            secure == "chacha20",
-        )
+        self._optimizer, self._stop_state = optimizer, stop_state
+        self._secure = generator == "chacha20"
         self._noise_test = NoiseTest()
         self._parameters = list(optimizer.params)
         self._model = TrainedModel(self._parameters, module)
@@ -240,7 +244,7 @@ class OpacusRun:
                 f"{', '.join(sorted(missing))}: not in exactly one of the blocks and the model.",
                 "Name every trainable tensor of the model in blocks=.",
             )
-        self._require_public(certified.execution.at(0))
+        self._require_certified(certified.execution.at(0))
         self._noised: set[int] = set()
         self._states: set[bytes] = set()
         self._rows = 0
@@ -252,8 +256,8 @@ class OpacusRun:
 
     def begin(self, folder: Path, sampler: Any) -> None:
         """Write the header and wrap the optimiser."""
-        optimizer, stream = self._optimizer, Stream() if self._secure else None
-        drawn_from = "chacha20" if self._secure else "torch"
+        optimizer, stream = self._optimizer, KeyStream() if self._secure else None
+        source = "chacha20" if self._secure else "torch"
         self._record = RunRecord(folder)
         shapes = {
             name: list(item.shape) for name, item in zip(self._names, self._parameters, strict=True)
@@ -261,12 +265,12 @@ class OpacusRun:
         self._record.begin(
             self.certified,
             loop=f"opacus {getattr(sys.modules.get('opacus'), '__version__', 'unknown')}",
-            generator={"sampling": drawn_from, "noise": drawn_from},
+            generator={"sampling": source, "noise": source},
             tensors=tensor_entries(self.certified, shapes, self._tensors),
             parameters=self._digest(),
         )
         if not self._secure:
-            note = f"lots and noise come from {drawn_from}, which is not cryptographic."
+            note = f"lots and noise come from {source}, which is not cryptographic."
             self.notes = (*self.notes, note)
             warnings.warn(note, stacklevel=4)
         self._lots = guard_sampler(sampler, self.certified.probability, stream)
@@ -283,7 +287,7 @@ class OpacusRun:
         weakref.finalize(self, self._hook.remove)
 
     def _method_for_step(self) -> MethodType:
-        """A method of the optimiser, because learning-rate schedulers rebind its function."""
+        """Return a bound method, because learning-rate schedulers rebind its function."""
 
         def step(_optimizer: Any, closure: Callable[[], float] | None = None) -> Any:
             return self._guarded_step(closure)
@@ -302,9 +306,9 @@ class OpacusRun:
         return {releases[0].name: self._names}
 
     def _guarded_step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Replacement of ``optimizer.step``: a release or a virtual step."""
+        """Replace ``optimizer.step``: take a release or a virtual step."""
         with self._stop_state.guarded():
-            self._rows += gradient_rows(self._parameters[0])
+            self._rows += count_gradients(self._parameters[0])
             charged = self._record.charged
         try:
             result = self._step(closure)
@@ -320,10 +324,10 @@ class OpacusRun:
             raise
         with self._stop_state.guarded():
             if not self._optimizer._is_last_step_skipped:
-                self._released(charged)
+                self._record_release(charged)
         return result
 
-    def _released(self, charged: int) -> None:
+    def _record_release(self, charged: int) -> None:
         if self._record.charged != charged + 1:
             raise GuardStop(
                 "tensor_not_noised",
@@ -332,35 +336,35 @@ class OpacusRun:
             )
         self._noised, self._rows = set(), 0
         self._lots.popleft()
-        whole = self.steps_left == 0
-        digest = self._digest() if whole else None
+        complete = self.steps_left == 0
+        digest = self._digest() if complete else None
         self._record.release(digest)
-        if whole:
+        if complete:
             self._record.end(digest)
             self._hook.remove()
 
     def _guarded_noise(self) -> None:
-        """Replacement of ``optimizer.add_noise``: charge the release, add noise, test it."""
+        """Replace ``optimizer.add_noise``: charge the release, add the noise, and test it."""
         optimizer = self._optimizer
         with self._stop_state.guarded():
             self._require_lot()
             self._require_same_tensors()
             step = self._record.charged
             required = self.certified.at(step)
-            clips, stds = self._require_public(required)
-            theirs = not self._secure or step < TESTED_RELEASES
-            state = self._require_fresh_state() if theirs else ""
-            ours = Stream() if self._secure else None
-            commitment = state if ours is None else ours.commitment
+            clips, stds = self._require_certified(required)
+            opacus_draws = not self._secure or step < TESTED_RELEASES
+            state = self._require_fresh_state() if opacus_draws else ""
+            stream = KeyStream() if self._secure else None
+            commitment = state if stream is None else stream.commitment
             self._record.charge(
                 self.certified, required, clip_norm=clips, noise_std=stds, commitment=commitment
             )
-            if theirs:
+            if opacus_draws:
                 self._add_noise()
                 self._test_noise()
-            if ours is not None:
+            if stream is not None:
                 std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
-                add_noise(ours, std, self._names, self._parameters, replacing=theirs)
+                add_noise(stream, std, self._names, self._parameters, replacing=opacus_draws)
             self._noised = {id(parameter) for parameter in self._parameters}
 
     def _require_lot(self) -> None:
@@ -370,8 +374,8 @@ class OpacusRun:
                 "a step uses records that the guarded loader did not draw.",
                 "Train with the guarded data loader that make_private returned.",
             )
-        gathered = self._optimizer.accumulated_iterations != 1
-        if gathered or self._rows > max(self._lots):
+        accumulated = self._optimizer.accumulated_iterations != 1
+        if accumulated or self._rows > max(self._lots):
             raise GuardStop(
                 "accumulation",
                 "a release combines several lots, or several gradients of a record.",
@@ -390,7 +394,7 @@ class OpacusRun:
             )
         require_all_noised(self._model, self._parameters)
 
-    def _require_public(
+    def _require_certified(
         self, required: StepRequirement
     ) -> tuple[dict[str, float], dict[str, float]]:
         optimizer = self._optimizer
@@ -404,8 +408,8 @@ class OpacusRun:
         return clips, stds
 
     def _require_fresh_state(self) -> str:
-        """A digest of the noise generator's state; the same state draws the same noise."""
-        state = state_of(self._optimizer, self._parameters[0])
+        """Return a commitment to the generator's state; raises ``GuardStop`` if it is not new."""
+        state = generator_state(self._optimizer, self._parameters[0])
         digest = hashlib.sha256(state).digest()
         if digest in self._states:
             raise GuardStop(
@@ -415,13 +419,13 @@ class OpacusRun:
                 "Do not seed a generator twice.",
             )
         self._states.add(digest)
-        return commitment_to(digest)
+        return compute_commitment(digest)
 
     def _test_noise(self) -> None:
         std = float(self._optimizer.noise_multiplier) * float(self._optimizer.max_grad_norm)
-        self._noise_test.see(
+        self._noise_test.check(
             {
-                name: (noise_in(item.grad, item.summed_grad), std)
+                name: (measure_noise(item.grad, item.summed_grad), std)
                 for name, item in zip(self._names, self._parameters, strict=True)
             }
         )
@@ -430,15 +434,15 @@ class OpacusRun:
         """Stop any optimiser that would update a tensor of the model without noise."""
         tensors = [tensor for group in stepping.param_groups for tensor in group["params"]]
         model = self._model.tensors()
-        ours = [tensor for tensor in tensors if id(tensor) in model and tensor.grad is not None]
-        if not ours:
+        updated = [tensor for tensor in tensors if id(tensor) in model and tensor.grad is not None]
+        if not updated:
             return
         with self._stop_state.guarded():
-            for our in ours:
-                if id(our) not in self._noised:
+            for tensor in updated:
+                if id(tensor) not in self._noised:
                     raise GuardStop(
                         "tensor_not_noised",
-                        f"{type(stepping).__name__} would update {model[id(our)][0]} "
+                        f"{type(stepping).__name__} would update {model[id(tensor)][0]} "
                         "without noise.",
                         "Update the model only with the private optimizer.",
                     )

@@ -4,7 +4,7 @@ A header and a first checkpoint after the initial checks; for each step a charge
 its noise leaves the process, and a release; and a final line. A guarded run cannot be resumed: an
 incomplete record is charged all certified steps, because nobody can prove that it ran fewer.
 
-Unknown values are None: the guard reads no data, so it commits to neither the data set nor the
+Unknown values are None: the guard reads no data, so it commits neither to the data set nor to the
 lot sizes.
 
 >>> import tempfile
@@ -122,7 +122,7 @@ class RunRecord:
         noise_std: Mapping[str, float],
         commitment: str,
     ) -> None:
-        """Charge the next step, even if it fails afterwards."""
+        """Charge the next step, which stays charged if it fails afterwards."""
         self.append(
             {
                 "type": "charge",
@@ -180,7 +180,7 @@ class RunRecord:
 
 
 def _code() -> dict[str, str]:
-    """This release, and a digest of the guard's sources."""
+    """Return this release and a digest of the guard's sources."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -187,7 +187,7 @@ def test_a_failure_of_the_guard_itself_stops_the_run(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, draws = begin(), np.random.default_rng(1)
-    monkeypatch.setattr(run._noise_test, "see", lambda _noises: 1 / 0)
+    monkeypatch.setattr(run._noise_test, "check", lambda _noises: 1 / 0)
     for _ in range(2):
         with pytest.raises(GuardStop) as stop:
             noised(run, draws)

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from affidavit.gate.guard import GuardStop, noise_statistics
-from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, noise_in
-from affidavit.gate.guard.sampler import Stream
+from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, measure_noise
+from affidavit.gate.guard.sampler import KeyStream
 
 SIZES = {"one": 1, "bias": 7, "weight": 400}
 SUMS = {name: np.linspace(-30, 30, size) for name, size in SIZES.items()}
@@ -25,8 +25,8 @@ def seen(
     for name, total in SUMS.items():
         before = total.astype(dtype)
         noise = 2 * factors.get(name, 1.0) * draws.normal(size=total.size)
-        noises[name] = (noise_in((before + noise.astype(dtype)).astype(dtype), before), 2.0)
-    watch.see(noises)
+        noises[name] = (measure_noise((before + noise.astype(dtype)).astype(dtype), before), 2.0)
+    watch.check(noises)
 
 
 def stopped_within(
@@ -55,7 +55,7 @@ def test_right_runs_are_stopped_no_more_often_than_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     promised, runs, alarms = 0.2, 300, 0
-    monkeypatch.setattr(noise_statistics, "FALSE_ALARM", promised)
+    monkeypatch.setattr(noise_statistics, "FALSE_ALARM_PROBABILITY", promised)
     monkeypatch.setattr(noise_statistics, "MODEL_ERROR", 0.0)
     for seed in range(runs):
         watch, draws = NoiseTest(), np.random.default_rng(seed)
@@ -86,12 +86,12 @@ def test_the_noise_of_the_first_or_the_last_release_is_known_again(again: int) -
 
 def test_a_sum_that_is_not_finite_is_not_let_out() -> None:
     with pytest.raises(GuardStop) as stop:
-        NoiseTest().see({"w": (noise_in(np.array([np.nan, 1]), np.zeros(2)), 1.0)})
+        NoiseTest().check({"w": (measure_noise(np.array([np.nan, 1]), np.zeros(2)), 1.0)})
     assert stop.value.code == "non_finite"
 
 
 def test_numbers_of_a_stream_are_normal_and_of_no_other_stream() -> None:
-    stream, other = Stream(bytes(32)), Stream()
+    stream, other = KeyStream(bytes(32)), KeyStream()
     drawn = stream.normal(200_001)
     assert drawn.shape == (200_001,)
     assert stats.kstest(drawn, "norm").pvalue > 1e-6
@@ -99,11 +99,11 @@ def test_numbers_of_a_stream_are_normal_and_of_no_other_stream() -> None:
     assert abs(halves) < 6 / np.sqrt(100_000)
     assert not np.array_equal(other.normal(8), drawn[:8])
     assert stream.commitment != other.commitment
-    assert stream.commitment == Stream(bytes(32)).commitment
+    assert stream.commitment == KeyStream(bytes(32)).commitment
 
 
 def test_lots_are_poisson_lots() -> None:
-    stream, q = Stream(bytes(32)), Fraction(1, 50)
+    stream, q = KeyStream(bytes(32)), Fraction(1, 50)
     sizes = [len(stream.lot(1000, q)) for _ in range(2000)]
     assert abs(np.mean(sizes) - 20) < 6 * np.sqrt(1000 * 0.02 * 0.98 / 2000)
     assert 0.8 < np.var(sizes) / (1000 * 0.02 * 0.98) < 1.2
