@@ -13,9 +13,9 @@ from rich.markup import escape
 from affidavit.certificate import printable
 from affidavit.gate.checking.cache import Evaluator, cache_folder
 from affidavit.gate.checking.discovery import candidates
-from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
-from affidavit.gate.checking.formats import WRITERS, with_changes
-from affidavit.gate.checking.source import Source, sources_of
+from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable_result
+from affidavit.gate.checking.formats import WRITERS, add_changes
+from affidavit.gate.checking.source import Source, read_sources
 from affidavit.gate.console import (
     err,
     fail,
@@ -139,14 +139,14 @@ def _results(
             if not candidate.explicit and candidate.file.lower().endswith(SCRIPT_SUFFIXES):
                 searched.append(candidate.file)
             try:
-                sources = list(sources_of(candidate.file, explicit=candidate.explicit))
+                sources = list(read_sources(candidate.file, explicit=candidate.explicit))
             except MalformedPlan as error:
-                yield unreadable(candidate.file, error.reasons), None
+                yield unreadable_result(candidate.file, error.reasons), None
                 continue
             for source in sources:
                 yield evaluator.evaluate_cached(source), source
     except MalformedPlan as error:
-        yield unreadable("affidavit check", error.reasons), None
+        yield unreadable_result("affidavit check", error.reasons), None
 
 
 def _search_summary(searched: Sequence[str], results: Sequence[CheckResult]) -> str:
@@ -176,7 +176,7 @@ def _apply_fixes(source: Source, result: CheckResult, evaluator: Evaluator) -> C
     from affidavit.gate.checking.fixes import apply_edits
 
     content = file.read_bytes()
-    current = source.same_in(content)
+    current = source.find_same(content)
     if current is not None and current.text != source.text:
         # A fix of another plan in the same file has moved this one.
         result = evaluator.evaluate(current)
@@ -186,7 +186,7 @@ def _apply_fixes(source: Source, result: CheckResult, evaluator: Evaluator) -> C
     write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
     for fix in fixes:
         err.print(f"{escape(printable(source.name))}: fixed: {escape(fix.description)}")
-    fixed = source.same_in(text.encode())
+    fixed = source.find_same(text.encode())
     return None if fixed is None else evaluator.evaluate(fixed)
 
 
@@ -213,12 +213,12 @@ def _print(result: CheckResult) -> None:
 def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> None:
     """Post the verdicts; report a comment that cannot be posted and exit."""
     # Imported here because most checks need no network.
-    from affidavit.gate.checking.comment import NotPosted, post, suggestions
+    from affidavit.gate.checking.comment import CommentError, find_suggestions, post
 
     try:
-        body = with_changes(WRITERS["markdown"](results), changes)
-        post(host, body, suggested=list(suggestions(results)))
-    except NotPosted as error:
+        body = add_changes(WRITERS["markdown"](results), changes)
+        post(host, body, suggested=list(find_suggestions(results)))
+    except CommentError as error:
         fail(f"--comment: {error}.", worst([*(result.exit for result in results), Exit.UNDECIDED]))
 
 

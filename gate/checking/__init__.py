@@ -1,1 +1,1 @@
-"""``affidavit check``: discover plans, evaluate them, report findings and apply fixes."""
+"""The parts of ``affidavit check``: discovery, evaluation, findings, fixes and reports."""

@@ -1,9 +1,9 @@
 """Post the verdicts as one comment of a pull or merge request, and fixes as suggested changes.
 
-The request is found from the variables that the pipelines of GitHub and GitLab set. A comment is
+The request is found from the environment variables of GitHub and GitLab pipelines. A comment is
 recognised by its first line (``formats.MARKER``) and replaced in later runs. A suggestion is posted
 once, on the line that it changes. References: GitHub REST API 2022-11-28, issue comments, review
-comments; GitLab REST API v4, notes, discussions and suggestions.
+comments; GitLab REST API v4, notes, discussions and find_suggestions.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 import httpx
 
 from affidavit.gate.checking.finding import CheckResult
-from affidavit.gate.checking.formats import MARKER, path_of
+from affidavit.gate.checking.formats import MARKER, repository_path
 
-TIMEOUT = 30.0
-PAGE = 100
+TIMEOUT_SECONDS = 30.0
+PAGE_SIZE = 100
 MAX_PAGES = 50
-LONGEST = 60_000
-"""Characters of a comment; GitHub takes 65,536."""
+MAX_COMMENT_LENGTH = 60_000
+"""Characters of a comment; GitHub allows 65,536."""
 
 
-class NotPosted(Exception):
-    """The comment could not be posted; the message says why, and holds no token."""
+class CommentError(Exception):
+    """The comment could not be posted; the message says why, without the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A line of a file as a fix writes it."""
+    """A line of a file after a fix."""
 
     file: str
     line: int
@@ -42,40 +42,41 @@ class Suggestion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """The comments of one request: their list, and how one of them is changed."""
+class CommentApi:
+    """The API of a code host for the comments of one pull or merge request."""
 
     comments: str
+    """URL of the comments."""
     comment: str
-    """Address of one comment, with ``{id}``."""
-    change: str
-    """The HTTP method that changes one."""
+    """URL of one comment, with ``{id}``."""
+    update_method: str
+    """HTTP method that changes a comment."""
     reviews: str
-    """Comments on lines of the request's changes."""
-    review: Callable[[Suggestion, dict[str, Any]], dict[str, Any]]
-    """What is posted there for a suggestion, from the request as the host describes it."""
+    """URL of the comments on changed lines."""
+    build_review: Callable[[Suggestion, dict[str, Any]], dict[str, Any]]
+    """Builds the comment of a suggestion from the host's document of the request."""
     request: str
-    """Address of the request itself."""
+    """URL of the request."""
     headers: Mapping[str, str]
 
 
-def github() -> Place:
-    """The pull request of a GitHub workflow; raises ``NotPosted``."""
-    api = os.environ.get("GITHUB_API_URL", "https://api.github.com")
+def github() -> CommentApi:
+    """Return the API of the pull request of a GitHub workflow; raises ``CommentError``."""
+    base = os.environ.get("GITHUB_API_URL", "https://api.github.com")
     try:
         event = json.loads(Path(_variable("GITHUB_EVENT_PATH")).read_bytes())
         number = int(event["pull_request"]["number"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise NotPosted("this workflow was not triggered by a pull request") from None
-    repository = f"{api}/repos/{_variable('GITHUB_REPOSITORY')}"
-    return Place(
+        raise CommentError("this workflow was not triggered by a pull request") from None
+    repository = f"{base}/repos/{_variable('GITHUB_REPOSITORY')}"
+    return CommentApi(
         comments=f"{repository}/issues/{number}/comments",
         comment=f"{repository}/issues/comments/{{id}}",
-        change="PATCH",
+        update_method="PATCH",
         request=f"{repository}/pulls/{number}",
         reviews=f"{repository}/pulls/{number}/comments",
-        review=lambda item, request: {
-            "body": _suggested(item, "suggestion"),
+        build_review=lambda item, request: {
+            "body": _suggestion_body(item, "suggestion"),
             "commit_id": request["head"]["sha"],
             "path": item.file,
             "line": item.line,
@@ -89,18 +90,18 @@ def github() -> Place:
     )
 
 
-def gitlab() -> Place:
-    """The merge request of a GitLab pipeline; raises ``NotPosted``."""
+def gitlab() -> CommentApi:
+    """Return the API of the merge request of a GitLab pipeline; raises ``CommentError``."""
     project = f"{_variable('CI_API_V4_URL')}/projects/{_variable('CI_PROJECT_ID')}"
     request = f"{project}/merge_requests/{_variable('CI_MERGE_REQUEST_IID')}"
-    return Place(
+    return CommentApi(
         comments=f"{request}/notes",
         comment=f"{request}/notes/{{id}}",
-        change="PUT",
+        update_method="PUT",
         request=request,
         reviews=f"{request}/discussions",
-        review=lambda item, described: {
-            "body": _suggested(item, "suggestion:-0+0"),
+        build_review=lambda item, described: {
+            "body": _suggestion_body(item, "suggestion:-0+0"),
             "position": {
                 **{
                     key: described["diff_refs"][key]
@@ -116,11 +117,11 @@ def gitlab() -> Place:
     )
 
 
-HOSTS: dict[str, Callable[[], Place]] = {"github": github, "gitlab": gitlab}
+HOSTS: dict[str, Callable[[], CommentApi]] = {"github": github, "gitlab": gitlab}
 
 
-def suggestions(results: Sequence[CheckResult]) -> Iterator[Suggestion]:
-    """The first fix of each finding, where it changes one line."""
+def find_suggestions(results: Sequence[CheckResult]) -> Iterator[Suggestion]:
+    """Yield the first fix of each finding that changes a single line."""
     for finding in (finding for result in results for finding in result.findings):
         fix = finding.fixes[0] if finding.fixes else None
         lines = (
@@ -132,10 +133,10 @@ def suggestions(results: Sequence[CheckResult]) -> Iterator[Suggestion]:
         text = Path(finding.file).read_text("utf-8").splitlines()[line - 1]
         for edit in sorted(fix.edits, key=lambda edit: edit.column, reverse=True):
             text = text[: edit.column - 1] + edit.after + text[edit.end_column - 1 :]
-        yield Suggestion(path_of(finding.file), line, text, fix.description)
+        yield Suggestion(repository_path(finding.file), line, text, fix.description)
 
 
-def _suggested(item: Suggestion, block: str) -> str:
+def _suggestion_body(item: Suggestion, block: str) -> str:
     fence = "`" * (3 + item.text.count("`"))
     return f"{item.why[0].upper()}{item.why[1:]}.\n\n{fence}{block}\n{item.text}\n{fence}"
 
@@ -148,64 +149,80 @@ def post(
 ) -> None:
     """Post ``body``, or replace the comment of an earlier run, and suggest changes.
 
-    A change of a line that the request does not touch is left to the comment, which has it in
-    words. Raises ``NotPosted``.
+    Lines that the request does not change get no suggestion. Raises ``CommentError``.
     """
-    place = HOSTS[host]()
-    text = body if len(body) <= LONGEST else f"{body[:LONGEST]}\n\nThe comment was truncated."
+    api = HOSTS[host]()
+    text = (
+        body
+        if len(body) <= MAX_COMMENT_LENGTH
+        else f"{body[:MAX_COMMENT_LENGTH]}\n\nThe comment was truncated."
+    )
     try:
-        with httpx.Client(headers=place.headers, timeout=TIMEOUT, transport=transport) as client:
-            listed = _comments(client, place.comments)
-            ours = (one for one in listed if str(one.get("body", "")).startswith(MARKER))
-            number = next((int(one["id"]) for one in ours), None)
+        with httpx.Client(
+            headers=api.headers, timeout=TIMEOUT_SECONDS, transport=transport
+        ) as client:
+            number = next(
+                (
+                    int(comment["id"])
+                    for comment in _list_comments(client, api.comments)
+                    if str(comment.get("body", "")).startswith(MARKER)
+                ),
+                None,
+            )
             if number is None:
-                answer = client.post(place.comments, json={"body": text})
+                answer = client.post(api.comments, json={"body": text})
             else:
-                url = place.comment.format(id=number)
-                answer = client.request(place.change, url, json={"body": text})
+                url = api.comment.format(id=number)
+                answer = client.request(api.update_method, url, json={"body": text})
             answer.raise_for_status()
             if suggested:
-                _suggest(client, place, suggested)
+                _post_suggestions(client, api, suggested)
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
-        raise NotPosted(f"{host} answered {status}; check the token's permissions") from None
+        raise CommentError(f"{host} answered {status}; check the token's permissions") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise NotPosted(f"{host} did not answer: {type(error).__name__}") from None
+        raise CommentError(f"{host} did not answer: {type(error).__name__}") from None
 
 
-def _suggest(client: httpx.Client, place: Place, suggested: Sequence[Suggestion]) -> None:
-    described = client.get(place.request)
+def _post_suggestions(
+    client: httpx.Client, api: CommentApi, suggested: Sequence[Suggestion]
+) -> None:
+    described = client.get(api.request)
     described.raise_for_status()
-    # GitHub's review comments stand alone, GitLab's are the notes of discussions.
-    notes = (n for item in _comments(client, place.reviews) for n in item.get("notes", [item]))
+    # Review comments are single on GitHub, and notes of discussions on GitLab.
+    notes = (n for item in _list_comments(client, api.reviews) for n in item.get("notes", [item]))
     earlier = {
-        (one.get("body"), at.get("new_path", one.get("path")), at.get("new_line", one.get("line")))
-        for one in notes
-        for at in [one["position"] if isinstance(one.get("position"), dict) else {}]
+        (
+            note.get("body"),
+            position.get("new_path", note.get("path")),
+            position.get("new_line", note.get("line")),
+        )
+        for note in notes
+        for position in [note["position"] if isinstance(note.get("position"), dict) else {}]
     }
     for suggestion in suggested:
-        document = place.review(suggestion, described.json())
+        document = api.build_review(suggestion, described.json())
         if (document["body"], suggestion.file, suggestion.line) not in earlier:
-            answer = client.post(place.reviews, json=document)
+            answer = client.post(api.reviews, json=document)
             if answer.status_code not in (400, 422):  # not a line of the request's changes
                 answer.raise_for_status()
 
 
-def _comments(client: httpx.Client, address: str) -> Iterator[dict[str, Any]]:
-    """All comments at an address, page by page."""
+def _list_comments(client: httpx.Client, address: str) -> Iterator[dict[str, Any]]:
+    """Yield all comments at a URL, page by page."""
     for page in range(1, MAX_PAGES + 1):
-        answer = client.get(address, params={"per_page": PAGE, "page": page})
+        answer = client.get(address, params={"per_page": PAGE_SIZE, "page": page})
         answer.raise_for_status()
         comments: Any = answer.json()
         if not isinstance(comments, list) or not all(isinstance(c, dict) for c in comments):
             raise ValueError("not a list of comments")
         yield from comments
-        if len(comments) < PAGE:
+        if len(comments) < PAGE_SIZE:
             return
 
 
 def _variable(name: str) -> str:
     value = os.environ.get(name, "")
     if not value or any(character in value for character in "\r\n"):
-        raise NotPosted(f"{name} is not set")
+        raise CommentError(f"{name} is not set")
     return value

@@ -21,7 +21,7 @@ def describe_changes(source: Source, base: str) -> list[str]:
     """Return one line per field changed since ``base``, with ε; raises ``UnreadableBase``."""
     raw = _read_base(source.file, base)
     name = printable(source.name)
-    before = None if raw is None else source.same_in(raw)
+    before = None if raw is None else source.find_same(raw)
     if before is None:
         return [f"{name}: not found in {base}."]
     try:

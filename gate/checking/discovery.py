@@ -8,8 +8,8 @@
     [tool.affidavit.plan]           # or a plan itself
     version = 1
 
-``tomllib`` has no positions, so they are derived from the headers and keys at the beginning of
-lines; a finding inside a multi-line value points at its key.
+``tomllib`` has no positions, so they are derived from the headers and keys at the start of lines. A
+finding inside a multi-line value points at its key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from affidavit.plan import Document, MalformedPlan, Position, Reason
 from affidavit.plan import Path as Pointer
 
 TABLE = ("tool", "affidavit")
-MAX_PARTS = 1_000
+MAX_KEY_PARTS = 1_000
 _HEADER = re.compile(r"\s*\[(\[)?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*="""
@@ -39,8 +39,8 @@ def _load(raw: bytes) -> dict[str, Any]:
     for number, written in enumerate(raw.splitlines(), 1):
         name, equals, _ = written.partition(b"=")
         named = equals or name.lstrip().startswith(b"[")
-        if named and name.count(b".") > MAX_PARTS:  # tomllib takes the square of their time
-            message = f"a key has more than {MAX_PARTS} parts."
+        if named and name.count(b".") > MAX_KEY_PARTS:  # tomllib takes quadratic time
+            message = f"a key has more than {MAX_KEY_PARTS} parts."
             raise _malformed(message, "Write tables in place of dots.", (number, 1))
     try:
         return tomllib.loads(raw.decode("utf-8"))
@@ -61,15 +61,15 @@ def _malformed(
 
 
 def _table(document: dict[str, Any]) -> dict[str, Any]:
-    """The table ``[tool.affidavit]``, empty if there is none."""
+    """Return the table ``[tool.affidavit]``, empty if there is none."""
     table: Any = document
     for name in TABLE:
         table = table.get(name, {}) if isinstance(table, dict) else {}
     return table if isinstance(table, dict) else {}
 
 
-def plan_in(raw: bytes) -> Document | None:
-    """The plan of ``[tool.affidavit.plan]`` with its positions, if there is one."""
+def find_toml_plan(raw: bytes) -> Document | None:
+    """Return the plan in ``[tool.affidavit.plan]`` with its positions, or None."""
     plan = _table(_load(raw)).get("plan")
     if plan is None:
         return None
@@ -108,7 +108,7 @@ def _names(dotted: str) -> Pointer:
 
 
 def _indexed(names: Pointer, counts: dict[Pointer, int], *, opens: bool) -> Pointer:
-    """The path of a header, with the index of the latest item for each array of tables."""
+    """Return the path of a header, with the latest index of each array of tables."""
     path: Pointer = ()
     for place, name in enumerate(names):
         path = (*path, name)
@@ -120,19 +120,19 @@ def _indexed(names: Pointer, counts: dict[Pointer, int], *, opens: bool) -> Poin
     return path
 
 
-SETTINGS = Path("pyproject.toml")
+SETTINGS_FILE = Path("pyproject.toml")
 
 
 def settings() -> dict[str, Any]:
-    """``[tool.affidavit]`` of the current folder, empty if there is none.
+    """Return ``[tool.affidavit]`` of the current folder, empty if there is none.
 
     Raises ``MalformedPlan``.
     """
-    return _table(_load(SETTINGS.read_bytes())) if SETTINGS.is_file() else {}
+    return _table(_load(SETTINGS_FILE.read_bytes())) if SETTINGS_FILE.is_file() else {}
 
 
-def given_for(file: str) -> dict[str, Any]:
-    """Plan fields that ``[tool.affidavit.given]`` adds to ``file``; raises ``MalformedPlan``."""
+def declared_fields(file: str) -> dict[str, Any]:
+    """Return the fields of ``[tool.affidavit.given]`` for a file; raises ``MalformedPlan``."""
     tables = settings().get("given", {})
     fields: Any = {}
     if isinstance(tables, dict):
@@ -148,15 +148,15 @@ def given_for(file: str) -> dict[str, Any]:
 
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb")
-SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
+SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
 """Third-party folders; hidden folders and symbolic links are skipped too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file to read; ``explicit`` if it was named itself.
+    """A file to read; ``explicit`` if the user named it.
 
-    An unreadable folder is a candidate too, so that reading it reports the error.
+    An unreadable folder is a candidate too, so that its error is reported.
     """
 
     file: str
@@ -164,38 +164,38 @@ class Candidate:
 
 
 def candidates(names: Sequence[str]) -> Iterator[Candidate]:
-    """The files that ``names`` match, each once; without names, those of pyproject.toml.
+    """Yield the files that ``names`` match, each once; without names, those of pyproject.toml.
 
     Raises ``MalformedPlan`` if a name matches nothing.
     """
     seen: set[str] = set()
     for name in names or _configured_names():
-        for candidate in _matches(name):
+        for candidate in _match_name(name):
             if candidate.file not in seen:
                 seen.add(candidate.file)
                 yield candidate
 
 
-def _matches(name: str) -> Iterator[Candidate]:
+def _match_name(name: str) -> Iterator[Candidate]:
     if name == "-" or os.path.isfile(name):
         yield Candidate(name, explicit=True)
     elif os.path.isdir(name):
-        yield from _below(name)
+        yield from _files_in(name)
     elif glob.has_magic(name):
         files = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
         if not files:
             raise _no_match(name, "matches no file")
         yield from (Candidate(file, explicit=False) for file in files)
     else:
-        # Reading it reports why it cannot be read.
+        # Reading it reports the error.
         yield Candidate(name, explicit=True)
 
 
-def _below(folder: str) -> Iterator[Candidate]:
+def _files_in(folder: str) -> Iterator[Candidate]:
     failed: list[OSError] = []
     for place, folders, files in os.walk(folder, onerror=failed.append):
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in SKIPPED
+            name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS
         )
         yield from (
             Candidate(os.path.normpath(Path(place) / file), explicit=False)
@@ -208,7 +208,7 @@ def _below(folder: str) -> Iterator[Candidate]:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether the path is a pipe or the like, whose reading may block."""
+    """Whether the path is a pipe or device, whose reading may block."""
     return path.exists() and not path.is_file()
 
 
@@ -219,7 +219,7 @@ def _configured_names() -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise _no_match("plans of [tool.affidavit]", "is not a list of strings", remedy)
     if not names and "plan" in table:
-        return [str(SETTINGS)]
+        return [str(SETTINGS_FILE)]
     if not names:
         raise _no_match("affidavit check", "was given no plans", remedy)
     return names

@@ -1,7 +1,7 @@
 """Evaluate a plan: certify it, and turn every problem into a finding with a remedy.
 
-An under-noised plan is compared with the known mistakes. If one of them leads to its noise or
-target, the finding names the mistake and points at the wrong field.
+An under-noised plan is compared with the known mistakes. If a mistake leads to its noise or target,
+the finding names the mistake and points at the wrong field.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ from dataclasses import replace
 from affidavit.accountants import decimal_up
 from affidavit.certificate import Assessment, certify
 from affidavit.certificate.policy import BUILT_IN, Budget, Policy, judge, with_requirements
-from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable
-from affidavit.gate.checking.fixes import fixes_for
+from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable_result
+from affidavit.gate.checking.fixes import find_fixes
 from affidavit.gate.checking.source import Source
 from affidavit.gate.exit_codes import OF_VERDICT
 from affidavit.plan import Claim, MalformedPlan, Plan, Reason, find_claim_conflicts, pointer_to
 
 MAX_PRECISION = 1.5e-3
-"""Relative precision in ε below which a number identifies a mistake: about four digits of a noise
-multiplier. A round number matches some mistake by chance."""
+"""Relative precision in ε at which a number identifies a mistake: about four digits of a noise
+multiplier. A round number would match a mistake by chance."""
 
 
 def evaluate(
     source: Source, *, second_opinion: bool = False, policy: Policy | None = None
 ) -> CheckResult:
-    """Certify the plan in ``source`` and apply ``policy``."""
+    """Certify the plan in ``source``, and apply ``policy``."""
     try:
         plan = source.plan()
     except MalformedPlan as error:
-        result = unreadable(source.file, error.reasons, source.name)
+        result = unreadable_result(source.file, error.reasons, source.name)
         return replace(result, findings=(*_assumed(source), *result.findings))
     rules = policy or BUILT_IN
-    twice = second_opinion or rules.second_opinion == "required"
-    assessment = with_requirements(certify(plan, second_opinion=twice), rules)
+    second_opinion |= rules.second_opinion == "required"
+    assessment = with_requirements(certify(plan, second_opinion=second_opinion), rules)
     # No ledger is available here; the policy's on_outage decides whether that blocks.
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
-    under, judgement = judge(plan, assessment, rules, budget=budget)
-    broken = _broken(source, plan)
-    if broken and under.verdict == "certified":
-        under = replace(under, verdict="refused")
-    by_policy = under.reasons[len(assessment.reasons) :]
-    under = replace(under, reasons=(*under.reasons, *broken))
+    judged, judgement = judge(plan, assessment, rules, budget=budget)
+    broken = _broken_obligations(source, plan)
+    if broken and judged.verdict == "certified":
+        judged = replace(judged, verdict="refused")
+    policy_reasons = judged.reasons[len(assessment.reasons) :]
+    judged = replace(judged, reasons=(*judged.reasons, *broken))
     return CheckResult(
         file=source.file,
         name=source.name,
-        exit=OF_VERDICT[under.verdict],
+        exit=OF_VERDICT[judged.verdict],
         findings=(
             *_findings(source, plan, assessment),
-            *_findings_of_policy(source, by_policy, rules),
+            *_policy_findings(source, policy_reasons, rules),
             *(GateFinding.of(source.file, reason) for reason in broken),
         ),
-        result=under.as_result() | ({} if policy is None else judgement.as_dict()),
-        headline=under.headline,
+        result=judged.as_result() | ({} if policy is None else judgement.as_dict()),
+        headline=judged.headline,
     )
 
 
-def _broken(source: Source, plan: Plan) -> tuple[Reason, ...]:
-    """The obligations that the library of an imported plan is known not to fulfil."""
+def _broken_obligations(source: Source, plan: Plan) -> tuple[Reason, ...]:
+    """Return the obligations that the library of an imported plan does not fulfil."""
     schemes = {phase.sampling.scheme for phase in plan.phases}
     return source.locate(
         tuple(
@@ -69,7 +69,7 @@ def _broken(source: Source, plan: Plan) -> tuple[Reason, ...]:
     )
 
 
-def _findings_of_policy(
+def _policy_findings(
     source: Source, reasons: tuple[Reason, ...], policy: Policy
 ) -> Iterator[GateFinding]:
     yield from (GateFinding.of(source.file, reason) for reason in source.locate(reasons))
@@ -106,10 +106,10 @@ def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[Ga
 
 def _more_noise(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
     (reason,) = assessment.reasons
-    mistake, pointer = _explained(plan) or (None, None)
-    fixes = fixes_for(source, plan, assessment)
-    where = pointer or _noise_of(source, plan) or reason.pointer
-    (placed,) = source.locate((replace(reason, pointer=where, line=None, column=None),))
+    mistake, pointer = _explain(plan) or (None, None)
+    fixes = find_fixes(source, plan, assessment)
+    pointer = pointer or _noise_pointer(source, plan) or reason.pointer
+    (placed,) = source.locate((replace(reason, pointer=pointer, line=None, column=None),))
     remedy = "; ".join(fix.description for fix in fixes)
     return replace(
         GateFinding.of(source.file, placed),
@@ -121,7 +121,7 @@ def _more_noise(source: Source, plan: Plan, assessment: Assessment) -> GateFindi
 
 
 def _wrong_claim(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
-    """One finding at the claim, with the mistakes behind it."""
+    """Return a finding at the claim, with the mistakes that lead to it."""
     first = next(reason for reason in assessment.reasons if reason.code == "claim_below_certified")
     after = assessment.reasons[assessment.reasons.index(first) + 1 :]
     (placed,) = source.locate((first,))
@@ -130,16 +130,16 @@ def _wrong_claim(source: Source, plan: Plan, assessment: Assessment) -> GateFind
         remedy=" ".join(reason.remedy for reason in after) or first.remedy,
         mistake=" + ".join(reason.code for reason in after) or None,
         numbers=_numbers(assessment),
-        fixes=fixes_for(source, plan, assessment) if assessment.target_epsilon is not None else (),
+        fixes=find_fixes(source, plan, assessment) if assessment.target_epsilon is not None else (),
     )
 
 
-def _explained(plan: Plan) -> tuple[str, str] | None:
-    """The known mistakes that lead to the plan's noise or target, and the first one's pointer."""
+def _explain(plan: Plan) -> tuple[str, str] | None:
+    """Return the known mistakes that lead to the plan's noise or target, and a pointer."""
     # Imported here because it is slow and most plans are correct.
     from affidavit.certificate.diagnosis import ClaimedEpsilon, diagnose
 
-    for claim in _claims(plan):
+    for claim in _implicit_claims(plan):
         if (
             tuple(find_claim_conflicts(claim, plan))
             or ClaimedEpsilon.of(claim, plan).precision > MAX_PRECISION
@@ -156,8 +156,8 @@ def _explained(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
-def _claims(plan: Plan) -> Iterator[Claim]:
-    """The plan's implicit claims: its only noise multiplier, and its target."""
+def _implicit_claims(plan: Plan) -> Iterator[Claim]:
+    """Yield the plan's implicit claims: its only noise multiplier, and its target."""
     multipliers = {release.noise_multiplier for phase in plan.phases for release in phase.releases}
     if len(multipliers) == 1 and (sigma := multipliers.pop()) is not None:
         yield Claim(noise_multiplier=repr(sigma))
@@ -165,8 +165,8 @@ def _claims(plan: Plan) -> Iterator[Claim]:
         yield Claim(epsilon=plan.target.epsilon)
 
 
-def _noise_of(source: Source, plan: Plan) -> str | None:
-    """The pointer of the first noise that the plan gives."""
+def _noise_pointer(source: Source, plan: Plan) -> str | None:
+    """Return the pointer of the first noise in the plan."""
     phases = [("phases", index) for index in range(len(plan.phases))]
     for base, phase in zip(phases if "phases" in source.data else [()], plan.phases, strict=False):
         for index, release in enumerate(phase.releases):

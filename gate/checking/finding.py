@@ -28,7 +28,7 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fix:
-    """A change with which the plan is certified, with ε at most ``epsilon``."""
+    """A change after which the plan is certified, with ε at most ``epsilon``."""
 
     description: str
     changes: tuple[tuple[str, Any, Any], ...]
@@ -61,7 +61,7 @@ class GateFinding:
 
     @classmethod
     def of(cls, file: str, reason: Reason, level: Level = "error") -> GateFinding:
-        """The finding for a reason in ``file``."""
+        """Return the finding for a reason in ``file``."""
         return cls(
             file=file,
             rule=reason.code,
@@ -100,7 +100,7 @@ class CheckResult:
     headline: str = ""
 
 
-def unreadable(file: str, reasons: Iterable[Reason], name: str | None = None) -> CheckResult:
-    """The result for a file whose plan could not be read."""
+def unreadable_result(file: str, reasons: Iterable[Reason], name: str | None = None) -> CheckResult:
+    """Return the result of a file whose plan could not be read."""
     findings = tuple(GateFinding.of(file, reason) for reason in reasons)
     return CheckResult(file=file, name=name or file, exit=Exit.USAGE, findings=findings)

@@ -1,8 +1,7 @@
 """Fixes for a plan that misses its target: more noise, fewer steps or other lots, each certified.
 
-A fix is tried on a copy of the document and proposed only if the changed plan is certified with
-exactly the proposed decimals. It edits single values in YAML or JSON text, and numbers that stand
-in one place of a script, and keeps every other character.
+A fix is proposed only if a copy of the document with exactly its decimals is certified. It edits
+single values in YAML or JSON, and numbers in a script, and keeps every other character.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from affidavit.gate.checking.finding import Edit, Fix
 from affidavit.gate.checking.source import Source
 from affidavit.plan import Plan, PlanError, plan_from, pointer_to
 
-DIGITS = 7
+SIGNIFICANT_DIGITS = 7
 TRUNCATION_PERCENTS = (1, 2, 4, 8, 16)
-"""Increases of a truncated lot's size that are tried as a fix, in per cent."""
+"""Increases of ``max_lot_size`` that are tried as a fix."""
 
 Tokens = tuple[str | int, ...]
 Change = tuple[Tokens, Any, Any]
@@ -34,12 +33,12 @@ Mark = tuple[int, int, int]
 """Index, line and column, from 0."""
 
 
-def fixes_for(source: Source, plan: Plan, assessment: Assessment) -> tuple[Fix, ...]:
-    """Fixes of the under-noised ``plan`` from ``source``."""
+def find_fixes(source: Source, plan: Plan, assessment: Assessment) -> tuple[Fix, ...]:
+    """Return the certified fixes of an under-noised plan."""
     if plan.target.epsilon is None or plan.target.delta is None:
         return ()
-    tried = (_certified(source, *proposal) for proposal in _proposals(source, assessment))
-    return tuple(fix for fix in tried if fix is not None)
+    fixes = (_build_fix(source, *proposal) for proposal in _proposals(source, assessment))
+    return tuple(fix for fix in fixes if fix is not None)
 
 
 def _proposals(source: Source, assessment: Assessment) -> Iterator[tuple[str, list[Change]]]:
@@ -59,25 +58,25 @@ def _more_noise(source: Source, assessment: Assessment) -> Iterator[Change]:
     places = [
         (*base, "releases", index)
         for base in _phases(source.data)
-        for index in range(len(_at(source.data, (*base, "releases"))))
+        for index in range(len(_value_at(source.data, (*base, "releases"))))
     ]
     if len(places) != len(assessment.releases):
         return
     for place, noise in zip(places, assessment.releases, strict=True):
         if noise.required is None:
             continue
-        release = _at(source.data, place)
+        release = _value_at(source.data, place)
         field, needed = "noise_multiplier", noise.required
         if release.get("noise_std") is not None:
             std = noise.required * float(release["clip_norm"])
-            field, needed = "noise_std", float(decimal_up(std * (1 + 1e-15), DIGITS))
+            field, needed = "noise_std", float(decimal_up(std * (1 + 1e-15), SIGNIFICANT_DIGITS))
         if needed > float(release[field]):
             yield (*place, field), release[field], needed
 
 
 def _larger_truncation(source: Source, base: Tokens) -> Change | None:
-    """A larger ``max_lot_size``, which narrows a bracket that truncation makes wide."""
-    sampling = _at(source.data, (*base, "sampling"))
+    """Return a larger ``max_lot_size``, because truncation widens the bracket."""
+    sampling = _value_at(source.data, (*base, "sampling"))
     cap = sampling.get("max_lot_size")
     if not isinstance(cap, int):
         return None
@@ -85,20 +84,20 @@ def _larger_truncation(source: Source, base: Tokens) -> Change | None:
     for percent in TRUNCATION_PERCENTS:
         digits = len(str(cap)) - 3
         larger = round(cap * (100 + percent) // 100, -digits if digits > 0 else 0)
-        _at(document, (*base, "sampling"))["max_lot_size"] = larger
-        answer = _assessed(document) if larger > cap else None
+        _value_at(document, (*base, "sampling"))["max_lot_size"] = larger
+        answer = _certify_document(document) if larger > cap else None
         if answer is not None and answer.verdict == "certified":
             return ((*base, "sampling", "max_lot_size"), cap, larger)
     return None
 
 
 def _fewer_steps(source: Source, base: Tokens) -> Change | None:
-    phase = _at(source.data, base)
+    phase = _value_at(source.data, base)
     document = copy.deepcopy(source.data)
-    unsolved = _at(document, base)
+    unsolved = _value_at(document, base)
     before = unsolved.pop("epochs", None)
     unsolved["steps"] = None
-    answer = _assessed(document)
+    answer = _certify_document(document)
     if answer is None or not answer.sampling or answer.verdict != "certified":
         return None
     steps = answer.sampling[0].get("steps")
@@ -107,7 +106,7 @@ def _fewer_steps(source: Source, base: Tokens) -> Change | None:
     if before is None:
         return ((*base, "steps"), phase.get("steps"), int(steps))
     # Reduce epochs in proportion, rounded down; the result is certified afterwards.
-    whole = _assessed(source.data)
+    whole = _certify_document(source.data)
     now = whole.sampling[0].get("steps") if whole is not None and whole.sampling else None
     if not now:
         return None
@@ -116,31 +115,31 @@ def _fewer_steps(source: Source, base: Tokens) -> Change | None:
 
 
 def _smaller_lots(source: Source, base: Tokens) -> Change | None:
-    sampling = _at(source.data, (*base, "sampling"))
+    sampling = _value_at(source.data, (*base, "sampling"))
     if sampling.get("lot_size") is None or sampling.get("probability") is not None:
         return None
     document = copy.deepcopy(source.data)
-    _at(document, (*base, "sampling"))["lot_size"] = None
-    answer = _assessed(document)
+    _value_at(document, (*base, "sampling"))["lot_size"] = None
+    answer = _certify_document(document)
     if answer is None or not answer.sampling or answer.verdict != "certified":
         return None
     lot = answer.sampling[0].get("lot_size")
     return ((*base, "sampling", "lot_size"), sampling["lot_size"], int(lot)) if lot else None
 
 
-def _certified(source: Source, description: str, changes: list[Change]) -> Fix | None:
+def _build_fix(source: Source, description: str, changes: list[Change]) -> Fix | None:
     document = copy.deepcopy(source.data)
     for tokens, _, after in changes:
-        _at(document, tokens[:-1])[tokens[-1]] = after
-    fixed = _assessed(document)
+        _value_at(document, tokens[:-1])[tokens[-1]] = after
+    fixed = _certify_document(document)
     if fixed is None or fixed.verdict != "certified" or fixed.epsilon is None:
         return None
     edits = [_edit(source, tokens, after) for tokens, _, after in changes]
     possible = tuple(edit for edit in edits if edit is not None)
     if source.imported is not None and possible:
-        changed = source.same_in(apply_edits(source.text, possible).encode())
+        changed = source.find_same(apply_edits(source.text, possible).encode())
         if changed is None or changed.data != document:
-            possible = ()  # the script makes something else of that number
+            possible = ()  # the script derives another value from this number
     return Fix(
         description=f"{description} (ε ≤ {decimal_up(fixed.epsilon.upper, 6)})",
         changes=tuple((pointer_to(*tokens), before, after) for tokens, before, after in changes),
@@ -149,7 +148,7 @@ def _certified(source: Source, description: str, changes: list[Change]) -> Fix |
     )
 
 
-def _assessed(document: Any) -> Assessment | None:
+def _certify_document(document: Any) -> Assessment | None:
     try:
         return certify(plan_from(document), second_opinion=False)
     except PlanError:
@@ -163,7 +162,7 @@ def _descriptions(source: Source, changes: list[Change]) -> list[str]:
 def _description(source: Source, tokens: Tokens, before: Any, after: Any) -> str:
     owner = ""
     if "releases" in tokens:
-        name = _at(source.data, tokens[:-1]).get("name", tokens[-2])
+        name = _value_at(source.data, tokens[:-1]).get("name", tokens[-2])
         owner = f" of {name}"
     return f"{tokens[-1]}{owner} from {before} to {after}"
 
@@ -172,7 +171,7 @@ def _phases(data: Any) -> list[Tokens]:
     return [("phases", index) for index in range(len(data["phases"]))] if "phases" in data else [()]
 
 
-def _at(data: Any, tokens: Tokens) -> Any:
+def _value_at(data: Any, tokens: Tokens) -> Any:
     for token in tokens:
         data = data[token]
     return data
@@ -182,7 +181,7 @@ def _edit(source: Source, tokens: Tokens, value: Any) -> Edit | None:
     if not source.text:
         return None
     if source.imported is None:
-        return edit_of(source.text, tokens, value)
+        return build_edit(source.text, tokens, value)
     span = dict(source.literals).get(pointer_to(*tokens))
     if span is None or "\r" in source.text or span[0] != span[2]:
         return None
@@ -191,11 +190,11 @@ def _edit(source: Source, tokens: Tokens, value: Any) -> Edit | None:
     columns = [len(lines[line - 1].encode()[:column].decode()) for column in (first, last)]
     above = sum(len(text) + 1 for text in lines[: line - 1])
     start, end = ((above + column, line - 1, column) for column in columns)
-    return _replaced(source.text, start, end, value)
+    return _replacement(source.text, start, end, value)
 
 
-def _replaced(text: str, start: Mark, end: Mark, value: Any) -> Edit:
-    """The edit that writes ``value`` in place of the text between two marks."""
+def _replacement(text: str, start: Mark, end: Mark, value: Any) -> Edit:
+    """Return the edit that replaces the text between two marks by ``value``."""
     return Edit(
         start=start[0],
         end=end[0],
@@ -208,28 +207,28 @@ def _replaced(text: str, start: Mark, end: Mark, value: Any) -> Edit:
     )
 
 
-def edit_of(text: str, tokens: Tokens, value: Any) -> Edit | None:
-    """The edit that sets the field at ``tokens`` to ``value``; None if it is not a plain scalar.
+def build_edit(text: str, tokens: Tokens, value: Any) -> Edit | None:
+    """Return the edit that sets the field at ``tokens``; None if it is not a plain scalar.
 
-    ``text`` is the file with everything but the plan blanked out, so that offsets match the file.
+    ``text`` is the file, blank outside the plan, so that offsets match the file.
     """
     try:
         node = YAML(typ="safe", pure=True).compose(text)
     except YAMLError:
         return None
     for token in tokens:
-        node = _child(node, token)
+        node = _child_node(node, token)
     if not isinstance(node, ScalarNode) or node.style in ("|", ">"):
         return None
     first, last = node.start_mark, node.end_mark
     start = (first.index, first.line, first.column)
-    return _replaced(text, start, (last.index, last.line, last.column), value)
+    return _replacement(text, start, (last.index, last.line, last.column), value)
 
 
 def apply_edits(text: str, edits: tuple[Edit, ...]) -> str:
-    """``text`` with all ``edits`` applied; duplicates count once.
+    """Apply ``edits`` to ``text``; duplicates count once.
 
-    Raises ``ValueError`` if the text is not the one the edits were made for.
+    Raises ``ValueError`` if the edits were made for a different text.
     """
     for edit in sorted(set(edits), key=lambda edit: -edit.start):
         if text[edit.start : edit.end] != edit.before:
@@ -238,7 +237,7 @@ def apply_edits(text: str, edits: tuple[Edit, ...]) -> str:
     return text
 
 
-def _child(node: Node | None, token: str | int) -> Node | None:
+def _child_node(node: Node | None, token: str | int) -> Node | None:
     if isinstance(node, MappingNode):
         for key, value in node.value:
             if isinstance(key, ScalarNode) and key.value == str(token):

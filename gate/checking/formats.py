@@ -1,6 +1,6 @@
 """Report formats of ``affidavit check``: GitHub, GitLab, JSON, JUnit, Markdown and SARIF.
 
-A format is a function from all results to a text, and an entry in ``WRITERS``.
+A format is a function from all results to text, and an entry in ``WRITERS``.
 
 References: GitHub Actions, "Workflow commands"; GitLab, "Code Quality", custom tools; the schema of
 Jenkins' JUnit plugin (junit-10.xsd); OASIS, Static Analysis Results Interchange Format (SARIF)
@@ -30,7 +30,7 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 
 def github(results: Sequence[CheckResult]) -> str:
-    """One workflow command per finding; a waived result is only a notice.
+    """Write one workflow command per finding; a waived finding is a notice.
 
     Percent signs and line breaks of a message are escaped, as GitHub requires.
     """
@@ -39,7 +39,7 @@ def github(results: Sequence[CheckResult]) -> str:
 
 def _command(finding: GateFinding) -> str:
     level = "notice" if finding.waiver is not None else GITHUB_LEVELS[finding.level]
-    properties = {"file": path_of(finding.file), "title": f"affidavit: {finding.rule}"}
+    properties = {"file": repository_path(finding.file), "title": f"affidavit: {finding.rule}"}
     if finding.line is not None:
         properties |= {"line": str(finding.line), "col": str(finding.column or 1)}
     text = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in properties.items())
@@ -51,14 +51,17 @@ SEVERITIES = {"error": "blocker", "warning": "minor", "note": "info"}
 
 
 def gitlab(results: Sequence[CheckResult]) -> str:
-    """A code quality report; a waived finding stays in it as information."""
+    """Write a code quality report, in which a waived finding is information."""
     issues = [
         {
             "description": finding.text,
             "check_name": f"affidavit/{finding.rule}",
             "fingerprint": fingerprint(result, finding),
             "severity": "info" if finding.waiver is not None else SEVERITIES[finding.level],
-            "location": {"path": path_of(finding.file), "lines": {"begin": finding.line or 1}},
+            "location": {
+                "path": repository_path(finding.file),
+                "lines": {"begin": finding.line or 1},
+            },
         }
         for result in results
         for finding in result.findings
@@ -67,13 +70,13 @@ def gitlab(results: Sequence[CheckResult]) -> str:
 
 
 def fingerprint(result: CheckResult, finding: GateFinding) -> str:
-    """Stable between runs, even if the finding moves to another line."""
+    """Return an id that is stable between runs, even if the finding moves to another line."""
     parts = (result.name, finding.rule, finding.pointer, finding.message)
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def json_document(results: Sequence[CheckResult]) -> str:
-    """``{"exit", "plans": [{"file", "pointer", "verdict", "result", "findings"}]}``."""
+    """Write ``{"exit", "plans": [{"file", "name", "exit", "verdict", "result", "findings"}]}``."""
     document = {
         "exit": int(worst(result.exit for result in results)),
         "plans": [
@@ -99,7 +102,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def junit(results: Sequence[CheckResult]) -> str:
-    """One test case per plan; an unreadable or undecided plan is an error."""
+    """Write one test case per plan; an unreadable or undecided plan is an error."""
     failures = sum(result.exit is Exit.BLOCKED for result in results)
     errors = sum(result.exit in (Exit.USAGE, Exit.UNDECIDED) for result in results)
     counts = {"tests": str(len(results)), "failures": str(failures), "errors": str(errors)}
@@ -108,7 +111,7 @@ def junit(results: Sequence[CheckResult]) -> str:
     for result in results:
         _case(suite, result)
     Xml.indent(root)
-    # Not "unicode", which declares the encoding of the terminal.
+    # Encoding "unicode" would declare the encoding of the terminal.
     content: bytes = Xml.tostring(root, encoding="utf-8", xml_declaration=True)
     return f"{content.decode()}\n"
 
@@ -142,9 +145,9 @@ SCHEMA = (
 
 
 def sarif(results: Sequence[CheckResult]) -> str:
-    """One SARIF run, with the fixes that can be applied; positions count Unicode code points."""
+    """Write a SARIF run with the applicable fixes; positions count Unicode code points."""
     rules = sorted({finding.rule for result in results for finding in result.findings})
-    files = sorted({uri_of(result.file) for result in results})
+    files = sorted({as_uri(result.file) for result in results})
     document = {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -189,7 +192,7 @@ def _result(result: CheckResult, finding: GateFinding, index: int) -> dict[str, 
 
 
 def _location(finding: GateFinding) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": uri_of(finding.file)}}
+    place: dict[str, Any] = {"artifactLocation": {"uri": as_uri(finding.file)}}
     if finding.line is not None:
         place["region"] = {"startLine": finding.line, "startColumn": finding.column or 1}
     return place
@@ -200,7 +203,7 @@ def _fix(file: str, fix: Fix) -> dict[str, Any]:
         "description": {"text": fix.description},
         "artifactChanges": [
             {
-                "artifactLocation": {"uri": uri_of(file)},
+                "artifactLocation": {"uri": as_uri(file)},
                 "replacements": [
                     {
                         "deletedRegion": {
@@ -218,25 +221,25 @@ def _fix(file: str, fix: Fix) -> dict[str, Any]:
     }
 
 
-def uri_of(file: str) -> str:
-    """The path of ``file`` as a URI."""
-    return quote(path_of(file), errors="surrogateescape")
+def as_uri(file: str) -> str:
+    """Return the path of ``file`` as a URI."""
+    return quote(repository_path(file), errors="surrogateescape")
 
 
-def path_of(file: str) -> str:
-    """The file with slashes, relative if it is below this folder, as code hosts require."""
+def repository_path(file: str) -> str:
+    """Return a path with slashes, relative to this folder if it is inside, for code hosts."""
     if os.path.isabs(file):
-        near = os.path.relpath(file)
-        file = file if near.startswith("..") else near
+        relative = os.path.relpath(file)
+        file = file if relative.startswith("..") else relative
     return os.path.normpath(file).replace(os.sep, "/")
 
 
 MARKER = "<!-- affidavit check -->"
-"""First line of a comment, by which a later run recognises the one to replace."""
+"""First line of a comment, by which a later run finds the comment to replace."""
 
 
 def markdown(results: Sequence[CheckResult]) -> str:
-    """A comment for a pull or merge request: a table of plans, and what blocks each."""
+    """Write a comment for a pull or merge request: a table of plans, and the blocking findings."""
     rows = [
         f"| {_cell(result.name)} | {_cell(result.headline or 'cannot be read')} |\n"
         for result in results
@@ -252,7 +255,7 @@ def markdown(results: Sequence[CheckResult]) -> str:
 
 
 def badge(results: Sequence[CheckResult]) -> str:
-    """A badge in the form that shields.io's endpoint reads: the worst verdict, or the largest ε."""
+    """Write a badge for the endpoint of shields.io: "not certified", or the largest ε."""
     blocked = [result for result in results if result.exit is not Exit.CERTIFIED]
     bounds = [str(one.result["epsilon"]["upper"]) for one in results if one.result and not blocked]
     message = "not certified" if blocked or not bounds else f"ε ≤ {max(bounds, key=float)}"
@@ -262,15 +265,17 @@ def badge(results: Sequence[CheckResult]) -> str:
     return json.dumps(document, ensure_ascii=False) + "\n"
 
 
-def with_changes(comment: str, changes: Sequence[str]) -> str:
-    """A comment with what moved ε below it, one line a changed field."""
+def add_changes(comment: str, changes: Sequence[str]) -> str:
+    """Append the changes that moved ε to a comment, one line per field."""
     if not changes:
         return comment
-    return f"{comment}\nWhat moved ε:\n\n" + "".join(f"- {_cell(line)}\n" for line in changes)
+    return f"{comment}\nChanges that moved ε:\n\n" + "".join(
+        f"- {_cell(line)}\n" for line in changes
+    )
 
 
 def _cell(text: str) -> str:
-    """Text in one line that no Markdown, HTML or direction of a plan's text can leave."""
+    """Return text on one line, with Markdown, HTML and direction marks made harmless."""
     escaped = re.sub(r"([\\`*_\[\]<>|#@!~&])", r"\\\1", " ".join(text.split()))
     return "".join("\ufffd" if unicodedata.category(c) in _HIDDEN else c for c in escaped)
 

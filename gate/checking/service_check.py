@@ -2,10 +2,10 @@
 
 The plan is evaluated locally too, and numbers are never taken from the service. If the service
 certifies a plan that is under-noised here, the result is undecided. If it refuses a plan that is
-certified here, its reasons become findings; waived reasons stay visible.
+certified here, its reasons become findings, including the waived ones.
 
-The policy decides whether an outage blocks (``on_outage``). The last answer is stored in a file
-per server, and is ``block`` until the service has been reached once.
+The policy decides whether an outage blocks (``on_outage``). Its last value is stored in a file per
+server; the default is ``block``.
 """
 
 from __future__ import annotations
@@ -24,33 +24,28 @@ from affidavit.gate.exit_codes import Exit
 from affidavit.gate.service_commands import token_for
 from affidavit.plan import Reason, as_document, digest_of
 
-TIMEOUT = 60.0
-"""Seconds."""
-ON_OUTAGE = ("block", "warn")
+TIMEOUT_SECONDS = 60.0
+OUTAGE_ACTIONS = ("block", "warn")
 
 
 class ServiceCheck:
     """Checks with the service at ``address``; its ``on_outage`` is stored in ``folder``."""
 
     def __init__(self, address: str, folder: Path) -> None:
-        self._client = Client(address, token=token_for(address), timeout=TIMEOUT)
+        self._client = Client(address, token=token_for(address), timeout=TIMEOUT_SECONDS)
         name = digest_of({"server": self._client.server}).removeprefix("sha256:")
         self._stored = folder / "servers" / f"{name}.json"
 
     def apply(self, source: Source, local: CheckResult) -> CheckResult:
-        """The local result, combined with the service's answer."""
+        """Combine the local result with the service's answer."""
         if local.result is None or local.exit is Exit.UNDECIDED:
             return local
         try:
-            answer = self._submit(source)
+            answer = self._client.submit(as_document(source.plan())).document
+            self._store_on_outage(answer)
         except (Unreachable, Problem) as error:
             return self._unavailable(source, local, error)
         return _combine(source, local, answer)
-
-    def _submit(self, source: Source) -> dict[str, Any]:
-        answer = self._client.submit(as_document(source.plan())).document
-        self._store_on_outage(answer)
-        return answer
 
     def _store_on_outage(self, answer: dict[str, Any]) -> None:
         policy = answer.get("policy")
@@ -58,8 +53,8 @@ class ServiceCheck:
             return
         version = self._client.policy(policy["name"], policy["version"])
         on_outage = version.policy.root.get("on_outage")
-        if on_outage in ON_OUTAGE:
-            with suppress(OSError):  # whose outage then blocks
+        if on_outage in OUTAGE_ACTIONS:
+            with suppress(OSError):  # an outage then blocks
                 self._stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())
 
@@ -68,7 +63,7 @@ class ServiceCheck:
             on_outage = str(json.loads(self._stored.read_bytes())["on_outage"])
         except (OSError, ValueError, KeyError, TypeError):
             return "block"
-        return on_outage if on_outage in ON_OUTAGE else "block"
+        return on_outage if on_outage in OUTAGE_ACTIONS else "block"
 
     def _unavailable(self, source: Source, local: CheckResult, error: Exception) -> CheckResult:
         blocks = self._on_outage() == "block"
@@ -98,13 +93,13 @@ def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> Chec
             )
             return replace(local, exit=Exit.UNDECIDED, findings=tuple(findings))
         return local
-    findings += [_waived(source, reason) for reason in answer.get("waived", [])]
+    findings += [_waived_finding(source, reason) for reason in answer.get("waived", [])]
     if verdict == "certified" and status == "active":
         return replace(local, findings=tuple(findings))
     if verdict == "certified":
         message = f"its certificate is {str(status).replace('_', ' ')}."
         findings.append(_finding(source, str(status or "no_status"), message))
-    findings += [_refused(source, reason) for reason in answer.get("reasons", [])]
+    findings += [_refusal_finding(source, reason) for reason in answer.get("reasons", [])]
     worse = Exit.UNDECIDED if verdict == "undecided" else Exit.BLOCKED
     return replace(local, exit=worse, findings=tuple(findings), headline=f"blocked: {verdict}")
 
@@ -115,7 +110,7 @@ def _finding(source: Source, code: str, message: str) -> GateFinding:
     return GateFinding.of(source.file, reason)
 
 
-def _refused(source: Source, reason: dict[str, Any]) -> GateFinding:
+def _refusal_finding(source: Source, reason: dict[str, Any]) -> GateFinding:
     located = Reason(
         code=str(reason.get("code", "refused")),
         pointer=str(reason.get("pointer", "")),
@@ -126,6 +121,6 @@ def _refused(source: Source, reason: dict[str, Any]) -> GateFinding:
     return GateFinding.of(source.file, placed)
 
 
-def _waived(source: Source, waived: dict[str, Any]) -> GateFinding:
-    """A waived reason, which stays in every report."""
-    return replace(_refused(source, waived), waiver=dict(waived.get("waiver", {})))
+def _waived_finding(source: Source, waived: dict[str, Any]) -> GateFinding:
+    """Return the finding of a waived reason, for the reports."""
+    return replace(_refusal_finding(source, waived), waiver=dict(waived.get("waiver", {})))

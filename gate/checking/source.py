@@ -1,9 +1,9 @@
 """Read plans from files of any supported format, with positions for findings.
 
 Plans inside larger YAML and JSON files are found by the names of their fields. The text around a
-plan is replaced by blanks, and the rest is read as strictly as a separate file. Positions
-therefore stay those of the larger file, which may use anchors, tags and several documents around
-the plan."""
+plan is replaced by blanks, so that positions stay those of the file, and the plan is parsed as
+strictly as a separate file. The larger file may use anchors, tags and several documents.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from affidavit.gate.checking.discovery import given_for, plan_in
+from affidavit.gate.checking.discovery import declared_fields, find_toml_plan
 from affidavit.gate.plan_io import read_bytes
 from affidavit.importers import (
     LIBRARIES,
@@ -50,16 +50,16 @@ from affidavit.plan import (
 FIELDS = frozenset(
     {"adjacency", "dataset", "epochs", "phases", "releases", "sampling", "steps", "target"}
 )
-"""Fields of a plan that few other documents have."""
+"""Fields of plans that are rare in other documents."""
 MIN_FIELDS = 3
-"""A mapping with this many of them is taken as a plan, even if it is invalid."""
+"""A mapping with this many of them counts as a plan, even if it is invalid."""
 NAMES = ("plan", "plans")
 """Keys of a plan, a list of plans or a mapping of plans in a larger file."""
 
 _KEY = re.compile(r"""(?:^|[\s{,])["']?([a-z_]+)["']?\s*:""", re.MULTILINE)
 
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is a prefix of it
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is a prefix
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
@@ -77,24 +77,24 @@ class Section:
 
 
 def decode_leniently(raw: bytes) -> str:
-    """The text of ``raw`` in any encoding, to decide whether it contains a plan."""
-    for mark, encoding in _MARKS:
+    """Decode text in any encoding, to decide whether it contains a plan."""
+    for mark, encoding in _BYTE_ORDER_MARKS:
         if raw.startswith(mark):
             return raw.decode(encoding, errors="replace")
-    # Wide characters without a mark: the field names are ASCII, separated only by NULs.
+    # Without a mark, the ASCII names of fields in wide encodings differ only by NULs.
     return raw.replace(b"\0", b"").decode("utf-8", errors="replace")
 
 
-def mentions_a_plan(text: str) -> bool:
-    """Whether ``text`` has enough plan fields as keys to be worth parsing."""
+def may_contain_plan(text: str) -> bool:
+    """Whether ``text`` has enough names of plan fields as keys."""
     return len(FIELDS & set(_KEY.findall(text))) >= MIN_FIELDS
 
 
-def sections(text: str) -> list[Section] | None:
-    """The plans in ``text``: the whole (pointer ""), elements of a list, or values of ``NAMES``.
+def find_sections(text: str) -> list[Section] | None:
+    """Find the plans in ``text``: the whole (pointer ""), list elements, or values of ``NAMES``.
 
-    None if the text cannot be parsed. If one of several documents is a plan, the result is the
-    whole text, which the strict parser then refuses.
+    Returns None if the text cannot be parsed. If one of several documents is a plan, the result is
+    the whole text, which the strict parser then refuses.
     """
     if len(text) > max(MAX_JSON_BYTES, MAX_YAML_BYTES):
         return None
@@ -108,12 +108,12 @@ def sections(text: str) -> list[Section] | None:
     for index, root in enumerate(documents):
         if root is not None:
             prefix = (str(index),) if len(documents) > 1 else ()
-            result += _under(root, prefix, set(), expected=True)
+            result += _find_below(root, prefix, set(), expected=True)
     return result
 
 
 def isolate(text: str, section: Section) -> str:
-    """``text`` with everything but the section replaced by blanks."""
+    """Replace everything but the section by blanks."""
     blank = re.compile(r"[^\n]")
     return (
         blank.sub(" ", text[: section.start])
@@ -122,12 +122,12 @@ def isolate(text: str, section: Section) -> str:
     )
 
 
-def _under(
+def _find_below(
     node: Node, path: tuple[str, ...], seen: set[tuple[int, bool]], *, expected: bool
 ) -> Iterator[Section]:
-    """The plans in ``node``; if ``expected`` it may be a plan, a list or a mapping of plans.
+    """Yield the plans in ``node``, which is a plan, a list or a mapping of plans if ``expected``.
 
-    Where aliases repeat a node, it is visited once.
+    A node with several aliases is visited once.
     """
     if (id(node), expected) in seen:
         return
@@ -139,10 +139,10 @@ def _under(
         for key, value in node.value:
             if isinstance(key, ScalarNode):
                 name = str(key.value)
-                yield from _under(value, (*path, name), seen, expected=named or name in NAMES)
+                yield from _find_below(value, (*path, name), seen, expected=named or name in NAMES)
     elif isinstance(node, SequenceNode):
         for index, element in enumerate(node.value):
-            yield from _under(element, (*path, str(index)), seen, expected=expected)
+            yield from _find_below(element, (*path, str(index)), seen, expected=expected)
 
 
 def _is_plan(node: Node | None) -> bool:
@@ -150,7 +150,7 @@ def _is_plan(node: Node | None) -> bool:
 
 
 def _keys(node: MappingNode, seen: set[int]) -> set[str]:
-    """The keys of a mapping, including merged ones (``<<``); visits each node once."""
+    """Return the keys of a mapping, including merged ones (``<<``); visits each node once."""
     if id(node) in seen:
         return set()
     seen.add(id(node))
@@ -165,7 +165,7 @@ def _keys(node: MappingNode, seen: set[int]) -> set[str]:
     return keys
 
 
-STAND_INS: dict[str, Any] = {
+PLACEHOLDERS: dict[str, Any] = {
     "/adjacency": "zero_out",
     "/target": {"epsilon": 1.0, "delta": 1e-9},
     "/target/delta": 1e-9,
@@ -176,19 +176,18 @@ STAND_INS: dict[str, Any] = {
     "/sampling/lot_size": 1,
     "/steps": 1,
 }
-"""Values that let the rest of an imported document be checked; no answer comes of them."""
-MADE_OF = {"/steps": "/epochs", "/sampling/probability": "/sampling/lot_size"}
-"""Fields that a library makes of those that its script has."""
+"""Values of missing fields, with which the rest of an imported document is validated."""
+SOURCE_FIELDS = {"/steps": "/epochs", "/sampling/probability": "/sampling/lot_size"}
+"""Fields that a library derives, by the field that its script has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """An unvalidated plan document with the text it came from.
 
-    ``pointer`` leads to the plan inside the file, "" if it is the whole; ``text`` is as long as
-    the file and blank outside the plan, or empty if edits are impossible. ``imported`` is the
-    kind of the other library's document that the plan was imported from, and ``literals`` has the
-    numbers that stand in it.
+    ``pointer`` is the plan's JSON pointer, "" if it is the whole file. ``text`` is the file, blank
+    outside the plan, or empty if edits are impossible. ``imported`` is the kind of document that
+    the plan was imported from, and ``literals`` are the places of its numbers.
     """
 
     file: str
@@ -209,18 +208,22 @@ class Source:
         return f"{self.file}#{self.pointer}" if self.pointer else self.file
 
     def plan(self) -> Plan:
-        """The plan with its attached files; raises ``MalformedPlan`` with positions."""
+        """Return the plan with its noise files; raises ``MalformedPlan`` with positions."""
         try:
             plan = plan_from(self.data)
             load_noise_files(plan, Path() if self.file == "-" else Path(self.file).parent)
         except MalformedPlan as error:
             reasons = error.reasons
             if self.imported is not None:
-                hints = (self._with_hint(reason) for reason in self._all_lacking(reasons))
+                hints = (self._with_hint(reason) for reason in self._add_missing_fields(reasons))
                 reasons = tuple(hints)
             raise MalformedPlan(*self.locate(reasons)) from None
-        if plan.target is not None and plan.target.delta is None and self._names("/target/delta"):
-            # What the script says of δ is asked for, and not answered.
+        if (
+            plan.target is not None
+            and plan.target.delta is None
+            and self._has_unread_value("/target/delta")
+        ):
+            # The script has an expression for δ, which could not be read.
             lacking = Reason(
                 code="missing_field",
                 pointer="/target/delta",
@@ -230,19 +233,19 @@ class Source:
             raise MalformedPlan(*self.locate((self._with_hint(lacking),)))
         return plan
 
-    def _names(self, pointer: str) -> bool:
-        """Whether a script has an expression for a field, which could not be read."""
+    def _has_unread_value(self, pointer: str) -> bool:
+        """Whether a script has an expression for a field that could not be read."""
         return any(where == pointer for where, _ in self.unread)
 
-    def _all_lacking(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-        """The reasons, and the missing fields that show once the first ones are given."""
+    def _add_missing_fields(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+        """Add the missing fields that are reported only after the first ones are set."""
         data, seen = deepcopy(self.data), list(reasons)
-        for _ in STAND_INS:
+        for _ in PLACEHOLDERS:
             lacking = [item.pointer for item in reasons if item.code == "missing_field"]
             if not lacking or len(lacking) < len(reasons):
                 break
             for pointer in lacking:
-                _fill(data, pointer)
+                _set_placeholder(data, pointer)
             try:
                 plan_from(data)
             except MalformedPlan as error:
@@ -257,7 +260,7 @@ class Source:
         )
 
     def _with_hint(self, reason: Reason) -> Reason:
-        """A missing field of an imported document, with where to give it."""
+        """Add to the reason of a missing field how to set it for an imported document."""
         if reason.code not in ("missing_field", "incomplete"):
             return reason
         remedy = f'{reason.remedy} Set it in [tool.affidavit.given."{self.file}"].'
@@ -283,51 +286,51 @@ class Source:
 
     @property
     def names_a_file(self) -> bool:
-        """Whether the plan reads its noise from another file."""
+        """Whether the plan names a noise file."""
         return '"file"' in json.dumps(self.data, default=str)
 
-    def same_in(self, raw: bytes) -> Source | None:
-        """The plan at the same pointer in another text of the file, if any."""
+    def find_same(self, raw: bytes) -> Source | None:
+        """Return the plan at the same pointer in another text of the file, or None."""
         try:
-            sources = list(_sources(self.file, raw, explicit=True))
+            sources = list(_parse_sources(self.file, raw, explicit=True))
         except MalformedPlan:
             return None
         return next((source for source in sources if source.pointer == self.pointer), None)
 
     def line_of(self, pointer: str) -> int | None:
-        """The line of the field at ``pointer``, or of what it is made of or part of."""
-        own = MADE_OF.get(pointer, pointer) if self.imported else pointer
+        """Return the line of the field at ``pointer``, of its source field or of its parent."""
+        own = SOURCE_FIELDS.get(pointer, pointer) if self.imported else pointer
         if (span := dict(self.literals).get(own)) is not None:
             return span[0]
         (reason,) = self.locate((Reason(code="", pointer=own, message="", remedy=""),))
         return reason.line
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-        """``reasons`` with line and column in the file."""
+        """Return ``reasons`` with their line and column in the file."""
         return locate_in_document(reasons, self.places)
 
 
-def sources_of(name: str, *, explicit: bool) -> Iterator[Source]:
-    """The plans in the file ``name``; raises ``MalformedPlan`` where one cannot be read.
+def read_sources(name: str, *, explicit: bool) -> Iterator[Source]:
+    """Read the plans in the file ``name``; raises ``MalformedPlan`` if one cannot be read.
 
-    A file that was ``explicit`` by name holds a plan, or it is malformed; one that was come
-    across is passed over unless it looks as if it held one.
+    An ``explicit`` file, named by the user, must contain a plan. Any other file is ignored unless
+    it may contain one.
     """
-    yield from _sources(name, read_bytes(name), explicit=explicit)
+    yield from _parse_sources(name, read_bytes(name), explicit=explicit)
 
 
-def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
+def _parse_sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
     kind = name.lower()  # suffixes are case-insensitive
     if kind.endswith(".toml"):
-        yield from _in_toml(name, raw, explicit=explicit)
+        yield from _read_toml(name, raw, explicit=explicit)
         return
     folder = None if name == "-" else Path(name).parent
     if (partial := import_file(kind, raw, folder, explicit=explicit)) is not None:
-        yield _complete(name, raw, partial)
+        yield _read_imported(name, raw, partial)
         return
     if kind.endswith((".py", ".ipynb")):
         if explicit:
-            raise _no_plan(
+            raise _no_plan_error(
                 "no call that Affidavit reads; it reads the private calls of "
                 f"{', '.join(LIBRARIES)}."
             )
@@ -335,10 +338,10 @@ def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
     syntax = syntax_of(kind, raw)
     text = raw.decode("utf-8", errors="replace")
     lenient = decode_leniently(raw)
-    if not explicit and not mentions_a_plan(lenient):
+    if not explicit and not may_contain_plan(lenient):
         return
-    plans = sections(lenient)
-    # The strict parser reads text that is not plain UTF-8 as a whole: positions would differ.
+    plans = find_sections(lenient)
+    # Text that is not plain UTF-8 is parsed as a whole, because its positions would differ.
     if plans is None or (plans and lenient != text) or (not plans and explicit):
         plans = [Section("", 0, len(text))]
     for section in plans:
@@ -359,16 +362,16 @@ def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) ->
     )
 
 
-def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
-    document = plan_in(raw)
+def _read_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
+    document = find_toml_plan(raw)
     if document is not None:
         yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)
     elif explicit:
-        raise _no_plan("the file has no [tool.affidavit.plan] table.")
+        raise _no_plan_error("the file has no [tool.affidavit.plan] table.")
 
 
-def _complete(name: str, raw: bytes, partial: PartialPlan) -> Source:
-    """An imported plan, completed with the fields of pyproject.toml."""
+def _read_imported(name: str, raw: bytes, partial: PartialPlan) -> Source:
+    """Complete an imported plan with the fields of pyproject.toml."""
     from affidavit.accountants import opacus_noise_multiplier  # imports the accountants, slowly
 
     places = {(): (1, 1)} | {
@@ -377,7 +380,7 @@ def _complete(name: str, raw: bytes, partial: PartialPlan) -> Source:
     return Source(
         file=name,
         pointer="",
-        data=partial.completed(given_for(name), name, opacus_noise_multiplier),
+        data=partial.completed(declared_fields(name), name, opacus_noise_multiplier),
         places=Document(None, places),
         assumed=partial.assumed,
         imported=partial.kind,
@@ -388,17 +391,17 @@ def _complete(name: str, raw: bytes, partial: PartialPlan) -> Source:
     )
 
 
-def _fill(data: dict[str, Any], pointer: str) -> None:
-    """Set the field at ``pointer`` to its stand-in, if it has one."""
-    if pointer not in STAND_INS:
+def _set_placeholder(data: dict[str, Any], pointer: str) -> None:
+    """Set the field at ``pointer`` to its placeholder, if it has one."""
+    if pointer not in PLACEHOLDERS:
         return
     *path, name = pointer.split("/")[1:]
     for part in path:
         data = data.setdefault(part, {})
-    data[name] = STAND_INS[pointer]
+    data[name] = PLACEHOLDERS[pointer]
 
 
-def _no_plan(message: str) -> MalformedPlan:
+def _no_plan_error(message: str) -> MalformedPlan:
     return MalformedPlan.with_reason(
         code="no_plan", message=message, remedy="Give a file that contains a plan."
     )

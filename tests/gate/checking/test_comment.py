@@ -80,7 +80,7 @@ def test_a_comment_is_posted_once_and_then_replaced(
 
 
 def refused(transport: httpx.BaseTransport) -> str:
-    with pytest.raises(comment.NotPosted) as error:
+    with pytest.raises(comment.CommentError) as error:
         comment.post("github", "text", transport)
     return str(error.value)
 
@@ -133,12 +133,12 @@ def test_a_comment_says_which_change_moved_epsilon(
     assert result.exit_code == 1
     ((host, body),) = posted
     assert (host, body.startswith(MARKER)) == ("gitlab", True)
-    moved = body.partition("What moved ε")[2]
+    moved = body.partition("Changes that moved ε")[2]
     assert "epochs: 10.0 -> 100.0" in moved.replace("\\", "")
     assert moved.count("ε ≤") >= 2
 
     def fail(_host: str, _body: str, **_: Any) -> None:
-        raise comment.NotPosted("it is down")
+        raise comment.CommentError("it is down")
 
     monkeypatch.setattr(comment, "post", fail)
     result = run("check", "before.yaml", "--comment", "github")
