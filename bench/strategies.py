@@ -79,8 +79,8 @@ def blt_row(steps: int, buffers: int, participation: Participation, largest: boo
         )
         return Blt.of(decays.tolist(), scales.tolist(), steps)
 
-    most = participation.most(steps)
-    separated = {"min_sep": participation.separation, "max_participations": most}
+    most = participation.max_participations(steps)
+    separated = {"min_sep": participation.separation, "most": most}
     return Row(
         name=f"BLT, {buffers} buffers, T = {steps}, k = {most}" + largest * ", largest error",
         participation=participation,

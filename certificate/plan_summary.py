@@ -176,7 +176,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
                 "max_error": largest,
                 "participation": {
                     "schema": streamed.participation.schema,
-                    "participations": streamed.participation.most(strategy.steps),
+                    "participations": streamed.participation.max_participations(strategy.steps),
                     "separation": streamed.participation.separation,
                 },
                 "buffers": strategy.streaming.buffers,
@@ -320,7 +320,7 @@ def _strategy_caveats(lowered: Lowered) -> Iterator[Caveat]:
             continue
         random = ("cyclic_poisson", "b_min_sep", "balls_in_bins")
         if phase.sampling.scheme in random and streamed.route == "gaussian":
-            turns = streamed.participation.most(streamed.strategy.steps)
+            turns = streamed.participation.max_participations(streamed.strategy.steps)
             chain = ", or ε is that of a chain of neighbours if that is less"
             yield Caveat(
                 code="no_amplification",

@@ -57,17 +57,17 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
     disclosed_steps,
     products_of_columns,
 )
-from affidavit.mechanisms.strategies.optimal.loss import NotOffered
+from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective
 from affidavit.mechanisms.strategies.participation import Participation, participation_of
 from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
     displaced_mixture,
     participation_mixture,
+    projected_mixture,
+    projected_separated_mixture,
     separated_mixture,
-    shown_mixture,
-    shown_separated,
 )
-from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
+from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, TooManyBuffers, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
@@ -78,9 +78,9 @@ from affidavit.mechanisms.strategies.strategy import (
     gram,
 )
 from affidavit.mechanisms.strategies.white_noise import (
-    least_stretch,
-    most_stretch,
-    shown_along_a_direction,
+    max_stretch,
+    min_stretch,
+    project_columns,
 )
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.mechanisms.truncated_lots import (
@@ -372,14 +372,14 @@ class Correlation:
         farthest = math.inf if self._is_whole_run else joint * _MAX_MOVE
         if (separation := self._phase.sampling.separation) is not None:
             largest = schedule.highest_probability(self.plan, self._phase)
-            shown = shown_along_a_direction(at.strategy, at.turn)
-            mixture = shown_separated(shown, largest, separation, farthest)
+            shown = project_columns(at.strategy, at.turn)
+            mixture = projected_separated_mixture(shown, largest, separation, farthest)
         else:
             leaf = None if step is None else among_zero_records(step.event(joint))
             if not isinstance(leaf, Untruncated):
                 return None
-            mixture = shown_mixture(
-                shown_along_a_direction(at.strategy, at.turn),
+            mixture = projected_mixture(
+                project_columns(at.strategy, at.turn),
                 probability=leaf.sampling_probability,
                 records=self.plan.dataset.records_per_unit,
                 farthest=farthest,
@@ -511,10 +511,10 @@ class Correlation:
             case IllConditioned():
                 remedy = "Give noise whose inverse is bounded."
                 return self._refused(code="ill_conditioned", message=message, remedy=remedy)
-            case NotOffered():
+            case UnsupportedObjective():
                 remedy = "Use another kind of noise."
                 return self._refused(code="unsupported", message=message, remedy=remedy)
-            case WrongSteps():
+            case StepsMismatch():
                 remedy = "Give as many rows as steps."
                 return self._refused(code="steps_mismatch", message=message, remedy=remedy)
             case UnregisteredNoise():
@@ -574,7 +574,7 @@ def _white_noise(strategy: Strategy, sampler: RunSampler) -> Sensitivity | None:
     if sampler.step is None:
         return None
     try:
-        stretch = most_stretch(strategy, sampler.turn)
+        stretch = max_stretch(strategy, sampler.turn)
     except TooLarge:
         return None
     return Sensitivity(value=stretch, attained=_attained_column_norm(strategy))
@@ -670,4 +670,4 @@ def _norms_one_by_one(strategy: Strategy, turn: int) -> tuple[tuple[float, int],
     with suppress(TooLarge):
         if strategy.is_nonnegative and column_norms(strategy).size:
             return _norms_of_a_group(strategy, turn)
-    return (least_stretch(strategy, turn),)
+    return (min_stretch(strategy, turn),)

@@ -246,7 +246,7 @@ def correlation(plan: Plan, index: int, steps: int) -> Correlation | None:
             sensitivity=strategy.sensitivity(takes_part).value,
             column=strategy.sensitivity(Participation.single()).value,
             injected=_column_norm_of_noise(strategy),
-            participations=takes_part.most(steps),
+            participations=takes_part.max_participations(steps),
         )
     except (LookupError, ValueError):
         return None

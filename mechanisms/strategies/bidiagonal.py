@@ -8,10 +8,10 @@ L). With k participations b apart, q = λ^b, k = min(k, ⌈T/b⌉), τ = T - (k-
     sens² = (1-λ^{2b})/(1-λ²) Σ_{m=1}^{k-1} ((1-q^m)/(1-q))²
             + ((1-q^k)/(1-q))² (1-λ^{2τ})/(1-λ²),
 
-and for λ = 1 its limit b Σ m² + k² τ. The geometric sums are closed and evaluated in decimal
-arithmetic of 120 digits, so that neither λ near 1 nor large k costs accuracy, in O(1). For
-λ < 0, X = D X(|λ|) D with D = diag(±1): the vectors x_i may alternate as well, and sens is
-that of |λ|. ``normalized`` divides every column of C by its norm: N = D L with D = diag(d_t).
+and for λ = 1 its limit b Σ m² + k² τ. The geometric sums have closed forms, evaluated in O(1) in
+120 decimal digits, so λ near 1 or large k costs no accuracy. For λ < 0, X = D X(|λ|) D with
+D = diag(±1): the vectors x_i may alternate too, so sens is that of |λ|. ``normalized`` divides
+every column of C by its norm: N = D L with D = diag(d_t).
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> round(Bidiagonal.of(0.9, steps=8).sensitivity(Participation.single()).value, 4)
@@ -31,18 +31,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import UNIT, lfilter
+from affidavit.mechanisms.strategies.numerics import UNIT, Array, lfilter
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import Strategy, Streaming
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 
-Array = NDArray[np.float64]
-
-PRECISE = Context(prec=120, Emin=MIN_EMIN, Emax=MAX_EMAX)
+DECIMAL_CONTEXT = Context(prec=120, Emin=MIN_EMIN, Emax=MAX_EMAX)
 """1 - λ is at least 2^-53 and the sums cancel its square once: 40 of 120 digits at most."""
 MAX_PARTICIPATIONS = 10_000_000
-"""Terms of the one sum that is not closed (normalised columns), a tenth of a second."""
+"""Terms of the sum for normalised columns, in a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,15 +51,15 @@ class Bidiagonal(Toeplitz):
 
     @classmethod
     def of(cls, lambda_: float, steps: int) -> Bidiagonal:
-        """The strategy of w_t = z_t - λ z_{t-1}."""
+        """Return the strategy of w_t = z_t - λ z_{t-1}."""
         _require_stable(lambda_)
         column = np.array([1.0, 0.0 - lambda_][:steps])
         return cls(kind="bidiagonal", steps=steps, noise_column=column, lambda_=lambda_)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(L⁻¹) in O(1), exact for every schema."""
-        most = participation.most(self.steps)
-        value = _closed(abs(self.lambda_), self.steps, most, participation.separation)
+        """Return sens(L⁻¹) in O(1), exact for every schema."""
+        most = participation.max_participations(self.steps)
+        value = _closed_sensitivity(abs(self.lambda_), self.steps, most, participation.separation)
         return Sensitivity(value=value, attained=value * (1 - 2 * UNIT))
 
     @cached_property
@@ -76,7 +74,7 @@ class Bidiagonal(Toeplitz):
 
     @property
     def bands(self) -> int:
-        """T: a banded inverse is not a banded strategy."""
+        """T, because the inverse of a band is no band; 1 for λ = 0."""
         return self.steps if self.lambda_ else 1
 
 
@@ -88,16 +86,16 @@ class NormalizedBidiagonal(Strategy):
 
     @classmethod
     def of(cls, lambda_: float, steps: int) -> NormalizedBidiagonal:
-        """The strategy of w_t = d_t (z_t - λ z_{t-1})."""
+        """Return the strategy of w_t = d_t (z_t - λ z_{t-1})."""
         _require_stable(lambda_)
         return cls(kind="bidiagonal", steps=steps, lambda_=lambda_)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens² = k + 2 Σ_{m<n} |λ|^{(n-m)b} d_{nb} / d_{mb}, in O(k); exact.
+        """Return sens, exact, in O(k): sens² = k + 2 Σ_{m<n} |λ|^{(n-m)b} d_{nb} / d_{mb}.
 
-        In clip norms; raises ``Unaffordable`` for more than ``MAX_PARTICIPATIONS``.
+        Raises ``Unaffordable`` for more than ``MAX_PARTICIPATIONS``.
         """
-        most, separation = participation.most(self.steps), participation.separation
+        most, separation = participation.max_participations(self.steps), participation.separation
         if most > MAX_PARTICIPATIONS:
             raise Unaffordable(f"summing over {most} participations")
         norms = self._norms(separation * np.arange(most))
@@ -108,7 +106,7 @@ class NormalizedBidiagonal(Strategy):
 
     @property
     def streaming(self) -> Streaming:
-        """One buffer, and a public number a step."""
+        """One buffer, and a public factor per step."""
         return Streaming(
             form="moving_average",
             buffers=1,
@@ -124,11 +122,11 @@ class NormalizedBidiagonal(Strategy):
 
     @property
     def bands(self) -> int:
-        """T: a banded inverse is not a banded strategy."""
+        """T, because the inverse of a band is no band; 1 for λ = 0."""
         return self.steps if self.lambda_ else 1
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of D L. Shape (T, last - first)."""
+        """Return columns first..last-1 of D L, shape (T, last - first)."""
         result = np.zeros((self.steps, last - first))
         places = np.arange(first, last)
         result[places, places - first] = self._norms(places)
@@ -152,39 +150,39 @@ def _require_stable(lambda_: float) -> None:
         raise ValueError("λ must lie between -1 and 1")
 
 
-def _closed(lambda_: float, steps: int, most: int, separation: int) -> float:
+def _closed_sensitivity(lambda_: float, steps: int, most: int, separation: int) -> float:
     last = steps - (most - 1) * separation
-    with localcontext(PRECISE):
+    with localcontext(DECIMAL_CONTEXT):
         if lambda_ == 1:
             earlier = Decimal((most - 1) * most * (2 * most - 1) // 6)
             squared = separation * earlier + most * most * Decimal(last)
         else:
             rate = Decimal(lambda_)
             share = rate**separation if lambda_ else Decimal(0)
-            whole = _column(rate, separation) * _earlier(share, most)
-            squared = whole + _ladder(share, most) ** 2 * _column(rate, last)
+            whole = _squared_column_norm(rate, separation) * _sum_of_squared_sums(share, most)
+            squared = whole + _geometric_sum(share, most) ** 2 * _squared_column_norm(rate, last)
         return _double_up(squared.sqrt())
 
 
-def _column(rate: Decimal, length: int) -> Decimal:
-    """Σ_{s < length} λ^{2s}."""
+def _squared_column_norm(rate: Decimal, length: int) -> Decimal:
+    """Return Σ_{s < length} λ^{2s}."""
     power = rate ** (2 * length) if rate else Decimal(0)
     return (1 - power) / (1 - rate * rate)
 
 
-def _ladder(share: Decimal, terms: int) -> Decimal:
-    """Σ_{j < terms} q^j."""
+def _geometric_sum(share: Decimal, terms: int) -> Decimal:
+    """Return Σ_{j < terms} q^j."""
     power = share**terms if share else Decimal(0)
     return (1 - power) / (1 - share)
 
 
-def _earlier(share: Decimal, most: int) -> Decimal:
-    """Σ_{m=1}^{k-1} ((1-q^m)/(1-q))², the two geometric sums of the opened square."""
+def _sum_of_squared_sums(share: Decimal, most: int) -> Decimal:
+    """Return Σ_{m=1}^{k-1} ((1-q^m)/(1-q))², from the geometric sums of the expanded square."""
     if most == 1:
         return Decimal(0)
-    once = share * _ladder(share, most - 1)
+    once = share * _geometric_sum(share, most - 1)
     square = share * share
-    twice = square * _ladder(square, most - 1)
+    twice = square * _geometric_sum(square, most - 1)
     return (most - 1 - 2 * once + twice) / (1 - share) ** 2
 
 

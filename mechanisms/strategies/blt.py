@@ -1,9 +1,9 @@
 """BLT: buffered linear Toeplitz, c_0 = 1 and c_t = Σ_i ω_i θ_i^(t-1).
 
-With d decays θ_i in (0, 1) and scales ω_i > 0, C is a full lower triangle whose noise
-needs only d buffers: w_t = z_t - Σ ω_i s_i, then s_i ← θ_i s_i + w_t. The coefficients
-decrease where Σω ≤ 1, and then every bound of a Toeplitz strategy is exact. One participation is
-closed: sens² = 1 + Σ_{ij} ω_i ω_j (1 - (θ_i θ_j)^(T-1)) / (1 - θ_i θ_j).
+With d decays θ_i in (0, 1) and scales ω_i > 0, C is a full lower triangle whose noise needs only d
+buffers: w_t = z_t - Σ ω_i s_i, then s_i ← θ_i s_i + w_t. The coefficients decrease if Σω ≤ 1, and
+then every bound of a Toeplitz strategy is exact. One participation has a closed form:
+sens² = 1 + Σ_{ij} ω_i ω_j (1 - (θ_i θ_j)^(T-1)) / (1 - θ_i θ_j).
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> one = Blt.of([0.5], [0.25], steps=3)
@@ -24,20 +24,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.optimal.loss import cross, ladder, outer, pairs
+from affidavit.mechanisms.strategies.numerics import Array
+from affidavit.mechanisms.strategies.optimal.loss import cross_sums, geometric_sums, outer, pairs
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable, of_toeplitz
+from affidavit.mechanisms.strategies.sensitivity import (
+    Sensitivity,
+    Unaffordable,
+    toeplitz_sensitivity,
+)
 from affidavit.mechanisms.strategies.strategy import MAX_VECTOR, Streaming, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, newton_reciprocal
 
-Array = NDArray[np.float64]
-
-SUMS = 1e-11
-"""Relative error of the geometric sums: their terms are positive, and each exponential is good to
-745 roundings, over at most forty doublings of a few more."""
-EVALUATION = 1e-12
+SUM_ERROR = 1e-11
+"""Relative error of the geometric sums: their terms are positive, each exponential is accurate to
+745 roundings, and at most forty doublings add a few more."""
+COEFFICIENT_ERROR = 1e-12
 """Relative error of a coefficient: (t-1)·log θ is at most 745 where θ^(t-1) is not zero."""
 
 
@@ -50,7 +52,7 @@ class Blt(Toeplitz):
 
     @classmethod
     def of(cls, decays: Sequence[float], scales: Sequence[float], steps: int) -> Blt:
-        """The strategy of these buffers over ``steps``.
+        """Return the strategy of these buffers over ``steps``.
 
         Raises ``ValueError`` unless there are as many scales ω > 0 as decays θ in (0, 1).
         """
@@ -66,52 +68,56 @@ class Blt(Toeplitz):
         )
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(C); one participation in O(d²), more in O(T (d + log k)), or O(d² log T).
+        """Return sens(C).
 
-        The last beyond ``MAX_VECTOR`` steps; raises ``Unaffordable`` where the coefficients
-        do not fall and no pattern is known to be the worst.
+        One participation costs O(d²), several O(T (d + log k)), or O(d² log T) beyond
+        ``MAX_VECTOR`` steps. Raises ``Unaffordable`` if no worst pattern is known there, because
+        the coefficients do not decrease.
         """
-        if participation.most(self.steps) == 1:
+        if participation.max_participations(self.steps) == 1:
             norm = self._column_norm
-            return Sensitivity(value=norm, attained=norm * (1 - 3 * EVALUATION))
+            return Sensitivity(value=norm, attained=norm * (1 - 3 * COEFFICIENT_ERROR))
         if self.steps > MAX_VECTOR:
             return self._closed(participation)
-        bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
-        return bound.stretched(1 - EVALUATION, 1 + EVALUATION)
+        bound = toeplitz_sensitivity(self.strategy_coefficients, self.steps, participation)
+        return bound.scaled(1 - COEFFICIENT_ERROR, 1 + COEFFICIENT_ERROR)
 
     def _closed(self, participation: Participation) -> Sensitivity:
-        """‖Σ_{j<k} S^(jb) c‖ by geometric sums (docs/theorems/correlated-noise.md, Theorem 10)."""
+        """Return ‖Σ_{j<k} S^(jb) c‖ by geometric sums.
+
+        Source: docs/theorems/correlated-noise.md, Theorem 10.
+        """
         if participation.schema != "fixed_epoch" and math.fsum(self.scales) > 1 - 1e-12:
             raise Unaffordable(f"scales of more than 1 in all over {self.steps} steps")
         rates, scales = -np.log(np.asarray(self.decays)), np.asarray(self.scales)
-        most, separation = participation.most(self.steps), participation.separation
+        most, separation = participation.max_participations(self.steps), participation.separation
         tail, weights, sums = (
             self.steps - (most - 1) * separation,
             outer(scales, scales),
             pairs(rates),
         )
         delayed = scales * np.exp(-(separation - 1) * rates)
-        earlier = cross(separation * rates, most - 1)
-        final, _ = ladder(separation * rates, most)
-        # Where a stretch begins, each earlier participation adds its coefficient to c_0 = 1.
+        earlier = cross_sums(separation * rates, most - 1)
+        final, _ = geometric_sums(separation * rates, most)
+        # At the start of a range, each earlier participation adds its coefficient to c_0 = 1.
         squared = (1 + delayed @ earlier.last) ** 2 + most - 1
         if most > 2:
-            before = cross(separation * rates, most - 2)
+            before = cross_sums(separation * rates, most - 2)
             squared += 2 * delayed @ before.total + delayed @ before.products @ delayed
         for products, length in ((earlier.products, separation), (outer(final, final), tail)):
             if length > 1:
-                squared += np.sum(weights * products * ladder(sums, length - 1)[0])
+                squared += np.sum(weights * products * geometric_sums(sums, length - 1)[0])
         norm = math.sqrt(float(squared))
-        return Sensitivity(value=norm * (1 + SUMS), attained=norm * (1 - SUMS))
+        return Sensitivity(value=norm * (1 + SUM_ERROR), attained=norm * (1 - SUM_ERROR))
 
     @property
     def is_nonnegative(self) -> bool:
-        """Always: every scale is positive."""
+        """Always true: every scale is positive."""
         return True
 
     @property
     def streaming(self) -> Streaming:
-        """d buffers."""
+        """One buffer per decay."""
         return Streaming(
             form="buffered",
             buffers=len(self.decays),
@@ -126,12 +132,12 @@ class Blt(Toeplitz):
 
     @property
     def bands(self) -> int:
-        """T: every buffer has an effect for all steps."""
+        """T, because every buffer affects all later steps."""
         return self.steps
 
     @cached_property
     def strategy_coefficients(self) -> Array:
-        """First column of C, shape (T,); raises ``TooLarge`` beyond ``MAX_VECTOR`` steps."""
+        """The first column of C, shape (T,); raises ``TooLarge`` beyond ``MAX_VECTOR`` steps."""
         if self.steps > MAX_VECTOR:
             raise TooLarge(f"coefficients over {self.steps} steps")
         result = np.ones(self.steps)
@@ -143,7 +149,7 @@ class Blt(Toeplitz):
 
     @cached_property
     def noise_coefficients(self) -> Array:
-        """First column of N, shape (T,); raises ``TooLarge`` likewise."""
+        """The first column of N, shape (T,); raises ``TooLarge`` like ``strategy_coefficients``."""
         return newton_reciprocal(self.strategy_coefficients, self.steps)
 
     @property
@@ -152,4 +158,4 @@ class Blt(Toeplitz):
         pairs = logarithms[:, None] + logarithms
         sums = np.expm1((self.steps - 1) * pairs) / np.expm1(pairs)
         scales = np.asarray(self.scales)
-        return float(np.sqrt(1 + scales @ sums @ scales)) * (1 + EVALUATION)
+        return float(np.sqrt(1 + scales @ sums @ scales)) * (1 + COEFFICIENT_ERROR)

@@ -1,12 +1,11 @@
 """Dense strategies: any lower-triangular N or C, as a matrix.
 
-Where N is given, C = N⁻¹ is computed by forward substitution and *checked*: with
-R = Ĉ N - I, bounded entry by entry with the rounding of the product,
-sens(N⁻¹) ≤ sens(Ĉ) / (1 - ‖R‖), because N⁻¹ = (I + R)⁻¹ Ĉ. A matrix whose inverse cannot be
-computed to a millionth is refused.
+If N is given, C = N⁻¹ is computed by forward substitution and *checked*: with R = Ĉ N - I, bounded
+entry by entry with the rounding of the product, sens(N⁻¹) ≤ sens(Ĉ) / (1 - ‖R‖), because
+N⁻¹ = (I + R)⁻¹ Ĉ. A matrix whose inverse is not accurate to a millionth is refused.
 
-From a Gram matrix X = CᵀC the lower-triangular C is (chol(X[::-1, ::-1])ᵀ)[::-1, ::-1];
-chol(X) itself is a factor of X = LLᵀ, whose columns have other norms.
+For a Gram matrix X = CᵀC the lower-triangular C is (chol(X[::-1, ::-1])ᵀ)[::-1, ::-1], while
+chol(X) is the L of X = LLᵀ, whose columns have other norms.
 
 >>> import numpy as np
 >>> X = np.array([[2.0, 0.5], [0.5, 1.0]])
@@ -24,30 +23,31 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
-from affidavit.mechanisms.strategies.numerics import gamma
+from affidavit.mechanisms.strategies.numerics import Array, gamma
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Sensitivity, of_inverse, of_matrix
+from affidavit.mechanisms.strategies.sensitivity import (
+    Sensitivity,
+    inverse_sensitivity,
+    matrix_sensitivity,
+)
 from affidavit.mechanisms.strategies.strategy import (
     Strategy,
     Streaming,
-    checked_inverse,
-    checked_residual,
+    validate_inverse,
+    validate_residual,
 )
 from affidavit.plan import INVERSE_ROUNDING
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Strategy):
-    """C or N as a T x T lower-triangular array with no zero on its diagonal; one is given.
+    """C or N as a T x T lower-triangular array without zeros on its diagonal; one is given.
 
-    ``gap`` is proved where C was optimised: the squared loss of every strategy is at least
-    that of C over 1 + gap. ``above`` is the rounding that stood above the diagonal of N; the
-    sensitivity holds with it and without it, since noise of one covariance is the same noise.
+    ``gap`` is set if C was optimised: the squared loss of every strategy is proved to be at least
+    that of C over 1 + gap. ``above`` is the rounding above the diagonal of a given N. The
+    sensitivity holds with and without it, because noise of equal covariance is the same noise.
     """
 
     strategy: Array | None = None
@@ -59,12 +59,12 @@ class Dense(Strategy):
     def from_strategy(
         cls, matrix: Array, *, kind: str = "dense", gap: float | None = None
     ) -> Dense:
-        """By C, of shape (T, T), lower triangular."""
+        """Return the strategy with this lower-triangular C, shape (T, T)."""
         return cls(kind=kind, steps=len(matrix), strategy=_lower(matrix), gap=gap)
 
     @classmethod
     def from_noise(cls, matrix: Array, *, kind: str = "matrix") -> Dense:
-        """By N, of shape (T, T), lower triangular up to rounding."""
+        """Return the strategy with this N, shape (T, T), lower triangular up to rounding."""
         full = np.array(matrix, dtype=np.float64)
         above = np.triu(full, 1) if full.ndim == 2 else np.zeros(0)
         if not np.any(above) or full.shape[0] != full.shape[1]:
@@ -75,13 +75,13 @@ class Dense(Strategy):
         return cls(kind=kind, steps=len(matrix), noise=_lower(full))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
+        """Return sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
         residual = self.residual
-        return of_inverse(of_matrix(self._strategy, participation), residual)
+        return inverse_sensitivity(matrix_sensitivity(self._strategy, participation), residual)
 
     @property
     def streaming(self) -> Streaming:
-        """All z so far; with b̂ bands of C or of N, the last b̂ - 1 of w or z."""
+        """All z so far, or the last b̂ - 1 of w or z for b̂ bands of C or N."""
         bands, noise_bands = self.bands, bandwidth(self._noise)
         if bands <= min(noise_bands, self.steps - 1):
             return Streaming(
@@ -100,17 +100,17 @@ class Dense(Strategy):
 
     @property
     def bands(self) -> int:
-        """b̂ of C; T where N is given and is not diagonal, because doubles may end in zeros."""
+        """b̂ of C; T for a given N that is not diagonal, because its inverse has no band."""
         if self.strategy is not None:
             return bandwidth(self.strategy)
         return 1 if bandwidth(self._noise) == 1 else self.steps
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of N. Shape (T, last - first)."""
+        """Return columns first..last-1 of N, shape (T, last - first)."""
         return self._noise[:, first:last]
 
     def strategy_matrix(self) -> Array:
-        """C, shape (T, T)."""
+        """Return C, shape (T, T)."""
         return self._strategy
 
     @cached_property
@@ -131,12 +131,12 @@ class Dense(Strategy):
     def residual(self) -> float:
         """ρ ≥ ‖Ĉ N - I‖, rounding included.
 
-        0 where C is given; raises ``IllConditioned`` above ``MAX_RESIDUAL``.
+        It is 0 if C is given; raises ``IllConditioned`` above ``MAX_RESIDUAL``.
         """
         noise = self.noise
         if noise is None:
             return 0.0
-        computed = checked_inverse(self._strategy)
+        computed = validate_inverse(self._strategy)
         residual = np.abs(computed @ noise - np.eye(self.steps))
         residual += gamma(self.steps + 2) * (np.abs(computed) @ np.abs(noise) + np.eye(self.steps))
         if self.above is not None:
@@ -144,13 +144,13 @@ class Dense(Strategy):
         rows, columns = np.max(np.sum(residual, axis=1)), np.max(np.sum(residual, axis=0))
         # ‖R‖₂² ≤ ‖R‖₁ ‖R‖_∞, and both sums are of non-negative terms.
         norm = float(np.sqrt(rows * columns)) * (1 + gamma(self.steps + 4))
-        return checked_residual(norm)
+        return validate_residual(norm)
 
 
 def factor_of_gram(gram: Array) -> Array:
-    """The lower-triangular C with CᵀC = X; raises ``ValueError`` where X is not positive.
+    """Return the lower-triangular C with CᵀC = X, both of shape (T, T).
 
-    Both have shape (T, T). Not chol(X), which is the L of X = LLᵀ.
+    It is not chol(X), the L of X = LLᵀ. Raises ``ValueError`` if X is not positive definite.
     """
     try:
         reversed_factor = cholesky(gram[::-1, ::-1], lower=True)
@@ -160,7 +160,7 @@ def factor_of_gram(gram: Array) -> Array:
 
 
 def bandwidth(matrix: Array) -> int:
-    """The number of diagonals of a lower-triangular matrix up to the last that is not zero.
+    """Return the number of diagonals of a lower-triangular matrix up to the last nonzero one.
 
     ``matrix`` has shape (T, T).
     """

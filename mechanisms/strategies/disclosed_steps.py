@@ -1,19 +1,19 @@
-"""b-min-sep where it is told in which few steps a record may have taken part.
+"""b-min-sep with the steps disclosed in which a record may have taken part.
 
-Steps are in blocks of L <= b, each of them in k stretches of m. A block has a phase U, uniform in
-0..m-1 and independent of all others, and a record takes part in it at most once, in the step U of
-one of its stretches. With the right chances, none above ``probability``, that is b-min-sep: the
-phases are drawn with nothing known of the data, so that it costs nothing less to tell them.
+Steps are in blocks of L <= b, each with k stretches of m steps. A block has a phase U, uniform in
+0..m-1 and independent of all others, and a record takes part in the block at most once, in step U
+of one of its stretches. With the right probabilities, none above ``probability``, this is
+b-min-sep. The phases are drawn independently of the data, so disclosing them is sound.
 
-Of the steps that remain a column c_i meets few others. Noise of deviation σ/s_i in each,
-independent of all others, with s_i² = Σ_j ⟨|c_i|, |c_j|⟩ over these steps, is in noise of deviation
-σ. How many of them have a large s depends on the phases, and is bounded but for the chance
-``conceded``.
+A column c_i of the remaining steps meets few others. Noise of standard deviation σ/s_i in each,
+independent of all others, with s_i² = Σ_j ⟨|c_i|, |c_j|⟩ over these steps, is part of noise of
+standard deviation σ. How many of them have a large s depends on the phases, and is bounded except
+with probability ``conceded``.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 >>> strategy = Toeplitz.from_strategy([0.8, 0.48, 0.36], steps=1000)
->>> told = disclosed_steps(strategy, separation=3, probability=0.01, stretches=1)
->>> round(told.probability, 3), [(round(s, 3), n) for s, n in told.norms]
+>>> disclosed = disclosed_steps(strategy, separation=3, probability=0.01, stretches=1)
+>>> round(disclosed.probability, 3), [(round(s, 3), n) for s, n in disclosed.norms]
 (0.02, [(1.358, 182), (1.255, 170), (1.248, 148)])
 
 Reference: docs/theorems/correlated-noise.md, Theorem 15.
@@ -26,30 +26,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import UNIT, gamma, root_up
-from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
+from affidavit.mechanisms.strategies.numerics import UNIT, Array, gamma, root_up
+from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy, TooLarge
 
-Array = NDArray[np.float64]
-
-CONCEDED = 1e-18
-MAX_PHASES, MAX_BANDS, MAX_DENSE = 64, 4096, 2048
+CONCEDED_PROBABILITY = 1e-18
+"""The probability that the numbers of large s exceed their bounds, which adds to δ."""
+MAX_PHASES, MAX_BANDS, MAX_DENSE_STEPS = 64, 4096, 2048
 _SHARES = (0.02, 0.1, 0.25, 0.5, 0.75)
-"""Of the steps that are told, those with an s that is counted as larger than the others'."""
+"""Shares of the disclosed steps at which the levels of s are set."""
 _ORDERS = np.geomspace(0.02, 4.0, 24)
-"""Of the moments that bound how many there are."""
-_ALIKE = 1e-12
-"""Relative difference of two s² that is rounding."""
-_ROUNDS = 8
-"""Blocks after which a moment is known to grow no faster."""
+"""Orders of the moments that bound the numbers of large s."""
+_TIE_TOLERANCE = 1e-12
+"""Relative difference of two s² that counts as rounding."""
+_MOMENT_BLOCKS = 8
+"""Blocks after which the growth of a moment is bounded by its last growth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisclosedSteps:
-    """So many releases of one record each, drawn with ``probability`` at most whatever is known.
+    """Releases in which one record is drawn with at most ``probability``, given all earlier ones.
 
-    ``norms`` are its largest moves in clip norms over σ, with how many releases have them.
+    ``norms`` are its largest moves in clip norms, each with the number of releases that have it.
     """
 
     probability: float
@@ -61,16 +59,16 @@ class DisclosedSteps:
 def disclosed_steps(
     strategy: Strategy, *, separation: int, probability: float, stretches: int
 ) -> DisclosedSteps | None:
-    """The releases where each block has so many ``stretches``, k.
+    """Return the releases for blocks of k = ``stretches``, or None if the blocks do not fit.
 
     C has at most b = ``separation`` bands, and a record that took part in none of the last b - 1
-    steps does with ``probability``. None where the blocks do not fit. Raises ``TooLarge``.
+    steps takes part with ``probability``. Raises ``TooLarge``.
     """
     phases = -(-(strategy.bands - 1) // stretches)
     length = stretches * phases
     if not 2 <= phases <= MAX_PHASES or length > separation:
         return None
-    rate = _rate(probability, stretches, phases)
+    rate = _drawing_probability(probability, stretches, phases)
     if not rate < 1:
         return None
     squares = _squares(_products(strategy, 2 * length), stretches, phases)
@@ -79,13 +77,13 @@ def disclosed_steps(
     norms = tuple(
         (root_up(square * slack, 4) * stretch, count) for square, count in _levels(squares, blocks)
     )
-    return DisclosedSteps(probability=rate, norms=norms, conceded=CONCEDED)
+    return DisclosedSteps(probability=rate, norms=norms, conceded=CONCEDED_PROBABILITY)
 
 
 def products_of_columns(strategy: Strategy) -> tuple[float, ...]:
-    """At least ⟨|c_i|, |c_j|⟩ of steps 0, 1, ... apart, in squared clip norms; none are beyond.
+    """Return upper bounds of ⟨|c_i|, |c_j|⟩ for steps 0, 1, ... apart, in squared clip norms.
 
-    Raises ``TooLarge``.
+    Products of steps that are further apart are zero. Raises ``TooLarge``.
     """
     slack, stretch = _rounding(strategy)
     products = _products(strategy, strategy.bands)
@@ -93,32 +91,32 @@ def products_of_columns(strategy: Strategy) -> tuple[float, ...]:
 
 
 def _rounding(strategy: Strategy) -> tuple[float, float]:
-    """What products of computed columns grow by, and what norms grow by for C = (I + R)⁻¹ Ĉ."""
-    slack = 1 + gamma(4 * strategy.steps + 64) + 4 * EVALUATION
+    """Return the relative error of computed products, and the stretch of C = (I + R)⁻¹ Ĉ."""
+    slack = 1 + gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR
     return slack, (1 + 4 * UNIT) / (1 - strategy.residual)
 
 
-def _rate(probability: float, stretches: int, phases: int) -> float:
-    """The largest chance of a step, given its phase and all before; infinite if there is none."""
+def _drawing_probability(probability: float, stretches: int, phases: int) -> float:
+    """Return the largest probability of a step given its phase and the past; ∞ if undefined."""
     missed = math.exp(phases * math.log1p(-probability)) if probability < 1 else 0.0
     earlier, ahead, largest = 0.0, 1.0, 0.0
     for _ in range(stretches):
-        left = 1 - phases * probability * earlier
-        if left <= 0:
+        remaining = 1 - phases * probability * earlier
+        if remaining <= 0:
             return math.inf
-        largest = max(largest, phases * probability * ahead / left)
+        largest = max(largest, phases * probability * ahead / remaining)
         earlier += ahead
         ahead *= missed
     return largest * (1 + 1e-12)
 
 
-def _products(strategy: Strategy, most: int) -> Array:
-    """The largest ⟨|c_i|, |c_j|⟩ of steps 0, 1, ..., ``most`` - 1 apart; shape (most,)."""
+def _products(strategy: Strategy, count: int) -> Array:
+    """Return the largest ⟨|c_i|, |c_j|⟩ of steps 0, 1, ... apart, shape (count,)."""
     bands = strategy.bands
     column = strategy.strategy_coefficients
-    if bands > MAX_BANDS or (column is None and strategy.steps > MAX_DENSE):
+    if bands > MAX_BANDS or (column is None and strategy.steps > MAX_DENSE_STEPS):
         raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
-    result = np.zeros(max(most, bands))
+    result = np.zeros(max(count, bands))
     if column is None:
         columns = np.abs(strategy.strategy_matrix()).T
         for apart in range(min(bands, len(columns))):
@@ -127,15 +125,17 @@ def _products(strategy: Strategy, most: int) -> Array:
     else:
         own = np.abs(column[:bands])
         result[: len(own)] = np.correlate(own, own, "full")[len(own) - 1 :]
-    return result[:most]
+    return result[:count]
 
 
 def _squares(products: Array, stretches: int, phases: int) -> Array:
-    """s² of the steps of a block, shape (k, m, m, m), by the phases of the block before, its own
-    and the next one's."""
+    """Return s² of the steps of a block, shape (k, m, m, m).
+
+    The last axes are the phases of the previous, this and the next block.
+    """
     step = np.arange(stretches)
     within = products[np.abs(step[:, None] - step) * phases].sum(axis=1)
-    # How far apart the stretches of two blocks are, the later one's first, and the phases of both.
+    # The distance between the stretches of two blocks, the later one first, and their phases.
     apart = (stretches + step[:, None] - step) * phases
     later = np.arange(phases)[None, :] - np.arange(phases)[:, None]
     met = products[apart[:, :, None, None] + later]
@@ -144,40 +144,43 @@ def _squares(products: Array, stretches: int, phases: int) -> Array:
 
 
 def _levels(squares: Array, blocks: int) -> list[tuple[float, int]]:
-    """Values that s² of all blocks, falling, is nowhere above, but for the chance ``CONCEDED``."""
+    """Return bounds of the descending s² of all blocks, and how many steps have each.
+
+    They hold except with probability ``CONCEDED_PROBABILITY``.
+    """
     total = blocks * len(squares)
     ordered = np.sort(squares, axis=None)
     places = [int(len(ordered) * (1 - share)) for share in _SHARES]
     limits = sorted({float(ordered[place]) for place in places}, reverse=True)
     result, counted = [], 0
     highest = float(ordered[-1])
-    for limit in (limit for limit in limits if limit * (1 + _ALIKE) < highest):
-        exceeding = (squares > limit * (1 + _ALIKE)).sum(axis=0).astype(float)
-        most = min(total, _most_often(exceeding, blocks, CONCEDED / len(limits)))
+    for limit in (limit for limit in limits if limit * (1 + _TIE_TOLERANCE) < highest):
+        exceeding = (squares > limit * (1 + _TIE_TOLERANCE)).sum(axis=0).astype(float)
+        most = min(total, _count_bound(exceeding, blocks, CONCEDED_PROBABILITY / len(limits)))
         if most > counted:
             result.append((highest, most - counted))
             counted = most
-        highest = limit * (1 + _ALIKE)
+        highest = limit * (1 + _TIE_TOLERANCE)
     if total > counted:
         result.append((highest, total - counted))
     return result
 
 
-def _most_often(exceeding: Array, blocks: int, chance: float) -> int:
-    """The steps of all blocks are more than that with at most this chance, by a moment (Chernoff).
+def _count_bound(exceeding: Array, blocks: int, probability: float) -> int:
+    """Return a bound of a count over all blocks, exceeded with at most ``probability`` (Chernoff).
 
-    ``exceeding``, of shape (m, m, m), counts those of a block by the phases around it.
+    ``exceeding``, shape (m, m, m), is the count in a block by the phases around it.
     """
     least = math.inf
     for order in _ORDERS:
         factors = np.exp(order * exceeding) / len(exceeding)
         moments = np.ones(exceeding.shape[:2])
-        log_mean, rounds = 0.0, min(blocks, _ROUNDS)
+        log_mean, rounds = 0.0, min(blocks, _MOMENT_BLOCKS)
         for _ in range(rounds):
             grown = np.einsum("uv,uvw->vw", moments, factors)
             growth = float((grown / moments).max())
             scale = float(grown.max())
             moments, log_mean = grown / scale, log_mean + math.log(scale)
         log_mean += math.log(float(moments.mean())) + (blocks - rounds) * math.log(growth)
-        least = min(least, (log_mean - math.log(chance)) / order)
+        least = min(least, (log_mean - math.log(probability)) / order)
     return math.floor(least * (1 + 1e-9) + 1e-6)

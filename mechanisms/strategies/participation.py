@@ -1,6 +1,6 @@
 """Participation: in which steps of a run one record may take part.
 
-A pattern is a set of steps. The schemas differ in which patterns they allow:
+A pattern is a set of steps. The schemas differ in the patterns that they allow:
 
 =================  =====================================================================
 schema             patterns
@@ -10,34 +10,34 @@ schema             patterns
 ``min_separation`` at most k steps, any two of them at least b apart
 =================  =====================================================================
 
-A record may always take part less often, because its contribution to a step may be zero;
-only maximal patterns matter. With T = k·b steps, ``fixed_epoch`` is k passes over the data
-in one order. Every ``fixed_epoch`` pattern is a ``min_separation`` pattern.
+A record may always take part less often, because its contribution to a step may be zero, so only
+maximal patterns matter. With T = k·b steps, ``fixed_epoch`` is k passes over the data in one order.
+Every ``fixed_epoch`` pattern is a ``min_separation`` pattern.
 
->>> Participation.fixed_epoch(participations=2, separation=3).most(steps=6)
+>>> Participation.fixed_epoch(participations=2, separation=3).max_participations(steps=6)
 2
 
 References: Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530 (fixed epochs);
 Choquette-Choo et al., arXiv:2306.08153 (minimum separation).
 
-``participation_of`` reads a plan's participation from its sampler:
+``participation_of`` derives the participation of a plan from its sampler:
 
 =================  ==================================================================
 scheme             participation of a record
 =================  ==================================================================
-``cyclic``         ``fixed_epoch``: k = ⌈T/b⌉ epochs, b lots an epoch, the same order
-``balls_in_bins``  the same, given the record's bin, which is kept for all epochs
-``cyclic_poisson`` the same with b groups: at most once in each round of the groups
+``cyclic``         ``fixed_epoch``: k = ⌈T/b⌉ epochs of b lots, in the same order
+``balls_in_bins``  the same, given the bin, which is kept for all epochs
+``cyclic_poisson`` the same with b groups: at most once per round of the groups
 ``full_batch``     ``fixed_epoch`` with b = 1: every step
 fresh random lots  the same: it may take part in any of them
-``b_min_sep``      ``min_separation`` with the sampler's b, and k = ⌈T/b⌉
-``shuffled``       a new order each epoch: the last lot of one epoch may be followed by
-                   the first of the next, so ``min_separation`` with b = 1, and k epochs.
-                   This is not what a (k, b) formula assumes, so the plan must say it
+``b_min_sep``      ``min_separation`` with the b of the sampler, and k = ⌈T/b⌉
+``shuffled``       a new order each epoch, so the last lot of an epoch may be followed by
+                   the first of the next: ``min_separation`` with b = 1 and k epochs. A
+                   (k, b) formula assumes something else, so the plan must state it
 =================  ==================================================================
 
-What the plan gives is taken when it covers what the sampler does; ``min_separation`` may say
-more than that, and then costs more. Anything else contradicts the sampler and is refused.
+A participation in the plan is used if it covers that of the sampler; ``min_separation`` may cover
+more, and then costs more. Anything else contradicts the sampler and is refused.
 
 Reference: docs/theorems/correlated-noise.md, Theorem 8.
 """
@@ -68,29 +68,29 @@ class Participation:
 
     @classmethod
     def single(cls) -> Participation:
-        """Every record takes part in one step."""
+        """Return the participation in one step."""
         return cls(schema="single")
 
     @classmethod
     def fixed_epoch(cls, *, participations: int, separation: int) -> Participation:
-        """At most k steps, exactly b apart."""
+        """Return the participation in at most k steps, exactly b apart."""
         return cls(schema="fixed_epoch", participations=participations, separation=separation)
 
     @classmethod
     def min_separation(cls, *, participations: int, separation: int) -> Participation:
-        """At most k steps, at least b apart."""
+        """Return the participation in at most k steps, at least b apart."""
         return cls(schema="min_separation", participations=participations, separation=separation)
 
-    def most(self, steps: int) -> int:
-        """The most participations of one record in a run of ``steps``: min(k, ⌈T/b⌉)."""
+    def max_participations(self, steps: int) -> int:
+        """Return the most participations of one record in ``steps``: min(k, ⌈T/b⌉)."""
         return min(self.participations, -(-steps // self.separation))
 
 
 def participation_of(plan: Plan, index: int, steps: int) -> Participation:
-    """The participation certified for ``steps`` of phase ``index``; raises ``RefusedPlan``."""
+    """Return the participation certified for phase ``index``; raises ``RefusedPlan``."""
     phase = plan.phases[index]
-    by_sampler = _by_sampler(plan, index, steps)
-    provided = _given(phase, by_sampler)
+    by_sampler = _sampler_participation(plan, index, steps)
+    provided = _plan_participation(phase, by_sampler)
     if phase.sampling.scheme == "shuffled" and by_sampler.participations > 1:
         if provided is None or provided.schema != "min_separation" or provided.separation > 1:
             raise RefusedPlan(_reshuffled(plan, index, by_sampler.participations))
@@ -103,15 +103,15 @@ def participation_of(plan: Plan, index: int, steps: int) -> Participation:
         code="participation_mismatch",
         pointer=plan.pointer(index, "participation"),
         message=f"{phase.sampling.scheme} sampling over {steps} steps means "
-        f"{_words(by_sampler)}; the plan says {_words(provided)}.",
+        f"{_describe(by_sampler)}; the plan says {_describe(provided)}.",
         remedy="Leave participation out, or correct it, the steps or the sampling.",
     )
 
 
-def _by_sampler(plan: Plan, index: int, steps: int) -> Participation:
+def _sampler_participation(plan: Plan, index: int, steps: int) -> Participation:
     phase = plan.phases[index]
     if phase.sampling.scheme in FRESH_LOTS and phase.noise.kind == "independent":
-        raise RefusedPlan(_no_turns(plan, index))
+        raise RefusedPlan(_unsupported_field(plan, index))
     if (apart := phase.sampling.separation) is not None:
         return Participation.min_separation(participations=-(-steps // apart), separation=apart)
     turn = schedule.lots_in_turn(plan, phase)
@@ -121,8 +121,8 @@ def _by_sampler(plan: Plan, index: int, steps: int) -> Participation:
     return Participation.fixed_epoch(participations=epochs, separation=turn)
 
 
-def _given(phase: Phase, by_sampler: Participation) -> Participation | None:
-    """What the plan says; the participations that it leaves out are the sampler's."""
+def _plan_participation(phase: Phase, by_sampler: Participation) -> Participation | None:
+    """Return the participation in the plan; a missing number is that of the sampler."""
     provided = phase.participation
     if provided is None:
         return None
@@ -135,17 +135,17 @@ def _given(phase: Phase, by_sampler: Participation) -> Participation | None:
     )
 
 
-def _covers(given: Participation, by_sampler: Participation) -> bool:
-    """Whether every pattern of the sampler is one of those given, and nothing contradicts."""
+def _covers(provided: Participation, by_sampler: Participation) -> bool:
+    """Whether ``provided`` allows every pattern of the sampler and does not contradict it."""
     most = by_sampler.participations
     if most == 1:
-        return given.participations == 1 or given.schema == "min_separation"
-    if given.schema == "min_separation":
-        return given.participations >= most and given.separation <= by_sampler.separation
-    return given == by_sampler
+        return provided.participations == 1 or provided.schema == "min_separation"
+    if provided.schema == "min_separation":
+        return provided.participations >= most and provided.separation <= by_sampler.separation
+    return provided == by_sampler
 
 
-def _words(turns: Participation) -> str:
+def _describe(turns: Participation) -> str:
     if turns.participations == 1:
         return "one participation"
     apart = "exactly" if turns.schema == "fixed_epoch" else "at least"
@@ -156,14 +156,14 @@ def _reshuffled(plan: Plan, index: int, epochs: int) -> Reason:
     return Reason(
         code="reshuffled_epochs",
         pointer=plan.pointer(index, "participation"),
-        message="the order is drawn anew each epoch, so that two turns of a record may come at "
-        "any distance; sensitivities for a fixed distance would claim too little.",
+        message="each epoch has a new order, so two participations of a record may have any "
+        "distance; a sensitivity for a fixed distance would claim too little.",
         remedy="Write participation: {schema: min_separation, participations: "
         f"{epochs}, separation: 1}}, or keep one order for all epochs (scheme: cyclic).",
     )
 
 
-def _no_turns(plan: Plan, index: int) -> Reason:
+def _unsupported_field(plan: Plan, index: int) -> Reason:
     phase = plan.phases[index]
     field = "clip_schedule" if phase.participation is None else "participation"
     return Reason(

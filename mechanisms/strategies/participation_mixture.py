@@ -1,14 +1,14 @@
-"""How far a record that is drawn at random moves a whole run of correlated noise.
+"""How far a randomly drawn record moves a whole run of correlated noise.
 
 A record that is drawn in the steps b moves the run by at most ``s = ‖ |C| b ‖`` clip norms, and the
-run is dominated by Σ_b P(b) N(s_b) against N(0): nobody is told in which steps it was. Of a user
-with several records b counts those that are drawn. What is needed is P(s > x) from above. Of k
-participations at uniform places,
+run is dominated by Σ_b P(b) N(s_b) against N(0), with the steps kept secret. For a user with
+several records, b counts the drawn ones. An upper bound of P(s > x) is needed. For k participations
+at uniform steps,
 
     s² = Σ_i G_ii + 2 Σ_{i<j} G_ij <= k G_max + 2 Σ_{i<j} G_ij,    G = |C|ᵀ|C|,
 
-and the sum over pairs is a mean over the ways to match them up, of k/2 independent pairs each
-(Hoeffding): its moments are bounded by those of G at two uniform places.
+and the sum over pairs is a mean over their matchings, each of k/2 independent pairs (Hoeffding), so
+its moments are bounded by those of G at two uniform steps.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> mixture = participation_mixture(identity(100), turn=1, probability=0.01)
@@ -31,35 +31,39 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, pdtrc
 
-from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, transform_slack
-from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
+from affidavit.mechanisms.strategies.numerics import (
+    UNIT,
+    Array,
+    fftconvolve,
+    gamma,
+    transform_slack,
+)
+from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy, TooLarge
 from affidavit.plan import MAX_WEIGHTS
 
-Array = NDArray[np.float64]
-
-NODES, _SHOWN = 256, 500
-"""Distances that are told apart; others are rounded up, and those shown down."""
-CONCEDED = 1e-32
-"""The chance of more than the largest of them."""
-MAX_STEPS, MAX_DENSE = 1_000_000, 2048
-"""Steps up to which products of columns are counted, of Toeplitz C and of others."""
+NODES, MAX_LEVELS = 256, 500
+"""Distances of an upper bound, which rounds up, and of a lower bound, which rounds down."""
+CONCEDED_PROBABILITY = 1e-32
+"""The probability of distances beyond the largest one."""
+MAX_STEPS, MAX_DENSE_STEPS = 1_000_000, 2048
+"""Steps up to which products of columns are computed, for Toeplitz C and for others."""
 MAX_PARTICIPATIONS = 1500
-_BANDS, _TRANSFORMED = (8, 64), 6_400_000
-"""Of the later of two steps: products are as large as those of the first step in its band. There
-are fewest of long runs, of so many numbers together."""
+_STEP_BANDS, _MAX_TRANSFORMED = (8, 64), 6_400_000
+"""Least and largest number of bands of later steps, and their numbers in all: a band has the
+products of its first step, and long runs have few bands."""
 _VALUES = 4096
-"""Sizes of products that are told apart."""
+"""Number of distinct product sizes."""
 _ORDERS = 1e-3, 1e4, 256
-"""The least, the largest and the number of orders of moments, times the largest product."""
+"""Least order, largest order and number of orders of moments, over the largest product."""
 _SLACK = 1e-9
-"""Relative allowance for the probabilities' rounding, far above what it is."""
+"""Relative allowance for the rounding of probabilities, far above its size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParticipationMixture:
     """P(s <= k ``spacing``) is at least the sum of ``weights`` up to k, for every k.
 
-    ``spacing`` is in clip norms. The weights add up to one less ``conceded``.
+    ``spacing`` is in clip norms. The weights add up to 1 - ``conceded``.
     """
 
     spacing: float
@@ -71,13 +75,13 @@ class ParticipationMixture:
 def participation_mixture(
     strategy: Strategy, *, turn: int, probability: float, records: int = 1
 ) -> ParticipationMixture:
-    """The law of s where in the steps g, g + b, ... of any group records are drawn independently.
+    """Return the distribution of s if records are drawn independently in their group's steps.
 
-    b = ``turn``; each of a user's ``records`` is drawn with ``probability``. Raises ``TooLarge``
-    for strategies or lots of which that is too much work.
+    A group has the steps g, g + b, ..., b = ``turn``. Each of a user's ``records`` is drawn with
+    ``probability``. Raises ``TooLarge`` for strategies or lots that take too much work.
     """
     draws = -(-strategy.steps // turn) * records
-    # A record is drawn at most as often as a Poisson variable of this mean is above zero.
+    # The number of draws is dominated by a Poisson variable of this mean.
     mean = -draws * math.log1p(-probability) * (1 + _SLACK)
     if mean > MAX_PARTICIPATIONS / 4:
         raise TooLarge(f"{mean:.0f} participations of one record")
@@ -85,31 +89,31 @@ def participation_mixture(
     values, shares = _products(strategy, turn)
     largest = float(values[-1])
     counts = np.arange(most + 1)
-    chances = np.exp(counts * math.log(mean) - mean - gammaln(counts + 1.0)) * (1 + _SLACK)
+    probabilities = np.exp(counts * math.log(mean) - mean - gammaln(counts + 1.0)) * (1 + _SLACK)
     orders, moments = _log_moments(values, shares)
 
     def tails(distances: Array) -> Array:
         result = np.full(distances.size, float(pdtrc(most, mean)))
-        result += chances[1] * (distances < math.sqrt(largest))
+        result += probabilities[1] * (distances < math.sqrt(largest))
         for count in range(2, most + 1):
-            result += chances[count] * _tail(distances, count, largest, orders, moments)
+            result += probabilities[count] * _tail(distances, count, largest, orders, moments)
         return np.minimum.accumulate(result * (1 + _SLACK))
 
     drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
-    slack = (gamma(4 * strategy.steps + 64) + 4 * EVALUATION) * 1.01
+    slack = (gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR) * 1.01
     stretch = (1 + slack) / (1 - strategy.residual)
-    return _on_nodes(tails, most * math.sqrt(largest), drawn, stretch)
+    return _round_to_nodes(tails, most * math.sqrt(largest), drawn, stretch)
 
 
 @lru_cache(maxsize=16)
 def separated_mixture(
     longest: float, steps: int, probability: float, separation: int
 ) -> ParticipationMixture:
-    """The law of s where participations are at least b = ``separation`` steps apart.
+    """Return the distribution of s if participations are at least b = ``separation`` steps apart.
 
-    A record that took part in none of the last b - 1 steps does with ``probability``. No two
-    columns of steps b apart share a row, and none is longer than ``longest``, in clip norms: s² is
-    at most its square for each participation. Raises ``TooLarge`` for too many participations.
+    A record that took part in none of the last b - 1 steps takes part with ``probability``. Columns
+    of steps b apart share no row, and none is longer than ``longest``, in clip norms, so s² is at
+    most its square per participation. Raises ``TooLarge`` for too many participations.
     """
     mean = steps * probability
     most = int(min(-(-steps // separation), mean + 20 * math.sqrt(mean) + 40))
@@ -118,44 +122,44 @@ def separated_mixture(
 
     def tails(distances: Array) -> Array:
         taken = np.floor(np.square(distances / longest) * (1 - _SLACK))
-        return _taken_more_than(taken, steps, probability, separation)
+        return _participation_tail(taken, steps, probability, separation)
 
-    drawn = float(_taken_more_than(np.zeros(1), steps, probability, separation)[0])
-    return _on_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
+    drawn = float(_participation_tail(np.zeros(1), steps, probability, separation)[0])
+    return _round_to_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
 
 
 def displaced_mixture(mixture: ParticipationMixture, by: float) -> ParticipationMixture | None:
-    """``mixture`` with every distance larger by so many clip norms; None where it has too many."""
+    """Return ``mixture`` with all distances increased ``by`` clip norms; None for too many."""
     units = math.ceil(by / mixture.spacing * (1 + 4 * UNIT))
     if units + len(mixture.weights) > MAX_WEIGHTS:
         return None
     return replace(mixture, weights=(1e-300,) * units + mixture.weights)
 
 
-def shown_separated(
-    shown: Array, probability: Fraction, separation: int, farthest: float
+def projected_separated_mixture(
+    projections: Array, probability: Fraction, separation: int, farthest: float
 ) -> ParticipationMixture | None:
-    """Like ``shown_mixture`` where participations are at least ``separation`` steps apart.
+    """Return ``projected_mixture`` for participations at least ``separation`` steps apart.
 
-    A record that has waited as long is drawn with ``probability``. What is shown, of shape (n,),
-    in some neighbouring steps counts as the least of it, and in others as nothing.
+    A record that has waited long enough is drawn with ``probability``. The projections, shape (n,),
+    of a range of consecutive steps count as their least, and others as zero.
     """
     best: tuple[float, float, int] | None = None
     for share in (0.5, 0.75, 0.9, 0.99):
-        level = share * float(shown.max())
-        first, last = _longest_stretch(shown >= level)
+        level = share * float(projections.max())
+        first, last = _longest_run(projections >= level)
         gain = level**2 * (last - first)
         if best is None or gain > best[0]:
             best = gain, level, last - first
     if best is None or not best[1] > 0:
         return None
     _, level, steps = best
-    # At worst a record has just taken part, and waits for b - 1 steps.
-    left = steps - (separation - 1)
-    most = min(_SHOWN - 1, -(-max(left, 0) // separation), farthest / level)
+    # In the worst case a record has just taken part, and waits for b - 1 steps.
+    remaining = steps - (separation - 1)
+    most = min(MAX_LEVELS - 1, -(-max(remaining, 0) // separation), farthest / level)
     counts = np.arange(int(most), dtype=float)
     q = math.nextafter(float(probability), 0.0)
-    above = _taken_more_than(counts, left, q, separation) * (1 - 2 * _SLACK)
+    above = _participation_tail(counts, remaining, q, separation) * (1 - 2 * _SLACK)
     above = np.append(above[above > 1e-280], 0.0)
     if len(above) == 1:
         return None
@@ -165,18 +169,18 @@ def shown_separated(
     return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
 
 
-def _on_nodes(
+def _round_to_nodes(
     tails: Callable[[Array], Array], farthest: float, drawn: float, stretch: float
 ) -> ParticipationMixture:
-    """The law whose ``tails`` are P(s > x), rounded up to ``NODES`` distances.
+    """Return the distribution with ``tails`` P(s > x), rounded up to ``NODES`` distances.
 
-    None is above ``farthest``, ``drawn`` is P(s > 0), and each distance grows by ``stretch``.
+    No distance is above ``farthest``, ``drawn`` is P(s > 0), and all are multiplied by ``stretch``.
     """
     coarse = np.linspace(0.0, farthest, NODES + 1)[1:]
-    last = int(np.argmax(tails(coarse) <= CONCEDED))
+    last = int(np.argmax(tails(coarse) <= CONCEDED_PROBABILITY))
     nodes = np.linspace(0.0, float(coarse[last]), NODES + 1)
     above = np.minimum(np.concatenate(([drawn], tails(nodes[1:]))), drawn)
-    # Rounded up, so that the weights beyond a distance add up to no less than its chance.
+    # Rounded up, so the weights beyond a distance add up to at least its probability.
     weights = np.nextafter(np.concatenate(([1 - drawn], above[:-1] - above[1:])), 2.0)
     weights = np.maximum(weights, 1e-300)
     return ParticipationMixture(
@@ -186,27 +190,29 @@ def _on_nodes(
     )
 
 
-def shown_mixture(
-    shown: Array, *, probability: float, records: int, farthest: float
+def projected_mixture(
+    projections: Array, *, probability: float, records: int, farthest: float
 ) -> ParticipationMixture | None:
-    """A law that the moves along one direction are at least: P(W > k ``spacing``) is no less.
+    """Return a lower bound of the move W along one direction; None if W is almost never > 0.
 
-    W adds up ``shown``, shape (n,), in clip norms, each as often as so many ``records`` are drawn,
-    and counts as at most ``farthest``. None where it is hardly ever above zero.
+    P(W > k ``spacing``) is at least that of the mixture. W adds up ``projections``, shape (n,), in
+    clip norms, each as often as one of ``records`` is drawn, and is capped at ``farthest``.
     """
     q = probability * (1 - 1e-12)
-    mean, square = (q * records * float((shown**power).sum()) for power in (1, 2))
-    top = min(farthest, mean + 8 * math.sqrt(square) + 3 * float(shown.max()))
+    mean, square = (q * records * float((projections**power).sum()) for power in (1, 2))
+    top = min(farthest, mean + 8 * math.sqrt(square) + 3 * float(projections.max()))
     if not top > 0:
         return None
-    spacing = top / (_SHOWN - 1)
-    levels, counts = np.unique((shown / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True)
-    law = np.zeros(_SHOWN)
+    spacing = top / (MAX_LEVELS - 1)
+    levels, counts = np.unique(
+        (projections / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True
+    )
+    law = np.zeros(MAX_LEVELS)
     law[0] = 1.0
     for level, count in zip(levels, counts, strict=True):
         if level > 0:
-            law = _with_draws(law, min(int(level), _SHOWN - 1), int(count) * records, q)
-    law *= 1 - _SLACK  # of what rounding may have added, the rest counts as no move
+            law = _add_draws(law, min(int(level), MAX_LEVELS - 1), int(count) * records, q)
+    law *= 1 - _SLACK  # removes what rounding may have added
     last = int(np.flatnonzero(np.append(1.0, law[1:]) > 1e-280)[-1])
     if last == 0:
         return None
@@ -217,42 +223,42 @@ def shown_mixture(
     return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
 
 
-def _taken_more_than(counts: Array, steps: int, probability: float, separation: int) -> Array:
-    """P(more than so many participations) of a record that has waited long before the first step.
+def _participation_tail(counts: Array, steps: int, probability: float, separation: int) -> Array:
+    """Return P(more than ``counts`` participations) of a record that has waited before the run.
 
-    The (k + 1)-th is one of the first T - k (b - 1) draws that are not waited out. Counts and
-    result have shape (n,).
+    The (k + 1)-th participation is one of the first T - k (b - 1) draws after waiting. The counts
+    and the result have shape (n,).
     """
     draws = np.maximum(steps - counts * (separation - 1), 0).astype(np.int64)
     # More accurate for many draws than scipy's ``bdtrc``.
-    chances = betainc(counts + 1, np.maximum(draws - counts, 1), probability) * (counts < draws)
-    return np.asarray(np.minimum(chances * (1 + _SLACK), 1.0))
+    tail = betainc(counts + 1, np.maximum(draws - counts, 1), probability) * (counts < draws)
+    return np.asarray(np.minimum(tail * (1 + _SLACK), 1.0))
 
 
-def _longest_stretch(marked: NDArray[np.bool_]) -> tuple[int, int]:
-    """The first and the last, exclusive, of the most neighbours that are all true; shape (n,)."""
+def _longest_run(marked: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return the first and the end (exclusive) of the longest run of true entries, shape (n,)."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], marked.astype(int), [0]))))
     begins, ends = edges[::2], edges[1::2]
     longest = int(np.argmax(ends - begins))
     return int(begins[longest]), int(ends[longest])
 
 
-def _with_draws(law: Array, level: int, draws: int, q: float) -> Array:
-    """``law`` plus ``level`` as often as one of ``draws`` falls; what is beyond is at the end."""
+def _add_draws(law: Array, level: int, draws: int, q: float) -> Array:
+    """Return the distribution after adding ``level`` per successful draw, capped at the end."""
     most = min(draws, (len(law) - 1) // level + 1)
     number = np.arange(1, most + 1)
     ratios = (draws - number + 1) / number * (q / (1 - q))
-    chances = math.exp(draws * math.log1p(-q)) * np.append(1.0, np.cumprod(ratios))
+    probabilities = math.exp(draws * math.log1p(-q)) * np.append(1.0, np.cumprod(ratios))
     result = np.zeros(len(law))
-    for times, chance in enumerate(chances):
+    for times, probability in enumerate(probabilities):
         moved = min(times * level, len(law))
-        result[moved:] += chance * law[: len(law) - moved]
-        result[-1] += chance * float(law[len(law) - moved :].sum())
+        result[moved:] += probability * law[: len(law) - moved]
+        result[-1] += probability * float(law[len(law) - moved :].sum())
     return result
 
 
 def _tail(distances: Array, count: int, largest: float, orders: Array, moments: Array) -> Array:
-    """P(s > x) of so many participations, from moments of matched pairs; both of shape (n,)."""
+    """Return P(s > x) for ``count`` participations, from moments of matched pairs, shape (n,)."""
     matched = count // 2
     excess = np.square(distances) - count * largest
     tilts = orders * (matched / (count * (count - 1)))
@@ -262,7 +268,7 @@ def _tail(distances: Array, count: int, largest: float, orders: Array, moments: 
 
 
 def _log_moments(values: Array, shares: Array) -> tuple[Array, Array]:
-    """log E e^{λG} at rising λ, rounded up."""
+    """Return increasing orders λ and log E e^{λG}, rounded up."""
     largest = float(values[-1])
     orders = np.geomspace(*_ORDERS) / largest
     logs = [
@@ -274,10 +280,10 @@ def _log_moments(values: Array, shares: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=16)
 def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
-    """Sizes of G_UV, rising, and their shares of two uniform steps U and V of a group.
+    """Return the increasing sizes of G_UV and their shares, for uniform steps U, V of a group.
 
-    Sizes are rounded up; those of a group are no larger than those of the first, or than the
-    largest at the same places.
+    Sizes are rounded up. Those of a group are at most those of the first group, or the largest at
+    the same positions.
     """
     column = strategy.strategy_coefficients
     products = (
@@ -295,7 +301,7 @@ def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
 
 
 def _matrix(strategy: Strategy) -> Array:
-    if strategy.steps > MAX_DENSE:
+    if strategy.steps > MAX_DENSE_STEPS:
         raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
     return strategy.strategy_matrix()
 
@@ -312,17 +318,17 @@ def _dense_products(matrix: Array, turn: int) -> Iterator[tuple[Array, Array]]:
 
 
 def _toeplitz_products(column: Array, turn: int) -> Iterator[tuple[Array, Array]]:
-    """By the distance of two steps, those of one band of later steps at a time."""
+    """Yield products by the distance of two steps, for one band of later steps at a time."""
     total = len(column)
     if total > MAX_STEPS:
         raise TooLarge(f"a strategy over {total} steps")
     steps = -(-total // turn)
     slack = transform_slack(total) * float(column @ column)
-    bands = min(steps, max(_BANDS[0], min(_BANDS[1], _TRANSFORMED // total)))
+    bands = min(steps, max(_STEP_BANDS[0], min(_STEP_BANDS[1], _MAX_TRANSFORMED // total)))
     for band in np.array_split(np.arange(steps), bands):
         first, last = int(band[0]), int(band[-1])
         overlap = column[: total - first * turn]
-        # ⟨c, S^d c⟩ of columns that the end of the run cuts after ``overlap``.
+        # ⟨c, S^d c⟩ of columns that the end of the run truncates after ``overlap``.
         shifted = fftconvolve(column, overlap[::-1])[len(overlap) - 1 :][::turn]
         sizes = shifted[: last + 1] + slack
         pairs = np.minimum(len(band), last + 1 - np.arange(len(sizes))) * 2.0

@@ -1,17 +1,15 @@
-"""From a plan's ``noise`` to its strategy.
+"""From the ``noise`` of a plan to its strategy.
 
-``build`` turns the noise into a ``Strategy`` of so many steps. The kinds of this package are
-built by ``BUILDERS``. Any other kind is a ``StrategyForm``, which builds itself: its class has
-the fields that a plan gives, ``build``, and says what depends on the number of steps. One file
-and one entry point of the group ``affidavit.strategies`` add it to plans, their JSON Schema,
-the sensitivity that is certified and the noise that is trained with.
+The kinds of this package are built by ``BUILDERS``. Any other kind is a ``StrategyForm``, which has
+the fields of the plan, builds itself, and says whether it depends on the number of steps. One file
+and one entry point of the group ``affidavit.strategies`` add it to plans, their JSON Schema, the
+certified sensitivity and the noise of the trainer.
 
-What a plan leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the
-workload and the participation, deterministically. Whatever a search returns, the sensitivity
-that is certified is that of the strategy itself, so that a search that ends early costs
-accuracy of the run and never privacy. Results are stored (``store``), so that they can be
-loaded again bit for bit. The banded strategy has its columns normalised to 1, so that a
-record's participations at least b̂ apart cost √k.
+What a plan leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the workload
+and the participation, deterministically, and stored (``store``) so that it can be loaded again bit
+for bit. The certified sensitivity is always that of the resulting strategy, so a search that ends
+early costs accuracy and never privacy. The banded strategy has its columns normalised to 1, so
+participations at least b̂ apart cost √k.
 
 References: those of each kind's module and of ``affidavit.mechanisms.strategies.optimal``.
 """
@@ -61,12 +59,12 @@ from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import MAX_MATRIX_STEPS, Noise, NoiseForm
 
 MAX_BUFFERS = 16
-"""Buffers that are optimised, in some ten seconds; more gain nothing that can be seen."""
+"""Buffers that are optimised, in about ten seconds; more have no visible benefit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What a strategy is built for. ``period`` is the steps of one epoch, if they are known."""
+    """The run that a strategy is built for; ``period`` is the steps of one epoch, if known."""
 
     steps: int
     participation: Participation
@@ -79,24 +77,23 @@ class StrategyForm(NoiseForm):
 
     @abstractmethod
     def build(self, setting: Setting) -> Strategy:
-        """The strategy of these fields for ``setting``; its ``kind`` is that of the plan."""
+        """Return the strategy of these fields for ``setting``, with the ``kind`` of the plan."""
 
 
-class WrongSteps(ValueError):
-    """A strategy that is given for another number of steps."""
+class StepsMismatch(ValueError):
+    """The given strategy has another number of steps."""
 
 
 class TooManyBuffers(TooLarge):
-    """More buffers than are optimised; as many may be given."""
+    """The plan asks for more buffers than are optimised; they may still be given."""
 
 
 def build(noise: Noise, setting: Setting) -> Strategy:
-    """The strategy of ``noise``.
+    """Return the strategy of ``noise``.
 
-    Raises ``TooLarge`` and ``Unaffordable`` (more steps than this kind can be computed for),
-    ``NotOffered`` (an objective that this kind is not optimised for),
-    ``WrongSteps``, ``UnregisteredNoise`` (a file that nobody handed over) and ``ValueError``
-    (a matrix that is not lower triangular with a diagonal).
+    Raises ``TooLarge`` and ``Unaffordable`` (too many steps for this kind),
+    ``UnsupportedObjective``, ``StepsMismatch``, ``UnregisteredNoise`` (a file that is not loaded)
+    and ``ValueError`` (a matrix that is not lower triangular with a nonzero diagonal).
     """
     if not noise.any_length and setting.steps > MAX_VECTOR:
         raise TooLarge(f"a strategy of kind {noise.kind} over {setting.steps} steps")
@@ -111,12 +108,12 @@ def _bidiagonal(noise: Any, at: Setting) -> Strategy:
         return family.of(noise.lambda_, at.steps)
     if not at.workload.is_prefix_sum and at.steps > MAX_VECTOR:
         raise TooLarge(f"optimising λ for {at.steps} steps of a workload with momentum")
-    # O(1) for the prefix sum, so that it is not stored.
+    # This is O(1) for the prefix sum and not stored.
     return Bidiagonal.of(best_lambda(at.steps, at.workload, at.participation), at.steps)
 
 
 def _blt(noise: Any, at: Setting) -> Strategy:
-    """The given buffers, or as many optimised ones as the plan asks for."""
+    """Return BLT with the given buffers, or with as many optimised ones."""
     if noise.decays is not None and noise.scales is not None:
         return Blt.of(noise.decays, noise.scales, at.steps)
     if noise.buffers > MAX_BUFFERS:
@@ -140,7 +137,7 @@ def _blt(noise: Any, at: Setting) -> Strategy:
 
 
 def _banded_inverse(noise: Any, at: Setting) -> Strategy:
-    """N Toeplitz with the best ``bands`` coefficients."""
+    """Return a Toeplitz N with the best ``bands`` coefficients."""
 
     def search() -> Arrays:
         return {
@@ -154,7 +151,7 @@ def _banded_inverse(noise: Any, at: Setting) -> Strategy:
 
 
 def _banded(noise: Any, at: Setting) -> Strategy:
-    """C with the best ``bands`` diagonals and columns of norm 1; Toeplitz for many steps."""
+    """Return C with the best ``bands`` diagonals, columns of norm 1; Toeplitz for many steps."""
     many = at.steps > MAX_OPTIMISED
 
     def search() -> Arrays:
@@ -170,7 +167,7 @@ def _banded(noise: Any, at: Setting) -> Strategy:
 
 
 def _dense(noise: Any, at: Setting) -> Strategy:
-    """The best C of all for the objective, which alone Λ_τ changes."""
+    """Return the best C for the objective; Λ_τ changes only the objective."""
     if at.steps > MAX_OPTIMISED:
         raise TooLarge(f"optimising a dense strategy over {at.steps} steps")
     tau = None if noise.convergence_aware is None else noise.convergence_aware.tau
@@ -191,7 +188,7 @@ def _matrix(noise: Any, at: Setting) -> Strategy:
     if matrix.ndim == 1:
         return Toeplitz.from_noise(matrix, at.steps, kind="matrix")
     if len(matrix) != at.steps:
-        raise WrongSteps(f"the matrix has {len(matrix)} rows and the run {at.steps} steps")
+        raise StepsMismatch(f"the matrix has {len(matrix)} rows and the run {at.steps} steps")
     if len(matrix) > MAX_MATRIX_STEPS:
         raise TooLarge(f"a matrix of {len(matrix)} rows")
     dense = Dense.from_noise(matrix)
@@ -224,7 +221,7 @@ BUILDERS: dict[str, Callable[[Any, Setting], Strategy]] = {
 
 
 def _stored(at: Setting, request: dict[str, Any], search: Callable[[], Arrays]) -> Arrays:
-    """The arrays of this request, from the store if they are there."""
+    """Return the arrays of this request, from the store if possible."""
     turns, workload = at.participation, at.workload
     whole = {
         **request,
@@ -235,4 +232,4 @@ def _stored(at: Setting, request: dict[str, Any], search: Callable[[], Arrays]) 
         if workload.learning_rates is None
         else list(workload.learning_rates[: at.steps]),
     }
-    return default_store().construct(whole, search)
+    return default_store().get_or_compute(whole, search)

@@ -1,9 +1,9 @@
 """Scheduled clipping: a public clip norm for each step, under noise that does not follow it.
 
-Where step t is clipped to ζ_t times the clip norm and the noise stays that of the clip norm,
-a record moves the run by C·diag(ζ)·x with ‖x_i‖ ≤ 1: X becomes D_ζ X D_ζ, and the noise, its
-errors and its generation are those of C. Up to ``MAX_MATRIX_STEPS`` steps the columns are
-scaled; a bound for any number of steps is the largest ζ times sens(C).
+Step t is clipped to ζ_t times the clip norm while the noise stays that of the clip norm, so a
+record moves the run by C·diag(ζ)·x with ‖x_i‖ ≤ 1: X becomes D_ζ X D_ζ, and the noise, its errors
+and its generation are those of C. Up to ``MAX_MATRIX_STEPS`` steps the columns are scaled; for any
+number of steps, the largest ζ times sens(C) is a bound.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> from affidavit.mechanisms.strategies.participation import Participation
@@ -20,15 +20,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Sensitivity, of_inverse, of_matrix
+from affidavit.mechanisms.strategies.sensitivity import (
+    Sensitivity,
+    inverse_sensitivity,
+    matrix_sensitivity,
+)
 from affidavit.mechanisms.strategies.strategy import Errors, Strategy, Streaming
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import MAX_MATRIX_STEPS
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,9 +42,9 @@ class Scheduled(Strategy):
 
     @classmethod
     def of(cls, unscaled: Strategy, factors: Sequence[float]) -> Scheduled:
-        """``unscaled`` with one factor a step.
+        """Return ``unscaled`` with one factor per step.
 
-        Raises ``ValueError`` unless there is one positive factor a step.
+        Raises ``ValueError`` unless there is one positive factor per step.
         """
         provided = np.array(factors, dtype=np.float64)
         if len(provided) != unscaled.steps or not np.all(provided > 0):
@@ -50,22 +52,26 @@ class Scheduled(Strategy):
         return cls(kind=unscaled.kind, steps=unscaled.steps, unscaled=unscaled, factors=provided)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The tighter ends of two bounds: factors at their extremes, and the scaled columns."""
+        """Return the tighter of two bounds: from the extreme factors, and from scaled columns."""
         largest, least = float(np.max(self.factors)), float(np.min(self.factors))
-        bound = self.unscaled.sensitivity(participation).stretched(
+        bound = self.unscaled.sensitivity(participation).scaled(
             least * (1 - 2.0**-52), largest * (1 + 2.0**-52)
         )
         if bound.exact or self.steps > MAX_MATRIX_STEPS:
             return bound
-        scaled = of_inverse(of_matrix(self.strategy_matrix(), participation), self.residual)
-        seen = of_inverse(of_matrix(self.seen_matrix(), participation), self.residual)
+        scaled = inverse_sensitivity(
+            matrix_sensitivity(self.strategy_matrix(), participation), self.residual
+        )
+        seen = inverse_sensitivity(
+            matrix_sensitivity(self.visible_matrix(), participation), self.residual
+        )
         return Sensitivity(
             value=min(scaled.value, bound.value), attained=max(seen.attained, bound.attained)
         )
 
     @property
     def streaming(self) -> Streaming:
-        """That of C: the noise does not follow the schedule."""
+        """The streaming of C, because the noise does not follow the schedule."""
         return self.unscaled.streaming
 
     @property
@@ -80,38 +86,38 @@ class Scheduled(Strategy):
 
     @property
     def residual(self) -> float:
-        """That of C; scaling the columns of both sides leaves it as it is."""
+        """The residual of C, which scaling the columns does not change."""
         return self.unscaled.residual
 
     @property
     def injected(self) -> Strategy:
-        """C, whose noise is injected as it is."""
+        """C, whose noise is injected unchanged."""
         return self.unscaled.injected
 
     @property
     def draws(self) -> int:
-        """Those of C."""
+        """The draws of C."""
         return self.unscaled.draws
 
     @property
     def coefficients(self) -> Mapping[str, Array]:
-        """Those of C; the schedule stands in the plan."""
+        """The coefficients of C; the schedule is in the plan."""
         return self.unscaled.coefficients
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns of N, which is injected as it is. Shape (T, last - first)."""
+        """Return columns first..last-1 of N, shape (T, last - first)."""
         return self.unscaled.noise_columns(first, last)
 
     def strategy_matrix(self) -> Array:
-        """C·diag(ζ), shape (T, T); raises ``TooLarge``."""
+        """Return C·diag(ζ), shape (T, T); raises ``TooLarge``."""
         self._require_dense()
         return self.unscaled.strategy_matrix() * self.factors
 
-    def seen_matrix(self) -> Array:
-        """What is seen of C, its columns scaled; shape (T, T)."""
+    def visible_matrix(self) -> Array:
+        """Return the visible rows of C with scaled columns, shape (T, T)."""
         self._require_dense()
-        return self.unscaled.seen_matrix() * self.factors
+        return self.unscaled.visible_matrix() * self.factors
 
     def errors(self, workload: Workload) -> Errors:
-        """Those of N."""
+        """Return the errors of N."""
         return self.unscaled.errors(workload)

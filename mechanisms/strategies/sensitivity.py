@@ -4,10 +4,10 @@ For C with columns c_i, X = CᵀC and patterns π,
 
     sens² = sup over π, ‖x_i‖ ≤ 1 of ‖Σ_{i∈π} c_i x_iᵀ‖² = sup Σ_{i,j∈π} X_ij ⟨x_i, x_j⟩.
 
-The supremum over vectors is Σ |X_ij| where the entries of the block are not negative (all
-x_i equal), and at most that otherwise. ``Sensitivity.value`` is an upper bound, rounded up.
-``Sensitivity.attained`` is a lower bound: what one pattern reaches with x_i = ± one unit vector,
-Σ s_i s_j X_ij for signs s, rounded down. The lower end of a privacy bracket rests on it alone.
+The supremum over vectors is Σ |X_ij| if the entries of the block are not negative (all x_i equal),
+and at most that otherwise. ``Sensitivity.value`` is an upper bound, rounded up.
+``Sensitivity.attained`` is a lower bound, rounded down: the value that one pattern attains with
+x_i = ± one unit vector, Σ s_i s_j X_ij for signs s. The lower end of a privacy bracket uses it.
 
 ========================  ==========================================================
 patterns                  bound
@@ -15,16 +15,16 @@ patterns                  bound
 one step                  largest column norm, exact
 ``fixed_epoch``           Σ |X| of the worst block X[o::b, o::b], over every offset
 ``min_separation``        X banded (X_ij = 0 for |i-j| ≥ b): dynamic programme over the
-                          diagonal, exact; otherwise row by row, see ``row_wise``
+                          diagonal, exact; otherwise row by row (``row_wise_bounds``)
 Toeplitz, c ≥ 0           ‖Σ_{j<k} S^(jb) c‖ (offset 0 is worst); for ``min_separation``
-                          with c replaced by its reverse running maximum, exact where c
-                          did not increase
+                          with c replaced by its reverse running maximum, exact if c
+                          does not increase
 ========================  ==========================================================
 
 >>> import numpy as np
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> twice = Participation.fixed_epoch(participations=2, separation=1)
->>> round(of_matrix(np.array([[1.0, 0.0], [0.5, 1.0]]), twice).value ** 2, 12)
+>>> round(matrix_sensitivity(np.array([[1.0, 0.0], [0.5, 1.0]]), twice).value ** 2, 12)
 3.25
 
 References: Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530, section 2 and
@@ -39,72 +39,69 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies.numerics import UNIT, gamma, root_down, root_up
+from affidavit.mechanisms.strategies.numerics import UNIT, Array, gamma, root_down, root_up
 from affidavit.mechanisms.strategies.participation import Participation
 
-Array = NDArray[np.float64]
-
-ROW_WISE = 512
-"""Steps up to which the row-wise bound is taken for Toeplitz strategies too."""
-NEGLIGIBLE = 1e-9
-"""Share of sens² that may come from products which would be zero but for rounding."""
-ROUNDING = 1e-8
-"""Relative distance up to which a bound counts as attained."""
+MAX_ROW_WISE_STEPS = 512
+"""Steps up to which the row-wise bound is computed for Toeplitz strategies too."""
+NEGLIGIBLE_SHARE = 1e-9
+"""Largest share of sens² from products that are zero up to rounding."""
+EXACT_TOLERANCE = 1e-8
+"""Relative difference up to which a bound counts as attained."""
 MAX_WORK = 300_000_000
-"""Additions that one bound may take, a few seconds."""
+"""Additions that one bound may take, in a few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensitivity:
-    """sens(C) in clip norms: at most ``value``, and at least ``attained`` by one pattern."""
+    """sens(C) in clip norms: at most ``value``, and at least ``attained``, by one pattern."""
 
     value: float
     attained: float
 
     @classmethod
     def of_square(cls, squared: float, operations: int) -> Sensitivity:
-        """√s for a sum s that one pattern attains, computed in ``operations`` roundings."""
+        """Return √s for an attained sum s, computed in ``operations`` roundings."""
         return cls.between(squared, squared, operations)
 
     @classmethod
-    def between(cls, most: float, attained: float, operations: int) -> Sensitivity:
-        """Between the roots of two sums, computed in ``operations`` roundings."""
-        return cls(value=root_up(most, operations), attained=root_down(attained, operations))
+    def between(cls, upper: float, attained: float, operations: int) -> Sensitivity:
+        """Return the roots of two sums as bounds, computed in ``operations`` roundings."""
+        return cls(value=root_up(upper, operations), attained=root_down(attained, operations))
 
     @property
     def exact(self) -> bool:
-        """Whether a pattern attains the bound, up to rounding."""
-        return self.attained >= self.value * (1 - ROUNDING)
+        """Whether one pattern attains the bound, up to rounding."""
+        return self.attained >= self.value * (1 - EXACT_TOLERANCE)
 
-    def stretched(self, least: float, most: float) -> Sensitivity:
-        """Of a strategy that is this one times a map of norm at least and at most so much."""
-        return Sensitivity(value=self.value * most, attained=self.attained * least)
+    def scaled(self, min_factor: float, max_factor: float) -> Sensitivity:
+        """Return the sensitivity after a map that stretches vectors by these factors."""
+        return Sensitivity(value=self.value * max_factor, attained=self.attained * min_factor)
 
 
 class Unaffordable(ValueError):
-    """No bound can be computed within the work that one plan may cause."""
+    """No bound can be computed within the work limit of a plan."""
 
 
-def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:
-    """sens(C) for C of shape (rows, T); rows need not be T (a tree has more)."""
+def matrix_sensitivity(strategy: Array, participation: Participation) -> Sensitivity:
+    """Return sens(C) for C of shape (rows, T); a tree has more than T rows."""
     steps = strategy.shape[1]
-    if participation.most(steps) == 1:
+    if participation.max_participations(steps) == 1:
         squares = np.einsum("ij,ij->j", strategy, strategy)
         return Sensitivity.of_square(float(np.max(squares)), len(strategy))
-    return of_gram(strategy.T @ strategy, participation, operations=len(strategy))
+    return gram_sensitivity(strategy.T @ strategy, participation, operations=len(strategy))
 
 
-def of_gram(gram: Array, participation: Participation, *, operations: int) -> Sensitivity:
-    """sens from X = CᵀC, whose entries were summed in ``operations`` roundings.
+def gram_sensitivity(gram: Array, participation: Participation, *, operations: int) -> Sensitivity:
+    """Return sens from X = CᵀC, whose entries were summed in ``operations`` roundings.
 
     ``gram`` has shape (T, T); sens in clip norms.
     """
     steps = len(gram)
     squares = np.diagonal(gram)
-    if participation.most(steps) == 1:
+    if participation.max_participations(steps) == 1:
         return Sensitivity.of_square(float(np.max(squares)), operations)
     # |computed X_ij - X_ij| ≤ γ ‖c_i‖ ‖c_j‖, by Cauchy and Schwarz on the absolute terms.
     norms = np.sqrt(squares) * (1 + gamma(operations))
@@ -112,18 +109,20 @@ def of_gram(gram: Array, participation: Participation, *, operations: int) -> Se
     bound = np.abs(gram) + doubt
     if participation.schema == "fixed_epoch":
         return _fixed_epoch(gram, doubt, participation)
-    # Columns that are orthogonal up to rounding are charged for what may be left of them.
+    # Columns that are orthogonal up to rounding are charged for what rounding may hide.
     beyond = float(np.max(np.triu(bound, k=participation.separation), initial=0.0))
-    spare = participation.most(steps) ** 2 * beyond
-    best = best_separated(np.diagonal(bound), participation)
-    if spare <= NEGLIGIBLE * best:
-        lost = spare + 2 * participation.most(steps) * float(np.max(np.diagonal(doubt)))
+    spare = participation.max_participations(steps) ** 2 * beyond
+    best = max_separated_sum(np.diagonal(bound), participation)
+    if spare <= NEGLIGIBLE_SHARE * best:
+        lost = spare + 2 * participation.max_participations(steps) * float(
+            np.max(np.diagonal(doubt))
+        )
         return Sensitivity.between(best + spare, best - lost, steps + 4)
     return _separated(gram, doubt, participation)
 
 
-def best_separated(values: Array, participation: Participation) -> float:
-    """max Σ_{i∈π} values[i] over patterns of ``min_separation``, for values ≥ 0.
+def max_separated_sum(values: Array, participation: Participation) -> float:
+    """Return max Σ_{i∈π} values[i] over patterns of ``min_separation``, for values ≥ 0.
 
     F[i, m] = max(values[i] + F[i+b, m-1], F[i+1, m]), one level m at a time.
 
@@ -131,22 +130,22 @@ def best_separated(values: Array, participation: Participation) -> float:
     """
     steps, separation = len(values), participation.separation
     later = np.zeros(steps + separation)
-    for _ in range(participation.most(steps)):
+    for _ in range(participation.max_participations(steps)):
         here = values + later[separation:]
         later[:steps] = np.maximum.accumulate(here[::-1])[::-1]
     return float(later[0])
 
 
-def row_wise(size: Array, participation: Participation) -> Array:
-    """h_i ≥ Σ_{j∈π} |X_ij| for every pattern π with i in it; shape (T,) (Theorem 5).
+def row_wise_bounds(size: Array, participation: Participation) -> Array:
+    """Return h_i ≥ Σ_{j∈π} |X_ij| for every pattern π that contains i, shape (T,) (Theorem 5).
 
-    Row i's best pattern is found for each row by itself: the best of m steps at least b
-    before i, and of k-1-m steps at least b after it. Σ_{i∈π} h_i then bounds the block sum.
+    The best pattern is found for each row by itself: the best m steps at least b before i, and the
+    best k-1-m steps at least b after it. Σ_{i∈π} h_i then bounds the block sum.
 
     Raises ``Unaffordable`` beyond ``MAX_WORK`` operations. ``size`` is |X|, shape (T, T).
     """
     steps, separation = len(size), participation.separation
-    most = participation.most(steps)
+    most = participation.max_participations(steps)
     if steps * steps * most > MAX_WORK:
         raise Unaffordable(
             f"bounding {most} participations over {steps} steps of a strategy without structure"
@@ -160,7 +159,7 @@ def row_wise(size: Array, participation: Participation) -> Array:
 
 
 def _levels(size: Array, most: int, separation: int) -> Array:
-    """[m, i]: the most that m separated steps from i + b onwards add up to in row i."""
+    """Return at [m, i] the largest sum in row i over m separated steps from i + b onwards."""
     steps = len(size)
     result = np.zeros((most, steps))
     later = np.zeros((steps, steps + separation))
@@ -173,18 +172,20 @@ def _levels(size: Array, most: int, separation: int) -> Array:
     return result
 
 
-def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -> Sensitivity:
-    """sens of the lower-triangular Toeplitz C with this first column, zero afterwards.
+def toeplitz_sensitivity(
+    coefficients: Array, steps: int, participation: Participation
+) -> Sensitivity:
+    """Return sens of the lower-triangular Toeplitz C with this first column, zero afterwards.
 
-    O(T log k) for c ≥ 0. For signed c, ``fixed_epoch`` costs O(k T log k), or is bounded
-    through |c| where that is too much, and ``min_separation`` is bounded through |c|. Over
-    few steps the row-wise bound is taken where it is lower.
+    O(T log k) for c ≥ 0. For signed c, ``fixed_epoch`` costs O(k T log k), or is bounded by that of
+    |c| beyond the work limit, and ``min_separation`` is bounded by that of |c|. Over few steps the
+    row-wise bound is used if it is lower.
 
     ``coefficients`` have shape (m,); sens in clip norms.
     """
     column = np.zeros(steps)
     column[: min(steps, len(coefficients))] = coefficients[:steps]
-    most = participation.most(steps)
+    most = participation.max_participations(steps)
     if most == 1:
         return Sensitivity.of_square(float(column @ column), steps)
     nonnegative = bool(np.all(column >= 0))
@@ -196,35 +197,35 @@ def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -
             return _between(column, size, participation)
         return _signed_toeplitz(column, participation)
     result = _between(column, np.maximum.accumulate(size[::-1])[::-1], participation)
-    if result.exact or steps > ROW_WISE:
+    if result.exact or steps > MAX_ROW_WISE_STEPS:
         return result
-    by_rows = of_matrix(toeplitz(column, np.zeros(steps)), participation)
+    by_rows = matrix_sensitivity(toeplitz(column, np.zeros(steps)), participation)
     return Sensitivity(
         value=min(by_rows.value, result.value), attained=max(by_rows.attained, result.attained)
     )
 
 
 def _orthogonal(column: Array, participation: Participation) -> Sensitivity:
-    """Columns b apart do not overlap, and earlier ones are longer: steps 0, b, 2b, ..."""
-    steps, most = len(column), participation.most(len(column))
+    """Return sens for columns that do not overlap: the longest are steps 0, b, 2b, ..."""
+    steps, most = len(column), participation.max_participations(len(column))
     squares = np.cumsum(column**2)
     starts = participation.separation * np.arange(most)
     return Sensitivity.of_square(float(np.sum(squares[steps - 1 - starts])), steps + most)
 
 
 def _between(column: Array, majorant: Array, participation: Participation) -> Sensitivity:
-    """‖Σ_{j<k} S^(jb) c‖ of a majorant ≥ |c| above, and of c itself below."""
-    most, separation = participation.most(len(column)), participation.separation
-    above, below = (comb(values, most, separation) for values in (majorant, column))
+    """Return ‖Σ_{j<k} S^(jb) c‖ of a majorant ≥ |c| as upper and of c as lower bound."""
+    most, separation = participation.max_participations(len(column)), participation.separation
+    above, below = (sum_shifts(values, most, separation) for values in (majorant, column))
     operations = len(column) + 4 * most.bit_length()
-    # Where c has signs, its sums are off by a share of those of |c|.
+    # The sums of a signed c have a rounding error relative to those of |c|.
     spare = gamma(2 * operations) * float(above @ above)
     attained = max(float(below @ below) - 2 * spare, float(column @ column) - spare)
     return Sensitivity.between(float(above @ above), attained, operations)
 
 
-def comb(column: Array, width: int, separation: int) -> Array:
-    """[t]: Σ_{j < width} column[t - j·b], by doubling: additions only, two a bit of width.
+def sum_shifts(column: Array, width: int, separation: int) -> Array:
+    """Return at [t] Σ_{j < width} column[t - j·b], by doubling, with additions only.
 
     ``column`` and the result have shape (T,).
     """
@@ -246,9 +247,9 @@ def _plus_shift(base: Array, addend: Array, shift: int) -> Array:
 
 
 def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity:
-    """Σ |X| over the worst block, from X_ij = Σ_{s < T-j} c_s c_{s+j-i}, one lag at a time."""
+    """Return Σ |X| over the worst block, from X_ij = Σ_{s < T-j} c_s c_{s+j-i}, lag by lag."""
     steps, separation = len(column), participation.separation
-    most = participation.most(steps)
+    most = participation.max_participations(steps)
     doubt = gamma(steps) * float(column @ column)
     total, equal, alternating = np.zeros(steps), np.zeros(steps), np.zeros(steps)
     for lag in range(most):
@@ -263,7 +264,7 @@ def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity
             (sign * partial - doubt, alternating),
         ):
             # Reversed, because partial runs from the last column to the first.
-            turns = comb(counted, most - lag, separation)
+            turns = sum_shifts(counted, most - lag, separation)
             into[: steps - shift] += times * turns[::-1]
     operations = 2 * steps + 4 * most
     spare = 2 * gamma(operations) * float(np.max(total))
@@ -273,7 +274,7 @@ def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity
 
 def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
     steps, separation = len(gram), participation.separation
-    most = participation.most(steps)
+    most = participation.max_participations(steps)
     if steps * most * most > MAX_WORK:
         raise Unaffordable(f"bounding {most} participations over {steps} steps")
     best = attained = 0.0
@@ -290,21 +291,21 @@ def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sen
 
 def _separated(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
     steps = len(gram)
-    most, separation = participation.most(steps), participation.separation
+    most, separation = participation.max_participations(steps), participation.separation
     in_order = Participation.fixed_epoch(participations=most, separation=separation)
     result = _fixed_epoch(gram, doubt, in_order)
     if most == steps:
         return result
-    best = best_separated(row_wise(np.abs(gram) + doubt, participation), participation)
+    best = max_separated_sum(row_wise_bounds(np.abs(gram) + doubt, participation), participation)
     return Sensitivity(value=root_up(best, 4 * most + 8), attained=result.attained)
 
 
-def of_inverse(computed: Sensitivity, residual: float) -> Sensitivity:
-    """sens(N⁻¹) from that of Ĉ, where ‖Ĉ N - I‖ ≤ ρ < 1.
+def inverse_sensitivity(computed: Sensitivity, residual: float) -> Sensitivity:
+    """Return sens(N⁻¹) from sens(Ĉ), where ‖Ĉ N - I‖ ≤ ρ < 1.
 
     N⁻¹ = (Ĉ N)⁻¹ Ĉ, and (Ĉ N)⁻¹ stretches a vector by 1 / (1 - ρ) at most and by 1 / (1 + ρ)
     at least.
     """
     if not residual:
         return computed
-    return computed.stretched((1 - 4 * UNIT) / (1 + residual), (1 + 4 * UNIT) / (1 - residual))
+    return computed.scaled((1 - 4 * UNIT) / (1 + residual), (1 + 4 * UNIT) / (1 - residual))

@@ -1,24 +1,22 @@
-"""Constructed strategies, stored by content: what was certified can be loaded again bit for bit.
+"""The store of optimised strategies, which loads what was certified again bit for bit.
 
-A search gives the same bits on one machine and perhaps others, as good, on the next. A
-certificate therefore names the *coefficients* of the strategy that it judged by a digest that
-does not depend on any file format (``coefficients_digest``: sha256 over the arrays' names,
-shapes and little-endian doubles), and the store holds them. An entry is found by the digest of
-its request (canonical JSON of everything the search depends on) and holds named arrays as npz,
-with a JSON file beside it that gives the request and the digest of the coefficients. What was
-altered, is compressed or pickled, or has numbers that are not finite is computed again and
-replaced. A directory that cannot be written costs the cache and nothing else; the oldest entries
-go when it holds more than ``most_bytes``.
+A search gives the same bits on one machine and perhaps equally good others on the next. So a
+certificate names the *coefficients* of its strategy by a digest that does not depend on any file
+format (``coefficients_digest``: sha256 over the names, shapes and little-endian doubles of the
+arrays), and the store holds them. The key of an entry is the digest of its request (canonical JSON
+of everything that the search depends on). An entry is an npz file of named arrays, with a JSON file
+that has the request and the digest of the coefficients. Entries that are altered, compressed or
+pickled, or have numbers that are not finite, are computed again and replaced. If the directory
+cannot be written, only the cache is lost. The oldest entries are removed above ``max_bytes``.
 
-Privacy does not rest on any of this: the sensitivity is computed from the arrays that come
-out, wherever they come from.
+Privacy does not depend on the store: the sensitivity is computed from the resulting arrays.
 
 >>> import tempfile
 >>> request = {"kind": "blt", "steps": 10, "buffers": 1}
 >>> with tempfile.TemporaryDirectory() as place:
 ...     store = Store(directory=Path(place))
-...     _ = store.construct(request, lambda: {"decays": np.array([0.5])})
-...     again = store.construct(request, lambda: {"decays": np.array([0.6])})
+...     _ = store.get_or_compute(request, lambda: {"decays": np.array([0.5])})
+...     again = store.get_or_compute(request, lambda: {"decays": np.array([0.6])})
 >>> again["decays"].tolist()
 [0.5]
 
@@ -44,51 +42,50 @@ from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from affidavit.mechanisms.noise_files import MAX_FILE_BYTES
+from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.plan import canonical_json, read_limited
 
-Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]
 
 VERSION = 1
-"""Part of every request: raised when a search changes what it returns."""
+"""Part of every request; incremented when the result of a search changes."""
 MAX_BYTES = 512 * 1024 * 1024
-"""Bytes that the directory may hold by default."""
-MAX_SIDECAR = 4 * 1024 * 1024
-"""Bytes of the largest description; learning rates are the bulk of it."""
+"""The default size limit of the directory."""
+MAX_DESCRIPTION_BYTES = 4 * 1024 * 1024
+"""The size of the largest description, which is mostly learning rates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """One directory; any number of processes may share it, since files are replaced whole.
+    """A directory that several processes may share, because files are replaced atomically.
 
-    ``most_bytes`` is what its npz files may come to.
+    ``max_bytes`` limits the total size of its npz files.
     """
 
     directory: Path
-    most_bytes: int = MAX_BYTES
+    max_bytes: int = MAX_BYTES
 
-    def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> Arrays:
-        """The stored arrays for ``request``, else those of ``compute``, which are then stored."""
+    def get_or_compute(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> Arrays:
+        """Return the stored arrays for ``request``, or compute and store them."""
         key = hashlib.sha256(canonical_json({"version": VERSION, **request})).hexdigest()
         described, archived = self.directory / f"{key}.json", self.directory / f"{key}.npz"
         description = {"request": json.loads(canonical_json(request))}
         try:
-            stored = _unpacked(read_limited(archived, MAX_FILE_BYTES))
+            stored = _read_npz(read_limited(archived, MAX_FILE_BYTES))
             description["digest"] = coefficients_digest(stored)
-            beside = json.loads(read_limited(described, MAX_SIDECAR))
+            beside = json.loads(read_limited(described, MAX_DESCRIPTION_BYTES))
             if all(beside.get(name) == value for name, value in description.items()):
                 return stored
         except (ValueError, OSError, EOFError, RecursionError, AttributeError, zipfile.BadZipFile):
-            pass  # it is corrupt, or not there
+            pass  # the entry is corrupt or missing
         arrays = {name: np.asarray(array, dtype="<f8") for name, array in compute().items()}
         description["digest"] = coefficients_digest(arrays)
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # its options have other names
         content = stream.getvalue()
-        if len(content) <= min(self.most_bytes, MAX_FILE_BYTES):
+        if len(content) <= min(self.max_bytes, MAX_FILE_BYTES):
             with suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._make_room(len(content))
@@ -100,7 +97,7 @@ class Store:
         files = [(path.stat(), path) for path in self.directory.glob("*.npz")]
         total = size + sum(status.st_size for status, _ in files)
         for status, path in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
-            if total <= self.most_bytes:
+            if total <= self.max_bytes:
                 return
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -108,13 +105,13 @@ class Store:
 
 
 def default_store() -> Store:
-    """``strategies`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``."""
+    """Return the store ``strategies`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``."""
     home = Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
     return Store(directory=home / "strategies")
 
 
-def _unpacked(content: bytes) -> dict[str, Array]:
-    """The arrays of an npz file; nothing is unpickled and nothing is inflated."""
+def _read_npz(content: bytes) -> dict[str, Array]:
+    """Return the arrays of an npz file; nothing is unpickled or decompressed."""
     result = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for member in archive.infolist():
@@ -128,7 +125,7 @@ def _unpacked(content: bytes) -> dict[str, Array]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """The whole new file or the whole old one, also for a reader in between."""
+    """Replace the file atomically."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -140,7 +137,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def coefficients_digest(arrays: Arrays) -> str:
-    """``sha256:`` and the hexadecimal digest of names, shapes and numbers."""
+    """Return ``sha256:`` and the hexadecimal digest of names, shapes and numbers."""
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         array = np.asarray(arrays[name], dtype="<f8")

@@ -1,26 +1,25 @@
-"""A strategy: noise that is correlated across steps, and what it costs and buys.
+"""A strategy: noise that is correlated across steps, with its sensitivity and its errors.
 
-The released stream is x + N·z, with N the T x T matrix of the noise that is *really
-injected* (rows are steps) and z rows N(0, σ²C²). Its strategy is C = N⁻¹, lower triangular,
-and the whole run is one Gaussian mechanism with μ = sens(C) / σ. Every family of strategies
-is one subclass in a file of its own; all of them answer the same questions:
+The released stream is x + N·z, with N the T x T matrix of the injected noise (rows are steps) and z
+rows N(0, σ²C²). Its strategy is C = N⁻¹, lower triangular, and the whole run is one Gaussian
+mechanism with μ = sens(C) / σ. Every family of strategies is a subclass in its own file, with
 
 * ``sensitivity``: how far one record moves the run, an upper bound, and whether it is exact;
-* ``errors``: how large the noise of the workload's output is, step by step, at unit noise;
+* ``errors``: the noise of the workload's output, step by step, at unit noise;
 * ``streaming``: what a trainer keeps in memory to generate the noise, and how;
-* ``noise_matrix`` (N), ``strategy_matrix`` (C), both refused above ``MAX_MATRIX_STEPS`` steps.
+* ``noise_matrix`` (N) and ``strategy_matrix`` (C), up to ``MAX_MATRIX_STEPS`` steps.
 
-Errors are for z of standard deviation 1 and before any scaling by the sensitivity; at
-Gaussian-DP parameter μ and clip norm C the error of the run's sum is error · sens · C / μ.
-They are numbers to compare by, not guarantees; the sensitivity is a guarantee.
+Errors are for z of standard deviation 1, before any scaling by the sensitivity: at Gaussian-DP
+parameter μ and clip norm C the error of the run's sum is error · sens · C / μ. Errors serve to
+compare strategies; only the sensitivity is a guarantee.
 
 References: Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2306.08153;
 ``docs/theorems/correlated-noise.md``.
 
-**Balls in bins** (``gram``). With the lots of an epoch as bins and the assignment kept over
-epochs, a record in bin i takes part at steps i, i + b, i + 2b, ..., so that with C ≥ 0 it adds
-at most m_i = Σ_j C[:, i + jb] in every direction. The run's privacy depends on the m_i through
-their products ⟨m_i, m_j⟩ alone.
+**Balls in bins** (``gram``). The lots of an epoch are bins, and a record keeps its bin i for all
+epochs. It takes part in steps i, i + b, i + 2b, ..., so with C ≥ 0 it adds at most
+m_i = Σ_j C[:, i + jb] in every direction. The privacy of the run depends on the m_i only through
+their products ⟨m_i, m_j⟩.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> gram(identity(4), bins=2).round(6)
@@ -38,56 +37,53 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from affidavit.mechanisms.strategies.numerics import gamma
+from affidavit.mechanisms.strategies.numerics import Array, gamma
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import MAX_MATRIX_STEPS
 
-Array = NDArray[np.float64]
-
 MAX_RESIDUAL = 1e-6
-"""ρ above which the inverse of a noise matrix is refused."""
+"""ρ up to which the inverse of a noise matrix is accepted."""
 MAX_VECTOR = 5_000_000
-"""Steps up to which the coefficients of a strategy are held."""
-MAX_ERROR = 20_000
+"""Steps up to which the coefficients of a strategy are computed."""
+MAX_ERROR_STEPS = 20_000
 """Steps up to which errors without Toeplitz structure are computed, in O(T²)."""
 
 
 class IllConditioned(ValueError):
-    """The inverse of the noise cannot be computed to any useful accuracy."""
+    """The inverse of the noise cannot be computed accurately."""
 
 
-def checked_inverse(computed: Array) -> Array:
-    """``computed`` C = N⁻¹, of any shape; raises ``IllConditioned`` where it is beyond all use."""
+def validate_inverse(computed: Array) -> Array:
+    """Return the computed inverse, of any shape; raises ``IllConditioned`` for huge entries."""
     if not np.all(np.isfinite(computed)) or np.max(np.abs(computed)) > 1e150:
         raise IllConditioned("the inverse of the noise grows beyond all bounds")
     return computed
 
 
-def checked_residual(residual: float) -> float:
-    """ρ; raises ``IllConditioned`` above ``MAX_RESIDUAL``."""
+def validate_residual(residual: float) -> float:
+    """Return ρ; raises ``IllConditioned`` above ``MAX_RESIDUAL``."""
     if not residual <= MAX_RESIDUAL:
         raise IllConditioned(f"the inverse of the noise is accurate only to {residual:.1g}")
     return residual
 
 
 class TooLarge(ValueError):
-    """A matrix or an error that is not computed at this many steps."""
+    """A matrix or an error is not computed for this many steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errors:
-    """Standard deviations of (A·N·z)_t at unit z: ``per_step`` of shape (T,), rms and max."""
+    """Standard deviations of (A·N·z)_t at unit z; ``per_step`` has shape (T,)."""
 
     per_step: Array
 
     @property
     def rms(self) -> float:
-        """√(mean over steps of the variance)."""
+        """The root mean square over steps."""
         return float(np.sqrt(np.mean(self.per_step**2)))
 
     @property
@@ -100,8 +96,8 @@ class Errors:
 class Streaming:
     """How a trainer generates w_t = (N z)_t, step by step.
 
-    ``buffers`` is the number of arrays of the model's size kept between steps,
-    ``coefficients`` a.
+    ``buffers`` is the number of arrays of model size kept between steps, and ``coefficients`` are
+    a.
 
     ==================  ===============================================================
     form                w_t
@@ -114,8 +110,8 @@ class Streaming:
     ``rows``            row t of N times all z so far
     ==================  ===============================================================
 
-    Where ``scaled`` is true, w_t is then multiplied by the number that ``recurrence`` names.
-    ``period`` is the steps of one tree.
+    If ``scaled``, w_t is then multiplied by the factor in ``recurrence``. ``period`` is the number
+    of steps of one tree.
     """
 
     form: Literal["independent", "moving_average", "autoregressive", "buffered", "tree", "rows"]
@@ -128,11 +124,11 @@ class Streaming:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Strategy(ABC):
-    """C of ``steps`` columns; ``kind`` is the plan's word for its family.
+    """C with ``steps`` columns; ``kind`` is the name of its family in a plan.
 
     Guarantees
         * ``sensitivity`` is at least sens of the inverse of ``noise_matrix``, rounding
-          included, and is attained up to rounding where it says ``exact``.
+          included, and is attained up to rounding if it is ``exact``.
     """
 
     kind: str
@@ -144,12 +140,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(C) in clip norms, an upper bound; raises ``Unaffordable``."""
+        """Return sens(C) in clip norms; raises ``Unaffordable``."""
 
     @property
     @abstractmethod
     def streaming(self) -> Streaming:
-        """What generates the noise."""
+        """The recurrence that generates the noise."""
 
     @property
     @abstractmethod
@@ -163,81 +159,81 @@ class Strategy(ABC):
 
     @property
     def residual(self) -> float:
-        """ρ ≥ ‖Ĉ N - I‖ where C was computed from a given N as Ĉ; 0 where C is given.
+        """ρ ≥ ‖Ĉ N - I‖ if C was computed from a given N as Ĉ; 0 if C is given.
 
-        Raises ``IllConditioned`` where it is too large for any use.
+        Raises ``IllConditioned`` above ``MAX_RESIDUAL``.
         """
         return 0.0
 
     @property
     def injected(self) -> Strategy:
-        """The strategy whose noise is generated; a public clip schedule leaves it as it is."""
+        """The strategy whose noise is generated, without any clip schedule."""
         return self
 
     @property
     def draws(self) -> int:
-        """Columns of N: independent draws that the noise of the run is made of."""
+        """The number of independent draws in the noise of the run, the columns of N."""
         return self.steps
 
     @property
     def coefficients(self) -> Mapping[str, Array]:
-        """The numbers that this strategy is made of, where its kind and steps do not say them.
+        """The numbers that define this strategy besides its kind and steps.
 
-        C as ``strategy`` or N as ``noise``, of shape (T, T), or (m,) where it is Toeplitz.
+        C as ``strategy`` or N as ``noise``, of shape (T, T), or (m,) if it is Toeplitz.
         """
         return {}
 
     @abstractmethod
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of N, shape (T, last - first)."""
+        """Return columns first..last-1 of N, shape (T, last - first)."""
 
     @property
     def noise_coefficients(self) -> Array | None:
-        """First column of N, shape (T,), where N is Toeplitz; else None."""
+        """The first column of N, shape (T,), if N is Toeplitz; else None."""
         return None
 
     @property
     def strategy_coefficients(self) -> Array | None:
-        """First column of C, shape (T,), where C is Toeplitz; else None."""
+        """The first column of C, shape (T,), if C is Toeplitz; else None."""
         return None
 
     def noise_matrix(self) -> Array:
-        """N, shape (T, draws), lower triangular where it is square; raises ``TooLarge``."""
+        """Return N, shape (T, draws), lower triangular if square; raises ``TooLarge``."""
         self._require_dense()
         return self.noise_columns(0, self.draws)
 
     def strategy_matrix(self) -> Array:
-        """C, shape (T, T), lower triangular; raises ``TooLarge``."""
+        """Return C, shape (T, T), lower triangular; raises ``TooLarge``."""
         return np.asarray(
             solve_triangular(
                 self.noise_matrix(), np.eye(self.steps), lower=True, check_finite=False
             )
         )
 
-    def seen_matrix(self) -> Array:
-        """The inverse of the noise that is seen, of which lower bounds are; raises ``TooLarge``.
+    def visible_matrix(self) -> Array:
+        """Return the rows of C that an observer sees, for lower bounds; raises ``TooLarge``.
 
-        Shape (T, T). C itself where that has no rows beside.
+        Shape (T, T); by default C itself.
         """
         return self.strategy_matrix()
 
     def errors(self, workload: Workload) -> Errors:
-        """The errors of ``workload`` at unit noise, z of deviation 1; raises ``TooLarge``."""
+        """Return the errors of ``workload`` at unit noise; raises ``TooLarge``."""
         if self.steps > MAX_VECTOR:
             raise TooLarge(f"errors over {self.steps} steps")
         toeplitz = workload.learning_rates is None
         return Errors(per_step=np.sqrt(self.variances(workload.apply, toeplitz=toeplitz)))
 
     def variances(self, apply: Callable[[Array], Array], *, toeplitz: bool = True) -> Array:
-        """Variances of (A·N·z)_t at unit z, shape (T,); raises ``TooLarge``.
+        """Return the variances of (A·N·z)_t at unit z, shape (T,); raises ``TooLarge``.
 
         ``apply`` multiplies columns, of shape (T,) or (T, n), by A, which is ``toeplitz`` or not.
-        O(T) where N and A are Toeplitz, O(T²) otherwise, in blocks of columns.
+        It costs O(T) if N and A are Toeplitz, else O(T²), in blocks of columns.
         """
         first = self.noise_coefficients
         if first is not None and toeplitz:
             return np.asarray(np.cumsum(apply(first) ** 2))
-        if self.steps > MAX_ERROR:
+        if self.steps > MAX_ERROR_STEPS:
             raise TooLarge(f"errors over {self.steps} steps without Toeplitz structure")
         result = np.zeros(self.steps)
         width = max(1, 4_000_000 // self.steps)
@@ -252,31 +248,30 @@ class Strategy(ABC):
 
 
 MAX_ENTRIES = 50_000_000
-"""Entries of all m_i together, 400 MB."""
-EVALUATION = 1e-12
-"""Slack for coefficients that were evaluated from a formula, as a share of each product."""
+"""Maximum entries of all m_i together, 400 MB."""
+COEFFICIENT_ERROR = 1e-12
+"""Relative error of a product of coefficients that are evaluated from a formula."""
 
 
 def column_norms(strategy: Strategy) -> Array:
-    """‖c_i‖ of the columns of C, rounded down; shape (T,).
+    """Return ‖c_i‖ of the columns of C, rounded down, shape (T,).
 
-    Raises ``TooLarge`` where C has no structure and is not formed.
+    Raises ``TooLarge`` if C has no structure and too many steps.
     """
     column = strategy.strategy_coefficients
     if column is None:
-        squares = np.einsum("ij,ij->j", *(2 * [strategy.seen_matrix()]))
+        squares = np.einsum("ij,ij->j", *(2 * [strategy.visible_matrix()]))
     else:
         squares = np.cumsum(column**2)[::-1]
-    slack = gamma(strategy.steps + 8) + EVALUATION + strategy.residual
+    slack = gamma(strategy.steps + 8) + COEFFICIENT_ERROR + strategy.residual
     return np.asarray(np.sqrt(squares) * (1 - slack))
 
 
 def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
-    """⟨m_i, m_j⟩ in clip norms², shape (bins, bins), each rounded up; zero where it is zero.
+    """Return ⟨m_i, m_j⟩ in squared clip norms, shape (bins, bins), rounded up; zeros stay zero.
 
-    Of all rows of C, or of what is ``seen`` of them.
-    Raises ``ValueError`` where C has a negative entry and ``TooLarge`` where the m_i do not
-    fit.
+    ``seen`` uses only the visible rows of C. Raises ``ValueError`` if C has a negative entry and
+    ``TooLarge`` for more than ``MAX_ENTRIES``.
     """
     if not strategy.is_nonnegative:
         raise ValueError("the Gram matrix of bins needs a strategy without negative entries")
@@ -285,7 +280,7 @@ def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
         raise TooLarge(f"{bins} bins over {steps} steps")
     means = _means(strategy, bins, seen)
     result = means.T @ means
-    result = np.maximum(result, result.T) * (1 + gamma(len(means) + steps) + EVALUATION)
+    result = np.maximum(result, result.T) * (1 + gamma(len(means) + steps) + COEFFICIENT_ERROR)
     if strategy.residual:
         # C = (I + R)⁻¹ Ĉ moves each mean by at most ρ / (1 - ρ) of its length.
         norms = np.sqrt(np.diagonal(result))
@@ -294,16 +289,16 @@ def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
 
 
 def _means(strategy: Strategy, bins: int, seen: bool) -> Array:
-    """m_0, ..., m_{b-1} as columns."""
+    """Return m_0, ..., m_{b-1} as columns."""
     column = strategy.strategy_coefficients
     if column is None:
-        matrix = strategy.seen_matrix() if seen else strategy.strategy_matrix()
+        matrix = strategy.visible_matrix() if seen else strategy.strategy_matrix()
         return np.stack([matrix[:, place::bins].sum(axis=1) for place in range(bins)], axis=1)
     steps = len(column)
     whole = -(-steps // bins)
     padded = np.zeros(whole * bins)
     padded[:steps] = column
-    # Σ_j S^(jb) c, the first mean; the others are it shifted, cut off at the end.
+    # The first mean is Σ_j S^(jb) c; the others are shifts of it, truncated at the end.
     first = np.cumsum(padded.reshape(whole, bins), axis=0).ravel()[:steps]
     result = np.zeros((steps, bins))
     for place in range(min(bins, steps)):

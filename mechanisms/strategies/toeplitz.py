@@ -1,13 +1,13 @@
 """Toeplitz strategies: one column of C, or of N, shifted down step by step.
 
-The first column of C is a power series c(x), that of N = C⁻¹ its reciprocal n(x) = 1/c(x).
-Either may be given; coefficients beyond the given ones are zero. The noise is streamed from
-the shorter of the two: w_t = Σ_i n_i z_{t-i}, or w_t = (z_t - Σ_{i≥1} c_i w_{t-i}) / c_0.
+The first column of C is a power series c(x), that of N = C⁻¹ its reciprocal n(x) = 1/c(x). Either
+one may be given; further coefficients are zero. The noise is generated from the given one:
+w_t = Σ_i n_i z_{t-i}, or w_t = (z_t - Σ_{i≥1} c_i w_{t-i}) / c_0.
 
-Where N is given, C is computed by its recurrence and *checked*: with r the residual of the
-computed ĉ in ĉ·n = 1 + r, rounding included, sens(C) ≤ sens(Ĉ) / (1 - ‖r‖₁), because a
-Toeplitz matrix stretches no vector by more than the sum of its coefficients. Coefficients
-whose reciprocal cannot be computed to a millionth are refused.
+If N is given, C is computed by its recurrence and *checked*: with r the residual of the computed ĉ
+in ĉ·n = 1 + r, rounding included, sens(C) ≤ sens(Ĉ) / (1 - ‖r‖₁), because a Toeplitz matrix
+stretches no vector by more than the sum of its coefficients. Coefficients whose reciprocal is not
+accurate to a millionth are refused.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> half = Toeplitz.from_noise([1.0, -0.5], steps=4)
@@ -17,22 +17,22 @@ array([1.   , 0.5  , 0.25 , 0.125])
 1.152443
 
 **Square roots**: C·C = A for the prefix sum or for momentum, and banded relatives. The workload
-of heavy-ball momentum β at a constant rate is the Toeplitz matrix of 1 / ((1-x)(1-βx)), so that
-its root has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative and decreasing, close to optimal,
-and known without any search.
+of heavy-ball momentum β at a constant rate is the Toeplitz matrix of 1 / ((1-x)(1-βx)). Its root
+has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative, decreasing, close to optimal, and known
+without a search.
 
 * ``sqrt``: C = A^(1/2), all coefficients.
-* ``bsr``: the first b̂ coefficients of it, so that C is banded.
-* ``bisr``: the first b̂ coefficients of N = A^(-1/2), so that the *inverse* is banded.
+* ``bsr``: its first b̂ coefficients, so C is banded.
+* ``bisr``: the first b̂ coefficients of N = A^(-1/2), so the *inverse* is banded.
 
-Learning rates do not enter: a Toeplitz strategy cannot follow them.
+Learning rates are ignored, because a Toeplitz strategy cannot follow them.
 
 >>> square_root(4).strategy_coefficients
 array([1.    , 0.5   , 0.375 , 0.3125])
 >>> banded_inverse_root(4, bands=2).noise_coefficients
 array([ 1. , -0.5,  0. ,  0. ])
 
-**Identity**: independent noise as a strategy, the yardstick of all others.
+**Identity**: independent noise as a strategy.
 
 >>> epochs = Participation.fixed_epoch(participations=4, separation=5)
 >>> round(identity(steps=20).sensitivity(epochs).value, 12)
@@ -51,36 +51,33 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies.numerics import fftconvolve, gamma, lfilter, padded
+from affidavit.mechanisms.strategies.numerics import Array, fftconvolve, gamma, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import (
     Sensitivity,
     Unaffordable,
-    of_inverse,
-    of_toeplitz,
+    inverse_sensitivity,
+    toeplitz_sensitivity,
 )
 from affidavit.mechanisms.strategies.strategy import (
     Strategy,
     Streaming,
-    checked_inverse,
-    checked_residual,
+    validate_inverse,
+    validate_residual,
 )
 
-Array = NDArray[np.float64]
-
 MAX_PRODUCTS = 2_000_000_000
-"""Products that computing a reciprocal, with its check, may take; about a second."""
+"""Products that a checked reciprocal may take, in about a second."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Toeplitz(Strategy):
-    """C with first column ``column``, or N with first column ``noise_column``; one is given.
+    """C with first column ``column``, or N with first column ``noise_column``.
 
-    Both hold at most ``steps`` coefficients and stand for zeros after them.
+    Exactly one is given, with at most ``steps`` coefficients; further ones are zero.
     """
 
     column: Array | None = None
@@ -90,7 +87,7 @@ class Toeplitz(Strategy):
     def from_strategy(
         cls, coefficients: Sequence[float] | Array, steps: int, *, kind: str = "toeplitz"
     ) -> Toeplitz:
-        """C by its first column, shape (m,), zero afterwards.
+        """Return the strategy with this first column of C, shape (m,), zero afterwards.
 
         Raises ``ValueError`` unless it is finite and its first entry is not 0.
         """
@@ -100,20 +97,23 @@ class Toeplitz(Strategy):
     def from_noise(
         cls, coefficients: Sequence[float] | Array, steps: int, *, kind: str = "toeplitz_inverse"
     ) -> Toeplitz:
-        """N by its first column, shape (m,), zero afterwards. Raises ``ValueError`` likewise."""
+        """Return the strategy with this first column of N, like ``from_strategy``.
+
+        ``coefficients`` have shape (m,). Raises ``ValueError``.
+        """
         return cls(kind=kind, steps=steps, noise_column=_column(coefficients, steps))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
+        """Return sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
         if self.column is not None:
-            return of_toeplitz(self.column, self.steps, participation)
+            return toeplitz_sensitivity(self.column, self.steps, participation)
         residual = self.residual
-        bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
-        return of_inverse(bound, residual)
+        bound = toeplitz_sensitivity(self.strategy_coefficients, self.steps, participation)
+        return inverse_sensitivity(bound, residual)
 
     @property
     def streaming(self) -> Streaming:
-        """A moving average of z where N is short, an autoregression where C is."""
+        """A moving average of z for a given N, an autoregression for a given C."""
         if self.noise_column is not None:
             return Streaming(
                 form="moving_average",
@@ -136,9 +136,9 @@ class Toeplitz(Strategy):
 
     @property
     def bands(self) -> int:
-        """The coefficients of C up to the last that is not zero; T for the inverse of a band.
+        """The number of coefficients of C up to the last nonzero one; T for a given N.
 
-        An inverse has no last coefficient, even where the doubles end in zeros.
+        An inverse has no last coefficient, even if the doubles end in zeros.
         """
         if self.column is not None:
             return len(np.trim_zeros(self.column, "b"))
@@ -146,9 +146,9 @@ class Toeplitz(Strategy):
 
     @cached_property
     def strategy_coefficients(self) -> Array:
-        """First column of C, shape (T,).
+        """The first column of C, shape (T,).
 
-        Raises ``Unaffordable`` where inverting N takes more than ``MAX_PRODUCTS`` operations.
+        Raises ``Unaffordable`` if inverting N takes more than ``MAX_PRODUCTS`` operations.
         """
         if self.column is not None:
             return padded(self.column, self.steps)
@@ -161,7 +161,7 @@ class Toeplitz(Strategy):
 
     @cached_property
     def noise_coefficients(self) -> Array:
-        """First column of N, shape (T,); for errors and streaming, not for sensitivity."""
+        """The first column of N, shape (T,), for errors and streaming, not for sensitivity."""
         if self.noise_column is not None:
             return padded(self.noise_column, self.steps)
         assert self.column is not None
@@ -170,14 +170,14 @@ class Toeplitz(Strategy):
         return newton_reciprocal(self.column, self.steps)
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of N. Shape (T, last - first)."""
+        """Return columns first..last-1 of N, shape (T, last - first)."""
         result = np.zeros((self.steps, last - first))
         for place in range(first, last):
             result[place:, place - first] = self.noise_coefficients[: self.steps - place]
         return result
 
     def strategy_matrix(self) -> Array:
-        """C, shape (T, T)."""
+        """Return C, shape (T, T)."""
         self._require_dense()
         return np.asarray(toeplitz(self.strategy_coefficients, np.zeros(self.steps)))
 
@@ -191,18 +191,18 @@ class Toeplitz(Strategy):
     def residual(self) -> float:
         """ρ ≥ ‖Ĉ N - I‖, rounding included.
 
-        0 where C is given; raises ``IllConditioned`` above ``MAX_RESIDUAL``.
+        It is 0 if C is given; raises ``IllConditioned`` above ``MAX_RESIDUAL``.
         """
         noise = self.noise_column
         if noise is None:
             return 0.0
-        computed = checked_inverse(self.strategy_coefficients)
+        computed = validate_inverse(self.strategy_coefficients)
         residual = lfilter(noise, [1.0], computed)
         residual[0] -= 1.0
         size = lfilter(np.abs(noise), [1.0], np.abs(computed))
         doubt = gamma(len(noise) + 2) * (size + 1.0)
         total = float(np.sum(np.abs(residual) + doubt)) * (1 + gamma(self.steps))
-        return checked_residual(total)
+        return validate_residual(total)
 
 
 def _column(coefficients: Sequence[float] | Array, steps: int) -> Array:
@@ -214,13 +214,16 @@ def _column(coefficients: Sequence[float] | Array, steps: int) -> Array:
 
 
 def reciprocal(series: Array, steps: int) -> Array:
-    """1 / ``series``, shape (m,), by its recurrence, O(T · m). Shape (steps,)."""
+    """Return 1 / ``series``, shape (m,), by its recurrence, in O(T · m); shape (steps,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(lfilter([1.0], series, padded(np.ones(1), steps)))
 
 
 def newton_reciprocal(series: Array, steps: int) -> Array:
-    """1 / ``series``, shape (m,), by Newton's y ← y (2 - series·y), O(T log T). Shape (steps,)."""
+    """Return 1 / ``series`` by Newton's y ← y (2 - series·y), in O(T log T); shape (steps,).
+
+    ``series`` has shape (m,).
+    """
     result = np.array([1.0 / series[0]])
     while len(result) < steps:
         size = min(2 * len(result), steps)
@@ -235,41 +238,41 @@ def _product(left: Array, right: Array, size: int) -> Array:
     return np.asarray(irfft(rfft(left, length) * rfft(right, length), length)[:size])
 
 
-DIRECT = 8192
-"""Lengths up to which two series are multiplied term by term."""
+MAX_DIRECT_LENGTH = 8192
+"""Length up to which two series are multiplied term by term."""
 
 
 def square_root(steps: int, *, momentum: float = 0.0) -> Toeplitz:
-    """C = A^(1/2) over ``steps``; ``momentum`` is β in [0, 1), here and below."""
+    """Return C = A^(1/2) over ``steps``; ``momentum`` is β in [0, 1), here and below."""
     return Toeplitz.from_strategy(_root(steps, momentum, -0.5), steps, kind="sqrt")
 
 
 def banded_root(steps: int, *, bands: int, momentum: float = 0.0) -> Toeplitz:
-    """BSR: the first ``bands`` coefficients of A^(1/2)."""
+    """Return BSR: C has the first ``bands`` coefficients of A^(1/2)."""
     return Toeplitz.from_strategy(_root(min(bands, steps), momentum, -0.5), steps, kind="bsr")
 
 
 def banded_inverse_root(steps: int, *, bands: int, momentum: float = 0.0) -> Toeplitz:
-    """BISR: N is the first ``bands`` coefficients of A^(-1/2)."""
+    """Return BISR: N has the first ``bands`` coefficients of A^(-1/2)."""
     return Toeplitz.from_noise(_root(min(bands, steps), momentum, 0.5), steps, kind="bisr")
 
 
 def _root(length: int, momentum: float, power: float) -> Array:
-    """The first coefficients of ((1-x)(1-βx))^power."""
+    """Return the first coefficients of ((1-x)(1-βx))^power."""
     plain = _binomial(length, power)
     if not momentum:
         return plain
     other = plain * momentum ** np.arange(length, dtype=np.float64)
-    product = np.convolve if length <= DIRECT else fftconvolve
+    product = np.convolve if length <= MAX_DIRECT_LENGTH else fftconvolve
     return np.asarray(product(plain, other)[:length])
 
 
 def _binomial(length: int, power: float) -> Array:
-    """Coefficients of (1-x)^power: a_j = a_{j-1} (j - 1 - power) / j."""
+    """Return the coefficients of (1-x)^power: a_j = a_{j-1} (j - 1 - power) / j."""
     places = np.arange(1, length, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod((places - 1 - power) / places)])
 
 
 def identity(steps: int) -> Toeplitz:
-    """C = N = I; its sensitivity is √k, never 1 for k > 1 participations."""
+    """Return C = N = I, whose sensitivity for k participations is √k."""
     return Toeplitz.from_noise([1.0], steps, kind="independent")

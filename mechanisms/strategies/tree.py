@@ -48,10 +48,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import MAX_WORK, Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
-    MAX_ERROR,
+    MAX_ERROR_STEPS,
     Errors,
     Strategy,
     Streaming,
@@ -59,7 +60,6 @@ from affidavit.mechanisms.strategies.strategy import (
 )
 from affidavit.mechanisms.strategies.workload import Workload
 
-Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 IMPOSSIBLE = -(1 << 40)
@@ -81,7 +81,7 @@ class Tree(Strategy):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Return sens(C), from the nodes; raises ``Unaffordable``."""
-        most, separation = participation.most(self.steps), participation.separation
+        most, separation = participation.max_participations(self.steps), participation.separation
         if most == 1:
             return Sensitivity.of_square(float(self.period.bit_length()), 1)
         if participation.schema == "fixed_epoch":
@@ -145,7 +145,7 @@ class Tree(Strategy):
             result[place, begin:end] = 1.0
         return result
 
-    def seen_matrix(self) -> Array:
+    def visible_matrix(self) -> Array:
         """Return the rows of C for the nodes in prefix sums, shape (T, T)."""
         seen = [released < dropped for _, _, released, dropped in self._nodes()]
         return np.asarray(self.strategy_matrix()[seen])
@@ -153,13 +153,13 @@ class Tree(Strategy):
     def errors(self, workload: Workload) -> Errors:
         """Return the errors: popcount of the step for prefix sums, else those of the matrix.
 
-        Raises ``TooLarge`` beyond ``MAX_ERROR`` / 4 steps of another workload.
+        Raises ``TooLarge`` beyond ``MAX_ERROR_STEPS`` / 4 steps of another workload.
         """
         if workload.is_prefix_sum:
             done, inside = np.divmod(np.arange(1, self.steps + 1), self.period)
             variance = done * self.period.bit_count() + _popcount(inside)
             return Errors(per_step=np.sqrt(variance.astype(np.float64)))
-        if self.steps > MAX_ERROR // 4:
+        if self.steps > MAX_ERROR_STEPS // 4:
             raise TooLarge(f"errors over {self.steps} steps without Toeplitz structure")
         output = workload.apply(self.noise_columns(0, 2 * self.steps))
         return Errors(per_step=np.sqrt(np.einsum("ij,ij->i", output, output)))
@@ -284,7 +284,11 @@ class _Search:
     def join(self, left: RangeSums, right: RangeSums, *, node: bool) -> RangeSums:
         """Return ``left`` followed by ``right``; ``node`` is true if one node holds both."""
         length = left.length + right.length
-        most = min(self.participations, left.most + right.most, -(-length // self.separation))
+        most = min(
+            self.participations,
+            left.most + right.most,
+            -(-length // self.separation),
+        )
         firsts = np.concatenate([left.firsts, left.length + right.firsts])
         firsts = firsts[: 1 + np.searchsorted(firsts, self.separation - 1)]
         lasts = np.concatenate([left.lasts, left.length + right.lasts])

@@ -1,21 +1,21 @@
-"""White noise inside correlated noise: what a run costs with lots that are drawn afresh.
+"""White noise inside correlated noise: the cost of a run with lots that are drawn afresh.
 
-Noise N z with z of deviation σ is white noise of deviation σ/‖C‖ and noise beside it that depends
-on nothing, because ``N Nᵀ ≥ I/‖C‖²``. A run with it therefore costs no more than the same run with
-independent noise of deviation σ/‖C‖, whatever the sampler and the adjacency. Of one record only
-the columns C_S of the steps S in which it may take part matter. From below the same holds
-with the least by which C_S stretches a vector.
+Noise N z, with z of standard deviation σ, is white noise of standard deviation σ/‖C‖ plus further
+independent noise, because ``N Nᵀ ≥ I/‖C‖²``. So a run costs no more than the same run with
+independent noise of standard deviation σ/‖C‖, for every sampler and adjacency. For one record only
+the columns C_S of the steps S in which it may take part matter. The same holds from below with the
+least factor by which C_S stretches a vector.
 
-Both are read off X = C_SᵀC_S row by row: ``‖C_S‖² ≤ max_i (|X| v)_i / v_i`` for every v > 0
-(Collatz and Wielandt) and ``‖C_S v‖² ≥ min_i (X_ii - Σ_{j≠i} |X_ij|) ‖v‖²`` (Gershgorin). Of
-Toeplitz C they need products with shifts of its first column alone; other strategies are formed.
+Both factors follow from X = C_SᵀC_S row by row: ``‖C_S‖² ≤ max_i (|X| v)_i / v_i`` for every v > 0
+(Collatz and Wielandt) and ``‖C_S v‖² ≥ min_i (X_ii - Σ_{j≠i} |X_ij|) ‖v‖²`` (Gershgorin). For a
+Toeplitz C they need only products of its first column with shifts; other strategies are formed.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 >>> pair = Toeplitz.from_strategy([1.0, 0.5], steps=100)
->>> round(most_stretch(pair, turn=1), 3), round(most_stretch(pair, turn=2) ** 2, 9)
+>>> round(max_stretch(pair, turn=1), 3), round(max_stretch(pair, turn=2) ** 2, 9)
 (1.5, 1.25)
 
-Along one direction of the outputs all steps can be seen at once.
+Along one direction of the outputs all steps are visible at once (``project_columns``).
 
 Reference: docs/theorems/correlated-noise.md, Theorems 11 to 13.
 """
@@ -27,10 +27,10 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.numerics import (
     UNIT,
+    Array,
     fftconvolve,
     gamma,
     root_down,
@@ -39,9 +39,9 @@ from affidavit.mechanisms.strategies.numerics import (
 )
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.scheduled import Scheduled
-from affidavit.mechanisms.strategies.sensitivity import comb
+from affidavit.mechanisms.strategies.sensitivity import sum_shifts
 from affidavit.mechanisms.strategies.strategy import (
-    EVALUATION,
+    COEFFICIENT_ERROR,
     MAX_VECTOR,
     Strategy,
     TooLarge,
@@ -49,26 +49,24 @@ from affidavit.mechanisms.strategies.strategy import (
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import MAX_MATRIX_STEPS
 
-Array = NDArray[np.float64]
-
-ITERATED = 20_000
-"""Steps up to which vectors for the largest singular value of a Toeplitz C are tried."""
+MAX_ITERATED_STEPS = 20_000
+"""Steps up to which the largest singular value of a Toeplitz C is iterated."""
 ITERATIONS = 8
-KEPT = 0.98
-"""Share of the largest squared column norm that a column counted from below has at least."""
+MIN_NORM_SHARE = 0.98
+"""Least share of the largest squared column norm for a column that a lower bound counts."""
 
 
 @lru_cache(maxsize=8)
-def most_stretch(strategy: Strategy, turn: int) -> float:
-    """‖C_S‖ for the steps S of any group g, g + b, g + 2b, ..., b = ``turn``; rounded up.
+def max_stretch(strategy: Strategy, turn: int) -> float:
+    """Return ‖C_S‖, rounded up, for the steps S of any group g, g + b, g + 2b, ..., b = ``turn``.
 
-    Raises ``TooLarge`` where C has no structure and is not formed.
+    Raises ``TooLarge`` if C has no structure and too many steps.
     """
     if isinstance(strategy, Scheduled) and strategy.steps > MAX_MATRIX_STEPS:
         largest = float(np.max(strategy.factors))
-        return most_stretch(strategy.unscaled, turn) * largest * (1 + 4 * UNIT)
+        return max_stretch(strategy.unscaled, turn) * largest * (1 + 4 * UNIT)
     if isinstance(strategy, Tree):
-        # Node by node: a step shares a node of 2^l steps with ⌈2^l / b⌉ steps of its group.
+        # A step shares a node of 2^l steps with ⌈2^l / b⌉ steps of its group.
         levels = range(strategy.period.bit_length())
         return root_up(float(sum(-(-(1 << level) // turn) for level in levels)), 1)
     if strategy.steps > MAX_VECTOR:
@@ -77,22 +75,22 @@ def most_stretch(strategy: Strategy, turn: int) -> float:
     if coefficients is None:
         squared = _largest_of_groups(np.abs(strategy.strategy_matrix()), turn)
     else:
-        # In the middle of a long run a row meets each shift before it and after it.
+        # In the middle of a long run, a row meets each shift before and after it.
         column, count = np.abs(coefficients), -(-strategy.steps // turn)
         squared = 2 * _overlap(column, turn, count) - float(column @ column)
-        if strategy.steps <= ITERATED:
+        if strategy.steps <= MAX_ITERATED_STEPS:
             squared = min(squared, _largest_of_shifts(column, turn))
-    slack = gamma(4 * strategy.steps + 64) + 4 * EVALUATION
+    slack = gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR
     residual = strategy.residual
     return root_up(squared * (1 + slack), 4) * (1 + 4 * UNIT) / (1 - residual)
 
 
 @lru_cache(maxsize=8)
-def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
-    """A bound s and a number n: ‖C_S v‖ ≥ s ‖v‖ for n steps S of one group; s is rounded down.
+def min_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
+    """Return s, rounded down, and n such that ‖C_S v‖ ≥ s ‖v‖ for n steps S of one group.
 
-    The steps are as near to each other as leaves at least half of a squared column norm. Where
-    none are, or C is not Toeplitz, n is 1.
+    The steps are as close as possible with s² at least half of a squared column norm. n is 1 if
+    there are none, or if C is not Toeplitz.
     """
     single = strategy.sensitivity(Participation.single()).attained, 1
     if strategy.steps > MAX_VECTOR or strategy.strategy_coefficients is None:
@@ -100,14 +98,14 @@ def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     column = np.abs(strategy.strategy_coefficients)
     squares = np.cumsum(column**2)
     whole = float(squares[-1])
-    # A column of so many steps has nearly the norm of the first.
-    enough = int(np.searchsorted(squares, KEPT * whole)) + 1
+    # A column of this many steps has nearly the norm of the first.
+    enough = int(np.searchsorted(squares, MIN_NORM_SHARE * whole)) + 1
     spacing = turn
     while strategy.steps - enough >= spacing:
         count = 1 + (strategy.steps - enough) // spacing
-        squared = KEPT * whole - 2 * max(0.0, _overlap(column, spacing, count) - whole)
+        squared = MIN_NORM_SHARE * whole - 2 * max(0.0, _overlap(column, spacing, count) - whole)
         if squared >= whole / 2:
-            slack = gamma(4 * strategy.steps + 64) + 4 * EVALUATION
+            slack = gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR
             bound = root_down(squared * (1 - 8 * slack), 4)
             return bound * (1 - 4 * UNIT) / (1 + strategy.residual), count
         spacing *= 2
@@ -115,11 +113,11 @@ def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
 
 
 @lru_cache(maxsize=8)
-def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
-    """At most |⟨v, c_t⟩| for one unit vector v and the steps t = 0, b, 2b, ..., b = ``turn``.
+def project_columns(strategy: Strategy, turn: int) -> Array:
+    """Return lower bounds of |⟨v, c_t⟩| for one unit vector v and t = 0, b, 2b, ..., b = ``turn``.
 
-    v is along the sum of these columns, or of them with alternating signs. Shape (n,), none below
-    zero. Raises ``TooLarge`` where C has no structure and is not formed.
+    v is along the sum of these columns, or of the columns with alternating signs. Shape (n,), not
+    negative; one zero if C has no structure and too many steps.
     """
     steps, count = strategy.steps, -(-strategy.steps // turn)
     column = strategy.strategy_coefficients if steps <= MAX_VECTOR else None
@@ -130,28 +128,28 @@ def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
     signs = np.ones(count)
     signs[1::2] = -1.0
     sums = [times(np.ones(count)), times(signs)]
-    along = max(sums, key=lambda each: float(np.linalg.norm(each)))
+    along = max(sums, key=lambda total: float(np.linalg.norm(total)))
     length = float(np.linalg.norm(along))
-    slack = gamma(4 * steps + 64) + 4 * EVALUATION
+    slack = gamma(4 * steps + 64) + 4 * COEFFICIENT_ERROR
     # C = (I + R)⁻¹ Ĉ moves each column by at most ρ / (1 - ρ) of its length.
     moved = 2.2 * strategy.residual * length * longest
-    shown = np.abs(back(along, False)) - back(np.abs(along), True) * slack - moved
+    projections = np.abs(back(along, False)) - back(np.abs(along), True) * slack - moved
     if column is not None:
-        shown -= 2 * transform_slack(steps) * longest * length
+        projections -= 2 * transform_slack(steps) * longest * length
     return np.asarray(
-        np.maximum(shown, 0.0) / root_up(float(along @ along), steps) * (1 - 4 * UNIT)
+        np.maximum(projections, 0.0) / root_up(float(along @ along), steps) * (1 - 4 * UNIT)
     )
 
 
 def _products(
     strategy: Strategy, column: Array | None, turn: int
 ) -> tuple[Callable[[Array], Array], Callable[[Array, bool], Array], float]:
-    """Products with the columns of C that are ``turn`` apart, and with their transpose or |C|'s.
+    """Return products with the columns of C that are ``turn`` apart and with their transpose.
 
-    And about the longest column's length.
+    The second function takes whether to use |C|. The number is about the largest column norm.
     """
     if column is None:
-        columns = strategy.seen_matrix()[:, ::turn]
+        columns = strategy.visible_matrix()[:, ::turn]
 
         def back_dense(vector: Array, absolute: bool) -> Array:
             return np.asarray((np.abs(columns) if absolute else columns).T @ vector)
@@ -173,12 +171,12 @@ def _products(
 
 
 def _overlap(column: Array, spacing: int, count: int) -> float:
-    """Σ_{j < count} ⟨c, S^(jb) c⟩."""
-    return float(column @ comb(column, count, spacing))
+    """Return Σ_{j < count} ⟨c, S^(jb) c⟩."""
+    return float(column @ sum_shifts(column, count, spacing))
 
 
 def _largest_of_groups(matrix: Array, turn: int) -> float:
-    """At least the largest ‖C_S‖² of a group, for C ≥ 0 of shape (rows, T)."""
+    """Return an upper bound of ‖C_S‖² over all groups, for C ≥ 0 of shape (rows, T)."""
     largest = 0.0
     for group in range(min(turn, matrix.shape[1])):
         columns = matrix[:, group::turn]
@@ -192,7 +190,7 @@ def _gram_times(columns: Array, vector: Array) -> Array:
 
 
 def _largest_of_shifts(column: Array, turn: int) -> float:
-    """At least ‖C_S‖² of the first group of a Toeplitz C ≥ 0, that of any other."""
+    """Return an upper bound of ‖C_S‖² over all groups, for a Toeplitz C ≥ 0."""
     steps, length = len(column), float(np.linalg.norm(column))
     slack = transform_slack(steps)
 
@@ -208,7 +206,7 @@ def _largest_of_shifts(column: Array, turn: int) -> float:
 
 
 def _largest_eigenvalue(product: Callable[[Array], Array], size: int) -> float:
-    """At least that of a matrix ≥ 0 with no zero on its diagonal, from its ``product`` with v."""
+    """Return an upper bound for a matrix ≥ 0 without zeros on its diagonal."""
     vector, least = np.ones(size), math.inf
     for _ in range(ITERATIONS):
         image = product(vector)

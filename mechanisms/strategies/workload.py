@@ -1,11 +1,11 @@
-"""Workload: the linear map from released gradients to the iterates that are looked at.
+"""Workload: the linear map from released gradients to the observed iterates.
 
-The error of correlated noise is the error of A·N·z, A the workload and N the injected
-noise. A shapes which strategy is good and what its error is; it never enters the guarantee.
+The error of correlated noise is that of A·N·z, with A the workload and N the injected noise. A
+determines which strategy is good and what its error is, and never enters the guarantee.
 
 * ``prefix_sum``: plain SGD at a constant rate, A[t, j] = 1 for j ≤ t.
 * ``momentum``: heavy-ball momentum β with learning rates η_0, η_1, ...,
-  A[t, j] = Σ_{s=j..t} η_s β^(s-j), the iterates' sum of updates after step t.
+  A[t, j] = Σ_{s=j..t} η_s β^(s-j), the sum of updates after step t.
 
 >>> Workload(momentum=0.5, learning_rates=(1.0, 2.0)).matrix(2)
 array([[1., 0.],
@@ -22,19 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import lfilter
-
-Array = NDArray[np.float64]
+from affidavit.mechanisms.strategies.numerics import Array, lfilter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """Heavy-ball momentum β in [0, 1) with learning rates; the default is the prefix sum.
 
-    ``learning_rates`` η has one positive rate a step; None is the constant rate 1, which
-    makes the workload Toeplitz.
+    ``learning_rates`` η has one positive rate per step. None is the constant rate 1, which makes
+    the workload Toeplitz.
     """
 
     momentum: float = 0.0
@@ -46,13 +43,13 @@ class Workload:
 
     @property
     def is_prefix_sum(self) -> bool:
-        """Whether this is A[t, j] = 1."""
+        """Whether A[t, j] = 1 for j ≤ t."""
         return self.momentum == 0 and self.learning_rates is None
 
     def rates(self, steps: int) -> Array:
-        """η_0, ..., η_{T-1}; shape (steps,).
+        """Return η_0, ..., η_{T-1}, shape (steps,).
 
-        Raises ``ValueError`` where there are fewer than ``steps``.
+        Raises ``ValueError`` if there are fewer than ``steps``.
         """
         if self.learning_rates is None:
             return np.ones(steps)
@@ -61,7 +58,7 @@ class Workload:
         return np.asarray(self.learning_rates[:steps], dtype=np.float64)
 
     def apply(self, columns: Array) -> Array:
-        """A·columns, for shape (steps,) or (steps, m), in O(steps · m)."""
+        """Return A·columns for shape (steps,) or (steps, m), in O(steps · m)."""
         if not columns.size:
             return columns
         velocity = (
@@ -73,7 +70,7 @@ class Workload:
         return np.cumsum(velocity, axis=0)
 
     def coefficients(self, steps: int) -> Array | None:
-        """First column of A where A is Toeplitz (no learning rates), else None. Shape (steps,)."""
+        """Return the first column of A, shape (steps,), or None for learning rates."""
         if self.learning_rates is not None:
             return None
         impulse = np.zeros(steps)
@@ -81,10 +78,10 @@ class Workload:
         return self.apply(impulse)
 
     def matrix(self, steps: int) -> Array:
-        """A, shape (steps, steps), lower triangular."""
+        """Return A, lower triangular, shape (steps, steps)."""
         return self.apply(np.eye(steps))
 
     def gram(self, steps: int) -> Array:
-        """AᵀA, shape (steps, steps)."""
+        """Return AᵀA, shape (steps, steps)."""
         matrix = self.matrix(steps)
         return matrix.T @ matrix

@@ -92,10 +92,10 @@ def test_other_numbers_have_another_digest(plan_of: Make, store: Store) -> None:
         "momentum": 0.0,
         "learning_rates": None,
     }
-    store.construct(request, pytest.fail)
+    store.get_or_compute(request, pytest.fail)
     for path in store.directory.iterdir():
         path.unlink()
-    store.construct(request, lambda: {"strategy": 2 * np.eye(30)})
+    store.get_or_compute(request, lambda: {"strategy": 2 * np.eye(30)})
     correlation._built.cache_clear()
     second = certify(plan).as_result()["strategy"]
     assert second["digest"] != first["digest"]

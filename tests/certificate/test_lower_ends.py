@@ -64,7 +64,7 @@ def test_a_tree_too_long_for_its_patterns_is_bounded_by_its_levels() -> None:
 
 def test_no_lower_end_of_a_tree_is_of_nodes_that_nobody_sees() -> None:
     """N⁻¹ has the rows of left children: two steps with the record show √5, not √6."""
-    inverse = Tree.of(24).seen_matrix()
+    inverse = Tree.of(24).visible_matrix()
     norms = [np.linalg.norm(inverse[:, place::3].sum(axis=1)) for place in range(3)]
     truth = GaussianCurve(mu=float(max(norms)))
     lower, _ = bracket()

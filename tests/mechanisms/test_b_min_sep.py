@@ -24,8 +24,8 @@ from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.participation_mixture import (
     _taken_more_than,
+    projected_separated_mixture,
     separated_mixture,
-    shown_separated,
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.plan import (
@@ -326,7 +326,7 @@ def test_laws_of_participations_are_on_their_side_of_the_enumerated_one(
     for warm in (True, False):
         counts = [(chance, sum(rows)) for chance, rows in patterns(steps, p, separation, warm=warm)]
         upper = separated_mixture(1.0, steps, p, separation)
-        shown = shown_separated(np.ones(steps), Fraction(p), separation, math.inf)
+        shown = projected_separated_mixture(np.ones(steps), Fraction(p), separation, math.inf)
         assert shown is not None
         for k in range(1, 6):
             truth = sum(chance for chance, count in counts if count >= k)

@@ -22,15 +22,15 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.participation_mixture import shown_mixture
+from affidavit.mechanisms.strategies.participation_mixture import projected_mixture
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_inverse_root, square_root
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.white_noise import (
-    least_stretch,
-    most_stretch,
-    shown_along_a_direction,
+    max_stretch,
+    min_stretch,
+    project_columns,
 )
 from affidavit.plan import Event, GaussianMixture, Plan, alternatives
 from affidavit.plan.parse import plan_from
@@ -183,8 +183,8 @@ def test_stretches_enclose_the_singular_values_of_the_columns_of_a_group(
         for all_columns in (groups, map(np.abs, groups))
     )
     loose = 1.7 if isinstance(strategy, Tree) else 1.02
-    assert most <= most_stretch(strategy, turn) <= loose * of_sizes
-    bound, count = least_stretch(strategy, turn)
+    assert most <= max_stretch(strategy, turn) <= loose * of_sizes
+    bound, count = min_stretch(strategy, turn)
     columns = [matrix[:, :: turn << power][:, :count] for power in range(7)]
     least = [
         np.linalg.svd(chosen, compute_uv=False).min()
@@ -199,8 +199,8 @@ def test_stretches_enclose_the_singular_values_of_the_columns_of_a_group(
 @pytest.mark.parametrize("turn", [1, 7])
 def test_some_direction_shows_as_much_of_all_columns(strategy: Strategy, turn: int) -> None:
     """Along v: no sum of columns, with signs of their own, is shorter than what it shows."""
-    shown = shown_along_a_direction(strategy, turn)
-    columns = strategy.seen_matrix()[:, ::turn]
+    shown = project_columns(strategy, turn)
+    columns = strategy.visible_matrix()[:, ::turn]
     for signs in (np.ones(len(shown)), (-1.0) ** np.arange(len(shown))):
         along = columns @ signs / np.linalg.norm(columns @ signs)
         if np.all(shown <= np.abs(columns.T @ along) * (1 + 1e-15)):
@@ -217,7 +217,7 @@ def test_no_move_is_shown_more_often_than_it_is_reached(records: int, farthest: 
     rng = np.random.default_rng(records)
     for rate in (0.02, 0.3):
         moves = np.append(rng.uniform(0.0, 2.0, 4), [1.0, 0.0])
-        law = shown_mixture(moves, probability=rate, records=records, farthest=farthest)
+        law = projected_mixture(moves, probability=rate, records=records, farthest=farthest)
         assert law is not None
         counts = np.array(list(product(range(records + 1), repeat=6)))
         chances = binom.pmf(counts, records, rate).prod(axis=1)
@@ -232,7 +232,7 @@ def test_no_move_is_shown_more_often_than_it_is_reached(records: int, farthest: 
 
 def test_moves_that_are_never_made_show_nothing() -> None:
     for moves in (np.zeros(3), np.full(2000, 1.0)):
-        assert shown_mixture(moves, probability=0.999, records=1, farthest=math.inf) is None
+        assert projected_mixture(moves, probability=0.999, records=1, farthest=math.inf) is None
 
 
 @pytest.mark.ordinary("1.0-0.05", "3.0-0.4")
@@ -242,8 +242,8 @@ def test_what_one_direction_shows_is_attained_and_more_than_single_steps(
     rate: float, sigma: float
 ) -> None:
     strategy = square_root(3)
-    law = shown_mixture(
-        shown_along_a_direction(strategy, 1), probability=rate, records=1, farthest=math.inf
+    law = projected_mixture(
+        project_columns(strategy, 1), probability=rate, records=1, farthest=math.inf
     )
     assert law is not None
     event = GaussianMixture(weights=law.weights, noise_multiplier=sigma / law.spacing)

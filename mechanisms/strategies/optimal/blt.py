@@ -1,22 +1,20 @@
 """Optimal buffered linear Toeplitz noise, at a cost that does not grow with the steps.
 
-C has generating function Π (1 - θ̂_i x) / Π (1 - θ_i x) and N = C⁻¹ its reciprocal. With
-interlaced poles 1 > θ_1 > θ̂_1 > θ_2 > θ̂_2 > ... > 0 the scales of C are positive,
+C has generating function Π (1 - θ̂_i x) / Π (1 - θ_i x) and N = C⁻¹ its reciprocal. With interlaced
+poles 1 > θ_1 > θ̂_1 > θ_2 > θ̂_2 > ... > 0 the scales of C are positive,
 
     ω_i = Π_j (θ_i - θ̂_j) / Π_{j≠i} (θ_i - θ_j),    Σ ω_i = Σ (θ_i - θ̂_i) < 1,
 
-so that c_0 = 1, c_t = Σ ω_i θ_i^{t-1} is positive and decreases, and the sensitivity is exact
-for every schema. The error of the prefix sum is e_t = e_∞ + Σ γ_i θ̂_i^t with positive terms
-(heavy-ball momentum at a constant rate adds one pole, β). Hence rms², max² and sens² are
-sums of geometric series over pairs of poles (``loss``), O(d² log T) for d buffers
-and any T, without cancellation. Learning rates need the quadratic form of ``loss``
-and are offered as far as that is.
+so c_0 = 1, c_t = Σ ω_i θ_i^{t-1} is positive and decreases, and the sensitivity is exact for every
+schema. The error of the prefix sum is e_t = e_∞ + Σ γ_i θ̂_i^t with positive terms (heavy-ball
+momentum at a constant rate adds one pole, β). Hence rms², max² and sens² are sums of geometric
+series over pairs of poles (``loss``), in O(d² log T) for d buffers and any T, without cancellation.
+Learning rates use the quadratic form of ``loss``, up to its limit of steps.
 
-The search runs over the rates s = -log θ: log s_1, then the logarithms of the gaps in log s
-between neighbouring poles, so that every point of the search is a valid strategy and all
-horizons from one step to all steps are equally far. Gradients are complex-step derivatives,
-exact to rounding. Starts are spaced evenly in log s, over two ranges. Poles may come as close
-as the search allows; fewer buffers would then do as well.
+The search is over the rates s = -log θ: log s_1, then the logarithms of the gaps in log s between
+neighbouring poles. So every point is a valid strategy, and all horizons from one step to all steps
+are equally far. Gradients are complex-step derivatives, exact to rounding. Starts are evenly spaced
+in log s, over two ranges. If poles come as close as the search allows, fewer buffers would do.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> from affidavit.mechanisms.strategies.workload import Workload
@@ -33,16 +31,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.optimal.loss import (
-    DIVERGED,
-    NotOffered,
+    DIVERGED_LOSS,
     Numbers,
     Objective,
     ToeplitzLoss,
-    cross,
-    ladder,
+    UnsupportedObjective,
+    cross_sums,
+    geometric_sums,
     minimize_loss,
     outer,
     pairs,
@@ -50,14 +48,12 @@ from affidavit.mechanisms.strategies.optimal.loss import (
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
 
-Array = NDArray[np.float64]
-
-FASTEST = 300.0
-"""Largest rate that is evaluated: e^-300 is no memory at all."""
-CLOSEST, WIDEST = -9.0, 3.0
-"""Logarithms of the least and the largest gap between neighbouring poles, in log s."""
-STEP = 1e-30
-"""Imaginary step: its square vanishes beside every real part."""
+MAX_RATE = 300.0
+"""The largest rate that is evaluated; e^-300 is no memory at all."""
+MIN_LOG_GAP, MAX_LOG_GAP = -9.0, 3.0
+"""Logarithms of the least and largest gap between neighbouring poles, in log s."""
+COMPLEX_STEP = 1e-30
+"""The imaginary step, whose square vanishes beside every real part."""
 
 
 def optimal_blt(
@@ -68,10 +64,10 @@ def optimal_blt(
     *,
     objective: Objective = "rms",
 ) -> tuple[Array, Array]:
-    """Decays θ in (0, 1), decreasing, and scales ω > 0 with Σ ω < 1; shape (buffers,) each.
+    """Return decays θ in (0, 1), decreasing, and scales ω > 0 with Σ ω < 1, shape (buffers,) each.
 
-    Raises ``NotOffered`` for the largest error under learning rates, and ``TooLarge`` for these
-    over too many steps.
+    Raises ``UnsupportedObjective`` for the largest error under learning rates, and ``TooLarge`` for
+    learning rates over too many steps.
     """
     if buffers < 1:
         raise ValueError("a buffered strategy needs at least one buffer")
@@ -83,11 +79,11 @@ def optimal_blt(
         return np.asarray(np.log(error(rates, inverse)) + np.log(size))
 
     def derived(point: Array) -> tuple[float, Array]:
-        if _rates(point)[1][-1] > FASTEST:
-            return DIVERGED, np.zeros(len(point))
-        shifted = point + 1j * STEP * np.eye(len(point))
+        if _rates(point)[1][-1] > MAX_RATE:
+            return DIVERGED_LOSS, np.zeros(len(point))
+        shifted = point + 1j * COMPLEX_STEP * np.eye(len(point))
         values = loss(shifted)
-        return float(values[0].real), values.imag / STEP
+        return float(values[0].real), values.imag / COMPLEX_STEP
 
     bounds = _bounds(steps, buffers)
     results = [
@@ -100,37 +96,37 @@ def optimal_blt(
 
 
 def scales_of(rates: Numbers, inverse: Numbers) -> Numbers:
-    """ω of the series with poles e^{-rates} and zeros e^{-inverse}; shapes (..., d)."""
+    """Return ω of the series with poles e^{-rates} and zeros e^{-inverse}, shapes (..., d)."""
     poles = np.exp(-rates)
     above = poles[..., :, None] * -np.expm1(rates[..., :, None] - inverse[..., None, :])
     below = poles[..., :, None] * -np.expm1(rates[..., :, None] - rates[..., None, :])
     places = np.arange(rates.shape[-1])
     below[..., places, places] = 1.0
-    # Factor by factor: the products alone may underflow.
+    # Factor by factor, because the products alone may underflow.
     return np.asarray(np.diagonal(above, axis1=-2, axis2=-1) * _ratios(above, below))
 
 
 def squared_sensitivity(
     rates: Numbers, scales: Numbers, steps: int, participation: Participation
 ) -> Numbers:
-    """sens² of C for poles e^{-rates}; shapes (..., d) to (...,), in O(d² log T).
+    """Return sens² of C for poles e^{-rates}, shapes (..., d) to (...,), in O(d² log T).
 
-    At offset u of the m-th stretch of b steps, the stacked columns hold
-    Σ_i a_i e^{-s_i u} g_{m+1}(s_i b) with a_i = ω_i e^{s_i}, plus 1 - Σ a_i where u = 0; the
-    last stretch has τ = T - (k-1) b steps.
+    At offset u of the m-th range of b steps, the stacked columns hold
+    Σ_i a_i e^{-s_i u} g_{m+1}(s_i b) with a_i = ω_i e^{s_i}, plus 1 - Σ a_i at u = 0. The last
+    range has τ = T - (k-1) b steps.
     """
-    most, separation = participation.most(steps), participation.separation
+    most, separation = participation.max_participations(steps), participation.separation
     amplitudes = scales * np.exp(rates)
     weights, sums = outer(amplitudes, amplitudes), pairs(rates)
     first = 1 - np.sum(amplitudes, axis=-1)
-    stacked, _ = ladder(separation * rates, most)
-    tail, _ = ladder(sums, steps - (most - 1) * separation)
+    stacked, _ = geometric_sums(separation * rates, most)
+    tail, _ = geometric_sums(sums, steps - (most - 1) * separation)
     begun = np.sum(amplitudes * stacked, axis=-1)
     total = np.sum(weights * outer(stacked, stacked) * tail, axis=(-2, -1))
     total = total + first * (2 * begun + first)
     if most > 1:
-        earlier = cross(separation * rates, most - 1)
-        whole, _ = ladder(sums, separation)
+        earlier = cross_sums(separation * rates, most - 1)
+        whole, _ = geometric_sums(sums, separation)
         begun = np.sum(amplitudes * earlier.total, axis=-1)
         total = total + np.sum(weights * earlier.products * whole, axis=(-2, -1))
         total = total + first * (2 * begun + (most - 1) * first)
@@ -140,7 +136,10 @@ def squared_sensitivity(
 def squared_error(
     rates: Numbers, inverse: Numbers, steps: int, momentum: float, objective: Objective
 ) -> Numbers:
-    """rms² or max² at unit noise, constant learning rate; (..., d) to (...,), O(d² log T)."""
+    """Return rms² or max² at unit noise, shapes (..., d) to (...,), in O(d² log T).
+
+    The learning rate is constant.
+    """
     poles, final = inverse, np.prod(np.expm1(-rates) / np.expm1(-inverse), axis=-1)
     # Transient of pole θ̂_i: its scale in N, over 1 - 1/θ̂_i of the cumulative sum.
     amplitudes = scales_of(inverse, rates) / np.expm1(-inverse)
@@ -155,7 +154,7 @@ def squared_error(
         amplitudes = np.concatenate([amplitudes, added[..., None]], axis=-1)
     poles = np.concatenate([0 * poles[..., :1], poles], axis=-1)
     amplitudes = np.concatenate([final[..., None], amplitudes], axis=-1)
-    last, total = ladder(pairs(poles), steps)
+    last, total = geometric_sums(pairs(poles), steps)
     sums = last if objective == "max" else total / steps
     return np.asarray(np.sum(outer(amplitudes, amplitudes) * sums, axis=(-2, -1)))
 
@@ -168,8 +167,8 @@ def _squared_error(
             rates, inverse, steps, workload.momentum, objective
         )
     if objective == "max":
-        raise NotOffered(
-            "the largest error under learning rates is optimised by dense strategies only"
+        raise UnsupportedObjective(
+            "only dense strategies minimise the largest error under learning rates"
         )
     loss = ToeplitzLoss.of(steps=steps, workload=workload, participation=participation)
     quadratic = loss.quadratic
@@ -183,7 +182,7 @@ def _squared_error(
 
 
 def _noise(rates: Numbers, inverse: Numbers, steps: int) -> Numbers:
-    """First column of N: 1, then Σ ω̂_i θ̂_i^{t-1}; shape (..., T)."""
+    """Return the first column of N: 1, then Σ ω̂_i θ̂_i^{t-1}; shape (..., T)."""
     times = np.arange(steps - 1, dtype=np.float64)
     scales = scales_of(inverse, rates)
     later = np.einsum("...i,...it->...t", scales, np.exp(-inverse[..., None] * times))
@@ -191,14 +190,14 @@ def _noise(rates: Numbers, inverse: Numbers, steps: int) -> Numbers:
 
 
 def _rates(point: Numbers) -> tuple[Numbers, Numbers]:
-    """s of C's poles and of N's, interlaced: log s_1, then logarithms of the gaps in log s."""
+    """Return s of the poles of C and of N from log s_1 and the logarithms of the gaps in log s."""
     gaps = np.concatenate([point[..., :1], np.exp(point[..., 1:])], axis=-1)
     rates = np.exp(np.cumsum(gaps, axis=-1))
     return rates[..., 0::2], rates[..., 1::2]
 
 
 def _starts(steps: int, buffers: int) -> list[Array]:
-    """Poles evenly spaced in log s, from 1/T or 10/T up to 2."""
+    """Return poles evenly spaced in log s, from 1/T or 10/T up to 2."""
     result = []
     for longest in (1.0, 10.0):
         places = np.linspace(np.log(min(longest / steps, 0.5)), np.log(2.0), 2 * buffers)
@@ -207,11 +206,11 @@ def _starts(steps: int, buffers: int) -> list[Array]:
 
 
 def _bounds(steps: int, buffers: int) -> list[tuple[float, float]]:
-    return [(np.log(1e-3 / steps), 1.0)] + [(CLOSEST, WIDEST)] * (2 * buffers - 1)
+    return [(np.log(1e-3 / steps), 1.0)] + [(MIN_LOG_GAP, MAX_LOG_GAP)] * (2 * buffers - 1)
 
 
 def _ratios(above: Numbers, below: Numbers) -> Numbers:
-    """Π_{j≠i} above_ij / below_ij."""
+    """Return Π_{j≠i} above_ij / below_ij."""
     ratios = above / below
     places = np.arange(above.shape[-1])
     ratios[..., places, places] = 1.0

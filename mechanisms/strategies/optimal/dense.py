@@ -1,26 +1,26 @@
-"""Optimal dense and banded strategies, the dense one with a proof of how near it is to the optimum.
+"""Optimal dense and banded strategies; the dense one has a proved gap to the optimum.
 
-Minimise Σ_t w_t ‖row t of A C⁻¹‖² · sens(C)² over every C, that is over X = CᵀC, by its dual
-(``dual``), which has one block for each pattern of steps that one record may share. At its
-maximum, X has no entries between different steps of one pattern and equal traces on all of them.
-Such an X is non-negative inside every pattern and its sensitivity is exact, √(trace). So the
-optimum over strategies whose columns are orthogonal inside patterns is the optimum over all
-strategies, contributions being vectors of any sign.
+Σ_t w_t ‖row t of A C⁻¹‖² · sens(C)² is minimised over every C, that is over X = CᵀC, by its dual
+(``dual``), which has one block for each pattern of steps of one record. At its maximum, X has no
+entries between different steps of one pattern and equal traces on all of them. Such an X is
+non-negative inside every pattern and its sensitivity is exact, √(trace). So the optimum over
+strategies whose columns are orthogonal inside patterns is the optimum over all strategies, for
+contributions of any sign.
 
 * One participation: V is a diagonal v.
 * ``fixed_epoch`` with k·b ≥ T: the patterns are the residues modulo b.
-* ``min_separation`` with k ≥ 2: the residues modulo max(b, ⌈T/k⌉) are some of its patterns,
-  so the bound holds; the strategy is the best of the one for those residues, the optimal banded
-  one (X banded with b diagonals, exact) and the optimal decreasing Toeplitz one, each at
-  the sensitivity that can be certified for it. The gap need not close.
-* ``max``: the weights are searched too (Σ w = 1). Under momentum with falling rates, where a
-  few last steps decide, the search may stay far from the optimum; the strategy for rms is
-  then a candidate, and the gap says what is not known.
+* ``min_separation`` with k ≥ 2: the residues modulo max(b, ⌈T/k⌉) are some of its patterns, so
+  the bound holds. The strategy is the best of the one for those residues, the optimal banded one
+  (X banded with b diagonals, exact) and the optimal decreasing Toeplitz one, each at its certified
+  sensitivity. The gap need not close.
+* ``max``: the weights are searched too (Σ w = 1). Under momentum with falling rates, where the last
+  few steps decide, the search may stay far from the optimum. The strategy for rms is then a
+  candidate, and the gap states what is not known.
 
 X is made feasible (entries inside patterns removed, traces equal) and factored from the lower
-right, C = (chol(X[::-1, ::-1])ᵀ)[::-1, ::-1]; the gap is between that C, with the sensitivity
-that can be certified for it, and the proved bound. The convergence-aware weighting Λ_τ changes the
-workload of the objective to Λ_τ A and nothing else; the noise injected stays C⁻¹z.
+right, C = (chol(X[::-1, ::-1])ᵀ)[::-1, ::-1]. The gap is between this C, at its certified
+sensitivity, and the proved bound. The convergence-aware weighting Λ_τ only changes the workload of
+the objective to Λ_τ A; the injected noise stays C⁻¹z.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> C, gap = optimal_dense(np.tri(4), Participation.single())
@@ -28,18 +28,17 @@ workload of the objective to Λ_τ A and nothing else; the noise injected stays 
 (True, (4, 4))
 
 **Banded** (``optimal_banded``): the best strategy whose columns all have norm 1. C is lower
-triangular with b̂ diagonals. Participations at least b̂ apart then touch columns that do not
-overlap, so that the sensitivity is √k, exactly, for every sign and for every pattern at least
-b̂ apart; and cyclic Poisson sampling amplifies it. What is left is the error, ‖A C⁻¹‖. With E =
-A C⁻¹, W = diag(w) and S = Σ_t w_t ‖E_t‖²,
+triangular with b̂ diagonals. Columns of participations at least b̂ apart do not overlap, so the
+sensitivity is exactly √k for every sign and every pattern at least b̂ apart, and cyclic Poisson
+sampling amplifies it. The error ‖A C⁻¹‖ is minimised. With E = A C⁻¹, W = diag(w) and
+S = Σ_t w_t ‖E_t‖²,
 
     ∂ log S / ∂C = -(2/S) (Eᵀ W E) C⁻ᵀ    on the b̂ diagonals,
 
-followed by the projection that normalising the columns implies; O(T³) a step. The largest
-error is approached by the 32-norm, then the 512-norm, of the steps' variances. The
-search starts from the best banded Toeplitz strategy for the prefix sum, with its columns
-normalised, and entries are searched as multiples of that start. For thousands of steps the
-start itself is within two percent.
+projected for the normalisation of the columns, in O(T³) per step. The largest error is approximated
+by the 32-norm, then the 512-norm, of the variances of the steps. The search starts from the best
+banded Toeplitz strategy for the prefix sum with normalised columns, and entries are multiples of
+that start. For thousands of steps the start itself is within two percent.
 
 >>> C = optimal_banded(np.tri(6), bands=2)
 >>> np.linalg.norm(C, axis=0).round(12).tolist()
@@ -59,48 +58,49 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular, toeplitz
 
-from affidavit.mechanisms.strategies.optimal.dual import Dual, smallest_error, squared_error
-from affidavit.mechanisms.strategies.optimal.loss import NotOffered, minimize_loss
+from affidavit.mechanisms.strategies.numerics import Array
+from affidavit.mechanisms.strategies.optimal.dual import Dual, error_lower_bound, squared_error
+from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective, minimize_loss
 from affidavit.mechanisms.strategies.optimal.toeplitz import optimal_toeplitz
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Unaffordable, of_matrix
+from affidavit.mechanisms.strategies.sensitivity import Unaffordable, matrix_sensitivity
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.workload import Workload
 
-Array = NDArray[np.float64]
 Objective = Literal["rms", "max"]
 
 MAX_OPTIMISED = 2048
-"""Steps up to which every entry is searched: half a minute on one core, a minute where banded."""
+"""Steps up to which every entry is searched: half a minute on one core, a minute if banded."""
 TOLERANCE = 1e-5
-"""Relative gap of the squared loss at which the search ends."""
-POOR = 0.01
-"""Relative gap above which the search is repeated with damping."""
-UNEVEN = 1e-9
-"""Least diagonal entry of A, beside its largest entry, below which damping comes first."""
+"""The relative gap of the squared loss at which the search ends."""
+MAX_GAP = 0.01
+"""The relative gap above which the search is repeated with damping."""
+MIN_DIAGONAL = 1e-9
+"""The least diagonal entry of A over its largest entry for a search without damping."""
 DAMPING = (1e-3, 3e-4, 1e-4)
-"""Sizes of the added rows beside the root mean square column of A, tried in turn."""
+"""Sizes of the added rows over the root mean square column of A, tried in turn."""
 
 
 def optimal_dense(
     matrix: Array, participation: Participation, objective: Objective = "rms"
 ) -> tuple[Array, float]:
-    """C of shape (T, T), lower triangular with sensitivity 1, and its proved relative gap.
+    """Return C, lower triangular with sensitivity 1, shape (T, T), and its proved relative gap.
 
     ``matrix`` is the workload A, lower triangular without zeros on its diagonal. The gap is that
     of the squared loss: (error · sens)² ≤ (1 + gap) · (error · sens)² of every other strategy.
-    Raises ``TooLarge`` and, for ``fixed_epoch`` with k·b < T, ``NotOffered``.
+    Raises ``TooLarge`` and, for ``fixed_epoch`` with k·b < T, ``UnsupportedObjective``.
     """
     steps = len(matrix)
     if steps > MAX_OPTIMISED:
         raise TooLarge(f"optimising a dense strategy over {steps} steps")
-    most, separation = participation.most(steps), participation.separation
+    most, separation = participation.max_participations(steps), participation.separation
     if participation.schema == "fixed_epoch" and most * separation < steps and most > 1:
-        raise NotOffered("a dense strategy for a fixed order needs every step to lie in an epoch")
-    free = most > 1 and participation.schema == "min_separation"
+        raise UnsupportedObjective(
+            "a dense strategy for a fixed order needs every step to lie in an epoch"
+        )
+    has_free_order = most > 1 and participation.schema == "min_separation"
     patterns = max(separation, -(-steps // most)) if most > 1 else steps
     goal = _Goal(
         matrix=matrix / np.max(np.abs(matrix)),
@@ -108,18 +108,18 @@ def optimal_dense(
         participation=participation,
         largest=objective == "max",
     )
-    uneven = float(np.min(np.abs(np.diagonal(goal.matrix)))) < UNEVEN
+    uneven = float(np.min(np.abs(np.diagonal(goal.matrix)))) < MIN_DIAGONAL
     first, *others = DAMPING if uneven else (0.0, *DAMPING)
     best, loss, bound = goal.attempt(patterns, first)
     for damping in others:
-        if loss <= (1 + POOR) * bound:
+        if loss <= (1 + MAX_GAP) * bound:
             break
-        # Rows or columns of A that hardly count leave X undetermined to a double.
+        # Rows or columns of A with tiny weight leave X undetermined in doubles.
         other, smaller, higher = goal.attempt(patterns, damping)
         best, loss = (other, smaller) if smaller < loss else (best, loss)
         bound = max(bound, higher)
-    candidates = _separated(goal, objective) if free else []
-    if goal.largest and not loss <= (1 + POOR) * bound:
+    candidates = _separated(goal, objective) if has_free_order else []
+    if goal.largest and not loss <= (1 + MAX_GAP) * bound:
         candidates.append(replace(goal, largest=False).attempt(patterns, 0.0)[0])
     for candidate in candidates:
         value = goal.loss(candidate)
@@ -131,7 +131,7 @@ def optimal_dense(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Goal:
-    """What is minimised: A with largest entry 1, w with Σ w = 1, the participation."""
+    """The objective: A with largest entry 1, w with Σ w = 1, and the participation."""
 
     matrix: Array
     weights: Array
@@ -139,9 +139,9 @@ class _Goal:
     largest: bool
 
     def attempt(self, patterns: int, damping: float) -> tuple[Array, float, float]:
-        """C, its squared loss and a bound on every squared loss, from one search.
+        """Return C, its squared loss and a lower bound of every squared loss, from one search.
 
-        ``damping`` adds rows that weigh the injected noise itself, relative to A's columns.
+        ``damping`` adds rows that weigh the injected noise itself, relative to the columns of A.
         """
         steps = len(self.matrix)
         matrix, weights = self.matrix, self.weights
@@ -154,25 +154,25 @@ class _Goal:
         point = dual.solve(TOLERANCE)
         strategy = dual.strategy(point)
         rows = dual.row_weights(point)[:steps]
-        bound = smallest_error(self.matrix, dual.factors(point), rows / np.sum(rows))
+        bound = error_lower_bound(self.matrix, dual.factors(point), rows / np.sum(rows))
         return strategy, self.loss(strategy), bound
 
     def loss(self, strategy: Array) -> float:
-        """The squared loss with the sensitivity that can be certified; ∞ if none can."""
+        """Return the squared loss at the certified sensitivity; ∞ if none can be certified."""
         try:
-            size = of_matrix(strategy, self.participation).value
+            size = matrix_sensitivity(strategy, self.participation).value
         except Unaffordable:
             return np.inf
         weights = None if self.largest else self.weights
         return squared_error(self.matrix, strategy, weights) * size**2
 
     def scaled(self, strategy: Array) -> Array:
-        """C at sensitivity 1."""
-        return np.asarray(strategy / of_matrix(strategy, self.participation).value)
+        """Return C scaled to sensitivity 1."""
+        return np.asarray(strategy / matrix_sensitivity(strategy, self.participation).value)
 
 
 def _separated(goal: _Goal, objective: Objective) -> list[Array]:
-    """Candidates for ``min_separation``: banded, and Toeplitz that decreases."""
+    """Return candidates for ``min_separation``: a banded and a decreasing Toeplitz strategy."""
     matrix, participation = goal.matrix, goal.participation
     column = optimal_toeplitz(len(matrix), Workload(), participation)
     return [
@@ -182,9 +182,9 @@ def _separated(goal: _Goal, objective: Objective) -> list[Array]:
 
 
 def convergence_aware(steps: int, tau: int) -> Array:
-    """Λ_τ of shape (T, T): errors against the last restart, every τ steps (arXiv:2302.01463).
+    """Return Λ_τ, shape (T, T): errors since the last restart, every τ steps (arXiv:2302.01463).
 
-    With t from 1: rows t that τ divides hold 1 at t and -1 at t - τ; all others 1/√τ at t and
+    With t from 1, a row t that τ divides has 1 at t and -1 at t - τ; all others have 1/√τ at t and
     -1/√τ at the last restart before t. The objective is that of the workload Λ_τ A.
 
     Raises ``ValueError`` for a ``tau`` below 1.
@@ -202,18 +202,18 @@ def convergence_aware(steps: int, tau: int) -> Array:
     return result
 
 
-SEARCH = 60
-"""Steps of the search; two hundred gain another tenth of a percent at most."""
+ITERATIONS = 60
+"""Steps of the search; two hundred would gain at most another tenth of a percent."""
 POWERS = (32, 512)
-"""Norms of the variances that stand for the largest one: within a factor T^(1/512) of it."""
+"""Norms of the variances that approximate the largest one, within a factor T^(1/512)."""
 
 
 def optimal_banded(
     matrix: Array, bands: int, objective: Objective = "rms", weights: Array | None = None
 ) -> Array:
-    """C of shape (T, T) with ``bands`` diagonals and columns of norm 1.
+    """Return C, shape (T, T), with ``bands`` diagonals and columns of norm 1.
 
-    ``matrix`` is the workload A; ``weights`` w > 0 of its rows (for ``rms``) are equal by
+    ``matrix`` is the workload A, and ``weights`` w > 0 of its rows (for ``rms``) are equal by
     default. Raises ``TooLarge``.
     """
     steps = len(matrix)
@@ -246,12 +246,12 @@ def optimal_banded(
     point = np.ones(steps * width)
     for power in (1,) if objective == "rms" else POWERS:
         search = functools.partial(loss, power=power)
-        point = minimize_loss(search, point, precision=1e-8, iterations=SEARCH).point
+        point = minimize_loss(search, point, precision=1e-8, iterations=ITERATIONS).point
     return strategy(point)[0]
 
 
 def _log_error(strategy: Array, matrix: Array, rows: Array, power: int) -> tuple[float, Array]:
-    """log of (Σ w_t variance_t^p)^(1/p), and its gradient in C."""
+    """Return log of (Σ w_t variance_t^p)^(1/p) and its gradient in C."""
     noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True, check_finite=False)
     errors = matrix @ noise
     variance = np.sum(errors**2, axis=1)

@@ -2,43 +2,42 @@
 
 For disjoint patterns the squared loss of every strategy is at least h(V)² / Σ v_π, where V
 has a positive semidefinite block for each pattern with the constant diagonal v_π, and
-h(V) = tr((A_w V A_wᵀ)^½), A_w = diag(w)^½ A (``smallest_error``). log h is concave in V, with
+h(V) = tr((A_w V A_wᵀ)^½), A_w = diag(w)^½ A (``error_lower_bound``). log h is concave in V, with
 
     ∂h/∂V = X/2,    X = A_wᵀ (A_w V A_wᵀ)^{-½} A_w,    ∂h/∂w_t = ((A_w V A_wᵀ)^½)_tt / (2 w_t).
 
-V = L Lᵀ is searched by L-BFGS: v_π in logarithms, L_π = L⁰_π (I + W_π) with rows scaled to
-length √v_π, and w by its square roots. The start L⁰ is the block of X⁻¹ AᵀA X⁻¹ for the best
-Toeplitz strategy of b bands, whose X has no entries inside patterns; for one participation it
-is three steps of the fixed point v_i ← v_i X_ii, which is v ← diag((V^½ AᵀA V^½)^½). Ten to
-twenty eigendecompositions of T x T close the gap to 1e-5. For the largest error the search
-takes more, and where most steps' weights vanish it may end before the gap is closed.
+V = L Lᵀ is searched by L-BFGS: v_π in logarithms, L_π = L⁰_π (I + W_π) with rows scaled to length
+√v_π, and w by its square roots. The start L⁰ is the block of X⁻¹ AᵀA X⁻¹ for the best Toeplitz
+strategy of b bands, whose X has no entries inside patterns. For one participation it is three steps
+of the fixed point v_i ← v_i X_ii, which is v ← diag((V^½ AᵀA V^½)^½). Ten to twenty T x T
+eigendecompositions close the gap to 1e-5. For the largest error the search takes more, and it may
+end before the gap is closed if the weights of most steps vanish.
 
 >>> dual = Dual.of(np.tri(4), np.full(4, 0.25), patterns=4, most=1, searched=False)
 >>> best = dual.strategy(dual.solve(1e-6))
 >>> np.linalg.norm(best, axis=0).round(6).tolist()
 [1.0, 1.0, 1.0, 1.0]
 
-**A proved lower bound** on the error of *any* strategy makes the duality gap a fact. Let A be
-the workload, C any invertible matrix of T columns, X = CᵀC, and let patterns π_1, ..., π_m be
-disjoint. For each pattern and each positive semidefinite G of unit diagonal on it,
-contributions x_i with Gram matrix G show that ⟨X_π, G⟩ ≤ sens(C)². Take L with rows grouped by
-pattern (row i of L is zero outside its pattern's columns) and let v_π be the largest squared
-row norm in π. Then ‖C L‖_F² = ⟨X, L Lᵀ⟩ ≤ sens(C)² Σ v_π, and for row weights w ≥ 0, W =
-diag(w),
+**A proved lower bound** of the error of *any* strategy. Let A be the workload, C any invertible
+matrix of T columns, X = CᵀC, and let patterns π_1, ..., π_m be disjoint. For each pattern and each
+positive semidefinite G of unit diagonal on it, contributions x_i with Gram matrix G show that
+⟨X_π, G⟩ ≤ sens(C)². Take L with rows grouped by pattern (row i of L is zero outside the columns of
+its pattern) and let v_π be the largest squared row norm in π. Then
+‖C L‖_F² = ⟨X, L Lᵀ⟩ ≤ sens(C)² Σ v_π, and for row weights w ≥ 0, W = diag(w),
 
     ‖W^½ A L‖_* = ‖(W^½ A C⁻¹)(C L)‖_* ≤ ‖W^½ A C⁻¹‖_F · sens(C) · √(Σ v_π),
 
 so the weighted squared error times the squared sensitivity of every C is at least
-‖W^½ A L‖_*² / Σ v_π. With k = 1 this is tr((V^½ AᵀA V^½)^½)² / Σ v. Any L and w give a
-valid bound; good ones come from the optimiser. With Σ w = 1 the bound holds for the
-largest squared error too, because a mean is at most a maximum.
+‖W^½ A L‖_*² / Σ v_π. With k = 1 this is tr((V^½ AᵀA V^½)^½)² / Σ v. Any L and w give a valid
+bound, and the search finds good ones. With Σ w = 1 the bound also holds for the largest squared
+error, because a mean is at most a maximum.
 
 The nuclear norm is bounded from below by ⟨U, F⟩ / ‖U‖_2 for a U near the polar factor of
 F = W^½ A L, a product of two matrices of nearly orthonormal rows or columns, and
-‖R‖_2² ≤ 1 + ‖R Rᵀ - I‖_F for each; every rounding is charged, so what is returned is a bound
-in the reals and not an estimate.
+‖R‖_2² ≤ 1 + ‖R Rᵀ - I‖_F for each. All rounding is included, so the result is a bound in the reals
+and not an estimate.
 
->>> bound = smallest_error(np.tri(2), np.ones((2, 1, 1)), np.full(2, 0.5))
+>>> bound = error_lower_bound(np.tri(2), np.ones((2, 1, 1)), np.full(2, 0.5))
 >>> bool(bound <= 1.25), round(bound, 12)  # (1.618 + 0.618)² / 4
 (True, 1.25)
 
@@ -54,32 +53,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import eigh, solve_triangular, toeplitz
 
 from affidavit.mechanisms.strategies.dense import factor_of_gram
-from affidavit.mechanisms.strategies.numerics import gamma
+from affidavit.mechanisms.strategies.numerics import Array, gamma
 from affidavit.mechanisms.strategies.optimal.loss import minimize_loss
 from affidavit.mechanisms.strategies.optimal.toeplitz import optimal_toeplitz
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
 
-Array = NDArray[np.float64]
-
-SHARE = 4e-4
-"""Least mean weight of the rows when weights are searched: rows of no weight would leave X
-undetermined. The largest error then counts as (1 - SHARE) of the objective, and the gap
-cannot close below about twice this."""
-
-
-FARTHEST = 60.0
-"""How far log v may go from its start."""
-LEAST = 1e-10
-"""Share of the largest multiplier below which a start does not go."""
+MIN_ROW_WEIGHT = 4e-4
+"""The least mean weight of the rows if weights are searched, because rows without weight leave X
+undetermined. The gap cannot close below about twice this."""
+MAX_LOG_CHANGE = 60.0
+"""The largest change of log v from its start."""
+MIN_MULTIPLIER_SHARE = 1e-10
+"""The least multiplier of a start over its largest one."""
 
 
 class _State(NamedTuple):
-    """h; Z with X = ZᵀZ; and the diagonal of (A_w V A_wᵀ)^½."""
+    """h, Z with X = ZᵀZ, and the diagonal of (A_w V A_wᵀ)^½."""
 
     value: float
     half: Array
@@ -88,12 +81,11 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dual:
-    """Patterns are the residues modulo ``patterns`` (b), of at most ``most`` (k) steps.
+    """The dual for the residues modulo ``patterns`` (b), with at most ``most`` (k) steps each.
 
-    ``matrix`` is A of shape (rows, T), at least T rows.
-
-    ``weights`` w > 0 of the rows of A, Σ w = 1; they are where the search begins if they are
-    ``searched`` (largest error). ``start`` holds L⁰, shape (b, k, k), rows of length √v.
+    ``matrix`` is A, shape (rows, T), with at least T rows. ``weights`` w > 0 of the rows of A add
+    up to 1 and are the start of the search if they are ``searched`` (largest error). ``start`` is
+    L⁰, shape (b, k, k), with rows of length √v.
     """
 
     matrix: Array
@@ -105,9 +97,9 @@ class Dual:
 
     @classmethod
     def of(cls, matrix: Array, weights: Array, *, patterns: int, most: int, searched: bool) -> Dual:
-        """The dual, with a start near its maximum.
+        """Return the dual with a start near its maximum.
 
-        ``matrix`` A has shape (rows, T) and ``weights`` of the squared errors (rows,).
+        ``matrix`` A has shape (rows, T), and ``weights`` of the squared errors (rows,).
         """
         begin = np.ones((patterns, 1, 1)) if most == 1 else _blocks(matrix, weights, patterns, most)
         dual = cls(
@@ -121,12 +113,12 @@ class Dual:
         return dual._by_fixed_point() if most == 1 else dual
 
     def solve(self, tolerance: float) -> Array:
-        """The best point found, of shape (n,): changes of log v, W and, if searched, of the √w.
+        """Return the best point, shape (n,): changes of log v, W and, if searched, of √w.
 
-        Ends when the squared loss of its strategy is within ``tolerance`` of the dual's value,
-        relatively, or where nothing is gained any more.
+        The search ends when the squared loss of its strategy is within the relative ``tolerance``
+        of the dual, or when it no longer improves.
         """
-        last, near = [np.inf], 1 + 0.9 * tolerance + 2 * SHARE * self.searched
+        last, near = [np.inf], 1 + 0.9 * tolerance + 2 * MIN_ROW_WEIGHT * self.searched
 
         def finished(point: Array, loss: float) -> bool:
             gained, last[0] = last[0] - loss, loss
@@ -138,14 +130,14 @@ class Dual:
 
         size = self.patterns + (self.most > 1) * self.patterns * self.most**2
         start = np.zeros(size + self.searched * len(self.matrix))
-        bounds = [(-FARTHEST, FARTHEST)] * self.patterns
+        bounds = [(-MAX_LOG_CHANGE, MAX_LOG_CHANGE)] * self.patterns
         bounds += [(-np.inf, np.inf)] * (len(start) - self.patterns)
         return minimize_loss(
             self._loss, start, bounds=bounds, finished=finished, iterations=500
         ).point
 
     def factors(self, point: Array) -> Array:
-        """L of shape (b, k, k); row (o, m) belongs to step o + m·b."""
+        """Return L, shape (b, k, k); row (o, m) belongs to step o + m·b."""
         scale = np.exp(point[: self.patterns] / 2)
         if self.most == 1:
             return np.asarray(self.start * scale[:, None, None])
@@ -153,13 +145,15 @@ class Dual:
         return np.asarray(scale[:, None, None] * lengths * self._unit(point)[0])
 
     def row_weights(self, point: Array) -> Array:
-        """w of shape (rows,), Σ w = 1."""
+        """Return w, shape (rows,), Σ w = 1."""
         if not self.searched:
             return self.weights
-        return np.asarray((1 - SHARE) * self._shares(point) + SHARE / len(self.matrix))
+        return np.asarray(
+            (1 - MIN_ROW_WEIGHT) * self._shares(point) + MIN_ROW_WEIGHT / len(self.matrix)
+        )
 
     def strategy(self, point: Array) -> Array:
-        """C of sensitivity 1: X without entries inside patterns, every pattern's trace 1."""
+        """Return C of sensitivity 1, with X without entries inside patterns and traces 1."""
         half = self._state(self.factors(point), self.row_weights(point)).half
         gram = half.T @ half
         steps = np.arange(len(gram))
@@ -168,7 +162,7 @@ class Dual:
         traces = np.bincount(steps % self.patterns, np.diagonal(gram))[steps % self.patterns]
         gram /= np.sqrt(np.outer(traces, traces))
         diagonal = np.diag(np.diagonal(gram))
-        # Far from the maximum X may not be positive any more; the diagonal always is.
+        # Far from the maximum X may not be positive definite; its diagonal always is.
         for share in (1.0, 0.99, 0.9, 0.5):
             try:
                 return factor_of_gram(share * gram + (1 - share) * diagonal)
@@ -177,7 +171,7 @@ class Dual:
         return np.asarray(np.sqrt(diagonal))
 
     def _loss(self, point: Array) -> tuple[float, Array]:
-        """-log(h² / Σ v) and its gradient."""
+        """Return -log(h² / Σ v) and its gradient."""
         factors, weights = self.factors(point), self.row_weights(point)
         costs = np.sum(factors[:, 0, :] ** 2, axis=1)
         state = self._state(factors, weights)
@@ -191,18 +185,18 @@ class Dual:
         if self.searched:
             shares, by_weight = self._shares(point), -state.diagonal / (state.value * weights)
             roots = self.weights * (1 + point[-len(self.matrix) :])
-            pulled = (1 - SHARE) * (by_weight - shares @ by_weight)
+            pulled = (1 - MIN_ROW_WEIGHT) * (by_weight - shares @ by_weight)
             parts.append(2 * pulled * roots / np.sum(roots * (1 + point[-len(self.matrix) :])))
         return np.log(total) - 2 * np.log(state.value), np.concatenate(parts)
 
     def _shares(self, point: Array) -> Array:
-        """What the weights are searched as, Σ = 1."""
-        # Squares, not exponentials: weights near zero would hardly move in logarithms.
+        """Return the searched weights, Σ = 1."""
+        # Squares, because weights near zero would hardly move in logarithms.
         raised = self.weights * (1 + point[-len(self.matrix) :]) ** 2
         return np.asarray(raised / np.sum(raised))
 
     def _by_shape(self, point: Array, factors: Array, by_factor: Array) -> Array:
-        """The gradient in W, through the scaling of rows."""
+        """Return the gradient in W, through the scaling of rows."""
         unit, lengths = self._unit(point)
         rows = np.linalg.norm(factors, axis=2, keepdims=True)
         pulled = by_factor * rows
@@ -210,7 +204,7 @@ class Dual:
         return np.asarray(self.start.transpose(0, 2, 1) @ pulled)
 
     def _unit(self, point: Array) -> tuple[Array, Array]:
-        """Rows of L⁰ (I + W) at length 1, and their lengths before."""
+        """Return the rows of L⁰ (I + W) at length 1, and their lengths before."""
         size = self.patterns * self.most**2
         change = point[self.patterns : self.patterns + size]
         change = change.reshape(self.patterns, self.most, self.most)
@@ -227,12 +221,12 @@ class Dual:
         return _State(float(np.sum(roots)), half, (vectors**2) @ roots)
 
     def _by_fixed_point(self) -> Dual:
-        """Three steps v_i ← v_i X_ii, and w_t ← ((A_w V A_wᵀ)^½)_tt, for one participation."""
+        """Return the dual after three steps v_i ← v_i X_ii, w_t ← ((A_w V A_wᵀ)^½)_tt."""
         costs, weights = np.ones(self.matrix.shape[1]), self.weights
         for _ in range(3):
             state = self._state(np.sqrt(costs)[:, None, None], weights)
             costs = costs * np.sum(state.half**2, axis=0)
-            costs = np.maximum(costs / np.max(costs), LEAST)
+            costs = np.maximum(costs / np.max(costs), MIN_MULTIPLIER_SHARE)
             if self.searched:
                 weights = state.diagonal / state.value
         return Dual(
@@ -246,7 +240,7 @@ class Dual:
 
 
 def _blocks(matrix: Array, weights: Array, patterns: int, most: int) -> Array:
-    """L⁰: Cholesky factors of the blocks of X⁻¹ AᵀA X⁻¹, their diagonals made equal."""
+    """Return L⁰, Cholesky factors of the blocks of X⁻¹ AᵀA X⁻¹ with equal diagonals."""
     steps = matrix.shape[1]
     apart = Participation.fixed_epoch(participations=most, separation=patterns)
     column = np.zeros(steps)
@@ -257,51 +251,51 @@ def _blocks(matrix: Array, weights: Array, patterns: int, most: int) -> Array:
     grouped = by_pattern(pulled, patterns, most)
     blocks = grouped.transpose(0, 2, 1) @ grouped
     diagonal = np.diagonal(blocks, axis1=1, axis2=2)
-    # Steps beyond T in the last epoch have no entries, and steps that hardly count hardly any.
-    missing = diagonal <= LEAST * np.max(diagonal)
-    costs = np.maximum(np.mean(diagonal, axis=1), LEAST * np.max(diagonal))
+    # Steps beyond T in the last epoch have no entries, and steps of tiny weight have tiny ones.
+    missing = diagonal <= MIN_MULTIPLIER_SHARE * np.max(diagonal)
+    costs = np.maximum(np.mean(diagonal, axis=1), MIN_MULTIPLIER_SHARE * np.max(diagonal))
     lengths = np.sqrt(np.where(missing, np.inf, diagonal))
     unit = blocks / (lengths[:, :, None] * lengths[:, None, :])
-    unit += (missing[:, :, None] + LEAST) * np.eye(most)
+    unit += (missing[:, :, None] + MIN_MULTIPLIER_SHARE) * np.eye(most)
     return np.asarray(np.sqrt(costs)[:, None, None] * np.linalg.cholesky(unit))
 
 
 def squared_error(workload: Array, strategy: Array, weights: Array | None) -> float:
-    """Σ w_t error_t² of C, shape (T, T), at unit noise, or without ``weights`` the largest error².
+    """Return Σ w_t error_t² of C, shape (T, T), at unit noise; the largest without ``weights``.
 
-    ``workload`` A has shape (rows, T) and ``weights`` (rows,).
+    ``workload`` A has shape (rows, T), and ``weights`` (rows,).
     """
     noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True)
     variance = np.sum((workload @ noise) ** 2, axis=1)
     return float(np.max(variance) if weights is None else weights @ variance)
 
 
-def smallest_error(workload: Array, factors: Array, weights: Array) -> float:
-    """A lower bound on Σ w_t error_t² · sens² over every C, both as one record sees them.
+def error_lower_bound(workload: Array, factors: Array, weights: Array) -> float:
+    """Return a lower bound of Σ w_t error_t² · sens² over every C.
 
-    ``workload`` is A of shape (T, T); ``factors`` L of shape (b, k, k): row m of block o
-    belongs to step o + m·b, and steps beyond T are left out; ``weights`` w ≥ 0 of shape (T,).
-    The patterns are the b residues modulo b, each of at most k = ⌈T/b⌉ steps; a schema that
-    allows them all (any k participations at least, or exactly, b apart) obeys the bound.
+    ``workload`` is A, shape (T, T). ``factors`` is L, shape (b, k, k): row m of block o belongs to
+    step o + m·b, and steps beyond T are ignored. ``weights`` are w ≥ 0, shape (T,). The patterns
+    are the b residues modulo b, each of at most k = ⌈T/b⌉ steps. The bound holds for every schema
+    that allows them all (any k participations at least, or exactly, b apart).
     """
     counted = weights > 1e-15 * np.max(weights)
     rows = np.sqrt(weights[counted])[:, None]
     product = rows * spread(workload[counted], factors)
     size = rows * spread(np.abs(workload[counted]), np.abs(factors))
     values, vectors = eigh(product @ product.T, driver="evd", check_finite=False)
-    # Directions that an eigendecomposition of the square does not resolve are given up.
+    # Directions that the eigendecomposition does not resolve are ignored.
     resolved = values > values[-1] * 1e-13
     basis = vectors[:, resolved]
     polar = (basis.T @ product) / np.sqrt(values[resolved])[:, None]
     for _ in range(2):
         polar = 1.5 * polar - 0.5 * (polar @ polar.T) @ polar
     unit = basis @ polar
-    # The rounding of W^½ A L, of its products with U, and of their sum are charged together.
+    # The rounding of W^½ A L, of its products with U, and of their sum are bounded together.
     doubt = gamma(factors.shape[1] + product.size + 4) * float(np.sum(np.abs(unit) * size))
     inner = float(np.sum(unit * product)) - doubt
     if not inner > 0:
         return 0.0
-    # U is a computed product: what it differs by from basis · polar is bounded, not assumed.
+    # U is a computed product, whose difference from basis · polar is bounded.
     away = gamma(polar.size) * float(np.linalg.norm(basis) * np.linalg.norm(polar))
     stretch = _stretch(basis.T) * _stretch(polar) * (1 + gamma(4)) + away
     largest = np.max(_square_norms(factors, len(workload)), axis=1)
@@ -310,20 +304,20 @@ def smallest_error(workload: Array, factors: Array, weights: Array) -> float:
 
 
 def _stretch(rows: Array) -> float:
-    """An upper bound of ‖R‖_2 for R with nearly orthonormal rows: √(1 + ‖R Rᵀ - I‖_F)."""
+    """Return an upper bound of ‖R‖_2 for nearly orthonormal rows: √(1 + ‖R Rᵀ - I‖_F)."""
     rounding = gamma(rows.shape[1] + 1) * float(np.sum(rows * rows))
     excess = float(np.linalg.norm(rows @ rows.T - np.eye(len(rows))))
     return float(np.sqrt(1 + excess * (1 + gamma(rows.size)) + rounding)) * (1 + gamma(2))
 
 
 def spread(workload: Array, factors: Array) -> Array:
-    """A·L as a matrix of shape (rows of A, b·k), L of shape (b, k, k) block by block."""
+    """Return A·L, shape (rows of A, b·k), for L of shape (b, k, k)."""
     blocks = by_pattern(workload, *factors.shape[:2])
     return np.asarray((blocks @ factors).transpose(1, 0, 2).reshape(len(workload), -1))
 
 
 def by_pattern(matrix: Array, patterns: int, most: int) -> Array:
-    """Columns o, o + b, o + 2b, ... together, zeros beyond the last; shape (b, rows, k).
+    """Return columns o, o + b, o + 2b, ... together, padded with zeros, shape (b, rows, k).
 
     ``matrix`` has shape (rows, T); b is ``patterns`` and k ``most``.
     """
@@ -334,7 +328,7 @@ def by_pattern(matrix: Array, patterns: int, most: int) -> Array:
 
 
 def _square_norms(factors: Array, steps: int) -> Array:
-    """‖row (o, m) of L‖², zero for steps beyond T; shape (b, k)."""
+    """Return ‖row (o, m) of L‖², zero for steps beyond T, shape (b, k)."""
     patterns, most, _ = factors.shape
     places = np.arange(patterns)[:, None] + patterns * np.arange(most)
     return np.where(places < steps, np.sum(factors**2, axis=2), 0.0)

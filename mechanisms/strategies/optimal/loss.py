@@ -1,16 +1,16 @@
-"""The loss that Toeplitz strategies are optimised for: log(error²) + log(sensitivity²).
+"""The loss of Toeplitz strategies, log(error²) + log(sensitivity²), and its minimiser.
 
-Its value and gradient in the first column of C, or of N = C⁻¹, cost O(T · p) for p
-coefficients up to ``DIRECT`` and O(T log T) beyond. It does not change when the column is
-scaled. The error is that of the workload:
+Its value and gradient in the first column of C, or of N = C⁻¹, cost O(T · p) for p coefficients up
+to ``MAX_DIRECT_LENGTH`` and O(T log T) beyond. Scaling the column does not change it. The error is
+that of the workload:
 
 * Toeplitz workloads: e = a * n with a the first column of A, and rms² = Σ_t (1 - t/T) e_t²;
 * learning rates: rms² = nᵀ Q n with Q_st = (1/T) Σ_j (AᵀA)_{j+s, j+t}, formed once, in
   O(T²), up to ``MAX_MATRIX_STEPS`` steps.
 
-The sensitivity is ‖Σ_{j<k} S^{jb} ĉ‖ with ĉ = |c|, and for ``min_separation`` with more
-bands than the separation its reverse running maximum: what ``sensitivity`` proves, without
-the rounding. It is exact for columns that are not negative and do not increase.
+The sensitivity is ‖Σ_{j<k} S^{jb} ĉ‖ with ĉ = |c|, or its reverse running maximum for
+``min_separation`` with more bands than the separation: the bound of ``sensitivity`` without
+rounding. It is exact for columns that are not negative and do not increase.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> from affidavit.mechanisms.strategies.workload import Workload
@@ -21,24 +21,23 @@ the rounding. It is exact for columns that are not negative and do not increase.
 References: McKenna, arXiv:2405.15913 (optimising banded Toeplitz); Choquette-Choo et al.,
 arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763, Theorem 2.
 
-**Sums of geometric series** by doubling: positive terms only, so nothing cancels. With r =
-e^{-s}, for rates s ≥ 0 (real part, where complex) and a count K ≥ 1,
+**Sums of geometric series** by doubling, with positive terms only, so nothing cancels. With
+r = e^{-s}, for rates s ≥ 0 (the real part of complex ones) and a count K ≥ 1,
 
     g_K(s)    = Σ_{l<K} r^l,
     H_K(s)    = Σ_{m=1..K} g_m(s) = Σ_{l<K} (K - l) r^l,
     F_K(s,s') = Σ_{m=1..K} g_m(s) g_m(s').
 
-The closed forms divide by powers of 1 - r, and lose all their digits where K·s is small.
-Here K is built bit by bit from g_{K+m} = g_K + r^K g_m, in O(log K): every step adds products
-of numbers that are not negative, and each power is an exponential of its own. Arguments may
-be complex: a derivative is then the imaginary part after a step of 1e-30 i, exact to
-rounding.
+The closed forms divide by powers of 1 - r and lose all digits for small K·s. Here K is built bit by
+bit from g_{K+m} = g_K + r^K g_m, in O(log K): every step adds products of non-negative numbers, and
+each power is a separate exponential. Arguments may be complex: a derivative is then the imaginary
+part after a step of 1e-30 i, exact to rounding.
 
 >>> import numpy as np
->>> g, H = ladder(np.array([0.0, np.log(2.0)]), 3)
+>>> g, H = geometric_sums(np.array([0.0, np.log(2.0)]), 3)
 >>> g.tolist(), H.tolist()
 ([3.0, 1.75], [6.0, 4.25])
->>> cross(np.array([0.0]), 3).products.tolist()
+>>> cross_sums(np.array([0.0]), 3).products.tolist()
 [[14.0]]
 
 **Searches** (``minimize_loss``) use scipy's L-BFGS-B with an exact gradient. The same input gives
@@ -60,32 +59,31 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from affidavit.mechanisms.strategies.numerics import fftconvolve, lfilter, padded
+from affidavit.mechanisms.strategies.numerics import Array, fftconvolve, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.toeplitz import newton_reciprocal, reciprocal
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import MAX_MATRIX_STEPS
 
-Array = NDArray[np.float64]
 Objective = Literal["rms", "max"]
 
-DIRECT = 128
-"""Coefficients up to which a recurrence is quicker than fast Fourier transforms."""
+MAX_DIRECT_LENGTH = 128
+"""Coefficients up to which a recurrence is faster than fast Fourier transforms."""
 
-LARGEST = 1e100
-"""Coefficients beyond which C or N is taken not to have a useful inverse."""
-DIVERGED = 1e3
-"""The loss there: far above any that is met, and finite, so that a line search turns back."""
+MAX_COEFFICIENT = 1e100
+"""Coefficients above which C or N has no useful inverse."""
+DIVERGED_LOSS = 1e3
+"""The loss without an inverse: far above any other and finite, for the line search."""
 
 
-class NotOffered(ValueError):
-    """A combination of objective and workload that this construction does not have."""
+class UnsupportedObjective(ValueError):
+    """This construction does not support the combination of objective and workload."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ToeplitzLoss:
-    """``weights`` of e_t² for Toeplitz workloads, else ``quadratic`` Q; one is given."""
+    """The loss, with ``weights`` of e_t² for Toeplitz workloads or else ``quadratic`` Q."""
 
     steps: int
     workload: Workload
@@ -102,12 +100,12 @@ class ToeplitzLoss:
         participation: Participation,
         noise_bands: int | None = None,
     ) -> ToeplitzLoss:
-        """The loss; ``noise_bands`` says how many coefficients N has, all by default.
+        """Return the loss; ``noise_bands`` is the number of coefficients of N, by default all.
 
         Raises ``TooLarge`` for learning rates over too many steps.
         """
         weights = quadratic = None
-        workload = at_unit_rate(workload)
+        workload = with_unit_rate(workload)
         if workload.learning_rates is None:
             weights = 1 - np.arange(steps) / steps
         else:
@@ -121,11 +119,11 @@ class ToeplitzLoss:
         )
 
     def of_strategy(self, column: Array) -> tuple[float, Array]:
-        """The loss at C's first column, zero after its p entries, and its gradient, (p,)."""
+        """Return the loss at the first column of C, shape (p,), and its gradient, shape (p,)."""
         bands = len(column)
         noise = self._inverse(column)
         if noise is None:
-            return DIVERGED, np.zeros(bands)
+            return DIVERGED_LOSS, np.zeros(bands)
         error, by_noise = self.squared_error(noise)
         # dn = -(n * n) * dc, so that the gradient is the correlation of by_noise with n * n.
         inner = _divided(by_noise[::-1], column, noise)[::-1]
@@ -135,11 +133,11 @@ class ToeplitzLoss:
         return float(np.log(error) + np.log(size)), gradient
 
     def of_noise(self, column: Array) -> tuple[float, Array]:
-        """The loss at N's first column, zero after its p entries, and its gradient, (p,)."""
+        """Return the loss at the first column of N, shape (p,), and its gradient, shape (p,)."""
         bands = len(column)
         strategy = self._inverse(column)
         if strategy is None:
-            return DIVERGED, np.zeros(bands)
+            return DIVERGED_LOSS, np.zeros(bands)
         error, by_error = self.squared_error(column)
         size, by_strategy = self.squared_sensitivity(strategy)
         inner = _divided(by_strategy[::-1], column, strategy)[::-1]
@@ -148,7 +146,7 @@ class ToeplitzLoss:
         return float(np.log(error) + np.log(size)), gradient
 
     def squared_error(self, noise: Array) -> tuple[float, Array]:
-        """rms² at unit noise for N's first column, and its gradient, (T,) or (p,)."""
+        """Return rms² at unit noise for the first column of N, and its gradient, (T,) or (p,)."""
         if self.quadratic is not None:
             pulled = self.quadratic[: len(noise), : len(noise)] @ noise
             return float(noise @ pulled), 2 * pulled
@@ -159,12 +157,15 @@ class ToeplitzLoss:
         return float(errors @ weighted), 2 * self.workload.apply(weighted[::-1])[::-1]
 
     def squared_sensitivity(self, column: Array) -> tuple[float, Array]:
-        """sens² for C's first column of any length up to T, and its gradient, (T,)."""
+        """Return sens² for the first column of C, up to T entries, and its gradient, (T,)."""
         full = padded(column, self.steps)
-        most, separation = self.participation.most(self.steps), self.participation.separation
+        most, separation = (
+            self.participation.max_participations(self.steps),
+            self.participation.separation,
+        )
         if most == 1:
             return float(full @ full), 2 * full
-        # At zero the derivative to the right: searches over c ≥ 0 start and end there.
+        # The right derivative at zero, where searches over c ≥ 0 start and end.
         size, sign = np.abs(full), np.where(full < 0, -1.0, 1.0)
         apart = self.participation.schema == "fixed_epoch" or len(column) <= separation
         if apart or not np.any(np.diff(size) > 0):
@@ -180,18 +181,18 @@ class ToeplitzLoss:
         return float(stacked @ stacked), sign * np.bincount(place, pulled, self.steps)
 
     def _inverse(self, column: Array) -> Array | None:
-        """The reciprocal series, or None where it grows beyond use."""
+        """Return the reciprocal series, or None if it is too large."""
         if not column[0] > 0:
             return None
-        inverted = newton_reciprocal if len(column) > DIRECT else reciprocal
+        inverted = newton_reciprocal if len(column) > MAX_DIRECT_LENGTH else reciprocal
         with np.errstate(over="ignore", invalid="ignore"):
             series = inverted(column, self.steps)
-        usable = np.all(np.isfinite(series)) and np.max(np.abs(series)) < LARGEST
+        usable = np.all(np.isfinite(series)) and np.max(np.abs(series)) < MAX_COEFFICIENT
         return series if usable else None
 
 
-def at_unit_rate(workload: Workload) -> Workload:
-    """The workload with its largest learning rate 1: the same strategies, and no overflow."""
+def with_unit_rate(workload: Workload) -> Workload:
+    """Return the workload with largest learning rate 1, to avoid overflow."""
     if workload.learning_rates is None:
         return workload
     largest = max(workload.learning_rates)
@@ -200,22 +201,22 @@ def at_unit_rate(workload: Workload) -> Workload:
 
 
 def _divided(values: Array, column: Array, inverse: Array) -> Array:
-    """values / column as power series, up to their length."""
-    if len(column) > DIRECT:
+    """Return values / column as power series, up to their length."""
+    if len(column) > MAX_DIRECT_LENGTH:
         return np.asarray(fftconvolve(values, inverse)[: len(values)])
     return np.asarray(lfilter([1.0], column, values))
 
 
 def _correlation(left: Array, right: Array, lags: int) -> Array:
-    """Σ_t left_t right_{t-m} for m < lags."""
-    if lags > DIRECT:
+    """Return Σ_t left_t right_{t-m} for m < lags."""
+    if lags > MAX_DIRECT_LENGTH:
         return np.asarray(fftconvolve(left, right[::-1])[len(right) - 1 :][:lags])
     steps = len(left)
     return np.array([left[lag:] @ right[: steps - lag] for lag in range(lags)])
 
 
 def _stacked(values: Array, most: int, separation: int) -> Array:
-    """Σ_{j<k} S^{jb} values."""
+    """Return Σ_{j<k} S^{jb} values."""
     steps = len(values)
     rows = -(-steps // separation)
     sums = np.cumsum(padded(values, rows * separation).reshape(rows, separation), axis=0)
@@ -225,7 +226,7 @@ def _stacked(values: Array, most: int, separation: int) -> Array:
 
 
 def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
-    """Q of shape (bands, bands): sums of AᵀA down its diagonals, from each place to the end."""
+    """Return Q, shape (bands, bands): sums of AᵀA along its diagonals, from each entry on."""
     if steps > MAX_MATRIX_STEPS:
         raise TooLarge(f"optimising for learning rates over {steps} steps")
     gram = workload.gram(steps)
@@ -238,31 +239,31 @@ def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
 
 
 Numbers = NDArray[Any]
-"""An array of doubles, or of complex doubles while a derivative is taken."""
+"""An array of doubles, or of complex doubles for a derivative."""
 
 
-class Cross(NamedTuple):
-    """``last`` g_K and ``total`` H_K of shape (..., n), ``products`` F_K of (..., n, n)."""
+class CrossSums(NamedTuple):
+    """``last`` g_K and ``total`` H_K of shape (..., n), and ``products`` F_K of (..., n, n)."""
 
     last: Numbers
     total: Numbers
     products: Numbers
 
 
-def ladder(rates: Numbers, count: int) -> tuple[Numbers, Numbers]:
-    """g_K and H_K at each rate, of the rates' shape; ``count`` K ≥ 1."""
-    last, total, _ = _doubled(rates, count, None)
+def geometric_sums(rates: Numbers, count: int) -> tuple[Numbers, Numbers]:
+    """Return g_K and H_K at each rate, of the shape of ``rates``; ``count`` K ≥ 1."""
+    last, total, _ = _sum_by_doubling(rates, count, None)
     return last, total
 
 
-def cross(rates: Numbers, count: int) -> Cross:
-    """g_K, H_K and F_K for rates of shape (..., n); ``count`` K ≥ 1."""
+def cross_sums(rates: Numbers, count: int) -> CrossSums:
+    """Return g_K, H_K and F_K for rates of shape (..., n); ``count`` K ≥ 1."""
     ones = np.ones_like(rates)
-    return Cross(*_doubled(rates, count, outer(ones, ones)))
+    return CrossSums(*_sum_by_doubling(rates, count, outer(ones, ones)))
 
 
-def _doubled(rates: Numbers, count: int, products: Any) -> tuple[Numbers, Numbers, Any]:
-    """g_K, H_K and, where ``products`` are F_1, F_K."""
+def _sum_by_doubling(rates: Numbers, count: int, products: Any) -> tuple[Numbers, Numbers, Any]:
+    """Return g_K, H_K and, if ``products`` is F_1, F_K."""
     last, total = np.ones_like(rates), np.ones_like(rates)
     power = np.exp(-rates)
     reached = 1
@@ -291,12 +292,12 @@ def _doubled(rates: Numbers, count: int, products: Any) -> tuple[Numbers, Number
 
 
 def outer(left: Numbers, right: Numbers) -> Numbers:
-    """left_i · right_j over the last axis, shape (..., n, n)."""
+    """Return left_i · right_j over the last axis, shape (..., n, n)."""
     return np.asarray(left[..., :, None] * right[..., None, :])
 
 
 def pairs(rates: Numbers) -> Numbers:
-    """s_i + s_j over the last axis, shape (..., n, n)."""
+    """Return s_i + s_j over the last axis, shape (..., n, n)."""
     return np.asarray(rates[..., :, None] + rates[..., None, :])
 
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.registry import BUILDERS, Setting, WrongSteps, build
+from affidavit.mechanisms.strategies.registry import BUILDERS, Setting, StepsMismatch, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Unaffordable
 from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge, column_norms, gram
@@ -249,7 +249,7 @@ def test_more_participations_in_a_tree_are_bounded_by_its_nodes(
     ):
         result, true = tree.sensitivity(at), bound(tree.strategy_matrix(), at)
         assert result.value == pytest.approx(true, rel=1e-12)
-        attained = bound(tree.seen_matrix(), at)
+        attained = bound(tree.visible_matrix(), at)
         assert result.attained <= attained * (1 + 1e-15)
         if at.schema == "fixed_epoch":
             assert result.attained == pytest.approx(attained, rel=1e-12)
@@ -262,13 +262,13 @@ def test_what_is_seen_of_a_tree_is_the_inverse_of_its_noise(steps: int, period: 
     tree = Tree.of(steps, period=period)
     noise = tree.noise_matrix()
     noise = noise[:, np.any(noise != 0, axis=0)]
-    assert noise @ tree.seen_matrix() == pytest.approx(np.eye(steps))
+    assert noise @ tree.visible_matrix() == pytest.approx(np.eye(steps))
     scheduled = Scheduled.of(tree, np.linspace(0.5, 1.5, steps).tolist())
     every = Participation.fixed_epoch(participations=steps, separation=1)
     for strategy in (tree, scheduled):
-        reached = np.linalg.norm(strategy.seen_matrix().sum(axis=1))
+        reached = np.linalg.norm(strategy.visible_matrix().sum(axis=1))
         assert strategy.sensitivity(every).attained <= reached * (1 + 1e-12)
-        norms = np.linalg.norm(strategy.seen_matrix(), axis=0)
+        norms = np.linalg.norm(strategy.visible_matrix(), axis=0)
         assert np.all(column_norms(strategy) <= norms)
 
 
@@ -283,7 +283,7 @@ def test_the_worst_pattern_of_a_tree_is_neither_missed_nor_invented(
     at = Participation.min_separation(participations=k, separation=b)
     result = Tree.of(steps).sensitivity(at)
     assert result.value**2 == pytest.approx(squared)
-    rng, k = np.random.default_rng(steps), at.most(steps)
+    rng, k = np.random.default_rng(steps), at.max_participations(steps)
     for _ in range(300):
         spare = steps - 1 - (k - 1) * b
         pattern = np.sort(rng.integers(0, spare + 1, size=k)) + b * np.arange(k)
@@ -391,7 +391,7 @@ def test_what_is_too_large_is_not_tried() -> None:
 
 
 def test_a_matrix_is_for_its_own_number_of_steps() -> None:
-    with pytest.raises(WrongSteps):
+    with pytest.raises(StepsMismatch):
         built("matrix", {"rows": [[1.0]]})
 
 

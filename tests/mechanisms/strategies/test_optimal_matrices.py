@@ -13,10 +13,10 @@ from affidavit.mechanisms.strategies.optimal.dense import (
     optimal_banded,
     optimal_dense,
 )
-from affidavit.mechanisms.strategies.optimal.dual import Dual, smallest_error
-from affidavit.mechanisms.strategies.optimal.loss import NotOffered
+from affidavit.mechanisms.strategies.optimal.dual import Dual, error_lower_bound
+from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import of_matrix
+from affidavit.mechanisms.strategies.sensitivity import matrix_sensitivity
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.workload import Workload
 from tests.mechanisms.strategies.brute import patterns
@@ -86,7 +86,7 @@ class TestBound:
         workload = RATED.matrix(12) if seed % 2 else np.tri(12)
         factors = generator.standard_normal((4, 3, 3))
         weights = generator.dirichlet(np.ones(12))
-        bound = smallest_error(workload, factors, weights)
+        bound = error_lower_bound(workload, factors, weights)
         assert bound > 0
         best, _ = optimal_dense(workload, EPOCHS)
         noisy = np.tril(best * (1 + 0.3 * generator.standard_normal((12, 12))))
@@ -102,12 +102,12 @@ class TestBound:
         half = np.diag(np.sqrt(costs))
         root = np.trace(sqrtm(half @ workload.T @ workload @ half)).real
         exact = root**2 / np.sum(costs) / 30
-        bound = smallest_error(workload, np.sqrt(costs)[:, None, None], np.full(30, 1 / 30))
+        bound = error_lower_bound(workload, np.sqrt(costs)[:, None, None], np.full(30, 1 / 30))
         assert exact * (1 - 1e-9) <= bound <= exact * (1 + 1e-13)
 
     def test_rows_of_no_weight_and_short_last_epochs(self) -> None:
         weights = np.array([0.0, 0.5, 0.0, 0.25, 0.25])
-        bound = smallest_error(np.tri(5), np.ones((3, 2, 1)), weights)
+        bound = error_lower_bound(np.tri(5), np.ones((3, 2, 1)), weights)
         loss = float(weights @ np.arange(1, 6))
         assert 0 < bound <= loss * 2
 
@@ -195,7 +195,9 @@ class TestDense:
         """Residues closer than b are no patterns; residues farther apart than b are."""
         apart = Participation.min_separation(participations=most, separation=separation)
         strategy, gap = optimal_dense(np.tri(steps), apart)
-        loss = squared_error(strategy, np.tri(steps)) * of_matrix(strategy, apart).value ** 2
+        loss = (
+            squared_error(strategy, np.tri(steps)) * matrix_sensitivity(strategy, apart).value ** 2
+        )
         wide = max(separation, -(-steps // most))
         epochs = Participation.fixed_epoch(participations=-(-steps // wide), separation=wide)
         assert set(patterns(epochs, steps)) <= set(patterns(apart, steps))
@@ -219,7 +221,7 @@ class TestDense:
     def test_what_is_not_offered(self) -> None:
         with pytest.raises(TooLarge, match="2049"):
             optimal_dense(np.tri(2049), ONCE)
-        with pytest.raises(NotOffered, match="epoch"):
+        with pytest.raises(UnsupportedObjective, match="epoch"):
             optimal_dense(np.tri(13), EPOCHS)
 
 

@@ -19,11 +19,11 @@ from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.optimal import toeplitz as module
 from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal.loss import (
-    DIVERGED,
-    NotOffered,
+    DIVERGED_LOSS,
     ToeplitzLoss,
-    cross,
-    ladder,
+    UnsupportedObjective,
+    cross_sums,
+    geometric_sums,
 )
 from affidavit.mechanisms.strategies.optimal.toeplitz import (
     best_lambda,
@@ -146,8 +146,8 @@ class TestSums:
         rates = np.array([0.0, 1e-12, 1e-3, 0.7, 40.0])
         powers = np.exp(-rates * np.arange(count)[:, None])
         partial = np.cumsum(powers, axis=0)
-        last, total = ladder(rates, count)
-        result = cross(rates, count)
+        last, total = geometric_sums(rates, count)
+        result = cross_sums(rates, count)
         np.testing.assert_allclose(last, partial[-1], rtol=1e-14)
         np.testing.assert_allclose(total, partial.sum(axis=0), rtol=1e-14)
         np.testing.assert_allclose(result.products, partial.T @ partial, rtol=1e-14)
@@ -187,12 +187,12 @@ class TestLoss:
     def test_noise_without_an_inverse_is_turned_away(self) -> None:
         loss = ToeplitzLoss.of(steps=2000, workload=Workload(), participation=ONCE)
         value, gradient = loss.of_noise(np.array([1.0, -9.0]))
-        assert value == DIVERGED
+        assert value == DIVERGED_LOSS
         assert not np.any(gradient)
 
     def test_learning_rates_have_limits(self) -> None:
         rated = Workload(learning_rates=(1.0,) * 5000)
-        with pytest.raises(NotOffered, match="dense"):
+        with pytest.raises(UnsupportedObjective, match="dense"):
             optimal_blt(10, 1, rated, ONCE, objective="max")
         with pytest.raises(TooLarge, match="5000"):
             optimal_blt(5000, 1, rated, ONCE)
@@ -260,7 +260,7 @@ def test_a_search_that_is_cut_short_is_still_no_worse_than_its_start(
     loss = ToeplitzLoss.of(steps=300, workload=Workload(), participation=EPOCHS)
     start = loss.of_strategy(banded_root(60, bands=60).strategy_coefficients)[0]
     whole, least = found()
-    monkeypatch.setattr(module, "SEARCHED", 1)
+    monkeypatch.setattr(module, "MAX_EVALUATIONS", 1)
     short, less = found()
     assert least < less < start
     assert len(short) == len(whole)

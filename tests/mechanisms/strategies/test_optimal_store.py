@@ -42,30 +42,30 @@ def never() -> dict[str, np.ndarray]:
 
 class TestKeeping:
     def test_comes_back_bit_by_bit(self, store: Store) -> None:
-        store.construct(REQUEST, lambda: ARRAYS)
-        again = store.construct(REQUEST, never)
+        store.get_or_compute(REQUEST, lambda: ARRAYS)
+        again = store.get_or_compute(REQUEST, never)
         assert coefficients_digest(again) == coefficients_digest(ARRAYS)
 
     def test_every_part_of_the_request_counts(self, store: Store) -> None:
-        store.construct(REQUEST, lambda: ARRAYS)
-        other = store.construct({**REQUEST, "steps": 4}, lambda: {"strategy": np.eye(2)})
+        store.get_or_compute(REQUEST, lambda: ARRAYS)
+        other = store.get_or_compute({**REQUEST, "steps": 4}, lambda: {"strategy": np.eye(2)})
         assert other["strategy"].tolist() == np.eye(2).tolist()
 
     def test_numbers_are_compared_as_in_plans(self, store: Store) -> None:
-        store.construct({"tau": 8}, lambda: ARRAYS)
-        store.construct({"tau": 8.0}, never)
+        store.get_or_compute({"tau": 8}, lambda: ARRAYS)
+        store.get_or_compute({"tau": 8.0}, never)
 
     def test_nothing_is_left_behind(self, store: Store) -> None:
-        store.construct(REQUEST, lambda: ARRAYS)
+        store.get_or_compute(REQUEST, lambda: ARRAYS)
         assert sorted(path.suffix for path in store.directory.iterdir()) == [".json", ".npz"]
 
     def test_the_oldest_go_first(self, tmp_path: Path) -> None:
-        small = Store(directory=tmp_path, most_bytes=3000)
+        small = Store(directory=tmp_path, max_bytes=3000)
         for steps in range(6):
-            small.construct({"steps": steps}, {"noise": np.full(100, float(steps))}.copy)
+            small.get_or_compute({"steps": steps}, {"noise": np.full(100, float(steps))}.copy)
         assert sum(path.stat().st_size for path in tmp_path.glob("*.npz")) <= 3000
-        small.construct({"steps": 5}, never)
-        assert "gap" in small.construct({"steps": 0}, lambda: ARRAYS)
+        small.get_or_compute({"steps": 5}, never)
+        assert "gap" in small.get_or_compute({"steps": 0}, lambda: ARRAYS)
         assert len(list(tmp_path.glob("*.json"))) == len(list(tmp_path.glob("*.npz")))
 
     def test_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,16 +139,16 @@ class TestSuspicion:
     def test_corrupt_entries_are_computed_again(
         self, store: Store, damage: Callable[[Path], object]
     ) -> None:
-        store.construct(REQUEST, lambda: ARRAYS)
+        store.get_or_compute(REQUEST, lambda: ARRAYS)
         damage(next(store.directory.glob("*.npz")))
-        assert store.construct(REQUEST, lambda: OTHERS)["gap"] == 0.5
-        assert store.construct(REQUEST, never)["gap"] == 0.5
+        assert store.get_or_compute(REQUEST, lambda: OTHERS)["gap"] == 0.5
+        assert store.get_or_compute(REQUEST, never)["gap"] == 0.5
 
     def test_no_directory_costs_only_the_cache(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
         blocked = Store(directory=tmp_path / "file")
         for _ in range(2):
-            assert blocked.construct(REQUEST, lambda: ARRAYS).keys() == ARRAYS.keys()
+            assert blocked.get_or_compute(REQUEST, lambda: ARRAYS).keys() == ARRAYS.keys()
 
 
 class TestDigest:

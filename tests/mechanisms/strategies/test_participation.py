@@ -21,7 +21,7 @@ def test_every_pattern_lies_in_a_maximal_one_and_each_of_those_is_one(
     maximal = {frozenset(pattern) for pattern in patterns(turns, steps)}
     assert {tuple(sorted(pattern)) for pattern in maximal} <= everything
     assert all(any(set(pattern) <= larger for larger in maximal) for pattern in everything)
-    assert max(map(len, everything)) == turns.most(steps)
+    assert max(map(len, everything)) == turns.max_participations(steps)
 
 
 def test_single_participation_is_one_step() -> None:

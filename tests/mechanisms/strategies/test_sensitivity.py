@@ -13,11 +13,11 @@ from affidavit.mechanisms.strategies.dense import Dense, factor_of_gram
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import (
     Unaffordable,
-    best_separated,
-    of_gram,
-    of_matrix,
-    of_toeplitz,
-    row_wise,
+    gram_sensitivity,
+    matrix_sensitivity,
+    max_separated_sum,
+    row_wise_bounds,
+    toeplitz_sensitivity,
 )
 from affidavit.mechanisms.strategies.strategy import IllConditioned
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
@@ -54,7 +54,7 @@ def lower(draw: st.DrawFn, entries: st.SearchStrategy[float], *, largest: int = 
 def test_a_strategy_without_negative_entries_meets_brute_force(
     matrix: Array, at: Participation
 ) -> None:
-    result, true = of_matrix(matrix, at), bound(matrix, at)
+    result, true = matrix_sensitivity(matrix, at), bound(matrix, at)
     assert result.value >= true * (1 - 1e-15)
     if at.schema != "min_separation":
         assert result.exact
@@ -67,7 +67,7 @@ def test_a_strategy_without_negative_entries_meets_brute_force(
 def test_a_signed_strategy_is_bounded_and_exact_only_where_it_is(
     matrix: Array, at: Participation
 ) -> None:
-    result, size = of_matrix(matrix, at), bound(matrix, at)
+    result, size = matrix_sensitivity(matrix, at), bound(matrix, at)
     assert result.value >= size * (1 - 1e-15)
     if at.schema == "fixed_epoch":
         assert result.value == pytest.approx(size, rel=CLOSE)
@@ -78,7 +78,7 @@ def test_a_signed_strategy_is_bounded_and_exact_only_where_it_is(
 def test_unit_vectors_of_any_direction_stay_below_the_bound_and_reach_an_exact_one(
     matrix: Array, at: Participation
 ) -> None:
-    result = of_matrix(matrix, at)
+    result = matrix_sensitivity(matrix, at)
     reached = attained(matrix, at, np.random.default_rng(0))
     assert reached <= result.value * (1 + 1e-12)
     if result.exact:
@@ -95,7 +95,7 @@ def test_a_toeplitz_strategy_is_bounded_for_every_sign(
     padded = np.zeros(steps)
     padded[: min(steps, len(coefficients))] = coefficients[:steps]
     true = bound(toeplitz(padded, np.zeros(steps)), at)
-    result = of_toeplitz(coefficients, steps, at)
+    result = toeplitz_sensitivity(coefficients, steps, at)
     assert result.value >= true * (1 - 1e-15)
     if result.exact or at.schema == "fixed_epoch":
         assert result.value == pytest.approx(true, rel=CLOSE)
@@ -107,7 +107,7 @@ def test_a_toeplitz_strategy_that_decreases_is_exact_for_every_schema(
     column: list[float], at: Participation
 ) -> None:
     coefficients = np.array([2.0, *sorted(column, reverse=True)])
-    result = of_toeplitz(coefficients, len(coefficients), at)
+    result = toeplitz_sensitivity(coefficients, len(coefficients), at)
     assert result.exact
     true = bound(toeplitz(coefficients, np.zeros(len(coefficients))), at)
     assert result.value == pytest.approx(true, rel=CLOSE)
@@ -122,8 +122,8 @@ def test_coefficients_that_increase_are_not_evaluated_at_the_first_steps(
     in_order = Participation.fixed_epoch(participations=3, separation=2)
     steps = len(column)
     true = bound(toeplitz(column, np.zeros(steps)), at)
-    naive = of_toeplitz(np.array(column, dtype=float), steps, in_order).value
-    result = of_toeplitz(np.array(column, dtype=float), steps, at)
+    naive = toeplitz_sensitivity(np.array(column, dtype=float), steps, in_order).value
+    result = toeplitz_sensitivity(np.array(column, dtype=float), steps, at)
     assert naive * 1.1 < true <= result.value
     assert not result.exact
 
@@ -132,11 +132,11 @@ def test_bands_within_the_separation_are_exact_whatever_their_signs() -> None:
     rng = np.random.default_rng(1)
     matrix = np.triu(np.tril(rng.normal(size=(12, 12))), -2)
     at = Participation.min_separation(participations=3, separation=3)
-    result = of_matrix(matrix, at)
+    result = matrix_sensitivity(matrix, at)
     assert result.exact
     assert result.value == pytest.approx(bound(matrix, at), rel=CLOSE)
     unit = matrix / np.linalg.norm(matrix, axis=0)
-    assert of_matrix(unit, at).value == pytest.approx(3**0.5, rel=CLOSE)
+    assert matrix_sensitivity(unit, at).value == pytest.approx(3**0.5, rel=CLOSE)
 
 
 @settings(max_examples=examples(40))
@@ -146,7 +146,7 @@ def test_the_dynamic_programme_over_a_diagonal_is_exact(
 ) -> None:
     at = Participation.min_separation(participations=k, separation=b)
     diagonal = np.diag(np.sqrt(values))
-    assert best_separated(np.array(values), at) == pytest.approx(bound(diagonal, at) ** 2)
+    assert max_separated_sum(np.array(values), at) == pytest.approx(bound(diagonal, at) ** 2)
 
 
 @settings(max_examples=30)
@@ -154,7 +154,7 @@ def test_the_dynamic_programme_over_a_diagonal_is_exact(
 def test_a_row_is_never_below_what_one_pattern_takes_from_it(matrix: Array, k: int, b: int) -> None:
     at = Participation.min_separation(participations=k, separation=b)
     size = np.abs(matrix.T @ matrix)
-    rows = row_wise(size, at)
+    rows = row_wise_bounds(size, at)
     for pattern in patterns(at, len(size)):
         taken = size[np.ix_(pattern, pattern)].sum(axis=1)
         assert np.all(taken <= rows[list(pattern)] * (1 + 1e-12))
@@ -164,11 +164,14 @@ def test_more_participations_and_less_separation_never_cost_less() -> None:
     matrix = np.tril(np.random.default_rng(2).normal(size=(10, 10)))
     for schema in (Participation.fixed_epoch, Participation.min_separation):
         by_k = [
-            of_matrix(matrix, schema(participations=k, separation=2)).value for k in range(1, 6)
+            matrix_sensitivity(matrix, schema(participations=k, separation=2)).value
+            for k in range(1, 6)
         ]
         assert by_k == sorted(by_k)
     by_b = [
-        of_matrix(matrix, Participation.min_separation(participations=3, separation=b)).value
+        matrix_sensitivity(
+            matrix, Participation.min_separation(participations=3, separation=b)
+        ).value
         for b in range(1, 6)
     ]
     assert by_b == sorted(by_b, reverse=True)
@@ -176,21 +179,21 @@ def test_more_participations_and_less_separation_never_cost_less() -> None:
 
 def test_identity_costs_the_root_of_the_participations() -> None:
     at = Participation.fixed_epoch(participations=7, separation=3)
-    assert of_matrix(np.eye(21), at).value == pytest.approx(7**0.5, rel=CLOSE)
-    assert of_toeplitz(np.array([1.0]), 21, at).value == pytest.approx(7**0.5, rel=CLOSE)
+    assert matrix_sensitivity(np.eye(21), at).value == pytest.approx(7**0.5, rel=CLOSE)
+    assert toeplitz_sensitivity(np.array([1.0]), 21, at).value == pytest.approx(7**0.5, rel=CLOSE)
 
 
 def test_a_tiny_off_diagonal_entry_is_charged_and_not_dropped() -> None:
     gram = np.eye(4)
     gram[0, 2] = gram[2, 0] = 1e-17
     at = Participation.min_separation(participations=2, separation=2)
-    assert of_gram(gram, at, operations=4).value > 2**0.5
+    assert gram_sensitivity(gram, at, operations=4).value > 2**0.5
 
 
 def test_work_without_bound_is_refused() -> None:
     at = Participation.min_separation(participations=1000, separation=1)
     with pytest.raises(Unaffordable):
-        row_wise(np.ones((2000, 2000)), at)
+        row_wise_bounds(np.ones((2000, 2000)), at)
 
 
 def test_the_factor_of_a_gram_matrix_is_lower_triangular_and_is_not_its_cholesky_factor() -> None:
