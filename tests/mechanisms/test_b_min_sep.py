@@ -23,7 +23,7 @@ from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.participation_mixture import (
-    _taken_more_than,
+    _participation_tail,
     projected_separated_mixture,
     separated_mixture,
 )
@@ -301,7 +301,7 @@ def test_a_record_whose_turns_are_nearly_certain_shows_all_of_them(lot: int) -> 
 
 
 def test_chances_of_many_draws_are_rounded_up() -> None:
-    above = float(_taken_more_than(np.array([140.0]), 1_000_000, 1e-4, 1)[0])
+    above = float(_participation_tail(np.array([140.0]), 1_000_000, 1e-4, 1)[0])
     assert above >= at_least(141, 1_000_000, arb(1e-4))
 
 
