@@ -1,10 +1,11 @@
-"""The search for a witness: floating point, and trusted with nothing.
+"""The search for a witness, in floating point. No proof relies on it.
 
-A witness says how finely losses are cut and added up. What that costs falls with the square of the
-number of nodes; so the search tries few, and then as many as what these proved says are needed,
-until the bound that ``affidavit.accountants.checker`` proves is close to the one computed.
+A witness states how finely losses are discretised and composed. The error decreases with the square
+of the number of nodes. So the search starts with few nodes and then takes as many as the error
+requires, until the bound that ``affidavit.accountants.checker`` proves is close to the computed
+one.
 
-In certificates witnesses are JSON data.
+In certificates witnesses are JSON data, with doubles as the hexadecimal text of ``float.hex``.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ from affidavit.accountants.registry import certain_accountants
 from affidavit.plan import ChainOfNeighbours, Event, Leaf, TruncatedPoissonGaussian, alternatives
 
 MAX_NODES, QUICK_NODES = 6000, 512
-"""Nodes of a lattice on one side of zero. With the second a proof mostly takes less than
-dp-accounting's PLD, which is asked where that proves too little."""
-_FIRST_NODES, _TRIES = 64, 6
+"""Nodes of a lattice on one side of zero. With ``QUICK_NODES`` a proof usually takes less time than
+dp-accounting's PLD, which is used if that proves too little."""
+_INITIAL_NODES, _MAX_TRIES = 64, 6
 _SPACING = 8.0
 """Standard deviations between cuts, times the nodes."""
-_ABOUT = 1.2
-"""How far above the least bound another is asked, relatively, both of them known to a tenth."""
-_HALVINGS = 10
-_MAX_TERMS = 100
-"""Of a mixture that is cut on a lattice without taking long."""
+_LIKELY_RATIO = 1.2
+"""Ratio to the least bound up to which other bounds are tried; both are known to a tenth."""
+_BISECTIONS = 10
+_MAX_FAST_TERMS = 100
+"""Terms of a mixture that a lattice composes quickly."""
 _LOSS_BITS, _RATIO_BITS = 96, 176
-_REACH = 12.5
-"""Normal tails that are cut off (standard deviations) are below 1e-35."""
+_MAX_Z = 12.5
+"""Standard deviations at which normal tails are cut; they are below 1e-35."""
 
 Requirement = Callable[[Event, bool], None]
-"""Raises ``Unproved`` for a bound that is not that of the run, or of its neighbours in a chain."""
-_Found = tuple[RunWitness | None, Measure | SingleRelease]
+"""Raises ``Unproved`` for a bound that is not the run's, or not that of neighbours in a chain."""
+_RunProof = tuple[RunWitness | None, Measure | SingleRelease]
 
 
 def search_witness(
@@ -74,18 +75,18 @@ def search_witness(
     most: int = MAX_NODES,
     require: Requirement | None = None,
 ) -> tuple[Witness, Proof]:
-    """A witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
+    """Return a witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
 
-    ``epsilon`` (nats) is what an engine computed. What is proved is at most ``looseness``, relative
-    to it, above its upper end; it lies below its lower end only where the engine is wrong. Of
-    bounds of the run only those for which ``require`` does not raise ``Unproved`` are tried. Raises
-    ``Unproved`` where no statement covers a release, or ``most`` nodes prove too little.
+    ``epsilon`` (nats) is the bracket of an engine. The proved ε is at most a relative ``looseness``
+    above its upper bound. It is below the lower bound only if the engine is wrong. Only bounds of
+    the run for which ``require`` does not raise ``Unproved`` are tried. Raises ``Unproved`` if no
+    statement covers a release, or ``most`` nodes prove too little.
     """
     bounds = alternatives(event)
-    for place in _likeliest(bounds, epsilon.upper, delta):
+    for place in _likely_places(bounds, epsilon.upper, delta):
         bound = bounds[place]
         covers = _covers(bound)
-        # The engine's least bound may have cut lots revealed.
+        # The engine's least bound may reveal truncated lots.
         for chosen in [covers, ()] if any(covers) else [()]:
             try:
                 if isinstance(bound, ChainOfNeighbours):
@@ -101,31 +102,30 @@ def search_witness(
     raise unproved
 
 
-def _likeliest(bounds: Sequence[Event], epsilon: float, delta: float) -> Sequence[int]:
-    """The places of the ``bounds`` that are about as low as ``epsilon`` (nats), the least first."""
+def _likely_places(bounds: Sequence[Event], epsilon: float, delta: float) -> Sequence[int]:
+    """Return the indices of the ``bounds`` close to ``epsilon`` (nats), the least first."""
     if len(bounds) == 1:
         return [0]
-    from affidavit.accountants.fourier import (
-        FourierAccountant,  # imports scipy, and is seldom needed
-    )
+    # Imported here because it imports scipy and is seldom needed.
+    from affidavit.accountants.fourier import FourierAccountant
 
-    about, engine = {}, FourierAccountant(relative_width=0.1)
+    upper, engine = {}, FourierAccountant(relative_width=0.1)
     for place, bound in enumerate(bounds):
         with suppress(AccountantError):
-            about[place] = engine.curve(bound).epsilon(delta).upper
-    places = sorted(about, key=about.__getitem__)
-    return [place for place in places if about[place] <= _ABOUT * epsilon] or places[:1] or [0]
+            upper[place] = engine.curve(bound).epsilon(delta).upper
+    places = sorted(upper, key=upper.__getitem__)
+    likely = [place for place in places if upper[place] <= _LIKELY_RATIO * epsilon]
+    return likely or places[:1] or [0]
 
 
 def _covers(event: Event) -> Covers:
-    """The covers with which the fourier engine bounds ``event``."""
-    # A chain's links have covers of their own.
+    """Return the covers with which the Fourier accountant bounds ``event``."""
+    # The links of a chain have their own covers.
     leaves = [] if isinstance(event, ChainOfNeighbours) else coverable(event)
     if not leaves:
         return ()
-    from affidavit.accountants.fourier import (
-        truncated_poisson,  # imports scipy, and is seldom needed
-    )
+    # Imported here because it imports scipy and is seldom needed.
+    from affidavit.accountants.fourier import truncated_poisson
 
     def chosen(leaf: Leaf) -> Cover | None:
         cover = (
@@ -141,11 +141,11 @@ def _covers(event: Event) -> Covers:
 def _search_chain(
     chain: ChainOfNeighbours, delta: float, looseness: float, most: int, require: Requirement | None
 ) -> tuple[Witness, Proof]:
-    """A witness of every link of ``chain``; raises ``Unproved``."""
-    of_link = None if require is None else lambda event, _: require(event, True)
+    """Return a witness of every link of ``chain``; raises ``Unproved``."""
+    require_link = None if require is None else lambda event, _: require(event, True)
     links, proofs, epsilon = [], [], 0.0
     for _ in range(chain.links):
-        # Less than its share, because the links' decimals are rounded up.
+        # Slightly less than its share, because the links' decimals are rounded up.
         at = delta / chain.links * math.exp(-epsilon) * (1 - 1e-9)
         neighbours = FirstAvailableCurve(event=chain.event, engines=certain_accountants())
         try:
@@ -154,7 +154,7 @@ def _search_chain(
             raise Unproved(
                 "not_proved", f"No engine bounds a link: {failure}", "Rely on the accountants."
             ) from None
-        witness, proof = search_witness(chain.event, bracket, at, looseness, most, of_link)
+        witness, proof = search_witness(chain.event, bracket, at, looseness, most, require_link)
         links.append(witness)
         proofs.append(proof)
         epsilon = math.nextafter(epsilon + float(proof.epsilon), math.inf)
@@ -168,37 +168,39 @@ def _search(
     event: Event, covers: Covers, epsilon: Bracket, delta: float, looseness: float, most: int
 ) -> tuple[Witness, Proof]:
     directions = laws(event, covers)
-    if most <= QUICK_NODES and any(map(_takes_long, directions)):
-        raise Unproved("not_proved", "A proof takes long.", "Allow it more nodes.")
+    if most <= QUICK_NODES and any(map(_is_slow, directions)):
+        raise Unproved("not_proved", "A proof would take too long.", "Allow more nodes.")
     highest = epsilon.upper * (1 + looseness)
-    runs = [_direction(direction, epsilon.upper, highest, delta, most) for direction in directions]
-    result = _concluded(directions, covers, runs, highest, delta)
+    runs = [
+        _prove_direction(direction, epsilon.upper, highest, delta, most) for direction in directions
+    ]
+    result = _conclude(directions, covers, runs, highest, delta)
     at = lowest = epsilon.lower * (1 - 2 * looseness)
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         try:
-            result = _concluded(directions, covers, runs, at, delta)
+            result = _conclude(directions, covers, runs, at, delta)
             highest = at
         except Unproved:
-            # Where the engine's lower end is loose, what is proved is near its upper end.
+            # If the engine's lower bound is loose, the proved ε is near its upper bound.
             lowest = max(at, epsilon.upper * (1 - 2 * looseness))
         at = (lowest + highest) / 2
     return result
 
 
-def _takes_long(direction: Direction) -> bool:
-    """Whether wide mixtures are composed with other releases: half a minute."""
+def _is_slow(direction: Direction) -> bool:
+    """Return whether wide mixtures are composed with other releases (half a minute)."""
     terms = (len(piece.over) + len(piece.under) for law, _ in direction for piece in law.pieces)
-    return single_release(direction) is None and max(terms, default=0) > _MAX_TERMS
+    return single_release(direction) is None and max(terms, default=0) > _MAX_FAST_TERMS
 
 
-def _concluded(
+def _conclude(
     directions: tuple[Direction, ...],
     covers: Covers,
-    runs: list[_Found],
+    runs: list[_RunProof],
     epsilon: float,
     delta: float,
 ) -> tuple[Witness, Proof]:
-    """The witness and proof of this ε; raises ``Unproved`` where nothing found proves it."""
+    """Return the witness and proof of ``epsilon``; raises ``Unproved`` if there is none."""
     witness = Witness(
         epsilon=decimal_up(epsilon, 12),
         delta=decimal_up(delta, 17),
@@ -208,10 +210,10 @@ def _concluded(
     return witness, concluded(witness, directions, [curve for _, curve in runs])
 
 
-def _direction(
+def _prove_direction(
     direction: Direction, tight: float, highest: float, delta: float, most: int
-) -> _Found:
-    """What proves one direction at ε = ``highest``; raises ``Unproved``."""
+) -> _RunProof:
+    """Return the proof of one direction at ε = ``highest`` (nats); raises ``Unproved``."""
     single = single_release(direction)
     if single is not None:
         return None, single
@@ -219,8 +221,8 @@ def _direction(
     if delta <= 0:
         raise Unproved("not_proved", "The cover concedes more than δ.", "Reveal cut lots.")
     spread = min(_spread(law) for law, _ in direction)
-    nodes = _FIRST_NODES
-    for _ in range(_TRIES):
+    nodes = _INITIAL_NODES
+    for _ in range(_MAX_TRIES):
         run = _witness(direction, spread, highest, nodes)
         measure = composed(direction, run)
         bound, nearer = (_delta(measure, at) for at in (highest, tight))
@@ -228,8 +230,8 @@ def _direction(
             return run, measure
         if nodes >= most:
             break
-        # How much larger log δ is than at the tight ε, which falls with the square of the nodes,
-        # and how much larger it may be.
+        # ``excess`` is that of log δ at the tight ε, which decreases with the square of the nodes.
+        # ``margin`` is the allowed excess.
         margin = max(math.log(max(nearer, 1e-300) / bound), 1e-9)
         excess = math.log(bound / delta) + margin
         nodes = min(most, math.ceil(nodes * min(8.0, max(1.2, math.sqrt(excess / margin * 1.4)))))
@@ -247,11 +249,11 @@ def _witness(direction: Direction, spread: float, epsilon: float, nodes: int) ->
         sums = None
         if law.bins:
             mu = float(law.mu)
-            largest = law.bins * math.exp(min(mu * (mu + _REACH), 600.0))
-            # One is a node, so that no ratio is carried below zero.
+            largest = law.bins * math.exp(min(mu * (mu + _MAX_Z), 600.0))
+            # One is a node, so that no ratio moves below zero.
             width = 4.0 ** math.ceil(math.log(1 / min(1.0, _deviation(mu)), 4) + 1)
             sums = _grid(1 / (nodes * width), nodes, largest, _RATIO_BITS, linear=True)
-        rules.append(Rule(spacing=_SPACING / nodes, reach=_REACH, sums=sums))
+        rules.append(Rule(spacing=_SPACING / nodes, reach=_MAX_Z, sums=sums))
     return RunWitness(grid=grid, rules=tuple(rules))
 
 
@@ -261,7 +263,7 @@ def _grid(step: float, reach: int, largest: float, bits: int, *, linear: bool = 
 
 
 def _spread(law: Law) -> float:
-    """About how far the frequent losses of one release lie from zero (nats)."""
+    """Return about the distance (nats) of the frequent losses of one release from zero."""
     mu = float(law.mu)
     if law.bins:
         return min(1.0, _deviation(mu) / math.sqrt(law.bins)) * float(law.share)
@@ -270,22 +272,22 @@ def _spread(law: Law) -> float:
 
 
 def _deviation(mu: float) -> float:
-    """Of e^{μz - μ²/2}."""
+    """Return the standard deviation of e^{μz - μ²/2}."""
     return math.sqrt(math.expm1(min(mu * mu, 600.0)))
 
 
 def witness_document(witness: Witness) -> dict[str, Any]:
-    """``witness`` as JSON data, its doubles as the hexadecimal text of ``float.hex``."""
-    covers = [None if cover is None else _cover_document(cover) for cover in witness.covers]
+    """Return ``witness`` as JSON data."""
+    covers = [None if cover is None else _to_hex(cover, _COVER_FIELDS) for cover in witness.covers]
     return {
         "epsilon": witness.epsilon,
         "delta": witness.delta,
         "runs": [
             {
-                "grid": _grid_document(run.grid),
+                "grid": _to_hex(run.grid, _GRID_FIELDS),
                 "rules": [
-                    {"spacing": rule.spacing.hex(), "reach": rule.reach.hex()}
-                    | ({} if rule.sums is None else {"sums": _grid_document(rule.sums)})
+                    _to_hex(rule, ("spacing", "reach"))
+                    | ({} if rule.sums is None else {"sums": _to_hex(rule.sums, _GRID_FIELDS)})
                     for rule in run.rules
                 ],
             }
@@ -298,19 +300,19 @@ def witness_document(witness: Witness) -> dict[str, Any]:
 
 
 def parse_witness(document: Mapping[str, Any]) -> Witness:
-    """The witness of ``witness_document``; raises ``Unproved`` for what is none."""
+    """Parse the data of ``witness_document``; raises ``Unproved`` if it is no witness."""
     try:
         return Witness(
             epsilon=document["epsilon"],
             delta=document["delta"],
             runs=tuple(
                 RunWitness(
-                    grid=_grid_from(run["grid"], linear=False),
+                    grid=_parse_grid(run["grid"], linear=False),
                     rules=tuple(
                         Rule(
                             spacing=float.fromhex(rule["spacing"]),
                             reach=float.fromhex(rule["reach"]),
-                            sums=_grid_from(rule["sums"], linear=True) if "sums" in rule else None,
+                            sums=_parse_grid(rule["sums"], linear=True) if "sums" in rule else None,
                         )
                         for rule in run["rules"]
                     ),
@@ -318,7 +320,9 @@ def parse_witness(document: Mapping[str, Any]) -> Witness:
                 for run in document["runs"]
             ),
             covers=tuple(
-                None if cover is None else _cover_from(cover)
+                None
+                if cover is None
+                else Cover(**{name: float.fromhex(cover[name]) for name in _COVER_FIELDS})
                 for cover in document.get("covers", ())
             ),
             alternative=index(document.get("alternative", 0)),
@@ -328,31 +332,17 @@ def parse_witness(document: Mapping[str, Any]) -> Witness:
         raise Unproved("bad_witness", f"This is not a witness: {error}.", "Search again.") from None
 
 
-def _cover_document(cover: Cover) -> dict[str, Any]:
-    return {
-        "spent": cover.spent.hex(),
-        "share": cover.share.hex(),
-        "crowded": cover.crowded.hex(),
-    }
+_COVER_FIELDS = ("spent", "share", "crowded")
+_GRID_FIELDS = ("step", "reach", "scales", "bits")
 
 
-def _cover_from(document: Mapping[str, Any]) -> Cover:
-    spent, share, crowded = (
-        float.fromhex(document[name]) for name in ("spent", "share", "crowded")
-    )
-    return Cover(spent=spent, share=share, crowded=crowded)
+def _to_hex(part: Cover | Grid | Rule, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields ``names`` of ``part``, with doubles as hexadecimal text."""
+    values = {name: getattr(part, name) for name in names}
+    return {k: value.hex() if isinstance(value, float) else value for k, value in values.items()}
 
 
-def _grid_document(grid: Grid) -> dict[str, Any]:
-    return {
-        "step": grid.step.hex(),
-        "reach": grid.reach,
-        "scales": grid.scales,
-        "bits": grid.bits,
-    }
-
-
-def _grid_from(document: Mapping[str, Any], *, linear: bool) -> Grid:
+def _parse_grid(document: Mapping[str, Any], *, linear: bool) -> Grid:
     return Grid(
         step=float.fromhex(document["step"]),
         reach=index(document["reach"]),

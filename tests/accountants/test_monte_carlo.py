@@ -12,7 +12,11 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.calibration import MAX_LOOKS, WITHIN, find_confirmed_noise
+from affidavit.accountants.calibration import (
+    CONFIRMED_SLACK,
+    MAX_BRACKETS,
+    find_confirmed_noise,
+)
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve
@@ -410,8 +414,8 @@ def test_confirmed_noise_meets_the_target_with_few_looks() -> None:
 
     result = find_confirmed_noise(upper, 2.0, guess=lambda sigma: 4.9 / sigma**1.5)
     assert upper(result) <= 2.0
-    assert result < (5 / 2.0) ** (1 / 1.5) * (1 + 2 * WITHIN)
-    assert len(looks) <= MAX_LOOKS + 1
+    assert result < (5 / 2.0) ** (1 / 1.5) * (1 + 2 * CONFIRMED_SLACK)
+    assert len(looks) <= MAX_BRACKETS + 1
 
 
 def test_confirmed_noise_refuses_rather_than_guess() -> None:
