@@ -1,16 +1,16 @@
-"""Our accountant against the others, on fourteen plans, in one run on one thread.
+"""Time our accountant against other accountants, on fourteen plans, in one run on one thread.
 
 Prints a markdown table: the two-sided bracket and its time, dp-accounting's default PLD
 (pessimistic only) and its time, both calibrations, and the ratios. Imports and one
-warm-up of each engine are excluded; each time is processor time, the least of several, so
-that others on the machine matter less:
+warm-up of each engine are excluded. Each time is the least processor time of several runs, so
+that other load on the machine matters less:
 
     python bench/accounting.py [--prv] [--opacus PYTHON] [--repeats 3]
 
-``--opacus`` adds the calibration of Opacus (``get_noise_multiplier`` with PRV), by a Python
-that has it; without one the bench says that it was left out.
+``--opacus`` adds the calibration of Opacus (``get_noise_multiplier`` with PRV), run by a Python
+that has Opacus installed. Without it the bench says that it was left out.
 
-``--prv`` adds prv-accountant at error 0.01, in a process of its own that is ended after
+``--prv`` adds prv-accountant at error 0.01, in a separate process that is stopped after
 ``--prv-seconds``, since it can take a minute and gigabytes.
 """
 
@@ -76,7 +76,7 @@ ROWS = [
 
 
 def random_rows(count: int) -> list[Row]:
-    """Plans whose q, σ, T and δ are log-uniform in the ranges that people train with."""
+    """Return plans whose q, σ, T and δ are log-uniform in the ranges of real training."""
     draws = np.random.default_rng(24)
 
     def drawn(low: float, high: float) -> float:
@@ -94,7 +94,7 @@ def random_rows(count: int) -> list[Row]:
 
 
 def ours(row: Row, sigma: float) -> Event:
-    """The plan as our event."""
+    """Return the plan as our event."""
     leaf: Event = (
         Gaussian(noise_multiplier=sigma)
         if row.q == 1
@@ -104,7 +104,7 @@ def ours(row: Row, sigma: float) -> Event:
 
 
 def theirs(row: Row, sigma: float) -> dp_accounting.DpEvent:
-    """The plan as dp-accounting's event."""
+    """Return the plan as dp-accounting's event."""
     gaussian = dp_accounting.GaussianDpEvent(sigma)
     leaf = gaussian if row.q == 1 else dp_accounting.PoissonSampledDpEvent(row.q, gaussian)
     return dp_accounting.SelfComposedDpEvent(leaf, row.steps)
@@ -114,7 +114,7 @@ Result = TypeVar("Result")
 
 
 def timed(call: Callable[[], Result], repeats: int) -> tuple[Result, float]:
-    """The call's result and its least processor time in seconds."""
+    """Return the result of a call, and its least processor time in seconds."""
     best = float("inf")
     for _ in range(repeats):
         started = time.process_time()
@@ -124,12 +124,12 @@ def timed(call: Callable[[], Result], repeats: int) -> tuple[Result, float]:
 
 
 def bracket_of(row: Row) -> Bracket:
-    """Our bracket of ε at the default width."""
+    """Return our bracket of ε at the default width."""
     return FourierAccountant().curve(ours(row, row.sigma)).epsilon(row.delta)
 
 
 def our_noise_of(row: Row, epsilon: float) -> float:
-    """Our calibration, at its own slack of 1e-4."""
+    """Return our calibrated noise, at the default slack of 1e-4."""
     engine = FourierAccountant()
     return find_min_noise(
         lambda sigma: engine.curve(ours(row, sigma)).epsilon(row.delta).upper,
@@ -139,14 +139,14 @@ def our_noise_of(row: Row, epsilon: float) -> float:
 
 
 def pld_of(row: Row) -> float:
-    """dp-accounting's default, pessimistic, ε."""
+    """Return ε by dp-accounting's default, pessimistic PLD accountant."""
     accountant = PLDAccountant()
     accountant.compose(theirs(row, row.sigma))
     return float(accountant.get_epsilon(row.delta))
 
 
 def pld_noise(row: Row, epsilon: float) -> float:
-    """dp-accounting's calibration with PLD, at its default tolerance."""
+    """Return dp-accounting's calibrated noise with PLD, at its default tolerance."""
     return float(
         dp_accounting.calibrate_dp_mechanism(
             PLDAccountant,
@@ -159,7 +159,7 @@ def pld_noise(row: Row, epsilon: float) -> float:
 
 
 def prv_of(row: Row, answer: multiprocessing.Queue[tuple[float, float, float]]) -> None:
-    """prv-accountant's interval at error 0.01, and its time."""
+    """Return prv-accountant's interval at error 0.01, and its time."""
     from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
     started = time.process_time()
@@ -177,7 +177,7 @@ def prv_of(row: Row, answer: multiprocessing.Queue[tuple[float, float, float]]) 
 
 
 def prv_within(row: Row, seconds: float) -> float | None:
-    """prv-accountant's time, None if it fails or takes longer than ``seconds``."""
+    """Return prv-accountant's time, or None if it fails or takes longer than ``seconds``."""
     answer: multiprocessing.Queue[tuple[float, float, float]] = multiprocessing.Queue()
     process = multiprocessing.Process(target=prv_of, args=(row, answer))
     process.start()
@@ -203,7 +203,7 @@ print(noise, time.process_time() - started)
 
 
 def opacus_noise_multiplier(python: str, row: Row, epsilon: float, seconds: float) -> float | None:
-    """Opacus' calibration with PRV: its processor time, None if it fails or takes too long."""
+    """Return the processor time of Opacus' PRV calibration, or None if it fails."""
     numbers = [repr(value) for value in (row.q, row.steps, row.delta, epsilon)]
     try:
         result = subprocess.run(
@@ -310,7 +310,7 @@ def main(arguments: list[str]) -> None:
 
 
 def random_plans(count: int) -> str:
-    """Ratios to dp-accounting's PLD of ``count`` random plans, and our times, as a sentence."""
+    """Describe the ratios to dp-accounting's PLD on ``count`` random plans, and our times."""
     ratios, times, noise_times = [], [], []
     for row in random_rows(count):
         bracket, our_time = timed(lambda row=row: bracket_of(row), 3)

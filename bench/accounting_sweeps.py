@@ -1,11 +1,11 @@
-"""What an answer costs against the number of steps, the sampling rate, and in a batch.
+"""Measure the cost of an answer by number of steps, by sampling rate, and in a batch.
 
 Prints two tables (processor time, traced peak of memory, counted points, width), the cost of
 a thousand plans of a sweep against single ones, and writes a picture of the first table:
 
     python bench/accounting_sweeps.py [--svg docs/benchmarks-steps.svg]
 
-A single plan is one answered by an accountant that has answered nothing before.
+A single plan is answered by a fresh accountant with empty caches.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ RATES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5)
 
 
 def plan(q: float, sigma: float, steps: int) -> Repeated:
-    """One leaf, repeated."""
+    """Return one leaf event, repeated."""
     leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     return Repeated(event=leaf, count=steps)
 
 
 def timed(event: Repeated, delta: float, repeats: int = 3) -> tuple[Bracket, float]:
-    """The bracket and its least processor time in seconds."""
+    """Return the bracket and its least processor time in seconds."""
     best = math.inf
     for _ in range(repeats):
         started = time.process_time()
@@ -47,7 +47,7 @@ def timed(event: Repeated, delta: float, repeats: int = 3) -> tuple[Bracket, flo
 
 
 def row(q: float, sigma: float, steps: int, delta: float = 1e-6) -> float | None:
-    """Print one line of a table; the time in seconds, None where the plan is refused."""
+    """Print a table row, and return the time in seconds, or None if the plan is refused."""
     event = plan(q, sigma, steps)
     try:
         bracket, seconds = timed(event, delta)
@@ -67,7 +67,7 @@ def row(q: float, sigma: float, steps: int, delta: float = 1e-6) -> float | None
 
 
 def batch() -> None:
-    """A thousand plans of each of three sweeps, by one accountant, against single ones."""
+    """Time a thousand plans of each of three sweeps with one accountant, and singly."""
     sweeps = {
         "100 numbers of steps, 10 δ": [
             (plan(0.01, 1.0, 500 + 50 * index), 10.0**-power)
@@ -102,7 +102,7 @@ def batch() -> None:
 
 
 def picture(lines: dict[str, list[tuple[int, float]]]) -> str:
-    """Time against steps, both logarithmic, as SVG."""
+    """Draw time against steps as SVG, both logarithmic."""
     width, height, left, bottom = 560, 320, 60, 40
 
     def x(steps: float) -> float:

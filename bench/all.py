@@ -1,13 +1,13 @@
-"""All benches that this machine can run, one after the other, into the documents.
+"""Run all benches that this machine can run, and write their results into the documents.
 
-Each is a program that prints Markdown. What it prints goes between its markers in its document
-(``sections``), with the date, the commit, the machine and the versions; the prose around them
-is kept. One that fails, prints no table or takes longer than its limit is stopped and changes
-nothing, and the program then ends with 1. What was printed is kept in ``build/bench`` as well.
+Each bench is a program that prints Markdown. Its output replaces the text between its markers in
+its document (``sections``), with the date, commit, machine and versions. A bench that fails,
+prints no table or exceeds its time limit changes nothing, and this program then exits with 1. The
+output is also stored in ``build/bench``.
 
     python -m bench.all [NAME ...]
 
-Nothing else should run on the machine; the load before each is written beside its figures.
+Run it on an idle machine. The load before each bench is written beside its figures.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _cuda() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """A program: what Python is given, after how many minutes it is stopped, and its document.
+    """A bench program: its arguments, its time limit in minutes, and its document.
 
-    ``lacks`` says what it needs and the machine does not have; empty where it can run.
+    ``lacks`` says what the machine lacks to run it, and is empty if nothing.
     """
 
     name: str
@@ -108,7 +108,7 @@ BENCHES = (
 
 
 def chosen(names: Sequence[str]) -> list[Bench]:
-    """The benches of those names, all for none; raises ``SystemExit`` for one that is none."""
+    """Return the benches with these names, or all; raises ``SystemExit`` for an unknown name."""
     known = {bench.name: bench for bench in BENCHES}
     if unknown := sorted(set(names) - set(known)):
         raise SystemExit(f"no bench is called {', '.join(unknown)}; there are {', '.join(known)}")
@@ -116,7 +116,7 @@ def chosen(names: Sequence[str]) -> list[Bench]:
 
 
 def measure(bench: Bench) -> str:
-    """Run it and write what it printed into its document; why not, if that failed."""
+    """Run a bench and write its output into its document; return why not, if it failed."""
     section(bench.document.read_text(encoding="utf-8"), bench.name)
     KEPT.mkdir(parents=True, exist_ok=True)
     stored, load, began = KEPT / f"{bench.name}.md", os.getloadavg()[0], time.monotonic()
@@ -137,7 +137,7 @@ def measure(bench: Bench) -> str:
 
 
 def _within(seconds: float, bench: Bench, out: int) -> int | None:
-    """How it ended; None if it had to be stopped, with all the processes that it began."""
+    """Return the exit status, or None if the bench and its processes had to be stopped."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, *bench.command],
@@ -172,7 +172,7 @@ def _awaited(process: subprocess.Popen[bytes], seconds: float, name: str) -> int
 
 
 def main(names: Sequence[str]) -> int:
-    """Measure; 1 if a bench that can run here did not."""
+    """Run the benches; return 1 if one that can run here failed."""
     failed, benches = 0, chosen(names)
     for number, bench in enumerate(benches, 1):
         place = f"[{number}/{len(benches)}] {bench.name}"

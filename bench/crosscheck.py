@@ -1,8 +1,8 @@
-"""Our sensitivities and errors against jax-privacy's, on random strategies of every family.
+"""Compare our sensitivities and errors with jax-privacy's, on random strategies of every family.
 
-Optional: jax-privacy is no dependency, and without ``.venv-jax`` this says so and ends well.
-Its numbers are doubles without outward rounding, so equality is to a billionth. Two places
-where it is known to differ are not compared: the error metric of ``toeplitz.loss`` for
+jax-privacy is not a dependency. Without ``.venv-jax`` this program says so and exits with 0.
+Its numbers are doubles without outward rounding, so they are compared to a relative 1e-9. Two
+known differences are not compared: the error metric of ``toeplitz.loss`` for
 columns shorter than the run, and anything for signed or increasing columns, which it refuses.
 
     make crosscheck
@@ -34,7 +34,7 @@ AGREE = 1e-9
 
 
 class Check(NamedTuple):
-    """One number, or list of numbers, from both sides; ``bound`` where ours may be smaller."""
+    """A number, or list of numbers, from both sides. With ``bound``, ours may be smaller."""
 
     name: str
     ours: float | list[float]
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 
 def toeplitz_checks(oracle: Oracle) -> Iterator[Check]:
-    """Sensitivity and errors of Toeplitz columns, random and optimal."""
+    """Yield sensitivity and errors of Toeplitz columns, random and optimal."""
     generator = np.random.default_rng(1)
     falling = np.sort(generator.uniform(0, 1, (5, STEPS)), axis=1)[:, ::-1]
     columns = [*falling, optimal_toeplitz(STEPS, Workload(), APART, bands=SEPARATION)]
@@ -63,7 +63,7 @@ def toeplitz_checks(oracle: Oracle) -> Iterator[Check]:
 
 
 def matrix_checks(oracle: Oracle) -> Iterator[Check]:
-    """Sensitivity and errors of matrices, random and optimal."""
+    """Yield sensitivity and errors of matrices, random and optimal."""
     generator = np.random.default_rng(2)
     random = np.tril(generator.uniform(0, 1, (3, STEPS, STEPS))) + np.eye(STEPS)
     matrices = [*random, optimal_dense(np.tri(STEPS), EPOCHS)[0]]
@@ -85,7 +85,7 @@ def matrix_checks(oracle: Oracle) -> Iterator[Check]:
 
 
 def blt_checks(oracle: Oracle) -> Iterator[Check]:
-    """Coefficients of buffered strategies."""
+    """Yield coefficients of buffered strategies."""
     for decays, scales in (([0.9], [0.3]), ([0.99, 0.8, 0.3], [0.05, 0.2, 0.3])):
         column = oracle.ask("column_of_blt", decays=decays, scales=scales, steps=STEPS).result
         own = Blt.of(decays, scales, STEPS)
@@ -93,7 +93,7 @@ def blt_checks(oracle: Oracle) -> Iterator[Check]:
 
 
 def agrees(check: Check) -> bool:
-    """Whether both sides say the same, or ours is the smaller of two bounds."""
+    """Whether both sides agree, or ours is the smaller of two bounds."""
     ours, theirs = np.asarray(check.ours), np.asarray(check.theirs)
     if check.bound:
         return bool(np.all(ours <= theirs * (1 + AGREE)))
@@ -101,7 +101,7 @@ def agrees(check: Check) -> bool:
 
 
 def main() -> int:
-    """Compare, print every disagreement, and end with 1 if there is one."""
+    """Compare, print every disagreement, and return 1 if there is one."""
     if not Oracle.available():
         return 0
     failed = total = 0

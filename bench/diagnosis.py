@@ -1,8 +1,8 @@
-"""How long a diagnosis takes, beside certifying the same plan, in one run on one thread.
+"""Time a diagnosis against certifying the same plan, in one run on one thread.
 
-Every vector of a known mistake is diagnosed; then as many claims that nothing explains, which
-cost most because every pair is searched. Prints a markdown table. Imports and one warm-up are
-excluded, caches between plans are emptied; each time is that of one run. Run it alone:
+Every vector of a known mistake is diagnosed, then as many claims that nothing explains. The latter
+cost most, because every pair of mistakes is tried. Imports and one warm-up are excluded, and caches
+are emptied between plans. Prints a Markdown table; run it alone:
 
     python bench/diagnosis.py
 """
@@ -35,7 +35,7 @@ UNEXPLAINED = 0.3719
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Seconds of CPU of one run with empty caches; what else runs here does not count."""
+    """Return the CPU seconds of one run with empty caches."""
     for cache in CACHES:
         cache.cache_clear()
     start = time.process_time()
@@ -44,7 +44,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def quantiles(name: str, times: list[float]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ordered = sorted(times)
     nine = ordered[int(0.9 * len(ordered))]
     return f"| {name} | {statistics.median(times):.2f} | {nine:.2f} | {ordered[-1]:.2f} |"

@@ -1,10 +1,10 @@
-"""Exact noise on a grid beside the ordinary noise: processor time an entry.
+"""Time exact grid noise against ordinary noise, as processor time per entry.
 
     python bench/exact_noise.py
 
-Both add noise of one deviation to the same sums, alternated in one process on one thread; the ratio
-is that of medians, with the least and the largest of a turn. The last column is how many entries
-float64 left open, which ball arithmetic settles.
+Both add noise of one standard deviation to the same sums, alternating in one process on one
+thread. The ratio is of medians, with the smallest and largest ratio of a turn. The last column
+counts the entries that float64 leaves open and ball arithmetic decides.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SIZES = (100_000, 1_000_000, 10_000_000)
 
 
 def seconds(act: Callable[[], None]) -> float:
-    """Processor time of ``act``."""
+    """Return the processor time of ``act``."""
     began = time.process_time()
     act()
     return time.process_time() - began
 
 
 def main() -> None:
-    """Print one row a size."""
+    """Print one row for each size."""
     torch.set_num_threads(1)
     opened, settled = [0], grid._round_exactly
 

@@ -1,11 +1,10 @@
-"""64 clients of which one floods: how much longer an ordinary new plan takes the others.
+"""Measure how much one flooding client of 64 delays the new plans of the others.
 
 63 clients each send a new plan (Poisson, a quarter of a second of accounting) a few times a minute.
-In every second turn another one floods the service beside them: it keeps posting plans
-that take minutes (balls in bins with BLT noise that is to be solved for), and hangs up on half of
-them. The table shows the others' median and
-99th percentile with and without the flood, in one run, the ratio of the latter, and the longest
-that ``/livez`` took beside the flood.
+In every second turn the last client floods the service: it keeps posting plans that take minutes
+(balls in bins with BLT noise to solve for), and disconnects from half of them. The table shows the
+other clients' median and 99th percentile with and without the flood, the ratio of the 99th
+percentiles, and the longest response time of ``/livez`` during the flood.
 
     python -m bench.fair_share [SECONDS] [TURNS]
 """
@@ -56,7 +55,7 @@ numbers = itertools.count()
 
 
 def tokens(url: str) -> list[str]:
-    """A token for each client."""
+    """Create a token for each client."""
     engine = open_engine(url)
     store, now = TokenRepository(engine), datetime.now(UTC)
     texts = [
@@ -68,7 +67,7 @@ def tokens(url: str) -> list[str]:
 
 
 def post(service: Service, token: str, plan: dict[str, Any], *, hang_up: bool = False) -> int:
-    """Send a plan that nobody sent before; returns the status of the answer, 0 without one."""
+    """Send a new plan; return the status of the response, or 0 without one."""
     more = next(numbers) * 1e-5
     if plan is LONG:
         plan = {**plan, "target": {"epsilon": 8 + more, "delta": 1e-6}}
@@ -87,7 +86,7 @@ def post(service: Service, token: str, plan: dict[str, Any], *, hang_up: bool = 
 
 @contextmanager
 def flood(service: Service, token: str) -> Iterator[None]:
-    """One client with many connections and long plans, in and out."""
+    """Run a client with many connections and long plans, which disconnects from half of them."""
     stop = Event()
 
     def run(number: int) -> None:
@@ -107,7 +106,7 @@ def flood(service: Service, token: str) -> Iterator[None]:
 
 @contextmanager
 def watched(service: Service, took: list[float]) -> Iterator[None]:
-    """Append the seconds that ``/livez`` takes, four times a second."""
+    """Append the response time of ``/livez`` four times a second."""
     stop = Event()
 
     def run() -> None:
@@ -130,7 +129,7 @@ def watched(service: Service, took: list[float]) -> Iterator[None]:
 
 
 def others(service: Service, texts: list[str], seconds: float) -> list[float]:
-    """Seconds that each answer took, of clients that send at random times."""
+    """Return the response times of clients that send at random times."""
     took: list[float] = []
     end = time.perf_counter() + seconds
 

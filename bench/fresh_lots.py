@@ -1,11 +1,11 @@
-"""Correlated noise with Poisson samples: conditional composition (MMCC) beside our bound.
+"""Compare conditional composition (MMCC) with our bound, for correlated noise and Poisson lots.
 
     python bench/fresh_lots.py
 
 ε of arXiv:2310.15526, Algorithm 1, over that of Theorem 11 of docs/theorems/correlated-noise.md,
-and the ε of the latter, at δ = 1e-6. A tenth of δ goes to the chance that a posterior is above
-its bound. Sums of drawn entries lie on a grid, with their mean, and dp-accounting composes the
-mixtures.
+and the ε of the latter, at δ = 1e-6. A tenth of δ covers the chance that a posterior exceeds
+its bound. Sums of drawn entries are rounded to a grid that keeps their mean, and dp-accounting
+composes the mixtures.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Matrix = NDArray[np.float64]
 
 
 def toeplitz(column: Matrix) -> Matrix:
-    """Lower triangular, with this first column."""
+    """Return the lower triangular Toeplitz matrix with this first column."""
     lags = np.subtract.outer(np.arange(column.size), np.arange(column.size))
     return np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
 
 
 def square_root(steps: int, bands: int) -> Matrix:
-    """The square root of prefix sums, cut off after so many bands."""
+    """Return the square root of prefix sums, truncated to ``bands`` bands."""
     ratios: Matrix = 1 - 1 / (2.0 * np.arange(1, steps))
     column: Matrix = np.append(1.0, np.cumprod(ratios))
     column[bands:] = 0.0
@@ -48,7 +48,7 @@ def square_root(steps: int, bands: int) -> Matrix:
 
 
 def tree(steps: int) -> Matrix:
-    """A row a node, in the order in which nodes are complete."""
+    """Return the tree matrix, with a row for each node in order of completion."""
     rows = []
     for step in range(1, steps + 1):
         size = 1
@@ -59,7 +59,7 @@ def tree(steps: int) -> Matrix:
 
 
 def strategies(steps: int) -> dict[str, Matrix]:
-    """By name."""
+    """Return the strategies by name."""
     return {
         "bidiagonal, λ = 0.5": toeplitz(np.exp2(-np.arange(steps, dtype=np.float64))),
         "square root, 4 bands": square_root(steps, 4),
@@ -69,7 +69,7 @@ def strategies(steps: int) -> dict[str, Matrix]:
 
 
 def drawn(chances: Matrix, entries: Matrix) -> tuple[Matrix, Matrix]:
-    """Values on a grid, and chances, of the sum of the entries drawn; its mean is exact."""
+    """Return grid values and probabilities of the sum of drawn entries; its mean is exact."""
     step = entries.sum() / GRID
     result = np.zeros(2 * GRID + 2)
     result[0] = 1.0
@@ -83,7 +83,7 @@ def drawn(chances: Matrix, entries: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def posteriors(matrix: Matrix, rate: float, noise: float, failure: float) -> Matrix:
-    """What the chance of each draw does not exceed, given the rows before (Algorithm 2)."""
+    """Bound the probability of each draw, given the previous rows (Algorithm 2)."""
     result = np.zeros_like(matrix)
     one = failure / (2 * np.count_nonzero(matrix) - matrix.shape[1])
     deviations = -float(ndtri(one))
@@ -103,7 +103,7 @@ def posteriors(matrix: Matrix, rate: float, noise: float, failure: float) -> Mat
 
 
 def conditional_composition(matrix: Matrix, rate: float, noise: float, failure: float) -> float:
-    """ε of MMCC."""
+    """Return ε by MMCC."""
     bounds = posteriors(matrix, rate, noise, failure)
     counts: dict[tuple[tuple[float, ...], tuple[float, ...]], int] = {}
     for chances, row in zip(bounds, matrix, strict=True):
@@ -128,7 +128,7 @@ def conditional_composition(matrix: Matrix, rate: float, noise: float, failure: 
 
 
 def white_noise(matrix: Matrix, rate: float, noise: float) -> float:
-    """ε by Theorem 11."""
+    """Return ε by Theorem 11."""
     multiplier = noise / float(np.linalg.norm(matrix, 2))
     leaf = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=multiplier)
     event = Repeated(event=leaf, count=matrix.shape[1])
@@ -136,7 +136,7 @@ def white_noise(matrix: Matrix, rate: float, noise: float) -> float:
 
 
 def main() -> None:
-    """Print a table in Markdown, a row a strategy."""
+    """Print a Markdown table with a row for each strategy."""
     heads = ["strategy", "steps", "q", *(f"σ = {noise:g} columns" for noise in NOISES)]
     sys.stdout.write(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n")
     for steps, rate in ((16, 1 / 16), (16, 0.01)):

@@ -1,7 +1,7 @@
-"""What ``affidavit check`` costs at a start, beside importing dp_accounting, in one run.
+"""Time ``affidavit check`` against importing dp_accounting, as whole processes in one run.
 
-Whole processes in turn, processor time of each (user and system), medians of their ratios with
-the least and the largest. Cold: nothing was judged before. Warm: the same plan once more.
+Reports medians of the ratios of processor time (user and system), with the smallest and largest.
+Cold: an empty cache. Warm: the same plan again.
 
     python bench/gate.py [TURNS]
 """
@@ -21,7 +21,7 @@ CHECK = (sys.executable, "-m", "affidavit", "check", str(PLAN))
 
 
 def seconds(command: tuple[str, ...], cache: str) -> float:
-    """Processor time of one process, which must end with 0."""
+    """Return the processor time of a process, which must exit with 0."""
     before = os.times()
     environment = {**os.environ, "AFFIDAVIT_CACHE": cache, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

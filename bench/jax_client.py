@@ -1,4 +1,4 @@
-"""The oracle process of ``jax_oracle``, if its environment is there."""
+"""Run the oracle process of ``jax_oracle``, if its environment exists."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PYTHON = HERE.parent / ".venv-jax" / "bin" / "python"
 
 
 class Answer(NamedTuple):
-    """What the oracle computed, and its CPU seconds."""
+    """A result of the oracle, and its CPU seconds."""
 
     result: Any
     seconds: float
 
 
 class Oracle:
-    """jax-privacy behind a pipe; ``available`` says whether it can be started."""
+    """jax-privacy behind a pipe. ``available`` says whether it can run."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -34,7 +34,7 @@ class Oracle:
 
     @staticmethod
     def available() -> bool:
-        """Whether jax-privacy 2.0.0 can be imported in its environment; says so if not."""
+        """Whether jax-privacy 2.0.0 can be imported in its environment; prints why not."""
         if PYTHON.exists():
             code = "import importlib.metadata as m; print(m.version('jax-privacy'))"
             result = subprocess.run(
@@ -49,7 +49,7 @@ class Oracle:
         return False
 
     def ask(self, task: str, **arguments: Any) -> Answer:
-        """The answer; raises ``RuntimeError`` where the oracle failed."""
+        """Return the answer to a request; raises ``RuntimeError`` if the oracle fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"task": task, "arguments": arguments}) + "\n")

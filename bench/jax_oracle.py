@@ -1,8 +1,8 @@
-"""jax-privacy as an oracle, in an environment of its own: one JSON request a line, one answer.
+"""Answer requests with jax-privacy, in a separate environment: one JSON request per line.
 
-It runs under ``.venv-jax`` (``make crosscheck`` makes it), imports nothing of this project, and
-answers with what jax-privacy computed and the CPU seconds it took, compilation included
-because every call of its optimisers compiles anew.
+Runs under ``.venv-jax`` (created by ``make crosscheck``) and imports nothing of this project. An
+answer has the result and its CPU seconds, including compilation, because every call of
+jax-privacy's optimisers compiles again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ TASKS = {
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     with jax.enable_x64():
         jax.block_until_ready(jax.numpy.ones(3) + 1)
         for line in sys.stdin:

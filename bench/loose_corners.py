@@ -1,9 +1,9 @@
-"""Where our brackets are widest: ends, width and time, beside dp-accounting.
+"""Report our widest brackets, with their ends, width and time, beside dp-accounting.
 
     python bench/loose_corners.py
 
-The library's Rényi accountant is asked, whose bounds hold at every δ, under the adjacency of the
-plan; it has no event for the rows that are left blank.
+dp-accounting's Rényi accountant runs under the plan's adjacency; its bounds hold at every δ. It has
+no event for the rows that are left blank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPLACED = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
 def plan(sigma: float, steps: int, delta: float, **changes: Any) -> dict[str, Any]:
-    """A plan of Poisson samples at q = 0.01 of half a million records, with ``changes``."""
+    """Return a plan with Poisson lots at q = 0.01 of half a million records, and ``changes``."""
     return {
         "version": 1,
         "adjacency": "add_remove",
@@ -47,12 +47,12 @@ def plan(sigma: float, steps: int, delta: float, **changes: Any) -> dict[str, An
 
 
 def cut(largest: int) -> dict[str, Any]:
-    """Poisson samples of 5,000 on average that are cut to a largest lot."""
+    """Return Poisson lots of 5,000 records on average, truncated to a maximum."""
     return {"scheme": "truncated_poisson", "lot_size": 5_000, "max_lot_size": largest}
 
 
 def poisson(sigma: float, steps: int) -> DpEvent:
-    """So many steps at q = 0.01."""
+    """Return Poisson lots at q = 0.01 for a number of steps."""
     return SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(sigma)), steps)
 
 
@@ -130,7 +130,7 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
 
 
 def main() -> None:
-    """Print one row for each corner, with processor time."""
+    """Print a row for each corner, with processor times."""
     sys.stdout.write("| corner | ours: ε | width | ms | dp-accounting: ε | ms |\n")
     sys.stdout.write("|---|---|---|---|---|---|\n")
     for name, (document, peer) in ROWS.items():

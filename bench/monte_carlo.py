@@ -1,9 +1,9 @@
-"""How much the tilts of the Monte-Carlo accountant save, as ratios in one run.
+"""Measure how many draws the tilts of the Monte-Carlo accountant save, as ratios in one run.
 
-Beside each bracket stands how many plain draws (losses under P, or Q, without tilt) a bound for
-bounded means needs for an upper bound of δ as near to the truth as the tilted draws gave, and
-the ratio of the two numbers of draws. Both use the same inequality, Chernoff's for draws in
-[0, 1], at the same confidence. The last column is the bound that is proved and not sampled.
+For each bracket, the table shows how many plain draws (losses under P or Q, without tilt) give an
+upper bound on δ as close to the truth as the tilted draws, and the ratio of the two numbers. Both
+use Chernoff's inequality for draws in [0, 1] at the same confidence. The last column is the proved
+bound.
 
     .venv/bin/python bench/monte_carlo.py
 """
@@ -34,7 +34,7 @@ CASES = (
 
 
 def event(bins: int, epochs: int, rate: float, sigma: float) -> BallsInBinsGaussian:
-    """The run of C[i, j] = λ^(i-j) over so many epochs."""
+    """Return the run of C[i, j] = λ^(i-j) over a number of epochs."""
     steps = np.arange(bins * epochs)
     lags = np.subtract.outer(steps, steps)
     matrix = np.where(lags >= 0, rate ** np.maximum(lags, 0), 0.0)
@@ -46,14 +46,14 @@ def event(bins: int, epochs: int, rate: float, sigma: float) -> BallsInBinsGauss
 
 
 def plain_draws(delta: float, relative: float, failure: float) -> float:
-    """Draws in [0, 1] for which a true mean of (1 + relative)·δ would be rejected at δ."""
+    """Return the draws in [0, 1] that reject a true mean of (1 + relative)·δ at δ."""
     above = delta * (1 + relative)
     gap = delta * math.log(delta / above) + (1 - delta) * math.log1p((above - delta) / (1 - above))
     return math.log(1 / failure) / gap
 
 
 def main() -> None:
-    """Print a table in Markdown, a row a case."""
+    """Print a Markdown table with a row for each case."""
     heads = ("bins", "epochs", "λ", "σ", "δ", "ε", "s", "draws", "plain", "plain / draws", "proved")
     sys.stdout.write(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n")
     for bins, epochs, rate, sigma, delta in CASES:

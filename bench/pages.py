@@ -1,10 +1,10 @@
-"""Every page with 100,000 certificates and 1,000,000 log entries on PostgreSQL.
+"""Time every page with 100,000 certificates and 1,000,000 log entries on PostgreSQL.
 
-Each page is asked for ``TIMES`` times in this process, with a token of every scope; the median
-is over all but the first. Every SELECT that a page makes is explained afterwards with the values
-it was made with: a sequential scan of a table of more than ``SMALL`` rows, or a step that
-touches more than ``MAX_ROWS`` rows, is a fault. Faults, and pages slower than ``LIMIT_MS``, are
-listed below the table.
+Each page is requested ``TIMES`` times in this process, with a token of every scope. The median
+excludes the first request. Every SELECT of a page is explained afterwards with its values: a
+sequential scan of a table of more than ``SMALL`` rows, or a step that touches more than
+``MAX_ROWS`` rows, is a fault. Faults, and pages slower than ``LIMIT_MS``, are listed below the
+table.
 
     python -m bench.pages [CERTIFICATES] [LOG_ENTRIES]
 """
@@ -31,8 +31,8 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
-from bench.explained import Statement, explain, large_tables, noted
 from bench.pages_seed import certify_some, seed_certificates, seed_log
+from bench.query_plans import Statement, explain, large_tables, noted
 from bench.service import databases, say
 
 with warnings.catch_warnings():
@@ -47,7 +47,7 @@ MAX_ROWS = 50_000
 
 
 def pages(engine: Engine) -> dict[str, str]:
-    """What is asked for, by what it is called."""
+    """Return the path of each page by its name."""
     newest = "SELECT id, created_at, untrusted FROM certificates ORDER BY created_at DESC"
     with engine.connect() as connection:
         one = connection.execute(text(f"{newest} OFFSET 7 LIMIT 1")).one().id
@@ -99,7 +99,7 @@ def pages(engine: Engine) -> dict[str, str]:
 
 
 def faults(engine: Engine, asked: list[Statement], large: frozenset[str]) -> list[str]:
-    """Where a statement reads through a large table, or many rows of one."""
+    """Describe where a statement scans a large table, or touches too many rows."""
     result = []
     for read in explain(engine, asked):
         through = sorted(read.scanned & large)
@@ -110,7 +110,7 @@ def faults(engine: Engine, asked: list[Statement], large: frozenset[str]) -> lis
 
 
 def measure(client: TestClient, headers: dict[str, str], path: str) -> tuple[float, int]:
-    """The median in milliseconds, and the status."""
+    """Return the median in milliseconds, and the status."""
     took = []
     for _ in range(TIMES):
         began = time.perf_counter()
@@ -120,7 +120,7 @@ def measure(client: TestClient, headers: dict[str, str], path: str) -> tuple[flo
 
 
 def prepare(url: str, home: Path, certificates: int, entries: int) -> Settings:
-    """A migrated and filled database, and settings to serve it with."""
+    """Return a migrated and filled database, and settings to serve it."""
     upgrade(url)
     KeyStore(home / "keys").new("bench")
     settings = Settings(database_url=url, key_directory=home / "keys", workers=1)
@@ -139,7 +139,7 @@ def prepare(url: str, home: Path, certificates: int, entries: int) -> Settings:
 
 
 def main() -> int:
-    """Fill, measure and print a table; 1 where there is no PostgreSQL."""
+    """Fill the database, measure and print a table; return 1 without PostgreSQL."""
     numbers = [int(item) for item in sys.argv[1:3]] or [CERTIFICATES, LOG_ENTRIES]
     with tempfile.TemporaryDirectory() as name, databases(Path(name)) as urls:
         if "PostgreSQL" not in urls:
@@ -154,7 +154,7 @@ def main() -> int:
 
 
 def report(engine: Engine, settings: Settings, certificates: int, entries: int) -> None:
-    """Measure each page and print its line, and after them what is slow or reads too much."""
+    """Measure and print each page, and list slow pages and faults."""
     _, token = TokenRepository(engine).new(
         "bench", list(Scope), 1, by="bench", at=datetime.now(UTC)
     )

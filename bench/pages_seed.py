@@ -1,9 +1,8 @@
-"""A database as it is after years: certificates and a log, put in by COPY within a minute.
+"""Fill a database with years of certificates and a log, by COPY within a minute.
 
-A few plans are really certified; every other row repeats the signed bytes and the answer of one
-of them under an id, a name and a time of its own. So pages show what they would show, but two
-rows with one bundle are no two certificates: this is for measuring and for nothing else. The
-log is a real one: every leaf is hashed, and its root is signed.
+A few plans are really certified. Every other row repeats the signed bytes of one of them under
+another id, name and time, so use this data for measurements only. The log is real: every leaf is
+hashed, and its root is signed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ ALIKE = tuple(column.name for column in certificates.columns)
 
 
 def certify_some(services: Services) -> list[StoredCertificate]:
-    """One certificate of each mechanism and verdict, as they are really made."""
+    """Certify one plan of each mechanism and verdict."""
     return asyncio.run(_certified(services))
 
 
@@ -64,7 +63,7 @@ async def _certified(services: Services) -> list[StoredCertificate]:
 
 
 def seed_certificates(engine: Engine, seeds: Sequence[StoredCertificate], number: int) -> None:
-    """``number`` certificates, a third of them not certified, some waiting for an approval."""
+    """Insert ``number`` certificates, a third of them not certified."""
     now = datetime.now(UTC)
     rows = [_certificate(seeds, index, number, now) for index in range(number)]
     copy(engine, "certificates", ALIKE, ([row[name] for name in ALIKE] for row in rows))
@@ -106,7 +105,7 @@ def seed_certificates(engine: Engine, seeds: Sequence[StoredCertificate], number
 
 
 def _revocations(engine: Engine, rows: Sequence[dict[str, Any]]) -> None:
-    """One in a hundred certificates is withdrawn a day after it was made."""
+    """Revoke one in a hundred certificates a day after its issue."""
     names = ("certificate_id", "untrusted", "issue", "envelope_digest")
     of_row = ("id", *names[1:])
     copy(
@@ -143,7 +142,7 @@ def _certificate(
 
 
 def seed_log(engine: Engine, services: Services, number: int) -> None:
-    """A log of ``number`` entries with its tree and one signed checkpoint."""
+    """Insert a log of ``number`` entries with its tree and one signed checkpoint."""
     now = datetime.now(UTC)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE log_pending DISABLE TRIGGER USER"))
@@ -186,7 +185,7 @@ def _content(index: int, number: int, now: datetime) -> tuple[str, str, datetime
 
 
 def copy(engine: Engine, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Put ``rows`` into ``table`` by COPY."""
+    """Insert ``rows`` into ``table`` by COPY."""
     connection = engine.raw_connection()
     try:
         with connection.cursor() as cursor:

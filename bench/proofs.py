@@ -1,11 +1,11 @@
-"""What it costs to prove a bound in ball arithmetic: the plans of ``accounting.py`` and DP-Muon's.
+"""Time proofs in ball arithmetic, for the plans of ``accounting.py`` and DP-Muon's.
 
     python -m bench.proofs
 
-Seconds are of one processor: the search for a witness, which runs the checker at least once, and
-the checker alone. "Above" is how far the proved ε lies above the engine's, relative to it. The last
-two columns are a certificate's second opinion: the checker's, and that of the first library that
-reaches the run, which was asked before.
+Times are processor seconds of the search for a witness, which runs the checker at least once, and
+of the checker alone. "Above" is the relative distance of the proved ε above the engine's. The last
+two columns time a certificate's second opinion: the checker's, and that of the first other library
+that supports the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KINDS = Composed(
 
 
 def opinions_of(event: Event, bracket: Bracket, delta: float) -> tuple[float, float]:
-    """Seconds of the checker's second opinion, and of a library's."""
+    """Return the seconds of the checker's second opinion, and of another library's."""
     begun = time.process_time()
     search_witness(event, bracket, delta, AGREEMENT, QUICK_NODES)
     quick = time.process_time()
@@ -58,7 +58,7 @@ def opinions_of(event: Event, bracket: Bracket, delta: float) -> tuple[float, fl
 
 
 def library_opinion(event: Event, delta: float) -> None:
-    """The opinion of the first engine of another library that reaches ``event``."""
+    """Return the opinion of the first other library that supports ``event``."""
     for name in SECOND_OPINIONS:
         try:
             accountant(name).curve(event).epsilon(delta)
@@ -68,7 +68,7 @@ def library_opinion(event: Event, delta: float) -> None:
 
 
 def main() -> None:
-    """Print one row a plan, and the medians."""
+    """Print a row for each plan, and the medians."""
     sys.stdout.write("| q | σ | T | δ | ε proved | above | search, s | check, s ")
     sys.stdout.write("| second opinion: checker, s | library, s |\n")
     sys.stdout.write("|---|---|---|---|---|---|---|---|---|---|\n")

@@ -1,8 +1,8 @@
-"""Noise that changes every few steps: the bracket and its time, beside dp-accounting's Rényi bound.
+"""Bracket a noise schedule, beside dp-accounting's Rényi bound.
 
     python bench/schedules.py
 
-1000 noise multipliers from 0.7 to 1.4, 100 steps of each, q = 0.01, δ = 1e-6.
+1,000 noise multipliers from 0.7 to 1.4 for 100 steps each, q = 0.01, δ = 1e-6.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS, STEPS, Q, DELTA = 1000, 100, 0.01, 1e-6
 
 
 def main() -> None:
-    """Print one row for each accountant, with processor time."""
+    """Print a row for each accountant, with processor times."""
     sigmas = [float(sigma) for sigma in np.linspace(0.7, 1.4, KINDS)]
     leaves = [
         PoissonSubsampledGaussian(sampling_probability=Q, noise_multiplier=sigma)

@@ -1,8 +1,7 @@
-"""What benches print, in the documents: each between two markers that readers do not see.
+"""Read and write the sections of documents that benches print.
 
-``<!-- bench: gate -->`` begins what ``gate`` printed and ``<!-- end: gate -->`` ends it. Around
-them stand the prose, what is aimed at, and where we lose; a figure that was measured stands
-between them only, so that measuring anew cannot leave an old one behind.
+``<!-- bench: gate -->`` begins the output of ``gate`` and ``<!-- end: gate -->`` ends it. Measured
+figures stand only between such markers, so that a new measurement leaves no old figure behind.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ PACKAGES = (
 
 
 def markers(name: str) -> tuple[str, str]:
-    """What begins and ends the section of a bench."""
+    """Return the start and end markers of a bench."""
     return f"<!-- bench: {name} -->", f"<!-- end: {name} -->"
 
 
 def section(text: str, name: str) -> str:
-    """What stands between the markers; raises ``ValueError`` unless each is there once."""
+    """Return the text between the markers; raises ``ValueError`` unless each occurs once."""
     return _around(text, name)[1]
 
 
 def with_section(text: str, name: str, found: str) -> str:
-    """``text`` with ``found`` between the markers; raises ``ValueError`` as ``section`` does."""
+    """Return ``text`` with a new section; raises ``ValueError`` as ``section`` does."""
     before, _, after = _around(text, name)
     return f"{before}\n{found.strip()}\n\n{after}"
 
@@ -56,9 +55,9 @@ def _around(text: str, name: str) -> tuple[str, str, str]:
 
 
 def provenance(seconds: float, load: float) -> str:
-    """When, of what commit and where something was measured that took so many seconds.
+    """Describe when, from which commit and on which machine a bench ran for ``seconds``.
 
-    ``load`` is how many processes wanted a processor before it began.
+    ``load`` is the load average before it started.
     """
     stored = subprocess.run(
         ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"],
@@ -77,7 +76,7 @@ def provenance(seconds: float, load: float) -> str:
 
 
 def machine() -> str:
-    """The processor, how many of them, and the memory."""
+    """Describe the processor, its cores, and the memory."""
     told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.split(":", 1)[1].strip() for line in told.splitlines() if "model name" in line]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -86,7 +85,7 @@ def machine() -> str:
 
 
 def versions() -> list[str]:
-    """Python, PostgreSQL and packages, those that are here."""
+    """Return the versions of Python, PostgreSQL and packages that are installed."""
     result = [f"Python {platform.python_version()}"]
     programs = postgresql_server.binaries()
     if programs is not None:

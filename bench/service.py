@@ -1,11 +1,11 @@
-"""The service under load, beside what it stands on: ratios in one run, on both databases.
+"""Load the service, and compare it with its database and framework, as ratios in one run.
 
-- cached: ``POST /v1/certificates`` of plans that are known, beside a bare FastAPI and
-  SQLAlchemy read of one row by its primary key (``bare_read.py``);
-- new: distinct plans of full batches, beside committing the rows that one certificate writes
-  (itself, its entry in the log and the request) by the same driver with the same
-  settings and as many clients, and nothing else: no reading, no keys, no triggers;
-- ``/livez``, asked a hundred times a second, while two workers account heavy plans and
+- cached: ``POST /v1/certificates`` of known plans, beside a plain FastAPI and SQLAlchemy read of
+  one row by its primary key (``baseline_read.py``);
+- new: distinct plans of full batches, beside committing the rows of one certificate (itself, its
+  log entry and the request) with the same driver, settings and number of clients, without reads,
+  keys or triggers;
+- ``/livez``, requested a hundred times a second, while two workers account heavy plans and
   sixteen connections send new ones.
 
 wrk (``apt-get install wrk``) sends, from 16 connections and one thread; the service writes
@@ -74,7 +74,7 @@ noises = itertools.count(2_000_000_000, 1_000_000)
 
 
 class Service:
-    """A running service, and a bare reader of its database beside it."""
+    """A running service, and the baseline reader of its database."""
 
     def __init__(self, url: str, home: Path, rest: ExitStack) -> None:
         self.url = url
@@ -92,22 +92,22 @@ class Service:
         self.port, self.bare = free_port(), free_port()
         serve = [sys.executable, "-m", "affidavit", "serve", "--port", str(self.port)]
         rest.enter_context(_running(serve, self.port, environment, home / "log"))
-        bare = [sys.executable, str(HERE / "bare_read.py"), url, str(self.bare)]
+        bare = [sys.executable, str(HERE / "baseline_read.py"), url, str(self.bare)]
         rest.enter_context(_running(bare, self.bare, environment, home / "bare"))
 
     def post(self, first: int, kinds: int, seconds: int) -> dict[str, float]:
-        """What wrk saw of posting ``kinds`` plans in turn."""
+        """Return wrk's report of posting ``kinds`` plans in turn."""
         script = [HERE / "service.lua", f"http://127.0.0.1:{self.port}"]
         provided = [self.token, BODY, str(first), str(kinds)]
         return _wrk(seconds, "-s", *script, "--", *provided)
 
     def read(self, certificate: str, seconds: int) -> dict[str, float]:
-        """What wrk saw of reading one row through the bare application."""
+        """Return wrk's report of reading one row through the baseline."""
         script = [HERE / "report.lua", f"http://127.0.0.1:{self.bare}/{certificate}"]
         return _wrk(seconds, "-s", *script)
 
     def certify(self, plan: dict[str, Any], connection: HTTPConnection | None = None) -> Any:
-        """The answer to one plan, which must be certified or refused."""
+        """Return the answer to one plan, which must be certified or refused."""
         connection = connection or HTTPConnection("127.0.0.1", self.port)
         head = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
         connection.request("POST", "/v1/certificates", json.dumps(plan), head)
@@ -173,10 +173,10 @@ def _wrk(seconds: int, *given: Any) -> dict[str, float]:
 
 
 def commit_rate(url: str, seconds: float = 2.0) -> float:
-    """Commits a second of the rows that keeping a certificate writes, by the bare driver.
+    """Return commits per second of the rows that storing a certificate writes.
 
-    They go to tables without keys, indexes and triggers. SQLite has one writer at a time, and
-    is quickest with one client; PostgreSQL has as many clients as the service's requests have.
+    They go to tables without keys, indexes and triggers. SQLite has one writer at a time, and is
+    fastest with one client; PostgreSQL gets as many clients as the service's requests have.
     """
     engine = open_engine(url)
     rows = _rows_of_one(engine)
@@ -189,7 +189,7 @@ def commit_rate(url: str, seconds: float = 2.0) -> float:
 
 
 def _rows_of_one(engine: Engine) -> dict[str, tuple[Any, ...]]:
-    """One row of each table in ``WRITTEN``, as the driver reads it, and a table to put it in."""
+    """Return one row of each table in ``WRITTEN``, and a table to put it in."""
     with writer(engine).begin() as connection:
         for table in WRITTEN:
             empty = f"SELECT * FROM {table} WHERE 1 = 0"
@@ -248,7 +248,7 @@ def _commits_of_many(url: str, rows: dict[str, tuple[Any, ...]], seconds: float)
 
 
 def livez(service: Service, seconds: float) -> list[float]:
-    """Milliseconds that ``/livez`` took, asked a hundred times a second."""
+    """Return the response times of ``/livez`` in milliseconds, at a hundred requests a second."""
     connection = HTTPConnection("127.0.0.1", service.port)
     result = []
     end = time.perf_counter() + seconds
@@ -262,7 +262,7 @@ def livez(service: Service, seconds: float) -> list[float]:
 
 @contextmanager
 def heavy_plans(service: Service) -> Iterator[None]:
-    """Two callers who keep both workers busy with plans of about a second each."""
+    """Keep both workers busy with two callers' plans of about a second each."""
     stop, numbers = Event(), itertools.count()
 
     def run() -> None:
@@ -284,7 +284,7 @@ def heavy_plans(service: Service) -> Iterator[None]:
 
 
 def livez_under_load(service: Service, seconds: int) -> dict[str, float]:
-    """How long ``/livez`` takes while everything else is busy."""
+    """Return the response times of ``/livez`` while everything else is busy."""
     requested: list[float] = []
     with heavy_plans(service):
         asking = Thread(target=lambda: requested.extend(livez(service, seconds)))
@@ -296,7 +296,7 @@ def livez_under_load(service: Service, seconds: int) -> dict[str, float]:
 
 
 def measure(kind: str, service: Service, seconds: int, turns: int) -> None:
-    """All of it on one database, a row each."""
+    """Measure one database, and return a row for each figure."""
     known = next(noises)
     for item in range(KNOWN):
         release = {"name": "all", "clip_norm": 1, "noise_multiplier": (known + item) / 1e6}
@@ -326,14 +326,14 @@ def measure(kind: str, service: Service, seconds: int, turns: int) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line now."""
+    """Print and flush a line."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def databases(home: Path) -> Iterator[dict[str, str]]:
-    """The URL of an empty database of each kind, as durable as in production."""
+    """Yield the URL of an empty database of each kind, as durable as in production."""
     result = {"SQLite": f"sqlite:///{home / 'affidavit.db'}"}
     programs = postgresql_server.binaries()
     if programs is None:

@@ -1,9 +1,9 @@
-"""Construction of strategies against jax-privacy, in one run: CPU seconds and loss of both.
+"""Compare the construction of strategies with jax-privacy's, by CPU seconds and loss, in one run.
 
-Prints markdown tables. The loss is rms error (or the largest, where it says so) times
-sensitivity for the prefix sum, and is computed for both by this project's own evaluation. CPU
-time, not wall time, because cores may be shared; ours is the least of three runs, theirs
-one run after a warm-up. Where jax-privacy is not installed, only ours is shown.
+Prints Markdown tables. The loss is the rms error (or the largest, where stated) times the
+sensitivity for the prefix sum, evaluated by this project for both. CPU time is used because cores
+may be shared: the least of three runs for ours, one run after a warm-up for jax-privacy's. Without
+jax-privacy, only our numbers are shown.
 
     make bench-strategies
 """
@@ -44,7 +44,7 @@ ONCE = Participation.single()
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One construction: ours, theirs as a request, and how their answer becomes a strategy."""
+    """One construction: ours, jax-privacy's as a request, and how to read its answer."""
 
     name: str
     participation: Participation
@@ -57,7 +57,7 @@ class Row:
 
 
 def toeplitz_row(steps: int, bands: int) -> Row:
-    """Banded Toeplitz, one participation."""
+    """A banded Toeplitz strategy with one participation."""
     return Row(
         name=f"Toeplitz, {bands} bands, T = {steps}",
         participation=ONCE,
@@ -71,7 +71,7 @@ def toeplitz_row(steps: int, bands: int) -> Row:
 
 
 def blt_row(steps: int, buffers: int, participation: Participation, largest: bool) -> Row:
-    """A buffered strategy with as many buffers as jax-privacy settles on."""
+    """A buffered strategy with as many buffers as jax-privacy chooses."""
 
     def ours() -> Strategy:
         decays, scales = optimal_blt(
@@ -98,7 +98,7 @@ def blt_row(steps: int, buffers: int, participation: Participation, largest: boo
 
 
 def dense_row(steps: int, epochs: int) -> Row:
-    """The optimal strategy, in a fixed order of so many epochs."""
+    """The optimal strategy for a fixed order of several epochs."""
     participation = (
         Participation.fixed_epoch(participations=epochs, separation=steps // epochs)
         if epochs > 1
@@ -132,14 +132,14 @@ ROWS = [
 
 
 def loss_of(strategy: Strategy, row: Row) -> float:
-    """Error times sensitivity."""
+    """Return error times sensitivity."""
     errors = strategy.errors(Workload())
     size = errors.max if row.largest else errors.rms
     return size * strategy.sensitivity(row.participation).value
 
 
 def timed(call: Callable[[], Any], repeats: int = 3) -> tuple[Any, float]:
-    """The result and the least CPU seconds."""
+    """Return the result and the least CPU seconds."""
     best, result = float("inf"), None
     for _ in range(repeats):
         started = time.process_time()
@@ -149,7 +149,7 @@ def timed(call: Callable[[], Any], repeats: int = 3) -> tuple[Any, float]:
 
 
 def comparison(oracle: Oracle | None) -> None:
-    """The table against jax-privacy."""
+    """Print the comparison with jax-privacy."""
     _print(
         "| strategy | our loss | CPU s | jax-privacy's loss | CPU s | their loss / ours | ratio |",
         "|" + "---|" * 7,
@@ -171,7 +171,7 @@ def comparison(oracle: Oracle | None) -> None:
 
 
 def thousand_steps() -> None:
-    """Every family at T = 1000, b = 100, k = 10."""
+    """Print every family at T = 1000, b = 100, k = 10."""
     steps, epochs = 1000, Participation.fixed_epoch(participations=10, separation=100)
     workload = Workload()
     families: dict[str, Callable[[], Strategy]] = {
@@ -198,7 +198,7 @@ def thousand_steps() -> None:
 
 
 def many_steps() -> None:
-    """What must not grow with the steps, or hardly."""
+    """Print times that must hardly grow with the number of steps."""
     _print("", "| at T steps | 1e3 | 1e6 | 1e9 |", "|---|---|---|---|")
     apart = [
         Participation.min_separation(participations=10, separation=steps // 10)

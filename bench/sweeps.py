@@ -1,12 +1,12 @@
-"""A sweep over two nodes of a Ray cluster beside the same sweep on this machine's processors.
+"""Compare a sweep on two nodes of a Ray cluster with the same sweep on local processors.
 
     .venv-ray/bin/python -m bench.sweeps [PLANS] [poisson|full_batch]
 
-Plans of full batches cost half of what Poisson samples do, so that what Ray adds weighs twice.
-Both certify the same plans at the same time, so that they have the same neighbours. Processor
-seconds are those of all processes of a batch; of Ray, those of all processes of its nodes between
-the first line and the last, which the start of the cluster is not part of. Halfway through a
-second batch over Ray one node is killed.
+Plans of full batches cost half as much as Poisson samples, so Ray's overhead weighs twice as much.
+Both sweeps certify the same plans at the same time, under the same load. Processor seconds are
+those of all processes of a batch; for Ray, of all processes of its nodes between the first line
+and the last, without the start of the cluster. Halfway through a second batch on Ray, one node is
+killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAMPLING = {
 
 
 def plans(count: int, scheme: str) -> Iterable[str]:
-    """Plans of a hundred noise multipliers, each for many numbers of steps."""
+    """Return plans with a hundred noise multipliers, each with many numbers of steps."""
     sampling, least = SAMPLING[scheme]
     for index in range(count):
         release = {"name": "all", "clip_norm": 1, "noise_multiplier": least + 0.01 * (index % 100)}
@@ -51,7 +51,7 @@ def plans(count: int, scheme: str) -> Iterable[str]:
 
 
 class Processor:
-    """Processor seconds of all processes in some sessions, as last seen of each."""
+    """Processor seconds of all processes in some sessions."""
 
     def __init__(self, leaders: Iterable[int]) -> None:
         self.leaders = set(leaders)
@@ -59,14 +59,14 @@ class Processor:
         self.start = self.look()
 
     def look(self) -> float:
-        """The seconds until now; those of processes that ended are as they were last seen."""
+        """Return the seconds so far; ended processes count as they were last seen."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and (fields := _stat(entry)) and int(fields[3]) in self.leaders:
                 self.ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
         return sum(self.ticks.values()) / TICKS
 
     def used(self) -> float:
-        """The seconds since the start."""
+        """Return the seconds since the start."""
         return self.look() - self.start
 
 
@@ -80,7 +80,7 @@ def _stat(process: Path) -> list[str]:
 def run(
     source: Path, output: Path, *options: str, cluster: RayCluster | None = None, kill_at: int = 0
 ) -> tuple[float, float]:
-    """Processor and wall seconds of one batch; the last node is killed at line ``kill_at``."""
+    """Return processor and wall seconds of a batch; kill the last node at line ``kill_at``."""
     nodes = [] if cluster is None else [node.pid for node in cluster.nodes]
     used, began = Processor(nodes), time.monotonic()
     command = [sys.executable, "-c", COMMAND, "batch", str(source), "--output", str(output)]
@@ -102,13 +102,13 @@ def _lines(path: Path) -> int:
 
 
 def tell(line: str) -> None:
-    """Print a line at once: a sweep takes long."""
+    """Print and flush a line."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Print a table of both, and whether the lines of the killed sweep are those of the other."""
+    """Print a table of both, and whether the killed sweep printed the same lines."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     scheme = sys.argv[2] if len(sys.argv) > 2 else "poisson"
     ray = program()

@@ -1,4 +1,4 @@
-"""A private step against a plain one, in one run: processor time and peak memory.
+"""Compare a private step with a plain one, by processor time and peak memory, in one run.
 
 A GPT, a Llama and a ResNet-18 with group normalisation (``bench/trainer_models.py``) take whole
 steps: private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
@@ -46,7 +46,7 @@ TURNS, STEPS = 7, 3
 
 
 def plan_of(shape: Shape, model: nn.Module) -> Any:
-    """DP-Muon on the whole of ``LOT`` records at every step."""
+    """Return a DP-Muon plan with the whole of ``LOT`` records at every step."""
     from affidavit.plan import plan_from
 
     return plan_from(
@@ -72,7 +72,7 @@ def plan_of(shape: Shape, model: nn.Module) -> Any:
 
 
 def plain(shape: Shape, model: nn.Module) -> Callable[[], None]:
-    """A Muon step without privacy."""
+    """Return a Muon step without privacy."""
     from affidavit.trainer.optimizers.inputs import optimizer_inputs
     from affidavit.trainer.optimizers.registry import optimizer_of
 
@@ -101,25 +101,25 @@ class Adapter:
         return self.shape.losses(self.module, *batch)
 
     def blocks(self) -> Any:
-        """A block for each hidden matrix, one for the rest."""
+        """One block for each hidden matrix, and one for the rest."""
         from affidavit.trainer.models.layout import group_hidden_matrices
 
         return group_hidden_matrices(self.module, {"hidden": self.shape.hidden(self.module)})
 
     def made_up(self, records: int) -> Any:
-        """Some of the lot."""
+        """Return part of the lot as made-up records."""
         return tuple(item[:records] for item in self.shape.data())
 
     def __len__(self) -> int:
         return LOT
 
     def collate(self, indices: Tensor) -> Any:
-        """Records of the lot."""
+        """Return the records of the lot."""
         return tuple(item[indices] for item in self.shape.data())
 
 
 def private(shape: Shape, model: nn.Module) -> Callable[[], None]:
-    """The trainer's own step."""
+    """Return the trainer's own step."""
     from affidavit.certificate import Execution
     from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.noise.chacha import Ratchet
@@ -145,12 +145,12 @@ def private(shape: Shape, model: nn.Module) -> Callable[[], None]:
 
 
 def plain_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
-    """Forward and backward."""
+    """Return a forward and backward pass."""
     return lambda: shape.losses(model, *shape.data()).mean().backward()
 
 
 def private_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
-    """Forward and backward that leaves clipped sums."""
+    """Return a forward and backward pass that computes clipped sums."""
     from affidavit.trainer.clipping.private import PrivateModel
     from affidavit.trainer.clipping.requirements import BlockSpec
 
@@ -166,7 +166,7 @@ def private_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
 
 
 def opacus(shape: Shape, model: nn.Module) -> Callable[[], None]:
-    """Opacus' ghost clipping: two backward passes, one norm for all tensors."""
+    """Return a step with Opacus' ghost clipping: two backward passes, one norm."""
     warnings.simplefilter("ignore")
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
@@ -193,7 +193,7 @@ def opacus(shape: Shape, model: nn.Module) -> Callable[[], None]:
 
 
 def fast_dp(shape: Shape, model: nn.Module) -> Callable[[], None]:
-    """fast-differential-privacy's book-keeping: one backward pass, one norm for all tensors."""
+    """Return a step with fast-differential-privacy: one backward pass, one norm."""
     engine_of: Any = importlib.import_module("fastDP").PrivacyEngine
     with redirect_stdout(sys.stderr):  # it prints, and this process answers on that stream
         engine = engine_of(
@@ -223,7 +223,7 @@ BASES = {"plain": "plain", "private": "plain"}
 
 
 def serve(name: str, kind: str) -> None:
-    """Answer each line with the processor times of ``STEPS`` steps and the peak so far."""
+    """Answer each line with the processor times of ``STEPS`` steps and the peak memory."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shape = SHAPES[name]
@@ -246,7 +246,7 @@ def serve(name: str, kind: str) -> None:
 
 
 def ask(server: subprocess.Popen[str]) -> dict[str, Any]:
-    """One turn of a process."""
+    """Return one turn of a process."""
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write("go\n")
@@ -256,7 +256,7 @@ def ask(server: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def start(name: str, kind: str) -> subprocess.Popen[str] | None:
-    """A process that is warm, or None where it cannot run."""
+    """Start and warm up a process; return None if it cannot run."""
     server = subprocess.Popen(
         [sys.executable, "-m", "bench.trainer", "serve", name, kind],
         stdin=subprocess.PIPE,
@@ -291,7 +291,7 @@ def main(names: list[str]) -> None:
 
 
 def row(kind: str, turns: list[dict[str, dict[str, Any]]]) -> str:
-    """One line of the table; the last column leaves out what the process holds at rest."""
+    """Return a table row; the last column excludes the memory of the idle process."""
 
     def median(turn: dict[str, dict[str, Any]], of: str) -> float:
         return statistics.median(turn[of]["times"])

@@ -1,4 +1,4 @@
-"""The models of ``bench/trainer.py``: shapes that people train, with a lot of made-up records.
+"""Models of common shapes for ``bench/trainer.py``, with a lot of made-up records.
 
 >>> sorted(SHAPES)
 ['gpt', 'llama', 'resnet']
@@ -17,7 +17,7 @@ LAYERS, WIDTH, HEADS, TIME, WORDS, LOT = 4, 256, 4, 64, 5000, 32
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its four matrices apart."""
+    """Causal self-attention with four separate matrices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, normalised before."""
+    """Attention and a feed-forward part, with pre-normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token and position tables, layers, a head of its own."""
+    """Token and position embeddings, layers, and an untied head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GPT(nn.Module):
 
 
 class Llama(nn.Module):
-    """Hugging Face's, with two heads of keys and values; logits (n, T, words)."""
+    """Hugging Face's Llama, with two heads of keys and values; logits (n, T, words)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Llama(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions, and a way around them."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -115,18 +115,18 @@ def resnet18() -> nn.Module:
 
 
 def texts() -> tuple[Tensor, Tensor]:
-    """Ids and targets, (LOT, TIME) each."""
+    """Return ids and targets, (LOT, TIME) each."""
     return torch.randint(WORDS, (LOT, TIME)), torch.randint(WORDS, (LOT, TIME))
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """Images (LOT, 3, 32, 32) and classes (LOT,)."""
+    """Return images (LOT, 3, 32, 32) and classes (LOT,)."""
     return torch.randn(LOT, 3, 32, 32), torch.randint(10, (LOT,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model, its lot, and the text that says how large both are."""
+    """A model, its lot, and a text about their sizes."""
 
     build: Callable[[], nn.Module]
     lot: Callable[[], tuple[Tensor, Tensor]]
@@ -134,18 +134,18 @@ class Shape:
     logits: tuple[int, ...]
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, the same whenever they are asked for."""
+        """Return inputs and targets, the same on every call."""
         torch.manual_seed(1)
         return self.lot()
 
     def losses(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of each record, (n,)."""
+        """Return the mean loss of each record, (n,)."""
         logits = model(inputs).flatten(0, -2)
         losses = functional.cross_entropy(logits, targets.flatten(), reduction="none")
         return losses.view(len(inputs), -1).mean(1)
 
     def hidden(self, model: nn.Module) -> list[str]:
-        """Names of the hidden matrices and kernels: all but tables and the output layer."""
+        """Return the names of hidden matrices and kernels: all but embeddings and the head."""
         kinds = (nn.Linear, nn.Conv2d)
         *inner, _ = [name for name, layer in model.named_modules() if isinstance(layer, kinds)]
         return [f"{name}.weight" for name in inner]

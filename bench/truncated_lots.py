@@ -1,8 +1,8 @@
-"""Truncated Poisson sampling: the bracket and its time at several caps, beside dp-accounting.
+"""Bracket truncated Poisson sampling at several caps, with times, beside dp-accounting.
 
     python bench/truncated_lots.py
 
-The plan of VaultGemma (N = 1.27e10) and a small one. The smallest cap cuts every other lot.
+The plans are VaultGemma's (N = 1.27e10) and a small one. The smallest cap cuts every other lot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLANS = (
 
 
 def main() -> None:
-    """Print one row a cap."""
+    """Print a row for each cap."""
     sys.stdout.write("| N | B | cap | ours: ε | ms | dp-accounting: ε | ms |\n")
     sys.stdout.write("|---|---|---|---|---|---|---|\n")
     for size, lot, sigma, steps, delta, caps in PLANS:

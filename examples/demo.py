@@ -1,8 +1,8 @@
-"""The main job on embedded parts: certify the DP-Muon plans over HTTP, verify offline.
+"""Certify the DP-Muon plans over HTTP, and verify one certificate offline.
 
-Starts the service on SQLite (in ``$AFFIDAVIT_HOME``), POSTs three plans of this folder,
-prints what they need and what they really cost, fetches one certificate back and verifies
-its bundle offline, then stops the service and says how to start it again.
+Starts the service on SQLite (in ``$AFFIDAVIT_HOME``), submits three plans of this folder, prints
+the noise that they need and their ε, downloads one certificate, verifies its bundle offline, and
+stops the service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Correctness on the device, against float64 on the processor; each check raises or is silent.
+"""Check correctness on the device against float64 on the processor; a failed check raises.
 
 matrix unit   products of bfloat16 operands into float32 err by no more than the bound that
               ``affidavit.trainer.numerics`` takes for them

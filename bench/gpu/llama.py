@@ -1,7 +1,7 @@
-"""A decoder of Llama's shape in plain PyTorch, which needs no other package on the device machine.
+"""A Llama-shaped decoder in plain PyTorch, which needs no other package on the device machine.
 
-RMS normalisation, rotary positions, heads that share keys and values, a gated feed-forward part,
-a head of its own. 22 layers of width 2048 are the 1.1 billion parameters of TinyLlama
+RMS normalisation, rotary positions, grouped-query attention, a gated feed-forward part, and an
+untied head. 22 layers of width 2048 are the 1.1 billion parameters of TinyLlama
 (arXiv:2401.02385).
 """
 

@@ -1,4 +1,4 @@
-"""Everything about a GPU in one run of under ten minutes: check, then time, then report.
+"""Check, time and report the trainer on a GPU, in one run of under ten minutes.
 
 GPT-2 small (124 million parameters) at T = 64, 128 and 1024, and a Llama of 1.1 billion at
 T = 512, by adapters and in full, from a seed and under bfloat16 autocast: the trainer's own

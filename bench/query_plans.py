@@ -1,9 +1,8 @@
-"""What PostgreSQL reads to answer: the statements that work asks, explained with their values.
+"""Explain the SELECT statements of a workload, to find scans of whole PostgreSQL tables.
 
-A statement that reads through a whole table is not seen in a small one, and costs seconds in a
-large one. So statements are noted while work runs and explained afterwards (``EXPLAIN ANALYZE``),
-each in a transaction that is rolled back; only those that read are, because the others would
-change what is there.
+A sequential scan goes unnoticed in a small table, and takes seconds in a large one. Statements are
+recorded while the workload runs and explained afterwards with their values (``EXPLAIN ANALYZE``),
+each in a transaction that is rolled back.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LARGE = "SELECT relname FROM pg_class WHERE relkind = 'r' AND reltuples > :rows"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one statement read: rows touched by the node that touches most, blocks, tables."""
+    """What one statement reads: rows of its largest step, blocks, and tables."""
 
     sql: str
     touched: int
@@ -35,7 +34,7 @@ class Reading:
 
 @contextmanager
 def noted(engine: Engine) -> Iterator[list[Statement]]:
-    """The statements by which ``engine`` reads while the block runs."""
+    """Record the statements that read through ``engine`` in a block."""
     result: list[Statement] = []
 
     def note(_connection: Any, _cursor: Any, sql: str, values: Any, *_: Any) -> None:
@@ -50,7 +49,7 @@ def noted(engine: Engine) -> Iterator[list[Statement]]:
 
 
 def explain(engine: Engine, statements: list[Statement], *, unless: str = "") -> list[Reading]:
-    """What each of the different statements reads; ``unless`` is a setting to begin with."""
+    """Explain each distinct statement. ``unless`` is a setting to apply first."""
     different = {" ".join(sql.split()): (sql, values) for sql, values in statements}
     with engine.connect() as connection:
         result = []
@@ -65,7 +64,7 @@ def explain(engine: Engine, statements: list[Statement], *, unless: str = "") ->
 
 
 def large_tables(engine: Engine, rows: int) -> frozenset[str]:
-    """Tables of more rows than that, by the server's estimate."""
+    """Return the tables with more rows, by the server's estimate."""
     with engine.connect() as connection:
         return frozenset(connection.execute(text(LARGE), {"rows": rows}).scalars())
 

@@ -1,8 +1,8 @@
-"""What the service is measured beside: FastAPI and SQLAlchemy, one row by its primary key.
+"""Serve one row by its primary key with plain FastAPI and SQLAlchemy, as a baseline.
 
-Written as people write it, with uvicorn set as ``affidavit serve`` sets it.
+uvicorn is configured as in ``affidavit serve``.
 
-    python bench/bare_read.py DATABASE_URL PORT
+    python bench/baseline_read.py DATABASE_URL PORT
 """
 
 from __future__ import annotations
