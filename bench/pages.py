@@ -166,7 +166,7 @@ def report(engine: Engine, settings: Settings, certificates: int, entries: int) 
     say("| page | answer | median, ms | reading statements |\n|---|---|---|---|")
     client_of = partial(TestClient, base_url="http://127.0.0.1", raise_server_exceptions=False)
     # The seeded rows are not genuine, which real ones are found to be once in each process.
-    unsigned = patch("affidavit.service.certificate_store.require_genuine")
+    unsigned = patch("affidavit.service.certificates.store.require_genuine")
     with unsigned, client_of(app) as client:
         for title, path in pages(engine).items():
             median, status = measure(client, headers, path)

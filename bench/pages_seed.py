@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from affidavit.certificate.log import Frontier, leaf_hash, sign_checkpoint
-from affidavit.service.certificate_store import PlanRequest, StoredCertificate, facets_of
-from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.store import PlanRequest, StoredCertificate, facets_of
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services
 
 MECHANISMS = ("dp_sgd", "dp_adam", "dp_adambc", "dp_adam_floor")

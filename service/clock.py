@@ -23,8 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
-from affidavit.service.certificate_tables import UtcDateTime
-from affidavit.service.database import reader
+from affidavit.service.database import UtcDateTime, reader
 
 MAX_SKEW = timedelta(seconds=1)
 FRESH_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""SQLAlchemy engines for SQLite and PostgreSQL, transactions, and pages of a list.
+"""SQLAlchemy engines for SQLite and PostgreSQL, transactions, column types, and pages of a list.
 
 SQLite needs settings that its defaults lack:
 
@@ -55,11 +55,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import sqlalchemy as sa
 from sqlalchemy import (
     URL,
     Boolean,
     ColumnElement,
     Connection,
+    Dialect,
     Engine,
     Row,
     Select,
@@ -71,6 +73,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.functions import FunctionElement
 
 from affidavit.service import teams
@@ -311,6 +314,41 @@ def _in(element: _AnyOf, compiler: Any, **options: Any) -> str:
 def _any(element: _AnyOf, compiler: Any, **options: Any) -> str:
     column, result = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} = ANY (ARRAY{result})"
+
+
+# ---- columns and tables --------------------------------------------------------------
+
+
+class UtcDateTime(sa.TypeDecorator[datetime]):
+    """An instant: aware in Python, UTC in the database (SQLite stores no time zone)."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Convert to UTC; raises ``ValueError`` for a naive time."""
+        if value is not None and value.tzinfo is None:
+            raise ValueError("a time without a zone is not an instant")
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Return an aware time in UTC."""
+        if value is None:
+            return None
+        instant: datetime = value
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+
+
+RowNumber = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite generates ids only for INTEGER PRIMARY KEY."""
+
+metadata = sa.MetaData()
+
+
+def numbered(name: str, *items: SchemaItem) -> sa.Table:
+    """Return a table whose rows are numbered from 1 by ``id``."""
+    positive = sa.CheckConstraint("id > 0", name=f"{name}_id_positive")
+    return sa.Table(name, metadata, sa.Column("id", RowNumber, primary_key=True), *items, positive)
 
 
 # ---- pages of a list -----------------------------------------------------------------

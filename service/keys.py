@@ -59,8 +59,7 @@ from affidavit.certificate import (
     read_keyset,
 )
 from affidavit.client import ResponseModel
-from affidavit.service.certificate_tables import Sequence, UtcDateTime, metadata
-from affidavit.service.database import Store, write
+from affidavit.service.database import RowNumber, Store, UtcDateTime, metadata, write
 from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.log.entries import append
 
@@ -189,8 +188,8 @@ FRESH_SECONDS = 1.0
 keysets = sa.Table(
     "keysets",
     metadata,
-    sa.Column("version", Sequence, primary_key=True, autoincrement=False),
-    sa.Column("follows", Sequence, sa.ForeignKey("keysets.version", name="keysets_follows")),
+    sa.Column("version", RowNumber, primary_key=True, autoincrement=False),
+    sa.Column("follows", RowNumber, sa.ForeignKey("keysets.version", name="keysets_follows")),
     sa.Column("digest", sa.String(71), nullable=False, unique=True),
     sa.Column("document", sa.LargeBinary, nullable=False),
     sa.Column("published_at", UtcDateTime, nullable=False),
@@ -206,7 +205,7 @@ revoked_keys = sa.Table(
     metadata,
     sa.Column(
         "version",
-        Sequence,
+        RowNumber,
         sa.ForeignKey("keysets.version", name="revoked_keys_keyset"),
         primary_key=True,
         autoincrement=False,

@@ -25,9 +25,8 @@ from sqlalchemy import Engine, Row, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.certificates.submit_plan import Submission
-from affidavit.service.database import Store
+from affidavit.service.database import Store, UtcDateTime, metadata
 from affidavit.service.errors import TooBusy
 from affidavit.service.problems import Problem, problem_of_error
 

@@ -42,7 +42,17 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
-from affidavit.service.certificate_store import (
+from affidavit.service.certificates.draw_certificate import plan_of
+from affidavit.service.certificates.integrity import NotGenuine, signed_columns
+from affidavit.service.certificates.status import (
+    DECIDED,
+    Status,
+    approval_entry,
+    approvals,
+    revocation_entry,
+    revocations,
+)
+from affidavit.service.certificates.store import (
     PlanRequest,
     StoredCertificate,
     current,
@@ -52,20 +62,10 @@ from affidavit.service.certificate_store import (
     issues,
     no_such,
 )
-from affidavit.service.certificate_tables import requests
-from affidavit.service.certificates.draw_certificate import plan_of
-from affidavit.service.certificates.status import (
-    DECIDED,
-    Status,
-    approval_entry,
-    approvals,
-    revocation_entry,
-    revocations,
-)
 from affidavit.service.certificates.submit_plan import Submission, SubmitPlan
+from affidavit.service.certificates.tables import requests
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
-from affidavit.service.genuine import NotGenuine, signed_columns
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.keys import Keyring
 from affidavit.service.log.audit import snapshot

@@ -25,7 +25,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.charts import Chart
 from affidavit.plan import Plan, Reason, plan_from
-from affidavit.service.certificate_store import StoredCertificate
+from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.pool import AccountingPool
 

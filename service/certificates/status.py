@@ -37,14 +37,8 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
 from affidavit.certificate.log import LogEntry
-from affidavit.service.certificate_tables import (
-    Sequence,
-    UtcDateTime,
-    certificates,
-    issue_columns,
-    metadata,
-    numbered,
-)
+from affidavit.service.certificates.tables import certificates, issue_columns
+from affidavit.service.database import RowNumber, UtcDateTime, metadata, numbered
 from affidavit.service.keys import revoked_keys
 
 approvals = numbered(
@@ -74,7 +68,7 @@ revocations = numbered(
 status_lists = sa.Table(
     "status_lists",
     metadata,
-    sa.Column("sequence", Sequence, primary_key=True, autoincrement=False),
+    sa.Column("sequence", RowNumber, primary_key=True, autoincrement=False),
     sa.Column("issued_at", UtcDateTime, nullable=False),
     sa.Column("next_update", UtcDateTime, nullable=False),
     sa.Column("content_digest", sa.String(71), nullable=False),

@@ -29,7 +29,6 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel
 from affidavit.plan import digest_of, load_json
-from affidavit.service.certificate_tables import UtcDateTime, certificates, signing_keys
 from affidavit.service.certificates.status import (
     COVERED,
     REVOKED,
@@ -38,7 +37,8 @@ from affidavit.service.certificates.status import (
     revocations,
     status_lists,
 )
-from affidavit.service.database import Store
+from affidavit.service.certificates.tables import certificates, signing_keys
+from affidavit.service.database import Store, UtcDateTime
 from affidavit.service.keys import Keyring, keysets
 from affidavit.service.log.entries import log_entries
 from affidavit.service.log.stored_tree import LogDamaged

@@ -37,7 +37,9 @@ from affidavit.certificate.policy import (
     with_requirements,
 )
 from affidavit.plan import Plan, Syntax, parse_plan
-from affidavit.service.certificate_store import (
+from affidavit.service.certificates.integrity import signed_columns
+from affidavit.service.certificates.status import DECIDED, Status
+from affidavit.service.certificates.store import (
     CertificateStore,
     ConcurrentUpdate,
     IsStale,
@@ -47,12 +49,10 @@ from affidavit.service.certificate_store import (
     find_and_record,
     is_expired,
 )
-from affidavit.service.certificates.status import DECIDED, Status
 from affidavit.service.clock import MAX_SKEW
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.fair_queue import another_turn
-from affidavit.service.genuine import signed_columns
 from affidavit.service.keys import Keyring
 from affidavit.service.policies.policy_set import (
     CertificationRequest,

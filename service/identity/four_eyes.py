@@ -31,8 +31,7 @@ from sqlalchemy import Connection, Engine, Row, func, select
 from affidavit.certificate.log import LogEntry
 from affidavit.client import Proposal
 from affidavit.plan import digest_of
-from affidavit.service.certificate_tables import UtcDateTime, numbered
-from affidavit.service.database import Store, hold
+from affidavit.service.database import Store, UtcDateTime, hold, numbered
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
 from affidavit.service.log.entries import WAITING, insert_logged, logged

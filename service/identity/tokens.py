@@ -58,8 +58,7 @@ from sqlalchemy import Connection, Engine, bindparam, func, insert, select, upda
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.log import LogEntry
-from affidavit.service.certificate_tables import UtcDateTime, metadata
-from affidavit.service.database import Store, write
+from affidavit.service.database import Store, UtcDateTime, metadata, write
 from affidavit.service.errors import OperatorError
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,

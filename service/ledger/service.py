@@ -36,7 +36,7 @@ from affidavit.plan import (
     parse_event,
     plan_from,
 )
-from affidavit.service.certificate_store import CertificateStore, StoredCertificate
+from affidavit.service.certificates.store import CertificateStore, StoredCertificate
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import CommandContext

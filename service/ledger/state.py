@@ -49,7 +49,7 @@ from affidavit.accountants.privacy_filter import (
     admits_alone,
 )
 from affidavit.plan import event_document, parse_event
-from affidavit.service.certificate_tables import Sequence, UtcDateTime, metadata, numbered
+from affidavit.service.database import RowNumber, UtcDateTime, metadata, numbered
 from affidavit.service.teams import DEFAULT
 
 IS_AN_EVENT = (
@@ -80,7 +80,7 @@ reservations = sa.Table(
     "reservations",
     metadata,
     sa.Column("id", sa.String(36), primary_key=True),
-    sa.Column("ledger_id", Sequence, sa.ForeignKey("ledgers.id"), nullable=False),
+    sa.Column("ledger_id", RowNumber, sa.ForeignKey("ledgers.id"), nullable=False),
     sa.Column("certificate_id", sa.String(71), nullable=False),
     sa.Column("issue", sa.Integer, nullable=False),
     sa.Column("untrusted", sa.Boolean, nullable=False),
@@ -99,7 +99,7 @@ reservations = sa.Table(
 ledger_events = sa.Table(
     "ledger_events",
     metadata,
-    sa.Column("ledger_id", Sequence, sa.ForeignKey("ledgers.id"), primary_key=True),
+    sa.Column("ledger_id", RowNumber, sa.ForeignKey("ledgers.id"), primary_key=True),
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("at", UtcDateTime, nullable=False),

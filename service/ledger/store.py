@@ -36,8 +36,8 @@ from typing import Any, Concatenate, ParamSpec
 from sqlalchemy import Connection, RowMapping, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.service.certificate_store import StoredCertificate, current
 from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.store import StoredCertificate, current
 from affidavit.service.database import Store, write
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, OtherTeam, WrongState

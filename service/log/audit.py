@@ -37,10 +37,10 @@ from affidavit.certificate import (
     read_provenance,
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
-from affidavit.service.certificate_tables import certificate_facets, certificates, signing_keys
+from affidavit.service.certificates.integrity import UNREADABLE, SignedContents
 from affidavit.service.certificates.status import approvals, revocations, same_issue
+from affidavit.service.certificates.tables import certificate_facets, certificates, signing_keys
 from affidavit.service.clock import now_of
-from affidavit.service.genuine import UNREADABLE, SignedContents
 from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
 from affidavit.service.ledger.repository import grant_entry, orphaned_reservations

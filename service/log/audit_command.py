@@ -25,7 +25,7 @@ from affidavit.certificate.log import (
     open_checkpoint,
     verify_timestamp,
 )
-from affidavit.service.certificate_tables import signing_keys
+from affidavit.service.certificates.tables import signing_keys
 from affidavit.service.database import open_engine
 from affidavit.service.errors import OperatorError
 from affidavit.service.keys import Keyring

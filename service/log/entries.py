@@ -33,13 +33,12 @@ from sqlalchemy.sql.dml import ReturningInsert
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry, certificate_entry
 from affidavit.plan import load_json
-from affidavit.service.certificate_tables import Sequence as SequenceNumber
-from affidavit.service.certificate_tables import UtcDateTime, metadata, numbered
+from affidavit.service.database import RowNumber, UtcDateTime, metadata, numbered
 
 log_entries = sa.Table(
     "log_entries",
     metadata,
-    sa.Column("id", SequenceNumber, primary_key=True),
+    sa.Column("id", RowNumber, primary_key=True),
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("subject", sa.String(255), nullable=False),
     sa.Column("at", UtcDateTime, nullable=False),
@@ -51,14 +50,14 @@ log_entries = sa.Table(
 log_pending = sa.Table(
     "log_pending",
     metadata,
-    sa.Column("entry_id", SequenceNumber, sa.ForeignKey("log_entries.id"), primary_key=True),
+    sa.Column("entry_id", RowNumber, sa.ForeignKey("log_entries.id"), primary_key=True),
 )
 
 log_leaves = sa.Table(
     "log_leaves",
     metadata,
-    sa.Column("leaf_index", SequenceNumber, primary_key=True, autoincrement=False),
-    sa.Column("entry_id", SequenceNumber, sa.ForeignKey("log_entries.id"), nullable=False),
+    sa.Column("leaf_index", RowNumber, primary_key=True, autoincrement=False),
+    sa.Column("entry_id", RowNumber, sa.ForeignKey("log_entries.id"), nullable=False),
     sa.Column("leaf_hash", sa.LargeBinary(32), nullable=False),
     sa.UniqueConstraint("entry_id", name="log_leaves_entry"),
     sa.CheckConstraint("leaf_index >= 0", name="log_leaves_from_zero"),
@@ -75,7 +74,7 @@ log_nodes = sa.Table(
 
 log_checkpoints = numbered(
     "log_checkpoints",
-    sa.Column("tree_size", SequenceNumber, nullable=False),
+    sa.Column("tree_size", RowNumber, nullable=False),
     sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
     sa.Column("signed_at", UtcDateTime, nullable=False),
     sa.Column("note", sa.Text, nullable=False),
@@ -87,7 +86,7 @@ log_cosignatures = sa.Table(
     metadata,
     sa.Column(
         "checkpoint_id",
-        SequenceNumber,
+        RowNumber,
         sa.ForeignKey("log_checkpoints.id"),
         primary_key=True,
         autoincrement=False,

@@ -19,13 +19,13 @@ from sqlalchemy import Select, Table, select
 
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
-from affidavit.service.certificate_tables import certificates
 from affidavit.service.certificates.status import (
     approval_entry,
     approvals,
     revocation_entry,
     revocations,
 )
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.identity.four_eyes import admin_proposals, proposal_entry
 from affidavit.service.identity.tokens import token_entry, token_revocations, tokens
 from affidavit.service.keys import keysets

@@ -42,7 +42,7 @@ from affidavit.certificate.log import (
     verify_inclusion,
 )
 from affidavit.plan import canonical_json
-from affidavit.service.certificate_tables import signing_keys
+from affidavit.service.certificates.tables import signing_keys
 from affidavit.service.clock import now_of
 from affidavit.service.database import Store, reader
 from affidavit.service.keys import revoked_keys

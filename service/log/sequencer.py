@@ -41,7 +41,7 @@ from affidavit.certificate.log import (
     sign_checkpoint,
 )
 from affidavit.plan import Reason
-from affidavit.service.certificate_tables import insert_signing_key
+from affidavit.service.certificates.tables import insert_signing_key
 from affidavit.service.database import reader, writer
 from affidavit.service.log.entries import (
     log_checkpoints,

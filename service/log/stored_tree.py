@@ -34,7 +34,7 @@ from affidavit.certificate.log import (
     places,
     verify_consistency,
 )
-from affidavit.service.certificate_tables import signing_keys
+from affidavit.service.certificates.tables import signing_keys
 from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
 
 MAX_RANGE = 5000

@@ -34,9 +34,14 @@ from sqlalchemy.engine import make_url
 
 from affidavit.certificate import fsync_directory
 from affidavit.service import keys
-from affidavit.service.certificate_tables import metadata
 from affidavit.service.certificates import certifications, status
-from affidavit.service.database import create_sqlite_file, is_missing_file, open_engine, writer
+from affidavit.service.database import (
+    create_sqlite_file,
+    is_missing_file,
+    metadata,
+    open_engine,
+    writer,
+)
 from affidavit.service.errors import OperatorError, SettingsError
 from affidavit.service.identity import four_eyes, tokens
 from affidavit.service.ledger import state

@@ -15,8 +15,6 @@ from sqlalchemy import Connection, select
 
 from affidavit.certificate import statement_in
 from affidavit.plan import find_changes, plan_from
-from affidavit.service.certificate_store import StoredCertificate, current, get
-from affidavit.service.certificate_tables import certificates, requests
 from affidavit.service.certificates.decisions import (
     DecisionRefused,
     DecisionRequest,
@@ -28,6 +26,8 @@ from affidavit.service.certificates.status import (
     SUPERSEDED,
     Status,
 )
+from affidavit.service.certificates.store import StoredCertificate, current, get
+from affidavit.service.certificates.tables import certificates, requests
 from affidavit.service.database import page_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest

@@ -42,10 +42,10 @@ from affidavit.certificate import (
     verdict_sentence,
     verify,
 )
-from affidavit.service.certificate_store import StoredCertificate
-from affidavit.service.certificate_tables import certificates
 from affidavit.service.certificates.decisions import Issue, history
 from affidavit.service.certificates.status import SUPERSEDED, Status
+from affidavit.service.certificates.store import StoredCertificate
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services
 from affidavit.service.log.reader import with_log_part
 from affidavit.service.pages.response import view_of

@@ -42,7 +42,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.plan import OptimizerName
-from affidavit.service.certificate_tables import certificate_facets, certificates, saved_views
 from affidavit.service.certificates.status import (
     REJECTED,
     REVOKED,
@@ -54,6 +53,7 @@ from affidavit.service.certificates.status import (
     same_issue,
     status_at,
 )
+from affidavit.service.certificates.tables import certificate_facets, certificates, saved_views
 from affidavit.service.database import any_of, page_of, reader, writer
 from affidavit.service.dependencies import TheServices
 from affidavit.service.keys import revoked_keys

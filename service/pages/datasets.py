@@ -25,7 +25,7 @@ from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
 from affidavit.client import Composition, Proposal
 from affidavit.plan import Name
-from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from affidavit.plan import MalformedPlan, Plan, Reason, as_document, digest
-from affidavit.service import certificate_store
 from affidavit.service.certificates.draw_certificate import NoCurve, plan_of
 from affidavit.service.certificates.preview_plan import (
     MAX_TEXT_LENGTH,
@@ -30,6 +29,7 @@ from affidavit.service.certificates.preview_plan import (
     Preview,
     ReadDocument,
 )
+from affidavit.service.certificates.store import PlanRequest
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.actor import Actor
@@ -248,7 +248,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
     """Submit the plan and redirect to its certificate; show the form again if it is invalid."""
     if not view.readable:
         return _respond(request, view, status=422)
-    submission = certificate_store.PlanRequest(
+    submission = PlanRequest(
         requester=actor.name,
         received_at=services.clock.now(),
         content_type=YAML[0],

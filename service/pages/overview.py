@@ -17,8 +17,8 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, s
 from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.client import Proposal
 from affidavit.plan import Reason
-from affidavit.service.certificate_tables import certificates
 from affidavit.service.certificates.status import Status, status_at
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.repository import ledgers_after, states_of

@@ -20,8 +20,8 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
-from affidavit.service.certificate_store import current
-from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.store import current
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope

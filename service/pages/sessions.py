@@ -32,8 +32,7 @@ from sqlalchemy import Engine, RowMapping, delete, insert, select, update
 
 from affidavit.certificate import KeyRole
 from affidavit.plan import digest_of
-from affidavit.service.certificate_tables import UtcDateTime, metadata
-from affidavit.service.database import Store
+from affidavit.service.database import Store, UtcDateTime, metadata
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.tokens import TokenRepository

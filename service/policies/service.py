@@ -48,14 +48,14 @@ from affidavit.client import (
     ResponseModel,
 )
 from affidavit.plan import Name, Reason
-from affidavit.service.certificate_store import (
+from affidavit.service.certificates.decisions import insert_revocation
+from affidavit.service.certificates.status import DECIDED, Status
+from affidavit.service.certificates.store import (
     CertificateStore,
     StoredCertificate,
     current,
     has_requested,
 )
-from affidavit.service.certificates.decisions import insert_revocation
-from affidavit.service.certificates.status import DECIDED, Status
 from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
 from affidavit.service.identity.actor import CommandContext

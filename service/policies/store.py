@@ -48,13 +48,8 @@ from affidavit.certificate.policy import (
     sign_document,
 )
 from affidavit.plan import Plan
-from affidavit.service.certificate_tables import (
-    UtcDateTime,
-    insert_signing_key,
-    numbered,
-    signing_keys,
-)
-from affidavit.service.database import Store, hold
+from affidavit.service.certificates.tables import insert_signing_key, signing_keys
+from affidavit.service.database import Store, UtcDateTime, hold, numbered
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log.entries import insert_logged, log_entries, logged
 from affidavit.service.policies.policy_set import (

@@ -17,7 +17,6 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Certification, Page, Revocation
 from affidavit.plan import Name, Syntax
-from affidavit.service.certificate_store import PlanRequest, StoredCertificate, no_such
 from affidavit.service.certificates.certifications import LOST, MAX_SECONDS, WAIT_SECONDS
 from affidavit.service.certificates.decisions import (
     DecisionRequest,
@@ -31,6 +30,7 @@ from affidavit.service.certificates.decisions import (
 from affidavit.service.certificates.draw_certificate import CurvesText, NoCurve
 from affidavit.service.certificates.preview_plan import diagnosis_of
 from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.store import PlanRequest, StoredCertificate, no_such
 from affidavit.service.certificates.submit_plan import result_document
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import Reader, needs

@@ -30,8 +30,8 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from affidavit.certificate import SearchOpening
 from affidavit.certificate.log import LogEntry
-from affidavit.service.certificate_tables import UtcDateTime, issue_columns, metadata
-from affidavit.service.database import page_of
+from affidavit.service.certificates.tables import issue_columns
+from affidavit.service.database import UtcDateTime, metadata, page_of
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations

@@ -38,7 +38,7 @@ from affidavit.certificate import (
     statement_in,
 )
 from affidavit.certificate import BadProvenance as UnsignedProvenance
-from affidavit.service.certificate_store import CertificateStore
+from affidavit.service.certificates.store import CertificateStore
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError
 from affidavit.service.fair_queue import leave_turn

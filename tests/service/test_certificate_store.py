@@ -19,16 +19,16 @@ from sqlalchemy.exc import DatabaseError
 from affidavit.certificate import SigningKey, format_instant, sign_envelope
 from affidavit.plan import canonical_json
 from affidavit.service import database
-from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
-from affidavit.service.certificate_tables import (
+from affidavit.service.certificates.integrity import signed_columns
+from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
+from affidavit.service.certificates.tables import (
     certificates,
     insert_signing_key,
     requests,
     signing_keys,
 )
-from affidavit.service.certificates.status import Status
 from affidavit.service.database import open_engine, reader, writer
-from affidavit.service.genuine import signed_columns
 from affidavit.service.operation.database_admin import (
     SchemaNotAtHead,
     head,

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, select
 
 from affidavit.certificate import KeyStore, PublicKey, verify
 from affidavit.plan import parse_plan
-from affidavit.service.certificate_tables import certificates, requests
+from affidavit.service.certificates.tables import certificates, requests
 from affidavit.service.settings import Settings
 
 Plan = Callable[..., dict[str, Any]]

@@ -21,7 +21,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
-from affidavit.service.certificate_tables import certificates, insert_signing_key
+from affidavit.service.certificates.tables import certificates, insert_signing_key
 from affidavit.service.database import writer
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.log.entries import append_certificates, log_entries, log_pending

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import Engine, event, func, select
 
 from affidavit.certificate import VerificationError, read_envelope, verify
-from affidavit.service.certificate_store import CertificateStore, ConcurrentUpdate
-from affidavit.service.certificate_tables import certificates, requests
 from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.store import CertificateStore, ConcurrentUpdate
+from affidavit.service.certificates.tables import certificates, requests
 from affidavit.service.database import open_engine
 from affidavit.service.log.entries import log_entries
 from tests.service.certificates.conftest import Company

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
-from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
+from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.certificates.submit_plan import sign
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext

@@ -20,8 +20,8 @@ from affidavit.certificate import (
 )
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
-from affidavit.service.certificate_store import CertificateStore, PlanRequest
 from affidavit.service.certificates.decisions import RevocationRequest, revoke
+from affidavit.service.certificates.store import CertificateStore, PlanRequest
 from affidavit.service.certificates.submit_plan import sign
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor, CommandContext, Scope

@@ -17,7 +17,7 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, SigningKey, read_envelope, sign_envelope
-from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.tables import certificates
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
 from affidavit.service.ledger.integrity import state_digest
 from affidavit.service.log.audit import audit, snapshot

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.certificate_store import CertificateStore
+from affidavit.service.certificates.store import CertificateStore
 from affidavit.service.pool import AccountingPool
 
 Document = Callable[..., dict[str, Any]]

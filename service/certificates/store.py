@@ -7,7 +7,7 @@ Rules:
 
 - A certificate, its log entry and its request are written in one transaction.
 - Signed bytes and results are never changed or re-encoded. A row that was not signed and logged
-  is not read at all (``genuine``).
+  is not read at all (``integrity``).
 - Two processes that issue the same certificate concurrently end with one issue; the second one
   gets the first one's issue and records its own request.
 - Issuing, approving and revoking one certificate happen one after the other (``hold``).
@@ -36,17 +36,17 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import statement_in
-from affidavit.service.certificate_tables import (
+from affidavit.service.certificates.integrity import require_genuine, signed_facets
+from affidavit.service.certificates.status import SUPERSEDED, Status, status_at
+from affidavit.service.certificates.tables import (
     certificate_facets,
     certificates,
     insert_signing_key,
     requests,
     signing_keys,
 )
-from affidavit.service.certificates.status import SUPERSEDED, Status, status_at
 from affidavit.service.clock import NOW
 from affidavit.service.database import Store, hold, page_of
-from affidavit.service.genuine import require_genuine, signed_facets
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.problems import Problem
 from affidavit.service.teams import DEFAULT, acting_for

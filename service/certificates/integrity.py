@@ -34,7 +34,7 @@ from affidavit.certificate import (
 from affidavit.certificate.dsse import Envelope
 from affidavit.certificate.log import certificate_entry
 from affidavit.plan import MalformedPlan, digest_of
-from affidavit.service.certificate_tables import certificates, signing_keys
+from affidavit.service.certificates.tables import certificates, signing_keys
 from affidavit.service.errors import DomainError
 from affidavit.service.log.entries import logged
 

@@ -1,4 +1,4 @@
-"""Tables of certificates, and column types of all tables.
+"""Tables of certificates.
 
 ``affidavit.migrations`` creates and upgrades the schema. Rows of ``certificates`` and ``requests``
 are written once: database triggers refuse to change or delete them, so that even a fault in this
@@ -26,46 +26,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Dialect, TypeDecorator, bindparam, select, text
+from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.schema import SchemaItem
 
+from affidavit.service.database import UtcDateTime, metadata, numbered
 
-class UtcDateTime(TypeDecorator[datetime]):
-    """An instant: aware in Python, UTC in the database (SQLite stores no time zone)."""
-
-    impl = sa.DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Convert to UTC; raises ``ValueError`` for a naive time."""
-        if value is not None and value.tzinfo is None:
-            raise ValueError("a time without a zone is not an instant")
-        return None if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Return an aware time in UTC."""
-        if value is None:
-            return None
-        instant: datetime = value
-        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-
-
-Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite generates ids only for INTEGER PRIMARY KEY."""
-
-metadata = sa.MetaData()
 ISSUE = ("certificate_id", "untrusted", "issue")
 """The columns that refer to an issue of a certificate."""
-
-
-def numbered(name: str, *items: SchemaItem) -> sa.Table:
-    """Return a table whose rows are numbered from 1 by ``id``."""
-    positive = sa.CheckConstraint("id > 0", name=f"{name}_id_positive")
-    return sa.Table(name, metadata, sa.Column("id", Sequence, primary_key=True), *items, positive)
 
 
 def issue_columns(table: str, *, primary_key: bool = False) -> tuple[SchemaItem, ...]:
