@@ -22,7 +22,7 @@ from affidavit.service import openapi, pages, problems
 from affidavit.service.dependencies import Services
 from affidavit.service.identity.access import require_guards
 from affidavit.service.middleware import BodyLimit, RequestMiddleware
-from affidavit.service.operation.telemetry import Tracing, watch_services
+from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.pages import errors
 from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
@@ -49,7 +49,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
-    watch_services(services.metrics, services)
+    services.metrics.watch(services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
     # The middleware that is added last is the outermost.
     app.add_middleware(RequestMiddleware, meters=services.metrics, tracing=tracing)

@@ -356,8 +356,8 @@ def revoke(
             )
         new = certificate.status is not Status.REVOKED
         if new:
-            call = CommandContext(actor=actor.name, at=at)
-            insert_revocation(connection, certificate, request.code, request.reason, call)
+            context = CommandContext(actor=actor.name, at=at)
+            insert_revocation(connection, certificate, request.code, request.reason, context)
         return _revocation_of(connection, certificate), new
 
 
@@ -366,10 +366,10 @@ def insert_revocation(
     certificate: StoredCertificate,
     code: str,
     reason: str,
-    call: CommandContext,
+    context: CommandContext,
 ) -> None:
     """Revoke ``certificate``, a current issue that this transaction has locked."""
-    row = {"code": code, "reason": reason, "revoked_by": call.actor, "at": call.at}
+    row = {"code": code, "reason": reason, "revoked_by": context.actor, "at": context.at}
     insert_logged(connection, revocations, {**_row_of(certificate), **row}, revocation_entry)
 
 

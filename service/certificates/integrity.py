@@ -36,7 +36,7 @@ from affidavit.certificate.log import certificate_entry
 from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.certificates.tables import certificates, signing_keys
 from affidavit.service.errors import DomainError
-from affidavit.service.log.entries import logged
+from affidavit.service.log.entries import is_logged
 
 MAX_VERIFIED = 100_000
 """Verified rows that are remembered for each database."""
@@ -91,9 +91,7 @@ def _is_genuine(connection: Connection, row: RowMapping) -> bool:
         key = PublicKey.from_record(json.loads(record))
         entry = certificate_entry(contents.envelope, contents.statement)
         keys = [key] if key.may(KeyRole.CERTIFICATE) else []
-        return not contents.contradicted_by(row, keys) and (
-            entry.content.decode() in logged(connection, entry.subject)
-        )
+        return not contents.contradicted_by(row, keys) and (is_logged(connection, entry))
     except (*UNREADABLE, KeyFailure, NoResultFound):
         return False
 

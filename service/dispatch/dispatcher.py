@@ -137,8 +137,8 @@ class Dispatcher:
 
     def reconcile(self, at: datetime) -> None:
         """Compare runs with jobs once, and act on the differences; raises ``EngineUnavailable``."""
-        call = CommandContext(actor=ACTOR, at=at)
-        self._queue.expire_leases(call)
+        context = CommandContext(actor=ACTOR, at=at)
+        self._queue.expire_leases(context)
         if self.engine is None:
             return
         jobs = self.engine.jobs()  # before the leases: an ended job cannot claim one afterwards
@@ -158,7 +158,7 @@ class Dispatcher:
                     continue
                 free -= 1
             with log_refusal():
-                self._compare(self.engine, lease, jobs, call)
+                self._compare(self.engine, lease, jobs, context)
         for job_id in self._find_obsolete_jobs(jobs, numbers, at):
             with log_refusal():
                 self.engine.cancel(job_id)
@@ -175,14 +175,14 @@ class Dispatcher:
             return connection.execute(query).all()
 
     def _compare(
-        self, engine: Engine, lease: Row[Any], jobs: Mapping[str, JobState], call: CommandContext
+        self, engine: Engine, lease: Row[Any], jobs: Mapping[str, JobState], context: CommandContext
     ) -> None:
         job_id = job_id_of(lease.run_id, lease.job)
         state, claimed = jobs.get(job_id), lease.worker == job_id
         if lease.state != "queued":
             if state == "ended" and claimed:
                 reason = f"its job {job_id} ended."
-                self._queue.change(lease.run_id, call, LockedRun.end_lease, lease.fence, reason)
+                self._queue.change(lease.run_id, context, LockedRun.end_lease, lease.fence, reason)
             return
         if state in ("waiting", "running") and not claimed:
             return
@@ -190,11 +190,11 @@ class Dispatcher:
         if state is not None:
             if state != "ended":
                 engine.cancel(job_id)
-            run = self._queue.change(lease.run_id, call, LockedRun.next_job, lease.job)
+            run = self._queue.change(lease.run_id, context, LockedRun.next_job, lease.job)
         if run is not None and run.state == "queued":
-            self._submit(engine, run, call)
+            self._submit(engine, run, context)
 
-    def _submit(self, engine: Engine, run: StoredRun, call: CommandContext) -> None:
+    def _submit(self, engine: Engine, run: StoredRun, context: CommandContext) -> None:
         """Submit the job of a run, and fail the run if it is refused for ``GIVE_UP_AFTER``.
 
         Raises ``JobRefused``.
@@ -205,10 +205,10 @@ class Dispatcher:
             )
         except JobRefused as error:
             message, earlier = str(error), self._refusals.get(run.id)
-            refusal = Refusal(message, call.at if earlier is None else earlier.since, call.at)
+            refusal = Refusal(message, context.at if earlier is None else earlier.since, context.at)
             self._refusals[run.id] = refusal
             if refusal.at - refusal.since >= GIVE_UP_AFTER:
-                self._queue.change(run.id, call, LockedRun.next_job, run.job, refusal=message)
+                self._queue.change(run.id, context, LockedRun.next_job, run.job, refusal=message)
             raise
         self._refusals.pop(run.id, None)
 

@@ -1,9 +1,9 @@
 """Four eyes: a change takes effect once enough administrators have requested it.
 
 This applies to budgets, policies, keysets, grants to other teams, and tokens, because a person who
-can create tokens approve_alone can act as two. The keyset sets the number of ``administrators``. It
+can create tokens alone can act as two. The keyset sets the number of ``administrators``. It
 is signed by t of n root keys and published by as many administrators as the previous keyset
-requires, so nobody can lower the number approve_alone.
+requires, so nobody can lower the number alone.
 
 Each administrator sends the same request. The last one is carried out, in one transaction with its
 record. A request counts once, for ``PROPOSAL_LIFETIME``, and until a token of its sender is

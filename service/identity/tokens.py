@@ -73,9 +73,9 @@ from affidavit.service.log.entries import (
     WAITING,
     append,
     insert_logged,
+    is_logged,
     log_entries,
     log_leaves,
-    logged,
 )
 from affidavit.service.teams import NAME as TEAM_NAME
 
@@ -334,7 +334,7 @@ class TokenRepository(Store):
             return None
         values = row[: len(tokens.columns)]
         if values not in self._logged:
-            if token_entry(row).content.decode() not in logged(connection, token_id):
+            if not is_logged(connection, token_entry(row)):
                 log.error("token %s is not in the log as it is in the database", token_id)
                 return None
             self._logged.add(values)

@@ -40,7 +40,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import EntryKind, log_entries, logged
+from affidavit.service.log.entries import EntryKind, is_logged, log_entries, logged
 from affidavit.service.log.stored_tree import LogDamaged, verify_range
 
 # ---- the head ------------------------------------------------------------------------
@@ -123,8 +123,7 @@ def require_logged(connection: Connection, reservation: StoredReservation) -> No
     is_same = Cost.read(stated["cost"]) == reservation.cost and all(
         getattr(reservation, name) == stated[name] for name in (*RESERVATION_FACTS, "rule")
     )
-    entry = event_entry(reservation.scope, event).content.decode()
-    if not is_same or entry not in logged(connection, reservation.id):
+    if not is_same or not is_logged(connection, event_entry(reservation.scope, event)):
         raise _altered(reservation.scope, f"reservation {reservation.id} is not the one in the log")
 
 
@@ -178,8 +177,7 @@ def _find_head_fault(
 def _has_first_filter(connection: Connection, ledger_id: int, scope: LedgerScope) -> bool:
     first = connection.execute(_EVENT, {"ledger": ledger_id, "last": 1}).one()
     text = connection.execute(_FILTER, {"ledger": ledger_id}).scalar_one()
-    entry = event_entry(scope, first).content.decode()
-    return not _check_filter(text, first.body) and entry in logged(connection, str(scope))
+    return not _check_filter(text, first.body) and is_logged(connection, event_entry(scope, first))
 
 
 def _find_end_fault(logged: int, last: int) -> str | None:

@@ -46,7 +46,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import insert_logged, logged
+from affidavit.service.log.entries import insert_logged, is_logged
 from affidavit.service.runs.repository import run_leases, runs
 
 STATES = {
@@ -128,11 +128,11 @@ def add_ledger(
 
 
 def add_grant(
-    connection: Connection, dataset: str, request: GrantRequest, call: CommandContext
+    connection: Connection, dataset: str, request: GrantRequest, context: CommandContext
 ) -> None:
     """Insert a team's access to ``dataset``, with its log entry."""
     database.hold(connection, f"grants {dataset}")  # rows and log entries have one order
-    row = {"dataset": dataset, **dict(request), "granted_by": call.actor, "at": call.at}
+    row = {"dataset": dataset, **dict(request), "granted_by": context.actor, "at": context.at}
     insert_logged(connection, dataset_grants, row, grant_entry)
 
 
@@ -166,7 +166,7 @@ def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool
     grant = connection.execute(query.limit(1)).first()
     if grant is None or grant.may != "reserve":
         return False
-    return grant_entry(grant).content.decode() in logged(connection, dataset)
+    return is_logged(connection, grant_entry(grant))
 
 
 def add_event(
@@ -176,7 +176,7 @@ def add_event(
     kind: str,
     state: LedgerState,
     body: Mapping[str, Any],
-    call: CommandContext,
+    context: CommandContext,
     *,
     reservation_id: str | None = None,
     certified_steps: int | None = None,
@@ -194,10 +194,10 @@ def add_event(
         "ledger_id": ledger_id,
         "seq": state.seq,
         "kind": kind,
-        "at": call.at,
-        "actor": call.actor,
-        "idempotency_key": call.idempotency_key,
-        "request_digest": call.request_digest,
+        "at": context.at,
+        "actor": context.actor,
+        "idempotency_key": context.idempotency_key,
+        "request_digest": context.request_digest,
         "body": json.dumps(body, sort_keys=True),
         "state": state.written(),
         "reservation_id": reservation_id,
@@ -209,17 +209,17 @@ def add_event(
     insert_logged(connection, ledger_events, row, partial(event_entry, scope))
 
 
-def find_repeated(connection: Connection, call: CommandContext) -> Row[Any] | None:
+def find_repeated(connection: Connection, context: CommandContext) -> Row[Any] | None:
     """Return the event of an earlier request with this key; raises ``IdempotencyKeyReused``."""
-    if call.idempotency_key is None:
+    if context.idempotency_key is None:
         return None
     query = select(ledger_events).where(
-        ledger_events.c.actor == call.actor,
-        ledger_events.c.idempotency_key == call.idempotency_key,
+        ledger_events.c.actor == context.actor,
+        ledger_events.c.idempotency_key == context.idempotency_key,
     )
     event = connection.execute(query).first()
     if event is not None:
-        call.require_same(event.request_digest)
+        context.require_same(event.request_digest)
     return event
 
 

@@ -159,18 +159,18 @@ class LedgerService:
         self._cache: ComputationCache[dict[str, Any]] = ComputationCache(MAX_CACHED_RESULTS)
 
     async def reserve(
-        self, dataset: str | None, certificate_id: str, call: CommandContext
+        self, dataset: str | None, certificate_id: str, context: CommandContext
     ) -> tuple[StoredReservation, bool]:
         """Reserve for a certificate in the ledger of its data set, unit and adjacency.
 
         The certificate must be about ``dataset``, if given. A repeated request gets the first
         response, whatever became of the certificate since.
         """
-        earlier = await run_in_threadpool(self.store.read, find_repeated_reservation, call)
+        earlier = await run_in_threadpool(self.store.read, find_repeated_reservation, context)
         if earlier is not None:
             return earlier, False
         run = await self.costed(dataset, certificate_id)
-        return await run_in_threadpool(self.store.reserve, run, call)
+        return await run_in_threadpool(self.store.reserve, run, context)
 
     async def costed(self, dataset: str | None, certificate_id: str) -> CostedRun:
         """Return a usable certificate with the cost of its run, to be reserved in a transaction.

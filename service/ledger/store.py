@@ -217,10 +217,10 @@ def _unknown(reservation_id: str) -> UnknownReservation:
 
 
 def find_repeated_reservation(
-    connection: Connection, call: CommandContext
+    connection: Connection, context: CommandContext
 ) -> StoredReservation | None:
     """Return the reservation of an earlier identical request; raises ``IdempotencyKeyReused``."""
-    event = repository.find_repeated(connection, call)
+    event = repository.find_repeated(connection, context)
     return None if event is None else get_reservation(connection, event.reservation_id)
 
 
@@ -230,7 +230,7 @@ def lock_for_reservation(connection: Connection, run: CostedRun) -> None:
     repository.hold(connection, run.scope)
 
 
-def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> StoredReservation:
+def reserve(connection: Connection, run: CostedRun, context: CommandContext) -> StoredReservation:
     """Reserve the cost of a run, after ``lock_for_reservation``.
 
     Raises ``CertificateNotUsable``, ``NoBudget``, ``NotGranted`` or ``OverBudget``.
@@ -287,7 +287,7 @@ def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> Sto
         "reserve",
         ledger.state.reserved(run.cost, rule),
         {**facts, "certain": run.certain, "cost": cost},
-        call,
+        context,
         reservation_id=reservation_id,
         certified_steps=run.steps,
     )
@@ -295,7 +295,7 @@ def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> Sto
 
 
 def lock_reservation(
-    connection: Connection, reservation_id: str, call: CommandContext
+    connection: Connection, reservation_id: str, context: CommandContext
 ) -> LockedReservation:
     """Lock the ledger of a reservation until the transaction ends.
 
@@ -310,21 +310,21 @@ def lock_reservation(
     if not may_see(reservation.team):
         raise _unknown(reservation_id)
     require_logged(connection, reservation)
-    return LockedReservation(connection, ledger, reservation, call)
+    return LockedReservation(connection, ledger, reservation, context)
 
 
 @dataclass(frozen=True, slots=True)
 class LockedReservation:
     """A reservation and its ledger, locked by the transaction of ``connection``.
 
-    Each change is recorded as made by ``call``, returns whether it happened now, and raises
+    Each change is recorded with ``context``, returns whether it happened now, and raises
     ``WrongState`` if the reservation's state does not allow it.
     """
 
     connection: Connection
     ledger: StoredLedger
     reservation: StoredReservation
-    call: CommandContext
+    context: CommandContext
 
     def commit(self) -> bool:
         """Commit the reservation as its run begins."""
@@ -412,7 +412,7 @@ class LockedReservation:
             kind,
             state,
             body,
-            self.call,
+            self.context,
             reservation_id=self.reservation.id,
             certified_steps=self.reservation.certified_steps,
             steps_run=steps_run,
@@ -457,7 +457,7 @@ class LedgerStore(Store):
         epsilon: str,
         delta: str,
         reason: str,
-        call: CommandContext,
+        context: CommandContext,
         team: str | None = None,
         approve: Approve = approve_alone,
     ) -> tuple[StoredLedger, bool]:
@@ -469,10 +469,10 @@ class LedgerStore(Store):
 
         def work(connection: Connection) -> tuple[StoredLedger, bool]:
             repository.hold(connection, scope)
-            created = repository.find_repeated(connection, call) is None
+            created = repository.find_repeated(connection, context) is None
             if created:
                 approve(connection)
-                _set_budget(connection, scope, epsilon, delta, reason, call, team)
+                _set_budget(connection, scope, epsilon, delta, reason, context, team)
             ledger = repository.find_ledger(connection, scope)
             assert ledger is not None
             return ledger, created
@@ -483,19 +483,19 @@ class LedgerStore(Store):
         self,
         dataset: str,
         request: GrantRequest,
-        call: CommandContext,
+        context: CommandContext,
         approve: Approve = approve_alone,
     ) -> list[RowMapping]:
         """Set a team's access to ``dataset``; return the grants of all teams."""
 
         def work(connection: Connection) -> list[RowMapping]:
             approve(connection)
-            repository.add_grant(connection, dataset, request, call)
+            repository.add_grant(connection, dataset, request, context)
             return repository.grants_of(connection, dataset)
 
         return write(self._engine, work)
 
-    def reserve(self, run: CostedRun, call: CommandContext) -> tuple[StoredReservation, bool]:
+    def reserve(self, run: CostedRun, context: CommandContext) -> tuple[StoredReservation, bool]:
         """Reserve the cost of a certified run; return whether this call made the reservation.
 
         Raises ``NoBudget``, ``NotGranted``, ``OverBudget``, ``CertificateNotUsable`` or
@@ -504,17 +504,17 @@ class LedgerStore(Store):
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
             lock_for_reservation(connection, run)
-            earlier = find_repeated_reservation(connection, call)
+            earlier = find_repeated_reservation(connection, context)
             if earlier is not None:
                 return earlier, False
-            return reserve(connection, run, call), True
+            return reserve(connection, run, context), True
 
         return write(self._engine, work)
 
     def change(
         self,
         reservation_id: str,
-        call: CommandContext,
+        context: CommandContext,
         change: Change[P],
         *values: P.args,
         **named: P.kwargs,
@@ -527,7 +527,7 @@ class LedgerStore(Store):
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
             hold_certificate(connection, get_reservation(connection, reservation_id).certificate_id)
-            locked = lock_reservation(connection, reservation_id, call)
+            locked = lock_reservation(connection, reservation_id, context)
             run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
             if run_id is not None:
                 raise HeldByRun(
@@ -535,7 +535,7 @@ class LedgerStore(Store):
                     "settles and releases it by its record.",
                     f"Cancel the run instead: POST /v1/runs/{run_id}/cancel.",
                 )
-            if repository.find_repeated(connection, call) is not None:
+            if repository.find_repeated(connection, context) is not None:
                 return locked.reservation, False
             happened = change(locked, *values, **named)
             return get_reservation(connection, reservation_id), happened
@@ -547,13 +547,13 @@ class LedgerStore(Store):
         with self._reader.connect() as connection:
             unused = repository.unused_reservations(at).limit(MAX_EXPIRED)
             expired = connection.execute(unused).scalars().all()
-        call = CommandContext(actor="service:expiry", at=at)
+        context = CommandContext(actor="service:expiry", at=at)
         released = 0
         for reservation_id in expired:
             # A run may have been queued on it since, or it was used.
             with suppress(HeldByRun, WrongState):
                 _, happened = self.change(
-                    reservation_id, call, LockedReservation.release, "expired"
+                    reservation_id, context, LockedReservation.release, "expired"
                 )
                 released += happened
         return released
@@ -565,7 +565,7 @@ def _set_budget(
     epsilon: str,
     delta: str,
     reason: str,
-    call: CommandContext,
+    context: CommandContext,
     team: str | None,
 ) -> None:
     owners = {ledger.team for ledger in repository.all_ledgers(connection, scope.dataset)}
@@ -579,7 +579,7 @@ def _set_budget(
     if ledger is None:
         filter_ = Filter.start(float(epsilon), float(delta))
         state = LedgerState.first(epsilon, delta, filter_)
-        ledger_id = repository.add_ledger(connection, scope, owner, filter_, call.at)
+        ledger_id = repository.add_ledger(connection, scope, owner, filter_, context.at)
     else:
         state, ledger_id = ledger.state.with_budget(epsilon, delta), ledger.id
     body = {
@@ -589,4 +589,4 @@ def _set_budget(
         "reason": reason,
         **({} if owner == DEFAULT else {"team": owner}),
     }
-    repository.add_event(connection, ledger_id, scope, "budget", state, body, call)
+    repository.add_event(connection, ledger_id, scope, "budget", state, body, context)

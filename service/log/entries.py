@@ -178,6 +178,11 @@ def logged(connection: Connection, subject: str) -> dict[str, int | None]:
     return {row.content: row.leaf_index for row in connection.execute(_LOGGED, {"about": subject})}
 
 
+def is_logged(connection: Connection, entry: LogEntry) -> bool:
+    """Return whether ``entry`` is in the log or pending."""
+    return entry.content.decode() in logged(connection, entry.subject)
+
+
 def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:
     """Append the entries of certificates or refusals, which are computed from their bundles.
 

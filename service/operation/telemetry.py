@@ -25,8 +25,8 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -183,9 +183,6 @@ def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
-ReadGauge = Callable[[], float]
-ReadGauges = Callable[[], Mapping[str, float]]
-
 
 class Metrics:
     """The metrics of one application."""
@@ -236,38 +233,13 @@ class Metrics:
         """Count a new certificate."""
         self._verdicts.labels(verdict).inc()
 
-    def watch(self, name: str, meaning: str, read: ReadGauge) -> None:
-        """Add a gauge whose value is ``read`` at each scrape."""
-        Gauge(name, meaning, registry=self._registry).set_function(read)
-
-    def watch_stored(self, meanings: Mapping[str, str], read: ReadGauges) -> None:
-        """Add gauges whose values one call of ``read`` returns at each scrape."""
-        self._registry.register(_StoredGauges(meanings, read))
+    def watch(self, services: Services) -> None:
+        """Add the gauges of ``services``, which are read at each scrape."""
+        self._registry.register(_ServiceGauges(services))
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-class _StoredGauges(Collector):
-    """Gauges read together from the database."""
-
-    def __init__(self, meanings: Mapping[str, str], read: ReadGauges) -> None:
-        self._meanings = meanings
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the names, so that the registry does not read the values at registration."""
-        return [GaugeMetricFamily(name, meaning) for name, meaning in self._meanings.items()]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the values, or nothing if the database does not respond."""
-        try:
-            values = self._read()
-        except SQLAlchemyError:
-            return
-        for name, value in values.items():
-            yield GaugeMetricFamily(name, self._meanings[name], value=value)
 
 
 GAUGES = {
@@ -279,8 +251,6 @@ GAUGES = {
     "affidavit_database_connections": "Database connections in use.",
     "affidavit_signing_key_expires_seconds": "Seconds until the signing key's window ends; below 0 "
     "if no key can sign.",
-}
-STORED_GAUGES = {
     "affidavit_log_size": "Leaves of the newest signed checkpoint.",
     "affidavit_log_pending": "Entries waiting for their place in the log.",
     "affidavit_log_oldest_pending_seconds": "Seconds that the oldest of them has waited.",
@@ -290,64 +260,74 @@ STORED_GAUGES = {
 }
 
 
-def watch_services(metrics: Metrics, services: Services) -> None:
-    """Add gauges for the parts of ``services`` to ``metrics``."""
-    reads: dict[str, ReadGauge] = {
-        "affidavit_accounting_waiting": lambda: services.submit_plan.waiting,
-        "affidavit_accounting_running": lambda: services.pool.unanswered,
-        "affidavit_accounting_workers": lambda: services.pool.workers,
-        "affidavit_writes_suspended": lambda: len(services.safety.reasons()),
-        "affidavit_database_connections": lambda: _count_connections(services),
-        "affidavit_signing_key_expires_seconds": lambda: _seconds_to_key_expiry(services),
-    }
-    for name, read in reads.items():
-        metrics.watch(name, GAUGES[name], read)
-    metrics.watch_stored(STORED_GAUGES, lambda: _read_stored_gauges(services))
+class _ServiceGauges(Collector):
+    """The gauges of one application's services."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the names, so that the registry does not read the values at registration."""
+        return [GaugeMetricFamily(name, meaning) for name, meaning in GAUGES.items()]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the values, without the stored ones if the database does not respond."""
+        services = self._services
+        connections = services.engine.pool
+        values: dict[str, float] = {
+            "affidavit_accounting_waiting": services.submit_plan.waiting,
+            "affidavit_accounting_running": services.pool.unanswered,
+            "affidavit_accounting_workers": services.pool.workers,
+            "affidavit_writes_suspended": len(services.safety.reasons()),
+            "affidavit_database_connections": (
+                connections.checkedout() if isinstance(connections, QueuePool) else 0
+            ),
+        }
+        for read in (_read_key_gauge, _read_log_gauges, _read_keyset_gauges):
+            with suppress(SQLAlchemyError):
+                values |= read(services)
+        for name, value in values.items():
+            yield GaugeMetricFamily(name, GAUGES[name], value=value)
 
 
-def _count_connections(services: Services) -> float:
-    pool = services.engine.pool
-    return float(pool.checkedout()) if isinstance(pool, QueuePool) else 0.0
+def _read_key_gauge(services: Services) -> dict[str, float]:
+    try:
+        end = min(key.public.not_after for key in services.keyring.all_current())
+        seconds = (end - services.clock.now()).total_seconds()
+    except KeyFailure:
+        seconds = -1.0
+    return {"affidavit_signing_key_expires_seconds": seconds}
 
 
-def _read_stored_gauges(services: Services) -> dict[str, float]:
-    now = services.clock.now()
+def _read_log_gauges(services: Services) -> dict[str, float]:
     newest = (
         select(log_checkpoints.c.tree_size, log_checkpoints.c.signed_at)
         .order_by(log_checkpoints.c.id.desc())
         .limit(1)
     )
     with services.engine.connect() as connection:
-        waiting = connection.execute(select(func.count()).select_from(log_pending)).scalar_one()
-        values = {
-            "affidavit_log_size": 0.0,
-            "affidavit_log_pending": float(waiting),
-            "affidavit_log_oldest_pending_seconds": services.log_watch.waited(connection),
-        }
+        pending = connection.execute(select(func.count()).select_from(log_pending)).scalar_one()
+        oldest = services.log_watch.waited(connection)
         checkpoint = connection.execute(newest).first()
+    values = {
+        "affidavit_log_size": 0.0,
+        "affidavit_log_pending": float(pending),
+        "affidavit_log_oldest_pending_seconds": oldest,
+    }
     if checkpoint is not None:
+        age = services.clock.now() - checkpoint.signed_at
         values["affidavit_log_size"] = float(checkpoint.tree_size)
-        age = (now - checkpoint.signed_at).total_seconds()
-        values["affidavit_log_checkpoint_age_seconds"] = age
-    return {**values, **_read_keyset_gauges(services, now)}
+        values["affidavit_log_checkpoint_age_seconds"] = age.total_seconds()
+    return values
 
 
-def _read_keyset_gauges(services: Services, now: datetime) -> dict[str, float]:
+def _read_keyset_gauges(services: Services) -> dict[str, float]:
     newest = services.keysets.newest()
     if newest is None:
         return {"affidavit_keyset_version": 0.0}
     keyset = read_keyset(newest).keyset
+    remaining = parse_instant(keyset.expires_at) - services.clock.now()
     return {
         "affidavit_keyset_version": float(keyset.version),
-        "affidavit_keyset_expires_seconds": (
-            parse_instant(keyset.expires_at) - now
-        ).total_seconds(),
+        "affidavit_keyset_expires_seconds": remaining.total_seconds(),
     }
-
-
-def _seconds_to_key_expiry(services: Services) -> float:
-    try:
-        ends = min(key.public.not_after for key in services.keyring.all_current())
-    except KeyFailure:
-        return -1.0
-    return (ends - services.clock.now()).total_seconds()

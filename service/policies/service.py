@@ -204,7 +204,7 @@ def activate(
     store: PolicyStore,
     policy: Policy,
     key: SigningPort,
-    call: CommandContext,
+    context: CommandContext,
     approve: Approve = approve_alone,
 ) -> tuple[StoredPolicy, bool]:
     """Activate a version of a policy; return it, and whether this call activated it.
@@ -222,7 +222,7 @@ def activate(
         _require_next_version(policy, last)
         policies.with_policy(policy)
         approve(connection)
-        return insert_policy(connection, policy, key, call), True
+        return insert_policy(connection, policy, key, context), True
 
 
 def _require_next_version(policy: Policy, last: Policy | None) -> None:
@@ -257,7 +257,7 @@ def grant(
     store: PolicyStore,
     request: WaiverRequest,
     key: SigningPort,
-    call: CommandContext,
+    context: CommandContext,
     team: str,
     approve: Approve = approve_alone,
 ) -> StoredWaiver:
@@ -266,10 +266,10 @@ def grant(
     The same request by the same granter in the same second is the same waiver. Raises
     ``PolicyConflict``, ``FourEyesRequired``, ``OtherTeam``, ``PolicyTampered``.
     """
-    call = replace(call, at=call.at.replace(microsecond=0))
+    context = replace(context, at=context.at.replace(microsecond=0))
     with store.writing() as connection:
         lock_policies(connection)
-        waiver = _check_request(store, connection, request, call)
+        waiver = _check_request(store, connection, request, context)
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
             if granted.team != team:
                 raise PolicyConflict(
@@ -279,21 +279,23 @@ def grant(
                 )
             return granted
         approve(connection)
-        return insert_waiver(connection, waiver, team, key, call.at)
+        return insert_waiver(connection, waiver, team, key, context.at)
 
 
 def _check_request(
-    store: PolicyStore, connection: Connection, request: WaiverRequest, call: CommandContext
+    store: PolicyStore, connection: Connection, request: WaiverRequest, context: CommandContext
 ) -> Waiver:
     if request.team is not None and not may_see(request.team):
         raise OtherTeam(f"You are not in the team {request.team}.", "Omit `team`.")
     policy = store.policy_set_in(connection).policies.get(request.policy)
-    waiver = _waiver(request, policy, call)
+    waiver = _waiver(request, policy, context)
     _require_four_eyes(connection, waiver)
     return waiver
 
 
-def revoke(store: PolicyStore, waiver_id: str, reason: str, call: CommandContext) -> StoredWaiver:
+def revoke(
+    store: PolicyStore, waiver_id: str, reason: str, context: CommandContext
+) -> StoredWaiver:
     """Revoke a waiver with the certificates that rely on it.
 
     A revoked waiver is returned unchanged. Raises ``Problem`` for an unknown waiver.
@@ -307,16 +309,18 @@ def revoke(store: PolicyStore, waiver_id: str, reason: str, call: CommandContext
             return stored
         connection.execute(
             insert(waiver_revocations).values(
-                waiver_id=waiver_id, reason=reason, revoked_by=call.actor, at=call.at
+                waiver_id=waiver_id, reason=reason, revoked_by=context.actor, at=context.at
             )
         )
         certificate_ids = certificates_with_waiver(connection, waiver_id)
         body = {"event": "revoked", "reason": reason, "certificates": certificate_ids}
-        append(connection, "waiver", waiver_id, body, actor=call.actor, at=call.at)
+        append(connection, "waiver", waiver_id, body, actor=context.actor, at=context.at)
         for certificate_id in certificate_ids:
             cause = f"the waiver {waiver_id} was revoked: {reason}"
-            _revoke_certificate(connection, certificate_id, cause, call)
-        return replace(stored, revoked_by=call.actor, revoked_at=call.at, revocation_reason=reason)
+            _revoke_certificate(connection, certificate_id, cause, context)
+        return replace(
+            stored, revoked_by=context.actor, revoked_at=context.at, revocation_reason=reason
+        )
 
 
 def no_such_waiver(waiver_id: str) -> Problem:
@@ -325,7 +329,7 @@ def no_such_waiver(waiver_id: str) -> Problem:
     return Problem(404, "not_found", message)
 
 
-def _waiver(request: WaiverRequest, policy: Policy | None, call: CommandContext) -> Waiver:
+def _waiver(request: WaiverRequest, policy: Policy | None, context: CommandContext) -> Waiver:
     if policy is None:
         raise PolicyConflict(
             f"There is no active policy {request.policy}.",
@@ -341,7 +345,7 @@ def _waiver(request: WaiverRequest, policy: Policy | None, call: CommandContext)
             pointer="/dataset",
         )
     expires = request.expires
-    if not call.at < expires <= call.at + MAX_VALIDITY:
+    if not context.at < expires <= context.at + MAX_VALIDITY:
         raise PolicyConflict(
             f"A waiver must expire within {MAX_VALIDITY.days} days from now, not at "
             f"{format_instant(expires)}.",
@@ -356,8 +360,8 @@ def _waiver(request: WaiverRequest, policy: Policy | None, call: CommandContext)
         dataset=request.dataset,
         owner=request.owner,
         reason=request.reason,
-        created_by=call.actor,
-        created_at=format_instant(call.at),
+        created_by=context.actor,
+        created_at=format_instant(context.at),
         expires_at=format_instant(expires),
     )
 
@@ -377,7 +381,7 @@ def _require_four_eyes(connection: Connection, waiver: Waiver) -> None:
 
 
 def _revoke_certificate(
-    connection: Connection, certificate_id: str, reason: str, call: CommandContext
+    connection: Connection, certificate_id: str, reason: str, context: CommandContext
 ) -> None:
     """Revoke the valid current issues of a certificate, trusted and untrusted."""
     hold(connection, certificate_id)
@@ -385,7 +389,7 @@ def _revoke_certificate(
     for untrusted in (False, True):
         issue = current(connection, certificate_id, untrusted=untrusted)
         if issue is not None and issue.status not in ended:
-            insert_revocation(connection, issue, "policy_violation", reason, call)
+            insert_revocation(connection, issue, "policy_violation", reason, context)
 
 
 # ---- Simulate a draft -------------------------------------------------------------------

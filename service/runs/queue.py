@@ -72,7 +72,7 @@ class LockedRun:
 
     connection: Connection
     run: StoredRun
-    call: CommandContext
+    context: CommandContext
 
     # ---- people ----------------------------------------------------------------------
 
@@ -100,10 +100,10 @@ class LockedRun:
             state="claimed",
             fence=fence,
             secret=_digest_of(secret),
-            holder=self.call.actor,
+            holder=self.context.actor,
             worker=worker,
             seconds=lease,
-            expires_at=self.call.at + timedelta(seconds=lease),
+            expires_at=self.context.at + timedelta(seconds=lease),
         )
 
     def start(self, request: StartRequest) -> StoredRun:
@@ -143,10 +143,10 @@ class LockedRun:
             # Logged only before this attempt is granted a step.
             before = max((attempt.granted for attempt in run.attempts), default=0)
             if report.head is not None and run.head is None and granted == before:
-                repository.log_record_head(self.connection, run, report.head, self.call)
+                repository.log_record_head(self.connection, run, report.head, self.context)
             granted = self._compute_grant(max(report.steps, report.wants))
             if granted > run.granted:
-                repository.log_grant(self.connection, run, granted, self.call)
+                repository.log_grant(self.connection, run, granted, self.context)
         return self._renew(
             granted, steps=max(run.steps, report.steps), head=report.head or run.head
         )
@@ -201,7 +201,7 @@ class LockedRun:
         """End the lease under ``fence``, if it is current and, with ``expired``, was not
         renewed."""
         run = self.run
-        renewed = expired and run.expires_at is not None and run.expires_at >= self.call.at
+        renewed = expired and run.expires_at is not None and run.expires_at >= self.context.at
         if run.fence != fence or run.state not in HELD_STATES or renewed:
             return False
         message = f"worker {run.worker}: {reason}"
@@ -234,7 +234,7 @@ class LockedRun:
         repository.change_lease(self.connection, self.run.id, **values)
 
     def _renew(self, granted: int, **values: Any) -> Renewal:
-        expires_at = self.call.at + timedelta(seconds=self.run.seconds or 0)
+        expires_at = self.context.at + timedelta(seconds=self.run.seconds or 0)
         self._change_lease(expires_at=expires_at, granted=granted, **values)
         return Renewal(cancel=self.run.cancel_asked, granted=granted)
 
@@ -244,14 +244,14 @@ class LockedRun:
         fence = None if kind == "cancel_asked" else self.run.fence or None
         begun = self.run.begun
         repository.add_event(
-            self.connection, self.run.id, kind, body, self.call, fence=fence, begun=begun
+            self.connection, self.run.id, kind, body, self.context, fence=fence, begun=begun
         )
         return self._changed()
 
     def _require_claim(self, report: FencedRequest, *, running: bool = False) -> None:
         run = self.run
         genuine = run.secret is not None and compare_digest(run.secret, _digest_of(report.secret))
-        current_claim = (run.fence, run.holder) == (report.fence, self.call.actor)
+        current_claim = (run.fence, run.holder) == (report.fence, self.context.actor)
         states = ("running",) if running else HELD_STATES
         if not (genuine and current_claim and run.state in states):
             raise LeaseLost(
@@ -281,7 +281,7 @@ class LockedRun:
         return None
 
     def _lock_reservation(self) -> LockedReservation:
-        return lock_reservation(self.connection, self.run.reservation_id, self.call)
+        return lock_reservation(self.connection, self.run.reservation_id, self.context)
 
     def _compute_grant(self, wants: int) -> int:
         """Return the new number of granted steps: never fewer, and never uncertified steps.
@@ -301,7 +301,7 @@ class LockedRun:
         if not conformant:
             return "failed", "no_record" if checked is None else "not_conformant"
         limit, began = self.run.request["time_limit"], self.run.began_at
-        late = limit and began and self.call.at >= began + timedelta(seconds=limit)
+        late = limit and began and self.context.at >= began + timedelta(seconds=limit)
         return "failed", "time_limit" if late else "stopped"
 
     def _settle(self, steps: int, record: str | None, cost: Cost | None) -> int:
@@ -358,14 +358,16 @@ class RunQueue(Store):
     def change(
         self,
         run_id: str,
-        call: CommandContext,
+        context: CommandContext,
         change: Callable[Concatenate[LockedRun, P], T],
         *values: P.args,
         **named: P.kwargs,
     ) -> T:
         """Return the result of ``change`` on the locked run; raises ``UnknownRun``."""
         with self._writer.begin() as connection:
-            locked = LockedRun(connection, repository.find(connection, run_id, locked=True), call)
+            locked = LockedRun(
+                connection, repository.find(connection, run_id, locked=True), context
+            )
             return change(locked, *values, **named)
 
     def find(self, run_id: str) -> StoredRun:
@@ -373,7 +375,7 @@ class RunQueue(Store):
         return self.read(repository.find, run_id)
 
     def claim(
-        self, queue: str, request: RunClaimRequest, call: CommandContext
+        self, queue: str, request: RunClaimRequest, context: CommandContext
     ) -> tuple[StoredRun, str] | None:
         """Claim the oldest run or the named one; return it with the claim's secret."""
         query = select(run_leases.c.run_id).where(
@@ -389,26 +391,26 @@ class RunQueue(Store):
             run_id = connection.scalar(query.with_for_update(skip_locked=True))
             if run_id is None:
                 return None
-            locked = LockedRun(connection, repository.find(connection, run_id), call)
+            locked = LockedRun(connection, repository.find(connection, run_id), context)
             secret = secrets.token_hex(32)
             return locked.claim(request.worker, request.lease, secret), secret
 
-    def start(self, run_id: str, request: StartRequest, call: CommandContext) -> StoredRun:
+    def start(self, run_id: str, request: StartRequest, context: CommandContext) -> StoredRun:
         """Start or continue a run; raises ``RunNotStarted`` if it was ended instead."""
-        run = self.change(run_id, call, LockedRun.start, request)
+        run = self.change(run_id, context, LockedRun.start, request)
         if run.outcome is not None:
             message = f"{run.outcome['code']}: {run.outcome['message']}"
             raise RunNotStarted(message, "Claim another run.")
         return run
 
-    def expire_leases(self, call: CommandContext) -> int:
+    def expire_leases(self, context: CommandContext) -> int:
         """End expired leases, each in its own transaction; return how many."""
-        expired = run_leases.c.state.in_(HELD_STATES) & (run_leases.c.expires_at < call.at)
+        expired = run_leases.c.state.in_(HELD_STATES) & (run_leases.c.expires_at < context.at)
         with self._reader.connect() as connection:
             leases = connection.execute(
                 select(run_leases.c.run_id, run_leases.c.fence).where(expired)
             ).all()
         end, reason = LockedRun.end_lease, "did not renew its lease."
         return sum(
-            self.change(run, call, end, fence, reason, expired=True) for run, fence in leases
+            self.change(run, context, end, fence, reason, expired=True) for run, fence in leases
         )

@@ -347,13 +347,13 @@ def page(
     return _load(connection, rows), following
 
 
-def find_repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
+def find_repeated(connection: Connection, context: CommandContext) -> StoredRun | None:
     """Return the run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
-    if call.idempotency_key is None:
+    if context.idempotency_key is None:
         return None
-    key = (runs.c.requested_by == call.actor, runs.c.idempotency_key == call.idempotency_key)
+    key = (runs.c.requested_by == context.actor, runs.c.idempotency_key == context.idempotency_key)
     for earlier in _load(connection, connection.execute(_RUNS.where(*key)).all()):
-        call.require_same(earlier.request_digest)
+        context.require_same(earlier.request_digest)
         return earlier
     return None
 
@@ -378,7 +378,7 @@ def add_event(
     run_id: str,
     kind: Kind,
     body: Mapping[str, Any],
-    call: CommandContext,
+    context: CommandContext,
     *,
     fence: int | None = None,
     begun: bool = False,
@@ -394,8 +394,8 @@ def add_event(
         "once": "end" if kind in ENDED else kind if kind in UNIQUE_KINDS else None,
         "follows": None if kind == "queued" else follows,
         "fence": fence,
-        "at": call.at,
-        "actor": call.actor,
+        "at": context.at,
+        "actor": context.actor,
         "body": json.dumps(body, sort_keys=True),
     }
     entries.insert_logged(connection, run_events, event, event_entry)
@@ -407,21 +407,23 @@ def event_entry(event: Any) -> LogEntry:
     return LogEntry(kind="run", subject=event.run_id, actor=event.actor, at=event.at, body=body)
 
 
-def log_grant(connection: Connection, run: StoredRun, granted: int, call: CommandContext) -> None:
+def log_grant(
+    connection: Connection, run: StoredRun, granted: int, context: CommandContext
+) -> None:
     """Log that steps up to ``granted`` may be charged."""
     body = {"fence": run.fence, "granted": granted}
-    entries.append(connection, "steps", run.id, body, actor=call.actor, at=call.at)
+    entries.append(connection, "steps", run.id, body, actor=context.actor, at=context.at)
 
 
 # ---- records --------------------------------------------------------------------------
 
 
 def log_record_head(
-    connection: Connection, run: StoredRun, head: str, call: CommandContext
+    connection: Connection, run: StoredRun, head: str, context: CommandContext
 ) -> None:
     """Log the digest of a record's first line, which commits to data and canaries."""
     body = {"fence": run.fence, "record": head}
-    entries.append(connection, "record", run.id, body, actor=call.actor, at=call.at)
+    entries.append(connection, "record", run.id, body, actor=context.actor, at=context.at)
 
 
 def logged_records(connection: Connection, run_id: str) -> frozenset[str]:

@@ -113,14 +113,14 @@ class RunService:
         self._completions: dict[tuple[str, int, str, str], asyncio.Task[StoredRun]] = {}
 
     async def request(
-        self, request: RunRequest, call: CommandContext, *, any_reservation: bool
+        self, request: RunRequest, context: CommandContext, *, any_reservation: bool
     ) -> tuple[StoredRun, bool]:
         """Queue a run on the named reservation, or on one made in the same transaction.
 
         ``any_reservation`` allows other people's reservations. Returns the run and whether it was
         queued now. Raises ``DomainError``.
         """
-        earlier = await run_in_threadpool(self.queue.read, repository.find_repeated, call)
+        earlier = await run_in_threadpool(self.queue.read, repository.find_repeated, context)
         if earlier is not None:
             return earlier, False
         if request.requirements.hosts > 1 and not self._multi_host:
@@ -131,38 +131,38 @@ class RunService:
             )
         if request.reservation is None:
             costed = await self._ledger.costed(None, request.certificate)
-            return await run_in_threadpool(self._enqueue, request, costed, call)
+            return await run_in_threadpool(self._enqueue, request, costed, context)
         reservation = await run_in_threadpool(self._ledger.store.reservation, request.reservation)
-        if reservation.reserved_by != call.actor and not any_reservation:
+        if reservation.reserved_by != context.actor and not any_reservation:
             raise ReservationNotUsable(
                 "this reservation was made by somebody else.", "Leave `reservation` out."
             )
-        return await run_in_threadpool(self._enqueue, request, reservation.id, call)
+        return await run_in_threadpool(self._enqueue, request, reservation.id, context)
 
     def _enqueue(
-        self, request: RunRequest, reservation: str | CostedRun, call: CommandContext
+        self, request: RunRequest, reservation: str | CostedRun, context: CommandContext
     ) -> tuple[StoredRun, bool]:
         """Queue a run on a reservation, which is made in the same transaction if needed."""
         try:
             with self.queue.writing() as connection:
                 if isinstance(reservation, CostedRun):
                     lock_for_reservation(connection, reservation)
-                if (earlier := repository.find_repeated(connection, call)) is not None:
+                if (earlier := repository.find_repeated(connection, context)) is not None:
                     return earlier, False
                 if isinstance(reservation, CostedRun):
                     # The idempotency key belongs to the run, not to its reservation.
-                    unkeyed = CommandContext(actor=call.actor, at=call.at)
+                    unkeyed = CommandContext(actor=context.actor, at=context.at)
                     reservation = reserve(connection, reservation, unkeyed).id
-                return _insert_run(connection, request, reservation, call), True
+                return _insert_run(connection, request, reservation, context), True
         except IntegrityError:
-            if (earlier := self.queue.read(repository.find_repeated, call)) is not None:
+            if (earlier := self.queue.read(repository.find_repeated, context)) is not None:
                 return earlier, False
             raise ReservationNotUsable(
                 f"reservation {reservation} belongs to another run.", "Reserve for each run."
             ) from None
 
     async def complete(
-        self, run_id: str, report: CompletionRequest, call: CommandContext
+        self, run_id: str, report: CompletionRequest, context: CommandContext
     ) -> StoredRun:
         """Settle a run by the record that it sent and that its signed provenance names.
 
@@ -172,14 +172,14 @@ class RunService:
         """
         key = (run_id, report.fence, report.secret, json.dumps(report.provenance, sort_keys=True))
         if key not in self._completions:
-            task = asyncio.create_task(self._complete(run_id, report, call))
+            task = asyncio.create_task(self._complete(run_id, report, context))
             self._completions[key] = task
             task.add_done_callback(lambda _: self._completions.pop(key))
         leave_turn()
         return await asyncio.shield(self._completions[key])
 
     async def _complete(
-        self, run_id: str, report: CompletionRequest, call: CommandContext
+        self, run_id: str, report: CompletionRequest, context: CommandContext
     ) -> StoredRun:
         sent = await run_in_threadpool(self._read_record, run_id, report)
         if (run := sent.run).was_ended_by(report.provenance):
@@ -192,7 +192,7 @@ class RunService:
             cost = await self._ledger.cost_of_steps(reservation, checked.steps_to_charge)
         complete = LockedRun.complete
         return await run_in_threadpool(
-            self.queue.change, run_id, call, complete, report, checked, cost
+            self.queue.change, run_id, context, complete, report, checked, cost
         )
 
     def _read_record(self, run_id: str, report: CompletionRequest) -> SentRecord:
@@ -222,12 +222,12 @@ class RunService:
 
 
 def _insert_run(
-    connection: Connection, request: RunRequest, reservation_id: str, call: CommandContext
+    connection: Connection, request: RunRequest, reservation_id: str, context: CommandContext
 ) -> StoredRun:
     """Insert a run on a reservation of its own and a usable certificate; raises ``DomainError``."""
     hold_certificate(connection, request.certificate)
     # Held, so that it is not released meanwhile.
-    reservation = lock_reservation(connection, reservation_id, call).reservation
+    reservation = lock_reservation(connection, reservation_id, context).reservation
     if reservation.certificate_id != request.certificate:
         raise ReservationNotUsable(
             f"reservation {reservation_id} is not for this certificate.",
@@ -240,7 +240,7 @@ def _insert_run(
     certificate = require_reserved_usable(connection, reservation)
     _require_search(request, certificate.bundle)
     run_id, document = str(uuid.uuid4()), request.model_dump(mode="json")
-    same = {"queue": request.queue, "requested_at": call.at}
+    same = {"queue": request.queue, "requested_at": context.at}
     row = {
         "id": run_id,
         "certificate_id": request.certificate,
@@ -249,9 +249,9 @@ def _insert_run(
         "plan_digest": reservation.plan_digest,
         "reservation_id": reservation_id,
         "request": json.dumps(document, sort_keys=True),
-        "requested_by": call.actor,
-        "idempotency_key": call.idempotency_key,
-        "request_digest": call.request_digest,
+        "requested_by": context.actor,
+        "idempotency_key": context.idempotency_key,
+        "request_digest": context.request_digest,
         "team": certificate.team,
         **same,
     }
@@ -264,7 +264,7 @@ def _insert_run(
         "reservation": reservation_id,
         "request": document,
     }
-    repository.add_event(connection, run_id, "queued", body, call)
+    repository.add_event(connection, run_id, "queued", body, context)
     return repository.find(connection, run_id)
 
 
