@@ -23,7 +23,7 @@ from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, Kubernete
 from affidavit.service.fair_queue import Turns
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.identity.authentication import Authenticator
-from affidavit.service.identity.four_eyes import SecondPerson
+from affidavit.service.identity.four_eyes import FourEyes
 from affidavit.service.identity.openid import CodeFlow, ProviderKeys, ProviderTokens
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.rate_limiter import RateLimiter
@@ -74,9 +74,7 @@ class Services:
             RevokedKeys(KeysetStore(self._aside), self.clock.now),
             self.clock.now,
         )
-        self.second_person = SecondPerson(
-            self.engine, self.keysets.administrators, last_revocations
-        )
+        self.four_eyes = FourEyes(self.engine, self.keysets.administrators, last_revocations)
         self.policies = PolicyStore(self.engine, self.keyring.public_records, self.clock.now)
         self.sequencer = Sequencer(
             self.engine,

@@ -78,7 +78,7 @@ from affidavit.service.teams import acting_for
 
 GUIDE = "docs/how-to/approvals-and-revocation.md"
 
-Verb = Literal["approve", "reject"]
+DecisionKind = Literal["approve", "reject"]
 
 
 class DecisionRequest(RequestModel):
@@ -88,7 +88,7 @@ class DecisionRequest(RequestModel):
     guide = GUIDE
     error_code = "malformed_decision"
 
-    decision: Verb = "approve"
+    decision: DecisionKind = "approve"
     envelope: Digest = Field(description="The envelope_digest of the issue that was reviewed.")
     comment: Comment = Field("", description="Required to reject.")
 
@@ -114,7 +114,7 @@ class RevocationRequest(RequestModel):
 class Decision(ResponseModel):
     """A decision about an issue."""
 
-    decision: Verb
+    decision: DecisionKind
     approver: str
     at: datetime
     comment: str
@@ -255,7 +255,7 @@ def _require_logged(connection: Connection, certificate_id: str) -> None:
 def _require_decidable(
     connection: Connection, certificate: StoredCertificate, request: DecisionRequest, actor: Actor
 ) -> None:
-    if actor.anonymous:
+    if actor.is_anonymous:
         raise DecisionForbidden(
             "Anonymous callers cannot approve.", "Send a token.", code="anonymous_approver"
         )

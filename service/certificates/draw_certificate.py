@@ -70,7 +70,7 @@ class DrawCertificate:
         """Return the curves of ``certificate``; raises ``NoCurve`` and
         ``AccountingUnavailable``."""
         result = await self._curves(
-            certificate.id, lambda: self._pool.run_long(curves_of, plan_of(certificate))
+            certificate.id, lambda: self._pool.run_long(compute_curves, plan_of(certificate))
         )
         if isinstance(result, CurvesText):
             return result
@@ -87,7 +87,7 @@ class DrawCertificate:
         """
         return await self._charts(
             f"{certificate.id} {steps_run}",
-            lambda: self._pool.run_long(charts_of, plan_of(certificate), steps_run),
+            lambda: self._pool.run_long(compute_charts, plan_of(certificate), steps_run),
         )
 
 
@@ -96,7 +96,7 @@ def plan_of(certificate: StoredCertificate) -> Plan:
     return plan_from(statement_in(certificate.bundle)["predicate"]["plan"])
 
 
-def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
+def compute_curves(plan: Plan) -> CurvesText | tuple[Reason, ...]:
     """Compute, in the pool, the curves of ``plan`` or the reasons why there are none."""
     result = curves(plan)
     if isinstance(result, Assessment):
@@ -107,7 +107,7 @@ def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
     )
 
 
-def curve_charts_of(plan: Plan) -> Charts:
+def compute_curve_charts(plan: Plan) -> Charts:
     """Compute, in the pool, the privacy profile and the trade-off function of ``plan``."""
     result = curves(plan)
     if isinstance(result, Assessment):
@@ -119,7 +119,7 @@ def _curve_charts(result: Curves) -> dict[str, Chart]:
     return {"profile": profile_chart(result), "trade-off": trade_off_chart(result)}
 
 
-def charts_of(plan: Plan, steps_run: int | None) -> Charts:
+def compute_charts(plan: Plan, steps_run: int | None) -> Charts:
     """Compute, in the pool, the charts of ``plan`` with ε over the steps."""
     result = curves(plan)
     if isinstance(result, Assessment):

@@ -58,7 +58,7 @@ from affidavit.plan import (
     locate_in_document,
     plan_from,
 )
-from affidavit.service.certificates.draw_certificate import Charts, NoCurve, curve_charts_of
+from affidavit.service.certificates.draw_certificate import Charts, NoCurve, compute_curve_charts
 from affidavit.service.certificates.submit_plan import Position
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
@@ -147,7 +147,7 @@ class PreviewPlan:
     async def draw(self, plan: Plan) -> Pictures:
         """Draw the privacy profile and the trade-off function; raises ``NoCurve`` too."""
         drawn: Charts = await self._cache(
-            f"curve {digest(plan)}", lambda: self._pool.run_long(curve_charts_of, plan)
+            f"curve {digest(plan)}", lambda: self._pool.run_long(compute_curve_charts, plan)
         )
         if not drawn.charts:
             raise NoCurve(drawn.reasons)
@@ -358,7 +358,7 @@ def _refused(code: str, message: str) -> ReadDocument:
 # ---- diagnose a claim ----------------------------------------------------------------
 
 
-class DiagnosisQuestion(StrictModel):
+class DiagnosisRequest(StrictModel):
     """The body of a request for a diagnosis."""
 
     plan: dict[str, Any]
@@ -366,17 +366,17 @@ class DiagnosisQuestion(StrictModel):
     claimed_noise_multiplier: Claimed | None = None
 
 
-QUESTION_KIND = DocumentSchema(
-    "a diagnosis", lambda: dict.fromkeys(DiagnosisQuestion.model_fields, ""), "/openapi.json"
+DIAGNOSIS_SCHEMA = DocumentSchema(
+    "a diagnosis", lambda: dict.fromkeys(DiagnosisRequest.model_fields, ""), "/openapi.json"
 )
 
 
-async def diagnosis_of(pool: AccountingPool, body: bytes, syntax: Syntax) -> dict[str, Any]:
+async def diagnose_request(pool: AccountingPool, body: bytes, syntax: Syntax) -> dict[str, Any]:
     """Diagnose the claim in a request's body.
 
     Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
     """
-    plan, claim = await run_in_threadpool(read_question, body, syntax)
+    plan, claim = await run_in_threadpool(read_diagnosis_request, body, syntax)
     return await pool.run(diagnose_document, plan, claim)
 
 
@@ -385,7 +385,7 @@ def diagnose_document(plan: Plan, claim: Claim) -> dict[str, Any]:
     return diagnose(plan, claim).as_result()
 
 
-def read_question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
+def read_diagnosis_request(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
     """Read the plan and the claim of a request; raises ``MalformedPlan`` with positions."""
     document = load_yaml(body) if syntax == "yaml" else load_json(body)
     try:
@@ -396,21 +396,21 @@ def read_question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
 
 def _read(data: Any) -> tuple[Plan, Claim]:
     try:
-        question = DiagnosisQuestion.model_validate(data)
+        request = DiagnosisRequest.model_validate(data)
     except ValidationError as error:
-        raise MalformedPlan(*QUESTION_KIND.reasons(error, data)) from None
+        raise MalformedPlan(*DIAGNOSIS_SCHEMA.reasons(error, data)) from None
     try:
-        plan = plan_from(question.plan)
+        plan = plan_from(request.plan)
     except MalformedPlan as error:
         raise MalformedPlan(*map(_below_plan, error.reasons)) from None
-    claim = _claim(question, plan)
+    claim = _claim(request, plan)
     if reasons := tuple(find_claim_conflicts(claim, plan)):
         raise MalformedPlan(*map(_below_plan, reasons))
     return plan, claim
 
 
-def _claim(question: DiagnosisQuestion, plan: Plan) -> Claim:
-    claims = [question.claimed_epsilon, question.claimed_noise_multiplier]
+def _claim(request: DiagnosisRequest, plan: Plan) -> Claim:
+    claims = [request.claimed_epsilon, request.claimed_noise_multiplier]
     missing = claims.count(None)
     if missing == 2 and plan.claim is not None:
         return plan.claim

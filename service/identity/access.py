@@ -80,7 +80,7 @@ class Guard:
                 headers={"Retry-After": "1"},
             )
         CALLER.set(caller.actor.name)  # all tokens of a person have one share of the work
-        TEAM.set(caller.actor.sees)
+        TEAM.set(caller.actor.visible_team)
         add_after_response(request, partial(_after_response, services, caller))
         turn = Turn(services.turns)
         TURN.set(turn)
@@ -163,7 +163,7 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
     required = " or ".join(scopes)
     scopes_of_actor = ", ".join(sorted(actor.scopes)) or "none"
     remedy = "ask for a token that has it"
-    if actor.anonymous:
+    if actor.is_anonymous:
         remedy = f"run: affidavit tokens new --name NAME --scope {scopes[0]}"
     return Problem(
         403,

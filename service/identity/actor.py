@@ -5,8 +5,10 @@ A caller with a team sees that team's objects only. A caller without one belongs
 
 >>> Actor("token:ci", frozenset({Scope.SUBMIT})).may(Scope.APPROVE)
 False
->>> Actor("token:ci", frozenset({Scope.SUBMIT})).sees, Actor("x", frozenset({Scope.AUDIT})).sees
-('default', None)
+>>> Actor("token:ci", frozenset({Scope.SUBMIT})).visible_team
+'default'
+>>> Actor("x", frozenset({Scope.AUDIT})).visible_team is None
+True
 """
 
 from __future__ import annotations
@@ -68,24 +70,24 @@ class Actor:
     serves: Serves = DEFAULT_QUEUE
 
     @property
-    def sees(self) -> str | None:
+    def visible_team(self) -> str | None:
         """The team whose objects the actor sees; None for every team."""
         if self.team is None and self.scopes & ORGANISATION_SCOPES:
             return None
-        return self.works_for
+        return self.owning_team
 
     @property
-    def works_for(self) -> str:
+    def owning_team(self) -> str:
         """The team that owns the actor's submissions."""
         return self.team or DEFAULT
 
     @property
-    def side(self) -> str:
+    def team_label(self) -> str:
         """The displayed name of the team; ``all teams`` for the organisation."""
-        return "all teams" if self.sees is None else self.works_for
+        return "all teams" if self.visible_team is None else self.owning_team
 
     @property
-    def anonymous(self) -> bool:
+    def is_anonymous(self) -> bool:
         """Whether the caller is unknown."""
         return self.name.startswith("anonymous@")
 

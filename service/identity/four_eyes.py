@@ -1,9 +1,9 @@
 """Four eyes: a change takes effect once enough administrators have requested it.
 
 This applies to budgets, policies, keysets, grants to other teams, and tokens, because a person who
-can create tokens alone can act as two. The keyset sets the number of ``administrators``. It
-is signed by t of n root keys and published by as many administrators as the previous keyset
-requires, so nobody can lower the number alone.
+can create tokens alone can act as two. The keyset sets the number of ``administrators``. It is
+signed by t of n root keys and published by as many administrators as the previous keyset requires,
+so nobody can lower the number alone.
 
 Each administrator sends the same request. The last one is carried out, in one transaction with its
 record. A request counts once, for ``PROPOSAL_LIFETIME``, and until a token of its sender is
@@ -34,7 +34,7 @@ from affidavit.plan import digest_of
 from affidavit.service.database import Store, UtcDateTime, hold, numbered
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
-from affidavit.service.log.entries import WAITING, insert_logged, logged
+from affidavit.service.log.entries import PENDING_LEAF, insert_logged, logged
 from affidavit.service.problems import Problem
 
 PROPOSAL_LIFETIME = timedelta(days=7)
@@ -67,7 +67,7 @@ class _AgreementChanged(Exception):
     """The number of agreements is not the expected one."""
 
 
-class SecondPerson(Store):
+class FourEyes(Store):
     """The rule for one database.
 
     ``administrators`` returns the number that the newest keyset requires. ``revocations`` reads the
@@ -103,7 +103,7 @@ class SecondPerson(Store):
         required, counts = self._administrators(), actor.may(scope)
         if required < 2 and counts:
             return change(approve_alone)
-        if actor.anonymous:
+        if actor.is_anonymous:
             raise Problem(403, "missing_scope", "This requires several people, each with a token.")
         digest = digest_of({"kind": kind, **content})
 
@@ -198,7 +198,7 @@ class SecondPerson(Store):
             for proposal in reversed(open_.values())
             if proposal.kind == "grant"
             or proposal.at > set_at.get(_ledger_scope(proposal), now - PROPOSAL_LIFETIME)
-            if actor.sees is None
+            if actor.visible_team is None
             or proposal.content["dataset"] in seen
             or actor.name in proposal.proposers
         )
@@ -265,4 +265,4 @@ def _is_valid(row: Row[Any], entries: Mapping[str, int | None], revoked: Mapping
     if content not in entries:
         return False
     leaf = entries[content]
-    return (WAITING if leaf is None else leaf) > revoked.get(row.proposer, -1)
+    return (PENDING_LEAF if leaf is None else leaf) > revoked.get(row.proposer, -1)

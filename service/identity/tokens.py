@@ -70,7 +70,7 @@ from affidavit.service.identity.actor import (
 )
 from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.log.entries import (
-    WAITING,
+    PENDING_LEAF,
     append,
     insert_logged,
     is_logged,
@@ -387,7 +387,7 @@ _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 
 
 _LEAF = (
-    select(func.max(func.coalesce(log_leaves.c.leaf_index, WAITING)))
+    select(func.max(func.coalesce(log_leaves.c.leaf_index, PENDING_LEAF)))
     .join_from(log_entries, log_leaves, isouter=True)
     .where(log_entries.c.kind == "token", log_entries.c.subject == tokens.c.id)
     .scalar_subquery()
@@ -398,8 +398,8 @@ _LEAF = (
 def last_revocations(connection: Connection) -> dict[str, int]:
     """Return the leaf index of each person's last token revocation, by the actor's name.
 
-    It is ``WAITING`` for a revocation without a leaf. Times would be unreliable, because clocks can
-    be set back.
+    It is ``PENDING_LEAF`` for a revocation without a leaf. Times would be unreliable, because
+    clocks can be set back.
     """
     query = _QUERY.add_columns(_LEAF).where(token_revocations.c.revoked_at.is_not(None))
     revoked = connection.execute(query.order_by(_LEAF))

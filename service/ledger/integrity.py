@@ -268,7 +268,7 @@ def _check_ledger(
             return
         try:
             state, discrepancies = _apply_event(state, filter_, event, reservations_by_id)
-            differs = state.written() != event.state
+            differs = state.to_text() != event.state
         except (ValueError, KeyError, TypeError) as error:
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
@@ -305,14 +305,16 @@ def _apply_event(
     match event.kind:
         case "reserve":
             discrepancies = _check_reservation(state, filter_, body, reservation, cost)
-            return state.reserved(cost, reservation.rule), discrepancies
+            return state.with_reservation(cost, reservation.rule), discrepancies
         case "commit":
-            return state.committed(), []
+            return state.with_commitment(), []
         case "release":
-            return state.released(cost, reservation.rule), []
+            return state.with_release(cost, reservation.rule), []
         case "settle":
             charged = Cost.read(body["cost"])
-            return state.settled(cost, charged), _check_settlement(event, body, cost, charged)
+            return state.with_settlement(cost, charged), _check_settlement(
+                event, body, cost, charged
+            )
         case kind:
             raise ValueError(f"{kind!r} is not a kind of event")
 
@@ -341,7 +343,7 @@ def _check_reservation(
         discrepancies.append(("reservation_differs", f"its reservation has another {differing}."))
     if Cost.read(body["cost"]) != cost:
         discrepancies.append(("cost_differs", "its cost differs from its reservation's."))
-    if _is_understated(reservation.event, cost, state.within(filter_, cost).base):
+    if _is_understated(reservation.event, cost, state.budget_for(filter_, cost).base):
         discrepancies.append(("understated", "it reserves less than its releases cost."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation.rule:

@@ -212,7 +212,7 @@ def forecast_of(
 ) -> Forecast:
     """Forecast runs of ``cost``; ``certain`` as in ``LedgerState.rule_for``."""
     state = ledger.state
-    budget = state.within(ledger.filter, cost)
+    budget = state.budget_for(ledger.filter, cost)
     runs = budget.forecast(state.spent, cost)
     beyond = [decimal_up(budget.spent(state.spent + cost.times(runs + n)), 6) for n in (0, 1)]
     sums = f": after them ε ≤ {beyond[0]} of {state.budget.epsilon}; one more needs {beyond[1]}"
@@ -268,7 +268,7 @@ def position_of(
     if cost is None:
         return {**position, "with_this_run": None, "fits": False, "reason": reason}
     rule = state.rule_for(ledger.filter, cost, certain=certain)
-    after = state.within(ledger.filter, cost).spent(state.spent + cost)
+    after = state.budget_for(ledger.filter, cost).spent(state.spent + cost)
     if rule == "alone":
         after = cost.epsilon.value(UNIT)
     return {

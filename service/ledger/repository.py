@@ -80,7 +80,7 @@ _LEDGERS = (
 _NAME = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
 
 
-def hold(connection: Connection, scope: LedgerScope) -> None:
+def lock_ledger(connection: Connection, scope: LedgerScope) -> None:
     """Lock the ledger until the transaction ends."""
     database.hold(connection, f"ledger {scope}")
 
@@ -188,7 +188,7 @@ def add_event(
     """
     if state.seq > 1:
         require_unaltered(connection, ledger_id, scope, state.seq - 1)
-    body = {**body, "state_digest": state_digest(state.written())}
+    body = {**body, "state_digest": state_digest(state.to_text())}
     step, follows = STEPS.get(kind, (None, None))
     row = {
         "ledger_id": ledger_id,
@@ -199,7 +199,7 @@ def add_event(
         "idempotency_key": context.idempotency_key,
         "request_digest": context.request_digest,
         "body": json.dumps(body, sort_keys=True),
-        "state": state.written(),
+        "state": state.to_text(),
         "reservation_id": reservation_id,
         "certified_steps": certified_steps,
         "step": step,
@@ -307,7 +307,7 @@ def states_of(
     events = ledger_events.c
     query = select(events.seq, events.at, events.state).where(events.ledger_id == ledger_id)
     rows = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
-    return [(row.at, LedgerState.read(row.seq, row.state)) for row in reversed(rows)]
+    return [(row.at, LedgerState.from_text(row.seq, row.state)) for row in reversed(rows)]
 
 
 # ---- reservations that block budget --------------------------------------------------
@@ -394,7 +394,7 @@ def _ledger_of(row: Row[Any]) -> StoredLedger:
         id=row.id,
         scope=LedgerScope.of(row),
         filter=_filter(row.filter),
-        state=LedgerState.read(row.seq, row.state),
+        state=LedgerState.from_text(row.seq, row.state),
         team=row.team,
     )
 

@@ -91,7 +91,7 @@ def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
         return _refused(failure)
 
 
-def composition(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
+def compose_events(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
     """Compose ``events`` with their counts, as if they had been fixed in advance.
 
     Returns ``engine`` and ``epsilon`` with its two ends, or nulls if no engine supports the events.
@@ -169,10 +169,10 @@ class LedgerService:
         earlier = await run_in_threadpool(self.store.read, find_repeated_reservation, context)
         if earlier is not None:
             return earlier, False
-        run = await self.costed(dataset, certificate_id)
+        run = await self.cost_run(dataset, certificate_id)
         return await run_in_threadpool(self.store.reserve, run, context)
 
-    async def costed(self, dataset: str | None, certificate_id: str) -> CostedRun:
+    async def cost_run(self, dataset: str | None, certificate_id: str) -> CostedRun:
         """Return a usable certificate with the cost of its run, to be reserved in a transaction.
 
         Raises ``CertificateNotUsable`` or ``NotAccountable``.
@@ -210,7 +210,7 @@ class LedgerService:
         result = []
         for ledger in stored:
             reservations = await self._reservations_of(ledger)
-            composed = await self._composed(ledger, reservations)
+            composed = await self._compose(ledger, reservations)
             forecast = None
             if cost is not None and certificate_id is not None:
                 forecast = await _forecast(ledger, cost, certificate_id)
@@ -219,9 +219,9 @@ class LedgerService:
             )
         return result
 
-    async def composed(self, ledger: StoredLedger) -> Composition:
+    async def compose(self, ledger: StoredLedger) -> Composition:
         """Compose all runs of a ledger, as if they had been fixed in advance."""
-        return await self._composed(ledger, await self._reservations_of(ledger))
+        return await self._compose(ledger, await self._reservations_of(ledger))
 
     async def forecast(self, ledger: StoredLedger, certificate_id: str) -> Forecast:
         """Forecast how many more runs of a certificate fit into a ledger.
@@ -265,7 +265,7 @@ class LedgerService:
     async def _reservations_of(self, ledger: StoredLedger) -> list[StoredReservation]:
         return await run_in_threadpool(self.store.read, repository.reservations_of, ledger.id)
 
-    async def _composed(
+    async def _compose(
         self, ledger: StoredLedger, reservations: list[StoredReservation]
     ) -> Composition:
         counts: Counter[str] = Counter()
@@ -283,7 +283,7 @@ class LedgerService:
         delta = ledger.state.budget.delta
         digest = hashlib.sha256(json.dumps([events, float(delta)]).encode()).hexdigest()
         result = await self._cache(
-            f"composed {digest}", lambda: self._pool.run(composition, events, float(delta))
+            f"composed {digest}", lambda: self._pool.run(compose_events, events, float(delta))
         )
         return Composition.model_validate({**result, "delta": delta})
 

@@ -4,10 +4,12 @@ The decisions are pure functions, so that the service and a replay of its rows d
 
 The tables have append-only rows:
 
-``ledgers`` One row per data set, privacy unit and adjacency, the scope within which costs are
-added. The orders, weights and Gaussian share of its filter never change. ``reservations`` A
-reserved run: the certificate, its steps, its cost at the filter's orders (decimals rounded up) and
-its events.
+``ledgers``
+    One row per data set, privacy unit and adjacency, the scope within which costs are added. The
+    orders, weights and Gaussian share of its filter never change.
+``reservations``
+    A reserved run: the certificate, its steps, its cost at the filter's orders (decimals rounded
+    up) and its events.
 ``ledger_events``
     The events of a ledger, numbered from 1 without gaps: a budget was set; a run was reserved,
     committed, settled or released. Each row carries the state after it, so that the next decision
@@ -195,7 +197,7 @@ class LedgerState:
     alone: Coordinate = ZERO
     base: Step | None = None
 
-    def within(self, filter_: Filter, run: Cost | None = None) -> Budget:
+    def budget_for(self, filter_: Filter, run: Cost | None = None) -> Budget:
         """Return the budget in force for ``run``, without the δ of a run admitted alone."""
         return Budget(
             epsilon=float(self.budget.epsilon),
@@ -214,7 +216,7 @@ class LedgerState:
 
         ``certain`` tells whether the run's certificate holds without a confidence.
         """
-        budget = self.within(filter_, cost)
+        budget = self.budget_for(filter_, cost)
         if budget.admits(self.spent + cost):
             return "filter"
         if self.runs == 0 and certain and admits_alone(budget, cost):
@@ -225,14 +227,14 @@ class LedgerState:
         """Return whether the budget in force does not admit the spent cost."""
         if self.runs == 0:
             return False
-        return not self.within(filter_).admits(self.spent)
+        return not self.budget_for(filter_).admits(self.spent)
 
     def with_budget(self, epsilon: str, delta: str) -> LedgerState:
         """Return the state after another version of the budget."""
         version = BudgetVersion(number=self.budget.number + 1, epsilon=epsilon, delta=delta)
         return replace(self, seq=self.seq + 1, budget=version)
 
-    def reserved(self, cost: Cost, rule: Rule) -> LedgerState:
+    def with_reservation(self, cost: Cost, rule: Rule) -> LedgerState:
         """Return the state after a run was reserved."""
         return replace(
             self,
@@ -243,15 +245,15 @@ class LedgerState:
             base=self._base_with(cost),
         )
 
-    def committed(self) -> LedgerState:
+    def with_commitment(self) -> LedgerState:
         """Return the state after a run was committed."""
         return replace(self, seq=self.seq + 1)
 
-    def settled(self, reserved: Cost, settled: Cost) -> LedgerState:
+    def with_settlement(self, reserved: Cost, settled: Cost) -> LedgerState:
         """Return the state after a run with a reserved cost was charged the settled cost."""
         return replace(self, seq=self.seq + 1, spent=self.spent - reserved + settled)
 
-    def released(self, cost: Cost, rule: Rule) -> LedgerState:
+    def with_release(self, cost: Cost, rule: Rule) -> LedgerState:
         """Return the state after the reservation of a run that never began was released."""
         return replace(
             self,
@@ -262,7 +264,7 @@ class LedgerState:
             base=self.base if self.runs > 1 else None,
         )
 
-    def written(self) -> str:
+    def to_text(self) -> str:
         """Return the state as the text of a row."""
         base = {} if self.base is None else {"base": event_document(self.base)}
         return json.dumps(
@@ -290,7 +292,7 @@ class LedgerState:
         )
 
     @classmethod
-    def read(cls, seq: int, text: str) -> Self:
+    def from_text(cls, seq: int, text: str) -> Self:
         """Read the state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         document: Mapping[str, Any] = json.loads(text)
         budget = document["budget"]
@@ -331,12 +333,12 @@ class StoredLedger:
 def _spent_epsilon(state: LedgerState, filter_: Filter) -> float:
     # Cached for the pages that show many ledgers.
     if state.runs != 1 or not state.alone.units:
-        return state.within(filter_).spent(state.spent)
+        return state.budget_for(filter_).spent(state.spent)
     if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
         return state.spent.epsilon.value(UNIT)
     # A later budget has a smaller δ, for which the certificate gives no ε. The filter does, and may
     # use all of that δ, because it does not rely on the certificate.
-    return replace(state, alone=ZERO).within(filter_).spent(state.spent)
+    return replace(state, alone=ZERO).budget_for(filter_).spent(state.spent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

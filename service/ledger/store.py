@@ -227,7 +227,7 @@ def find_repeated_reservation(
 def lock_for_reservation(connection: Connection, run: CostedRun) -> None:
     """Lock the certificate and the ledger of ``run`` until the transaction ends."""
     hold_certificate(connection, run.certificate.id)
-    repository.hold(connection, run.scope)
+    repository.lock_ledger(connection, run.scope)
 
 
 def reserve(connection: Connection, run: CostedRun, context: CommandContext) -> StoredReservation:
@@ -285,7 +285,7 @@ def reserve(connection: Connection, run: CostedRun, context: CommandContext) -> 
         ledger.id,
         ledger.scope,
         "reserve",
-        ledger.state.reserved(run.cost, rule),
+        ledger.state.with_reservation(run.cost, rule),
         {**facts, "certain": run.certain, "cost": cost},
         context,
         reservation_id=reservation_id,
@@ -303,7 +303,7 @@ def lock_reservation(
     ``LedgerAltered`` for a reservation that contradicts the log.
     """
     scope = get_reservation(connection, reservation_id).scope
-    repository.hold(connection, scope)
+    repository.lock_ledger(connection, scope)
     ledger = repository.find_ledger(connection, scope)
     assert ledger is not None
     reservation = get_reservation(connection, reservation_id)
@@ -332,7 +332,7 @@ class LockedReservation:
             raise self._wrong_state("Reserve again before the run begins.")
         if self.reservation.state != "reserved":
             return False
-        self._add_event("commit", self.ledger.state.committed(), {})
+        self._add_event("commit", self.ledger.state.with_commitment(), {})
         return True
 
     def commit_usable(self) -> bool:
@@ -357,7 +357,7 @@ class LockedReservation:
             return False
         if reservation.state != "reserved":
             raise self._wrong_state("Settle a run that has begun, by the steps it took.")
-        state = self.ledger.state.released(reservation.cost, reservation.rule)
+        state = self.ledger.state.with_release(reservation.cost, reservation.rule)
         self._add_event("release", state, {"reason": reason})
         return True
 
@@ -385,7 +385,7 @@ class LockedReservation:
         if cost is not None and steps_run < certified:
             # The cost of the whole run bounds the cost of every part of it.
             charged = charged.least(cost)
-        state = self.ledger.state.settled(reservation.cost, charged)
+        state = self.ledger.state.with_settlement(reservation.cost, charged)
         body = {"steps_run": steps_run, "record": record, "cost": charged.as_document()}
         self._add_event("settle", state, body, steps_run=steps_run)
         return True
@@ -468,7 +468,7 @@ class LedgerStore(Store):
         """
 
         def work(connection: Connection) -> tuple[StoredLedger, bool]:
-            repository.hold(connection, scope)
+            repository.lock_ledger(connection, scope)
             created = repository.find_repeated(connection, context) is None
             if created:
                 approve(connection)

@@ -4,13 +4,16 @@ The owner of the database can drop its triggers and write any row, and with the 
 the result. A rewritten log contradicts every checkpoint that is stored elsewhere. The setting lists
 destinations, separated by commas:
 
-``FILE`` The newest checkpoint, replaced atomically. When the service starts, the log must extend
-the checkpoint in the file, or nothing is signed. ``https://...`` Each new checkpoint is posted as
-``text/plain``. ``witness+https://...#KEY`` Posted as C2SP's ``add-checkpoint``, with the proof that
-it extends the witness's last one. While more than half of the witnesses contradict the log, nothing
-is spent or signed. The witness is ``affidavit witness`` or any other. Its cosignatures by ``KEY``,
-its verifier key, are stored and served. Only valid cosignatures are stored, and readers verify them
-again.
+``FILE``
+    The newest checkpoint, replaced atomically. When the service starts, the log must extend the
+    checkpoint in the file, or nothing is signed.
+``https://...``
+    Each new checkpoint is posted as ``text/plain``.
+``witness+https://...#KEY``
+    Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last one.
+    While more than half of the witnesses contradict the log, nothing is spent or signed. The
+    witness is ``affidavit witness`` or any other. Its cosignatures by ``KEY``, its verifier key,
+    are stored if they are valid, and readers verify them again.
 
 Each destination has a thread of its own, so a network that hangs delays neither the log nor another
 destination. Failed deliveries are logged and retried. A checkpoint that was superseded meanwhile is
@@ -52,9 +55,9 @@ from affidavit.service.log.reader import TIMESTAMP_PREFIX, LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
 
 TIMEOUT_SECONDS = 10.0
-TEXT = "text/plain; charset=utf-8"
+TEXT_TYPE = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
-STAMP_QUERY = "application/timestamp-query"
+TIMESTAMP_QUERY_TYPE = "application/timestamp-query"
 MAX_RESPONSE_BYTES = 100_000
 PERIOD_SECONDS = 0.5
 RETRY_SECONDS = 10.0
@@ -158,7 +161,7 @@ class UrlDestination:
 
     def send(self, stored: StoredCheckpoint) -> None:
         """Post the note. Raises ``PublishError``."""
-        response = post(self._url, stored.note.encode(), TEXT)
+        response = post(self._url, stored.note.encode(), TEXT_TYPE)
         if not response.is_success:
             raise PublishError(f"{self.name} answered {response.status_code}")
 
@@ -184,14 +187,14 @@ class WitnessDestination(UrlDestination):
 
         Raises ``PublishError``, and ``Contradicted`` if the witness saw entries that the log lacks.
         """
-        response = post(self._url, self._body(stored).encode(), TEXT)
+        response = post(self._url, self._body(stored).encode(), TEXT_TYPE)
         media = response.headers.get("content-type", "").partition(";")[0]
         if response.status_code == httpx.codes.CONFLICT and media == SIZE_TYPE:
             self._size = _parse_size(response.text)
             if self._size > stored.checkpoint.size:
                 with suppress(NotLogged, LogDamaged):
                     stored = self._log.latest()  # another replica may have sent it meanwhile
-            response = post(self._url, self._body(stored).encode(), TEXT)
+            response = post(self._url, self._body(stored).encode(), TEXT_TYPE)
         if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
             raise Contradicted(f"the witness {self.name} saw another log under this name")
         if response.status_code != httpx.codes.OK:
@@ -277,7 +280,7 @@ def request_timestamp(content: bytes, url: str) -> bytes:
     from rfc3161_client.tsp import PKIStatus
 
     request = TimestampRequestBuilder().data(content).nonce(nonce=True).build()
-    response = post(url, request.as_bytes(), STAMP_QUERY)
+    response = post(url, request.as_bytes(), TIMESTAMP_QUERY_TYPE)
     if not response.is_success:
         raise PublishError(f"the time-stamping authority answered {response.status_code}")
     try:

@@ -3,10 +3,13 @@
 An entry is committed or rolled back together with the change. The sequencer adds it to the Merkle
 tree afterwards.
 
-``log_entries`` Every entry, with the canonical JSON that is hashed. ``log_pending`` A queue of
-entries that are not sequenced yet, the only table here from which rows are deleted. An entry is
-added with its change, and deleted in the transaction that sequences it; the database refuses to
-delete it before. (Row ids would not do: a transaction that began earlier may commit later.)
+``log_entries``
+    Every entry, with the canonical JSON that is hashed.
+``log_pending``
+    A queue of entries that are not sequenced yet, the only table here from which rows are deleted.
+    An entry is added with its change, and deleted in the transaction that sequences it; the
+    database refuses to delete it before. (Row ids would not do: a transaction that began earlier
+    may commit later.)
 ``log_leaves``
     The entry and hash of each leaf, numbered from 0 without gaps.
 ``log_nodes``
@@ -100,7 +103,7 @@ log_cosignatures = sa.Table(
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 """The loader's limit, which the service's own bundles do not reach."""
 
-WAITING = 2**62
+PENDING_LEAF = 2**62
 """The leaf index assumed for a pending entry, after all leaves."""
 
 EntryKind = Literal[

@@ -53,7 +53,7 @@ from affidavit.certificate.log import (
     require_signed,
 )
 from affidavit.service.errors import OperatorError
-from affidavit.service.log.checkpoint_publisher import SIZE_TYPE, TEXT
+from affidavit.service.log.checkpoint_publisher import SIZE_TYPE, TEXT_TYPE
 
 MAX_BYTES = 64 * 1024
 READ_SECONDS = 10.0
@@ -167,7 +167,7 @@ def _respond(witness: FolderWitness, content: bytes) -> Response:
     except BadNote as error:
         return _text(400, f"{error}")
     try:
-        return Response(witness.add(addition), headers={"Content-Type": TEXT})
+        return Response(witness.add(addition), headers={"Content-Type": TEXT_TYPE})
     except UnknownLog:
         return _text(404, "this witness does not know that log")
     except (NotSigned, BadNote):
@@ -195,7 +195,7 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _text(status: int, text: str) -> Response:
-    return Response(f"{text}\n", status, headers={"Content-Type": TEXT})
+    return Response(f"{text}\n", status, headers={"Content-Type": TEXT_TYPE})
 
 
 # ---- The command -----------------------------------------------------------------------

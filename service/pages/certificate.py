@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import statement_in
 from affidavit.certificate.charts import Chart
 from affidavit.plan import MalformedPlan
-from affidavit.service.certificates.preview_plan import diagnosis_of
+from affidavit.service.certificates.preview_plan import diagnose_request
 from affidavit.service.certificates.status import Status
 from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.dependencies import Services, TheServices
@@ -169,7 +169,7 @@ async def _diagnose(services: Services, stored: StoredCertificate, claimed: str)
     question = {"plan": {**plan, "claim": None}, "claimed_epsilon": claimed}
     try:
         content = json.dumps(question).encode()
-        result = await diagnosis_of(services.pool, content, "json")
+        result = await diagnose_request(services.pool, content, "json")
     except MalformedPlan as error:
         wrong = messages_of(error.reasons).replace("claimed_epsilon", "the claim")
         return Diagnosis(**fields, wrong=wrong)

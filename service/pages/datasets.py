@@ -308,7 +308,7 @@ async def dataset(
         _read, services, actor, file_name or name, ledger, before
     )
     if stored is not None and composed:
-        view = _with_composition(view, await services.ledger.composed(stored))
+        view = _with_composition(view, await services.ledger.compose(stored))
     elif stored is not None and not is_data(request):
         view = await _with_quick_composition(view, services, stored)
     if stored is not None and certificate:
@@ -453,7 +453,7 @@ def _read(
     scope = (unit, adjacency) if ledger else None
     with services.engine.connect() as connection:
         view, stored = dataset_view(connection, rules, name, scope, before)
-        proposals = services.second_person.waiting(actor, services.clock.now(), name)
+        proposals = services.four_eyes.waiting(actor, services.clock.now(), name)
         exists = proposals or is_known(connection, rules, name)
         if stored is None and (ledger is not None or not exists):
             raise Problem(404, "not_found", f"the data set {name} has no budget.")
@@ -479,7 +479,7 @@ async def _with_quick_composition(
     view: Dataset, services: Services, ledger: StoredLedger
 ) -> Dataset:
     """Add the composition if it is quick; otherwise it continues, for a later request."""
-    task = asyncio.create_task(services.ledger.composed(ledger))
+    task = asyncio.create_task(services.ledger.compose(ledger))
     # Errors are reported when the user requests the composition.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait({task}, timeout=COMPOSITION_WAIT_SECONDS)

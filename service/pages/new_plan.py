@@ -198,7 +198,7 @@ async def _preview(request: Request, actor: Actor, services: Services, view: New
     if plan is None:
         return _respond(request, view, fragment="answer", status=422)
     draft, curves = await asyncio.gather(
-        services.preview_plan.assess(plan, actor.name, actor.works_for), _curves(services, plan)
+        services.preview_plan.assess(plan, actor.name, actor.owning_team), _curves(services, plan)
     )
     view = replace(view, answer=preview_of(draft))
     if not is_fragment(request):
@@ -253,7 +253,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
         received_at=services.clock.now(),
         content_type=YAML[0],
         body=view.yaml.encode("utf-8", "replace"),
-        team=actor.works_for,
+        team=actor.owning_team,
     )
     result = await services.submit_plan(submission, "yaml")
     if result.created:

@@ -124,7 +124,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         view = overview_view(connection, rules, actor, reasons, now)
         charts = {"spending": spending_chart(connection, now)}
     if actor.may(Scope.ADMIN):
-        view = replace(view, proposals=services.second_person.waiting(actor, now)[:MAX_ITEMS])
+        view = replace(view, proposals=services.four_eyes.waiting(actor, now)[:MAX_ITEMS])
     if view.sees_certificates and view.anything:
         charts["plans"] = plans_chart(view.totals)
     return respond(

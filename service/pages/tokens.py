@@ -73,7 +73,7 @@ def create_token(
         scopes, days = _scopes(draft["scopes"]), _days(draft["days"])
         # Otherwise a single administrator could act as two people with a second token.
         proposal = {**draft, "scopes": sorted(scopes)}
-        token, secret = services.second_person.carry_out(
+        token, secret = services.four_eyes.carry_out(
             "token",
             proposal,
             actor,

@@ -28,7 +28,7 @@ from affidavit.service.certificates.decisions import (
     revoke,
 )
 from affidavit.service.certificates.draw_certificate import CurvesText, NoCurve
-from affidavit.service.certificates.preview_plan import diagnosis_of
+from affidavit.service.certificates.preview_plan import diagnose_request
 from affidavit.service.certificates.status import Status
 from affidavit.service.certificates.store import PlanRequest, StoredCertificate, no_such
 from affidavit.service.certificates.submit_plan import result_document
@@ -102,7 +102,7 @@ async def certify_plan(
         received_at=services.clock.now(),
         content_type=http.headers["content-type"][:255],
         body=content,
-        team=actor.works_for,
+        team=actor.owning_team,
     )
     submission = await services.certifications.submit(
         actor.name, services.submit_plan(request, syntax), _wait_seconds(http)
@@ -402,4 +402,4 @@ async def diagnose_claim(
     content: Annotated[bytes, Depends(read_body)],
 ) -> JSONResponse:
     """Information, not a guarantee: it is neither signed nor stored."""
-    return JSONResponse(await diagnosis_of(services.pool, content, syntax))
+    return JSONResponse(await diagnose_request(services.pool, content, syntax))

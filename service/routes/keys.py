@@ -111,7 +111,7 @@ def publish(
     If that version requires several administrators, each of them sends the keyset.
     """
     now = services.clock.now()
-    signed, new = services.second_person.carry_out(
+    signed, new = services.four_eyes.carry_out(
         "keyset",
         {"keyset": read_keyset(content).digest},
         actor,

@@ -124,7 +124,7 @@ def change_budget(
     proposal = request.proposal(dataset, team)
     scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
     set_to = (scope, *request.decimals(), request.reason, call, team)
-    return services.second_person.carry_out(
+    return services.four_eyes.carry_out(
         "budget",
         proposal,
         actor,
@@ -142,7 +142,7 @@ def change_budget(
 )
 def proposals(actor: BudgetReader, services: TheServices, dataset: DatasetName) -> Page[Proposal]:
     """Each takes effect once enough administrators send the same content within a week."""
-    waiting = services.second_person.waiting(actor, services.clock.now(), dataset)
+    waiting = services.four_eyes.waiting(actor, services.clock.now(), dataset)
     if not waiting and not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
     return Page[Proposal](items=list(waiting))
@@ -169,7 +169,7 @@ def decline_proposal(
 def decline(services: Services, actor: Actor, dataset: str, digest: str, reason: str) -> None:
     """Decline a proposal; raises ``Problem`` if it does not exist."""
     now = services.clock.now()
-    if not services.second_person.decline(dataset, digest, reason, actor, now):
+    if not services.four_eyes.decline(dataset, digest, reason, actor, now):
         raise Problem(404, "not_found", f"No proposal with that digest is pending for {dataset}.")
 
 
@@ -213,7 +213,7 @@ def change_grant(
         raise _no_budget(dataset)
     if request.may == "nothing":
         return services.ledger_store.grant(dataset, request, call)
-    return services.second_person.carry_out(
+    return services.four_eyes.carry_out(
         "grant",
         {"dataset": dataset, "team": request.team, "may": request.may},
         actor,

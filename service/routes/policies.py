@@ -117,7 +117,7 @@ def activate_if_agreed(
 ) -> tuple[StoredPolicy, bool]:
     """Activate a policy, or record a proposal and raise ``Problem``; for the API and the pages."""
     call, key = services.call_of(actor), services.keyring.current()
-    return services.second_person.carry_out(
+    return services.four_eyes.carry_out(
         "policy",
         {"policy": policy.digest()},
         actor,
@@ -223,8 +223,8 @@ def grant_waiver(
 def grant_if_agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
     """Grant a waiver, or record a proposal and raise ``Problem``; for the API and the pages."""
     call, key = services.call_of(actor), services.keyring.current()
-    team = request.team or actor.works_for
-    return services.second_person.carry_out(
+    team = request.team or actor.owning_team
+    return services.four_eyes.carry_out(
         "waiver",
         {**request.model_dump(mode="json"), "team": team},
         actor,

@@ -128,7 +128,7 @@ class RunEvents:
             if event.seq > last.seq:
                 last = last._replace(seq=event.seq)
                 yield last, "state", event_of(event, state)
-        if run.begun and steps > last.steps:
+        if run.has_begun and steps > last.steps:
             last = last._replace(steps=steps)
             yield last, "progress", await self.progress(run, steps)
         for event in end:

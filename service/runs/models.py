@@ -23,7 +23,7 @@ from affidavit.worker import Fence, Job, Output, Reference, Secret, Steps
 from affidavit.worker import RunId as AnyRun
 
 RunId = Annotated[str, Path(pattern=UUID, description="The run's `id`.")]
-TRAINED = ("data", "model", "output", "time_limit")
+TRAINER_FIELDS = ("data", "model", "output", "time_limit")
 
 
 # ---- requests ------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def run_of(run: StoredRun, refusal: str | None = None) -> Run:
     return Run.model_validate(
         {
             **{name: getattr(run, name) for name in same},
-            **{name: run.request[name] for name in ("requirements", *TRAINED)},
+            **{name: run.request[name] for name in ("requirements", *TRAINER_FIELDS)},
             **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
             "certificate": run.certificate_id,
             "reservation": run.reservation_id,
@@ -198,7 +198,7 @@ def job_of(run: StoredRun, secret: str) -> Job:
         plan_digest=run.plan_digest,
         granted=run.granted,
         previous=run.previous,
-        **{name: run.request[name] for name in TRAINED},
+        **{name: run.request[name] for name in TRAINER_FIELDS},
     )
 
 

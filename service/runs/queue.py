@@ -129,7 +129,9 @@ class LockedRun:
         body["granted"] = granted = (
             run.certified_steps if wants is None else self._compute_grant(wants)
         )
-        return self._write("resumed" if run.begun else "running", body, granted=granted, **lease)
+        return self._write(
+            "resumed" if run.has_begun else "running", body, granted=granted, **lease
+        )
 
     def renew(self, report: HeartbeatRequest) -> Renewal:
         """Renew the lease, record the charged steps, and grant the next ones.
@@ -242,7 +244,7 @@ class LockedRun:
         """Change the lease, insert the event with its log entry, and return the run."""
         self._change_lease(**lease)
         fence = None if kind == "cancel_asked" else self.run.fence or None
-        begun = self.run.begun
+        begun = self.run.has_begun
         repository.add_event(
             self.connection, self.run.id, kind, body, self.context, fence=fence, begun=begun
         )
@@ -270,7 +272,7 @@ class LockedRun:
         hold_certificate(self.connection, run.certificate_id)
         held = self._lock_reservation()
         reservation = held.reservation
-        if reservation.state != ("committed" if run.begun else "reserved"):
+        if reservation.state != ("committed" if run.has_begun else "reserved"):
             message = f"the reservation is {reservation.state}."
             return {"code": "reservation_not_usable", "message": message}
         try:
@@ -314,7 +316,7 @@ class LockedRun:
 
     def _end_without_record(self, body: dict[str, Any]) -> StoredRun:
         """End the run: charged in full if it has begun, else released."""
-        if self.run.begun:
+        if self.run.has_begun:
             charged = self._settle(self.run.certified_steps, None, None)
             body = {**body, "steps_charged": charged}
         else:
@@ -329,11 +331,11 @@ class LockedRun:
         earlier = (attempt.body.get("further", False) for attempt in reversed(run.attempts))
         progress = (run.made_progress, *earlier)
         failed = sum(1 for _ in takewhile(lambda further: not further, progress))
-        spent = run.begun and run.granted >= run.certified_steps
+        spent = run.has_begun and run.granted >= run.certified_steps
         if run.cancel_asked or spent or failed >= MAX_FAILED_ATTEMPTS:
             return self._end_without_record(body)
         attempt = {"granted": run.granted, "steps": run.steps, "head": run.head}
-        body = {**body, **attempt, "begun": run.begun, "further": run.made_progress}
+        body = {**body, **attempt, "begun": run.has_begun, "further": run.made_progress}
         return self._write("requeued", body, state="queued", expires_at=None, secret=None)
 
 

@@ -1,14 +1,19 @@
 """The rows of runs: requests and events, which are append-only, and leases.
 
-``runs`` One row per run, with its whole request. A reservation is for one run. ``run_events`` The
-events of a run, numbered from 1, which determine its state. An event is inserted with its log
-entry. ``run_leases`` The holder of a run, the end of its lease, its fencing token and secret (as a
-digest), and the steps that all holders may have charged (``granted``). ``previous`` is the token
-under which the run was last started, ``job`` counts the engine's jobs for the run, and ``search``
-is the secret opening of a search, whose digest is in the event ``running``. Only these rows change;
-the events have everything that is needed afterwards. ``run_records`` The record that a worker sent
-of a run, part by part (zlib; ``length`` is in bytes before). Parts come in order and never change;
-a part may be sent again unchanged.
+``runs``
+    One row per run, with its whole request. A reservation is for one run.
+``run_events``
+    The events of a run, numbered from 1, which determine its state. An event is inserted with its
+    log entry.
+``run_leases``
+    The holder of a run, the end of its lease, its fencing token and secret (as a digest), and the
+    steps that all holders may have charged (``granted``). ``previous`` is the token under which the
+    run was last started, ``job`` counts the engine's jobs for the run, and ``search`` is the secret
+    opening of a search, whose digest is in the event ``running``. Only these rows change; the
+    events have everything that is needed afterwards.
+``run_records``
+    The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before).
+    Parts come in order and never change; a part may be sent again unchanged.
 
 The constraints exclude a run that is queued, started or ended twice (``once`` is unique in a run),
 a run that starts without being queued or settles without being started (``follows`` refers to the
@@ -276,7 +281,7 @@ class StoredRun:
         return self.outcome is not None and self.outcome.get("provenance") == provenance
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether the first step was started, which committed the budget."""
         return self.began_at is not None
 
@@ -292,7 +297,7 @@ class StoredRun:
         An attempt that charged two steps beyond the earlier grants has finished the first of them.
         """
         granted = self.attempts[-1].granted if self.attempts else 0
-        return self.begun and self.steps >= granted + 2
+        return self.has_begun and self.steps >= granted + 2
 
 
 _ROW = (

@@ -130,7 +130,7 @@ class RunService:
                 pointer="/requirements/hosts",
             )
         if request.reservation is None:
-            costed = await self._ledger.costed(None, request.certificate)
+            costed = await self._ledger.cost_run(None, request.certificate)
             return await run_in_threadpool(self._enqueue, request, costed, context)
         reservation = await run_in_threadpool(self._ledger.store.reservation, request.reservation)
         if reservation.reserved_by != context.actor and not any_reservation:

@@ -355,8 +355,8 @@ def test_others_ask_for_budgets_that_wait_for_administrators(ask: Any) -> None:
     assert ask.read("bob", waiting) == []
     assert ask("dana", budget, {**BUDGET, "epsilon": 20}) == NEEDED
     outsider = Actor("token:vision/x", frozenset({Scope.SUBMIT}), "vision")
-    with acting_for(outsider.sees):
-        assert ask.services.second_person.waiting(outsider, datetime.now(UTC)) == ()
+    with acting_for(outsider.visible_team):
+        assert ask.services.four_eyes.waiting(outsider, datetime.now(UTC)) == ()
     # One administrator declines, on the page or by the API; what was agreed to before is void.
     (proposal,) = ask.read("bob", waiting)
     path = f"/datasets/toy/proposals/{proposal['digest']}"

@@ -82,7 +82,7 @@ def test_what_another_sites_page_sends_is_not(headers: dict[str, str], let_in: b
 
 def test_nobody_in_particular_approves_or_administers_nothing() -> None:
     assert sorted(ANONYMOUS.scopes) == ["audit", "submit"]
-    assert ANONYMOUS.anonymous
+    assert ANONYMOUS.is_anonymous
 
 
 def code(answer: Any) -> str:

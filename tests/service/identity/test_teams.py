@@ -374,7 +374,7 @@ def test_groups_are_mapped_to_roles_in_teams() -> None:
     def sees(*groups: str) -> list[tuple[str | None, set[Scope]]]:
         actors = tokens.actors_of({"sub": "x", "groups": list(groups)})
         assert {actor.name for actor in actors} == {"oidc:x"}
-        return [(actor.sees, {*actor.scopes}) for actor in actors]
+        return [(actor.visible_team, {*actor.scopes}) for actor in actors]
 
     vision, language = ("vision", {Scope.SUBMIT}), ("language", {Scope.WORK})
     assert sees("v") == [vision]

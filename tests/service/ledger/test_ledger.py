@@ -20,7 +20,7 @@ from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import position_of, summary_of
-from affidavit.service.ledger.service import composition, cost_of_bundle
+from affidavit.service.ledger.service import compose_events, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
 from affidavit.service.ledger.store import (
     CertificateNotUsable,
@@ -72,7 +72,9 @@ def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
     claim = bench.claim()
     stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
-    fits = stored.state.within(stored.filter, claim.cost).forecast(stored.state.spent, claim.cost)
+    fits = stored.state.budget_for(stored.filter, claim.cost).forecast(
+        stored.state.spent, claim.cost
+    )
     assert fits > 3
     assert fill(bench, claim) == fits
     assert state(bench).spent == claim.cost.times(fits)
@@ -99,7 +101,7 @@ def test_steps_of_the_first_runs_kind_fill_a_budget_to_their_composition(bench: 
     fits = fill(bench, better)
     stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
-    together = composition([(better.event, fits + 1)], 1e-5)["epsilon"]
+    together = compose_events([(better.event, fits + 1)], 1e-5)["epsilon"]
     assert float(together["upper"]) <= stored.spent_epsilon() <= 3
     assert float(together["lower"]) > 0.9 * 3
     with pytest.raises(OverBudget):
@@ -181,7 +183,7 @@ def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, de
     assert stored is not None
     stated = summary_of(stored).model_dump()
     spent = stated["spent"]["filter"]["epsilon"]
-    fixed = composition([(claim.event, 1)], float(delta))["epsilon"]
+    fixed = compose_events([(claim.event, 1)], float(delta))["epsilon"]
     assert stated["spent"]["filter"]["delta"] == float(delta)
     assert fixed["lower"] <= spent < 2 * fixed["upper"] + float(epsilon)
     left = stated["remaining"]["epsilon"]
@@ -407,8 +409,8 @@ def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str
     assert stored is not None
     assert 0 < admitted < 64
     assert stored.state.spent == claim.cost.times(admitted)
-    assert stored.state.within(stored.filter).admits(stored.state.spent)
-    assert not stored.state.within(stored.filter).admits(stored.state.spent + claim.cost)
+    assert stored.state.budget_for(stored.filter).admits(stored.state.spent)
+    assert not stored.state.budget_for(stored.filter).admits(stored.state.spent + claim.cost)
     assert not replay(bench.engine)
 
 
@@ -439,8 +441,8 @@ def test_four_processes_at_once_never_overspend(
     assert stored is not None
     assert stored.state.runs == admitted
     assert stored.state.spent == claim.cost.times(admitted)
-    assert stored.state.within(stored.filter).admits(stored.state.spent)
-    assert not stored.state.within(stored.filter).admits(stored.state.spent + claim.cost)
+    assert stored.state.budget_for(stored.filter).admits(stored.state.spent)
+    assert not stored.state.budget_for(stored.filter).admits(stored.state.spent + claim.cost)
     assert not replay(bench.engine)
 
 
@@ -452,7 +454,7 @@ def test_without_its_lock_the_numbers_of_events_still_let_one_in(
         pytest.skip("SQLite has one writer")
     claim = bench.claim()
     bench.budget("2.5")
-    for check in ("hold", "require_unaltered"):
+    for check in ("lock_ledger", "require_unaltered"):
         monkeypatch.setattr(f"affidavit.service.ledger.repository.{check}", lambda *_: None)
     monkeypatch.setattr("affidavit.service.ledger.store.hold_certificate", lambda *_: None)
     barrier = Barrier(16)
