@@ -1,4 +1,4 @@
-"""The signed statement: certify, sign, verify."""
+"""Certificates: certify plans, sign the result, and verify it."""
 
 import lazy_loader
 

@@ -50,7 +50,7 @@ from .keys.keyset import read_keyset as read_keyset
 from .keys.keyset import read_model as read_model
 from .keys.trust_root import TrustRoot as TrustRoot
 from .keys.trust_root import accept_keyset as accept_keyset
-from .keys.trust_root import follow_keyset as follow_keyset
+from .keys.trust_root import check_keyset as check_keyset
 from .keys.trust_root import read_anchor as read_anchor
 from .mechanism_advice import Advice as Advice
 from .mechanism_advice import advise as advise
@@ -79,7 +79,7 @@ from .model_evidence.manifest import read_ec_key as read_ec_key
 from .model_evidence.signing import EXPORTS as EXPORTS
 from .model_evidence.signing import sign_model as sign_model
 from .model_evidence.training import ModelFinding as ModelFinding
-from .model_evidence.training import NotTrained as NotTrained
+from .model_evidence.training import UnsupportedClaim as UnsupportedClaim
 from .model_evidence.verification import ModelReport as ModelReport
 from .model_evidence.verification import verify_model as verify_model
 from .plan_comparison import ChangeEffect as ChangeEffect

@@ -129,7 +129,7 @@ class Solver:
             self._brackets[event, delta] = self.curve(event).epsilon(delta)
         return self._brackets[event, delta]
 
-    def closed(self) -> Lowered:
+    def solve(self) -> Lowered:
         """Solve the plan and lower it.
 
         Raises ``AccountantError`` if the engine does not cover the run, and ``NoSolution`` if no

@@ -234,7 +234,7 @@ def _prefer_certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -
 def _answer(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answer:
     """Solve the plan with ``engine`` and bound it; raises ``AccountantError``."""
     solver = Solver(lowered=lowered, engine=engine)
-    closed = solver.closed()
+    closed = solver.solve()
     curve, event = solver.bracketing_curve(closed), closed.event()
     contained = PostProcessedCurve(event=attained_event(closed.attained()))
     target, delta = lowered.plan.target.epsilon, lowered.plan.target.delta

@@ -432,9 +432,5 @@ def _delta(assessment: Assessment) -> float:
     return assessment.delta.upper
 
 
-def _chance(assessment: Assessment) -> str:
-    return "for certain" if assessment.confidence is None else str(assessment.confidence)
-
-
 def _shown(value: Any) -> Any:
     return None if value is ABSENT else value

@@ -159,7 +159,7 @@ def curves(
     if isinstance(chosen, Sampling):
         return replace(assessment, verdict="refused", reasons=(_SAMPLED,))
     solver = Solver(lowered=lower_open(plan), engine=chosen)
-    closed = solver.closed()
+    closed = solver.solve()
     event, curve = closed.event(), solver.bracketing_curve(closed)
     delta = assessment.delta.upper
     epsilon_of = _ask(curve.epsilon, {*DELTAS, delta})

@@ -1,10 +1,9 @@
-"""Proofs of certificates: the witness that is signed, and the checker run on it.
+"""Proofs of certificates: the signed witness, and its check.
 
-A proof is about the plan that the certificate carries, with what it left open filled in as
-certified: first of σ_joint and of the sensitivity of correlated noise, then of the releases. It is
-an addition to the accountants' bracket: the bound that it proves may lie above the certified one
-by a ten-thousandth, and says so. Certificates without one can be proved too, by searching for the
-witness when asked.
+A proof is about the solved plan of the certificate: first of σ_joint and of the sensitivity of
+correlated noise, then of the releases. It adds to the accountants' bracket: the proved bound may
+lie above the certified one by a ten-thousandth, and is stated. A certificate without a proof can be
+proved too, by searching for a witness.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ from affidavit.accountants import (
 )
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
+from affidavit.certificate.issuance import statement
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
-from affidavit.certificate.statement import statement
 from affidavit.mechanisms import (
     STRETCHES_PER_BLOCK,
     Lowered,
@@ -85,60 +84,54 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOOSENESS = 1e-4
-"""How far the ε of a proof may lie above the certified one, relative to it."""
+"""The most by which the ε of a proof may lie above the certified one, relatively."""
 
 
 def proof_document(predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """The proof to sign with ``predicate``; raises ``Unproved``.
+    """Return the proof to sign with ``predicate``; raises ``Unproved``.
 
-    It has the witness and the statements of docs/theorems that it rests on.
+    It has the witness and the statements of docs/theorems on which it rests.
     """
     witness, proof = _search(predicate)
-    _within(proof, predicate)
+    _require_tight(proof, predicate)
     return {**witness_document(witness), "statements": list(proof.theorems)}
 
 
 def with_proof(assessment: Assessment) -> Assessment:
-    """``assessment`` with a proof of its bound, or with the reason why there is none.
+    """Add a proof of the bound to ``assessment``, or the reason why there is none.
 
-    Where the checker has no statement for the bound, a larger one that it proves takes its place if
-    the verdict is the same.
+    If the checker has no statement for the bound, a larger bound that it proves replaces it, unless
+    the verdict would change.
     """
     provable = _provable(assessment)
-    result = _with_own_proof(provable)
-    if result.proof is None:
-        return replace(assessment, proof_problem=result.proof_problem)
-    return replace(result, groups=assessment.groups)
+    stated = statement(provable, requester="", issued_at=datetime.now(UTC), untrusted=False)
+    try:
+        proof = proof_document(stated["predicate"])
+    except Unproved as failure:
+        problem = Reason(code=failure.code, message=failure.message, remedy=failure.remedy)
+        return replace(assessment, proof_problem=problem)
+    return replace(provable, proof=proof, groups=assessment.groups)
 
 
 def _provable(assessment: Assessment) -> Assessment:
-    """``assessment``, or the same verdict by the bounds that the checker has statements for."""
-    own, opinions = assessment.epsilon, assessment.accountants
-    if own is None or not opinions or not isinstance(accountant(opinions[0].name), Provable):
+    """Assess the plan by provable bounds only; return ``assessment`` if this changes nothing."""
+    epsilon, opinions = assessment.epsilon, assessment.accountants
+    if epsilon is None or not opinions or not isinstance(accountant(opinions[0].name), Provable):
         return assessment
     plan = plan_from(assessment.plan)
     looser = certify(plan, second_opinion=False, provable=True)
-    larger = looser.epsilon is not None and looser.epsilon.upper > own.upper * (1 + LOOSENESS)
-    # At noise that the plan leaves open ε hardly differs, and the noise does.
+    larger = looser.epsilon is not None and looser.epsilon.upper > epsilon.upper * (1 + LOOSENESS)
+    # If the plan leaves the noise open, the noise differs instead of ε.
     noisier = any(map(operator.ne, looser.releases, assessment.releases))
     if looser.verdict != assessment.verdict or not (larger or noisier):
         return assessment
     return certify(plan, second_opinion=True, provable=True) if len(opinions) > 1 else looser
 
 
-def _with_own_proof(assessment: Assessment) -> Assessment:
-    stated = statement(assessment, requester="", issued_at=datetime.now(UTC), untrusted=False)
-    try:
-        return replace(assessment, proof=proof_document(stated["predicate"]))
-    except Unproved as failure:
-        problem = Reason(code=failure.code, message=failure.message, remedy=failure.remedy)
-        return replace(assessment, proof_problem=problem)
-
-
 def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
-    """Prove ``predicate``'s guarantee from its own witness, or from one that is searched for.
+    """Prove ``predicate``'s guarantee from its signed witness, or search for a witness.
 
-    Raises ``Unproved`` where it cannot be proved, with the code of what is in the way.
+    Raises ``Unproved`` with the code of the obstacle.
     """
     signed = predicate.get("proof")
     if signed is None:
@@ -157,11 +150,12 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
         raise Unproved(
             "bad_witness", "The proof is not a JSON object.", "Ask for a new certificate."
         )
-    return _within(proof, predicate)
+    _require_tight(proof, predicate)
+    return proof
 
 
 def proof_sources(proof: Proof) -> tuple[str, ...]:
-    """The pages of docs/theorems that ``proof`` rests on, the checker's own first."""
+    """Return the pages of docs/theorems on which ``proof`` rests, the checker's own first."""
     pages = {
         "group-privacy" if name == CHAIN else DOMINATING_PAIRS[name].source
         for name in proof.theorems
@@ -170,7 +164,7 @@ def proof_sources(proof: Proof) -> tuple[str, ...]:
 
 
 def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
-    """What the certificate is of, with what the plan left open filled in as certified."""
+    """Lower the solved plan of the certificate; raises ``Unproved``."""
     guarantee = predicate["guarantee"]
     if guarantee is None:
         raise Unproved("nothing_to_prove", "The certificate states no bound.", "Read its reasons.")
@@ -188,14 +182,14 @@ def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
 def _require_noise(lowered: Lowered, event: Event, of_link: bool = False) -> None:
     """Raise ``Unproved`` unless the plan gives its phases the noise and lots of ``event``.
 
-    That is of the neighbours of a chain where it is ``of_link``.
+    With ``of_link`` the event is of the neighbours of a chain.
     """
     if of_link:
         one = lowered.single_record_run
         if one is None:
             raise bad_witness("it is for neighbours that the run has none of")
         lowered = one
-    # A selection has no statement, whatever it selects from.
+    # A selection has no statement.
     if lowered.extra.selection is None and isinstance(event, Composed):
         for index, phase in enumerate(event.events[: len(lowered.phases)]):
             _require_noise_of_phase(lowered, index, phase)
@@ -207,7 +201,7 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     blocks = [(release.count, noise_multiplier(release)) for release in phase.releases]
     if phase.clipping == "flat":
         blocks = [(1, min(sigma for _, sigma in blocks))]
-    # A count's record adds 1/2 or -1/2.
+    # A record adds 1/2 or -1/2 to a count.
     counts = [extra for extra in plan.extra if isinstance(extra, ClippingQuantile)]
     blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
     if own.whole is not None:
@@ -215,7 +209,7 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     pair = subsampled_pair(plan)
     if any(getattr(leaf, "pair", pair) != pair for leaf, _ in leaves(event)):
         raise bad_witness("it is for another adjacency")
-    if _is_told(lowered, index, event, blocks):
+    if _bounds_known_stretches(lowered, index, event, blocks):
         return
     for leaf, _ in leaves(event):
         if not _has_noise_and_lots(lowered, index, leaf, blocks):
@@ -238,7 +232,7 @@ def _has_noise_and_lots(
             return _moves_no_more(lowered, index, leaf, blocks)
         if isinstance(leaf, Gaussian) and at.unsampled is not None:
             at = replace(at, route="gaussian", sensitivity=at.unsampled)
-        # Lots that are drawn afresh have pairs that are in clip norms.
+        # The pairs of lots that are drawn afresh are in clip norms.
         distance = at.distance if at.route == "gaussian" else 1.0
         squared = (distance * _sensitivity(at)) ** 2
     elif isinstance(leaf, Gaussian):
@@ -258,7 +252,7 @@ def _has_noise_and_lots(
 def _moves_no_more(
     lowered: Lowered, index: int, leaf: GaussianMixture, blocks: list[tuple[int, Fraction]]
 ) -> bool:
-    """Whether a record that takes part as it is drawn moves phase ``index`` by no more."""
+    """Whether a record that is drawn into phase ``index`` moves it by no more than ``leaf``."""
     at, draws = _drawn(lowered, index)
     apart = lowered.plan.phases[index].sampling.separation
     if apart is not None and at.strategy.bands <= apart:
@@ -271,7 +265,7 @@ def _moves_no_more(
 
 
 def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
-    """The lots of phase ``index``, if they are cut."""
+    """Return the truncated lots of phase ``index``, or None."""
     plan, own = lowered.plan, lowered.phases[index]
     size, largest = plan.dataset.size, plan.phases[index].sampling.max_lot_size
     if size is None or largest is None or own.steps is None:
@@ -283,15 +277,15 @@ def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
         largest=largest,
         records=records,
         others=size if adds else size - records,
-        # A record that is replaced moves the sum by as much as the one in its place.
+        # A replaced record moves the sum by as much as its replacement.
         moved=records * (2 if adds else 1),
     )
 
 
-def _is_told(
+def _bounds_known_stretches(
     lowered: Lowered, index: int, event: Event, blocks: list[tuple[int, Fraction]]
 ) -> bool:
-    """Whether ``event`` bounds phase ``index`` where it is told in which steps a record may be."""
+    """Whether ``event`` bounds phase ``index`` given the stretches in which a record may be."""
     plan, apart = lowered.plan, lowered.plan.phases[index].sampling.separation
     if apart is None or plan.dataset.records_per_unit > 1 or not isinstance(event, Composed):
         return False
@@ -306,7 +300,7 @@ def _is_told(
 
 
 def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
-    """The correlated noise of phase ``index``, and how often a unit's records can be drawn."""
+    """Return the correlated noise of phase ``index`` and the possible draws of a unit's records."""
     own, phase = lowered.phases[index], lowered.plan.phases[index]
     assert own.correlation is not None
     assert own.steps is not None
@@ -317,7 +311,7 @@ def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
 
 
 def _sensitivity(at: CorrelatedRun) -> arb:
-    """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
+    """Return sens of a phase's strategy in clip norms, as a ball; raises ``Unproved``."""
     from affidavit.mechanisms.strategies import Tree  # slow to import, and seldom needed
 
     strategy, turns, factors = at.strategy.injected, at.participation, _factors(at)
@@ -336,7 +330,7 @@ def _sensitivity(at: CorrelatedRun) -> arb:
 
 
 def _products(at: CorrelatedRun) -> list[Products]:
-    """Those of the columns of C, for each C that the strategy's rounding allows."""
+    """Return the products of the columns of C, for each C that the strategy's rounding allows."""
     turn = at.turn
     return _of_each(at, partial(toeplitz_products, turn=turn), partial(matrix_products, turn=turn))
 
@@ -351,7 +345,7 @@ def _of_each(at: CorrelatedRun, of_column: Callable[..., T], of_rows: Callable[.
 
 
 def _factors(at: CorrelatedRun) -> list[float]:
-    """The clip norm of each step, in units of the plan's."""
+    """Return the clip norm of each step, in units of the plan's."""
     from affidavit.mechanisms.strategies import Scheduled
 
     if isinstance(at.strategy, Scheduled):
@@ -360,7 +354,7 @@ def _factors(at: CorrelatedRun) -> list[float]:
 
 
 def _toeplitz(at: CorrelatedRun) -> tuple[Sequence[float] | Sequence[arb] | None, bool]:
-    """The first column of C, and whether it is that of C⁻¹; None where C is not Toeplitz."""
+    """Return the first column of C, or None if C is not Toeplitz, and whether it is that of C⁻¹."""
     strategy = at.strategy.injected
     match dict(strategy.coefficients):
         case {"decays": decays, "scales": scales}:
@@ -371,7 +365,7 @@ def _toeplitz(at: CorrelatedRun) -> tuple[Sequence[float] | Sequence[arb] | None
 
 
 def _matrices(at: CorrelatedRun) -> tuple[list[list[list[float]]], bool]:
-    """C, with and without what rounding left above its diagonal, and whether these are of C⁻¹."""
+    """Return C, with and without rounding errors above its diagonal, and whether it is C⁻¹."""
     from affidavit.mechanisms.strategies import Tree
 
     strategy = at.strategy.injected
@@ -392,14 +386,14 @@ def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:
     )
 
 
-def _within(proof: Proof, predicate: Mapping[str, Any]) -> Proof:
+def _require_tight(proof: Proof, predicate: Mapping[str, Any]) -> None:
+    """Raise ``Unproved`` unless the proved bound is that of ``predicate`` within ``LOOSENESS``."""
     guarantee = predicate["guarantee"]
-    stated = float(guarantee["epsilon"]["upper"]), float(guarantee["delta"]["upper"])
-    if float(proof.epsilon) > stated[0] * (1 + LOOSENESS) or float(proof.delta) > stated[1]:
+    epsilon, delta = (float(guarantee[name]["upper"]) for name in ("epsilon", "delta"))
+    if float(proof.epsilon) > epsilon * (1 + LOOSENESS) or float(proof.delta) > delta:
         raise Unproved(
             "not_proved",
             f"The proof is of ε ≤ {proof.epsilon} at δ = {proof.delta}; the certificate states "
             f"{guarantee['epsilon']['upper']} at {guarantee['delta']['upper']}.",
             "Ask for a new certificate.",
         )
-    return proof

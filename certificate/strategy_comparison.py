@@ -309,27 +309,6 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
     )
 
 
-def _remarks(rows: tuple[MechanismCost, ...]) -> list[str]:
-    own, others = rows[0], rows[1:]
-    result = []
-    for other in others:
-        if own.rms is None or other.rms is None or not other.certified:
-            continue
-        ratio = own.rms / other.rms
-        how = f"{other.label} noise under {other.sampler} sampling at the same ε"
-        if ratio > 1:
-            result.append(
-                f"{how} has the smaller rms error: {other.rms:.4g} against {own.rms:.4g} "
-                f"({ratio:.2f} times). It wins here, if the trainer samples so."
-            )
-        else:
-            result.append(
-                f"the rms error is {own.rms:.4g}, {ratio:.2f} times that of {how} "
-                f"({other.rms:.4g})."
-            )
-    return result
-
-
 def _points(row: MechanismCost) -> tuple[tuple[float, float], ...]:
     assert row.per_step is not None
     steps = len(row.per_step)

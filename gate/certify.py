@@ -20,7 +20,7 @@ from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.certificate.policy import (
     BUILT_IN,
     MAX_RECORDS,
-    judge,
+    evaluate_policy,
     lacks_requirements,
     with_requirements,
 )
@@ -94,7 +94,7 @@ def certify(
             result = with_requirements(result, rules)
     if prove and (problem := result.proof_problem) is not None:
         fail(f"{problem.code}: {problem.message} {problem.remedy}", Exit.UNDECIDED)
-    assessment, judgement = judge(file.plan, result, rules)
+    assessment, judgement = evaluate_policy(file.plan, result, rules)
     certificate = None if key is None else issue_here(assessment, key, judgement)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)

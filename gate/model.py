@@ -37,8 +37,8 @@ from affidavit.certificate import (
     KeyRole,
     ModelFinding,
     ModelReport,
-    NotTrained,
     TrustRoot,
+    UnsupportedClaim,
     VerificationError,
     VerificationOptions,
     audit_canaries,
@@ -122,7 +122,7 @@ def sign_model(
             openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
             exports=export or [],
         )
-    except (NotTrained, VerificationError) as failure:
+    except (UnsupportedClaim, VerificationError) as failure:
         fail(str(failure))
     except (BadModel, KeyFailure) as failure:
         stop(str(failure))
@@ -234,7 +234,7 @@ def new(
     For affidavit train, write canaries into the plan instead.
     """
     try:
-        canaries = Canaries.fresh(count, guesses)
+        canaries = Canaries.generate(count, guesses)
     except BadCanaries as error:
         stop(str(error))
     write(out, canaries.as_bytes(), mode=0o600)

@@ -24,9 +24,9 @@ from affidavit.certificate.log import (
     MissingTile,
     MonitorReport,
     MonitorState,
+    check_log,
     decode_entries,
     decode_hashes,
-    follow,
     read_inclusion,
     tile_path,
 )
@@ -171,7 +171,7 @@ def _follow_once(
         # The log names itself; its signature is checked like that of every checkpoint.
         origin = source.checkpoint().partition("\n")[0]
     options = replace(known.options, log_origin=origin)
-    report = follow(
+    report = check_log(
         source, replace(known, options=options, last=seen.get(origin)), datetime.now(UTC)
     )
     if not report.alarms:

@@ -25,7 +25,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
-from affidavit.certificate.policy import accounted
+from affidavit.certificate.policy import accounting_verdict
 from affidavit.client import DIGEST
 from affidavit.gate.console import load_plan, out, print_json, read_file, say, show_status, stop
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
@@ -254,7 +254,8 @@ def _recompute(verified: VerifiedCertificate) -> str | None:
     # A policy may refuse a proved guarantee, so this compares the accountants' verdicts.
     # Earlier certificates say ``under_noised`` where later ones say ``unproved``.
     unmet = {"under_noised", "unproved"}
-    if fresh.verdict != accounted(predicate) and not {fresh.verdict, accounted(predicate)} <= unmet:
+    certified = accounting_verdict(predicate)
+    if fresh.verdict != certified and not {fresh.verdict, certified} <= unmet:
         reason = "".join(f" {reason.message} {reason.remedy}" for reason in fresh.reasons[:1])
         return f"the verdict is now {fresh.verdict}, not {predicate['verdict']}.{reason}"
     if predicate["guarantee"] is None or fresh.epsilon is None:

@@ -52,8 +52,8 @@ from affidavit.certificate import (
     SignedKeyset,
     SigningPort,
     accept_keyset,
+    check_keyset,
     development_key,
-    follow_keyset,
     now_in_seconds,
     read_envelope,
     read_keyset,
@@ -131,7 +131,7 @@ class Keyring:
         envelope = read_envelope(json.loads(bundle)["envelope"])
         with self._lock:
             self._refresh()
-            keys = [key for key in self._records if key.may(KeyRole.CERTIFICATE)]
+            keys = [key for key in self._records if key.has_role(KeyRole.CERTIFICATE)]
         return bool(envelope.signers(keys) - set(self._revoked()))
 
     def all_current(self) -> tuple[SigningPort, ...]:
@@ -160,7 +160,7 @@ class Keyring:
     def _valid(self, role: KeyRole) -> list[PublicKey]:
         """Return the directory's keys that may sign for ``role`` now, newest first."""
         now, revoked = self.now(), self._revoked()
-        may = [key for key in self._records if key.may(role) and key.covers(now)]
+        may = [key for key in self._records if key.has_role(role) and key.covers(now)]
         return [key for key in reversed(may) if key.key_id not in revoked]
 
     def _refresh(self) -> None:
@@ -306,7 +306,7 @@ def _newest(connection: Connection) -> tuple[SignedKeyset | None, bytes | None]:
     for document in connection.execute(_DOCUMENTS).scalars():
         try:
             signed = read_keyset(document)
-            follow_keyset(signed, newest)
+            check_keyset(signed, newest)
         except KeysetError:
             break
         newest, content = signed, document

@@ -249,7 +249,7 @@ def _load_opening(
         identifier = statement_in(read_limited(certificate, MAX_BYTES))["predicate"][
             "certificate_id"
         ]
-        opening = SearchOpening.drawn(identifier, values, score)
+        opening = SearchOpening.create(identifier, values, score)
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)
     except BadSearch as error:

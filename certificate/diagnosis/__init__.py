@@ -1,4 +1,4 @@
-"""Diagnosis: which known mistakes explain a claim that cannot be certified."""
+"""Diagnosis: the known mistakes that explain a claim that cannot be certified."""
 
 import lazy_loader
 

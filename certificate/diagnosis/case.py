@@ -298,12 +298,12 @@ def _column_norm_of_noise(strategy: Strategy) -> float:
 Change = Callable[[PhaseAccount, PhaseFacts], PhaseAccount]
 
 
-def unchanged(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
+def keep_phase(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
     """Return the phase unchanged, for mistakes that are not about a phase."""
     return account
 
 
-def scaled(factor: float) -> Change:
+def scale_noise(factor: float) -> Change:
     """Return the change that multiplies the noise of a phase by ``factor``."""
     return lambda account, _: replace(account, scale=account.scale * factor)
 
@@ -319,7 +319,7 @@ class Way:
 
     text: str
     code: str = ""
-    change: Change = unchanged
+    change: Change = keep_phase
     delta: float | None = None
     extra: Parts | None = None
     central_limit: bool = False

@@ -190,7 +190,7 @@ class ClaimOutcome:
         return f"no known mistake reproduces it{tried}."
 
 
-def stated(plan: Plan, claim: Claim) -> Plan:
+def claimed_plan(plan: Plan, claim: Claim) -> Plan:
     """Return the plan that the claim is about: without the claim, and with the claimed noise."""
     bare = plan.model_copy(update={"claim": None})
     if claim.noise_multiplier is None:
@@ -200,7 +200,7 @@ def stated(plan: Plan, claim: Claim) -> Plan:
 
 
 def examine(plan: Plan, claim: Claim, certify: Certify, assessment: Assessment) -> ClaimOutcome:
-    """Determine whether ``claim`` holds for ``plan`` (``stated``), given its ``assessment``.
+    """Determine whether ``claim`` holds for ``plan`` (``claimed_plan``), given its ``assessment``.
 
     Raises ``ValueError`` for a plan without ``target.delta``.
     """
@@ -266,7 +266,7 @@ def with_claim(plan: Plan, claim: Claim, assessment: Assessment, certify: Certif
     A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; a claim
     that was rounded to below the certified lower bound adds a warning.
     """
-    about = stated(plan, claim)
+    about = claimed_plan(plan, claim)
     truth = assessment if claim.noise_multiplier is None else certify(about)
     if truth.verdict == "undecided":
         return assessment
@@ -284,7 +284,7 @@ def with_claim(plan: Plan, claim: Claim, assessment: Assessment, certify: Certif
     )
 
 
-def claimed(claim: Claim, about: Plan) -> str:
+def describe_claim(claim: Claim, about: Plan) -> str:
     """Return the claim in words."""
     delta = f"δ = {about.target.delta:g}"
     if claim.noise_multiplier is None:
@@ -292,7 +292,7 @@ def claimed(claim: Claim, about: Plan) -> str:
     return f"σ = {claim.text} is claimed to reach ε = {about.target.epsilon:g} at {delta}"
 
 
-def known(truth: Assessment) -> str:
+def describe_bounds(truth: Assessment) -> str:
     """Return the certified bounds in words; the lower bound alone can contradict a claim."""
     if truth.epsilon is None:
         return "no claim can be made about this plan"
@@ -311,8 +311,8 @@ def _rounding_warnings(claim: Claim, about: Plan, truth: Assessment) -> tuple[Ca
     return (
         Caveat(
             code="claim_rounded_down",
-            message=f"{claimed(claim, about)}; {known(truth)}. It is right to its digits, and "
-            "rounded up it would be a bound.",
+            message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}. It is right to its "
+            "digits, and rounded up it would be a bound.",
         ),
     )
 
@@ -325,7 +325,7 @@ def _reasons(
     yield Reason(
         code="claim_below_certified",
         pointer=f"/claim/{name}",
-        message=f"{claimed(claim, about)}; {known(truth)}.{unexplained}",
+        message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}.{unexplained}",
         remedy="Correct the claim, or add the noise that it needs; "
         "`affidavit diagnose` says how much.",
     )

@@ -25,11 +25,11 @@ from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import (
     ClaimOutcome,
     Explanation,
-    claimed,
+    claimed_plan,
+    describe_bounds,
+    describe_claim,
     examine,
-    known,
     pointer_of,
-    stated,
 )
 from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts
@@ -58,7 +58,7 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """The outcome in a sentence or two."""
-        message = f"{claimed(self.claim, self.plan)}; {known(self.certified)}."
+        message = f"{describe_claim(self.claim, self.plan)}; {describe_bounds(self.certified)}."
         if self.holds:
             return f"{message} The claim holds, to the digits given."
         if not self.explanations:
@@ -154,7 +154,7 @@ def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
     """Compare ``claim`` with ``plan``; raises ``MalformedPlan`` if either is incomplete."""
     if reasons := tuple(find_claim_conflicts(claim, plan)):
         raise MalformedPlan(*reasons)
-    about = stated(plan, claim)
+    about = claimed_plan(plan, claim)
     result = _certify(about)
     outcome = examine(about, claim, _certify, result)
     return Diagnosis(

@@ -1,1 +1,1 @@
-"""Signing keys: what each may sign, where it is kept, and which ones a verifier trusts."""
+"""Signing keys: their roles, their storage, and the keys that a verifier trusts."""

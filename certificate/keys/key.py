@@ -70,7 +70,7 @@ class PublicKey:
         der = self.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         return hashlib.sha256(der).hexdigest()
 
-    def may(self, role: KeyRole) -> bool:
+    def has_role(self, role: KeyRole) -> bool:
         """Whether the key has the ``role``."""
         return self.roles is None or role in self.roles
 

@@ -90,7 +90,9 @@ class KeyStore:
         ``source`` has the private keys, by default the files of this directory.
         """
         now = datetime.now(UTC)
-        usable = (key for key in reversed(self.public_keys()) if key.may(role) and key.covers(now))
+        usable = (
+            key for key in reversed(self.public_keys()) if key.has_role(role) and key.covers(now)
+        )
         signers = map((source or self).find, usable)
         return next((signer for signer in signers if signer is not None), None)
 
@@ -140,7 +142,7 @@ class KeyStore:
         now = now_in_seconds()
         others = [other for other in keys if other.key_id != key.key_id and other.covers(now)]
         roles = key.roles or {KeyRole.CERTIFICATE}
-        if not all(any(other.may(role) for other in others) for role in roles):
+        if not all(any(other.has_role(role) for other in others) for role in roles):
             raise KeyFailure(
                 "it is the only key that may sign now; run `affidavit keys rotate`, which makes "
                 "another first."

@@ -156,14 +156,14 @@ def accept_keyset(
             _require_newer(chain[-1], seen)
         chain, anchor = recent, seen
     for candidate in chain:
-        follow_keyset(candidate, anchor)
+        check_keyset(candidate, anchor)
         anchor = candidate
     keyset = chain[-1].keyset
     _require_current(keyset, now)
     return keyset
 
 
-def follow_keyset(candidate: SignedKeyset, anchor: Anchor | None) -> None:
+def check_keyset(candidate: SignedKeyset, anchor: Anchor | None) -> None:
     """Check a keyset against the trusted ``anchor``, except for the dates.
 
     Raises ``KeysetError``: ``keyset_unsigned``, ``keyset_untrusted``, ``keyset_rollback``,
@@ -195,7 +195,7 @@ def _require_newer(candidate: SignedKeyset, last: SignedKeyset) -> None:
         raise KeysetError(
             "keyset_rollback",
             f"the keyset is version {version}, older than version {known}, which you have seen.",
-            "Fetch the newest; if this is what you are given, somebody hides a revocation.",
+            "Fetch the newest; if this is the newest one offered, a revocation is being hidden.",
         )
     same = version == known and candidate.digest != last.digest
     if same or (version == known + 1 and candidate.keyset.previous != last.digest):

@@ -1,8 +1,8 @@
-"""A log that cannot be rewritten unseen: its tree, its proofs, its signed checkpoints.
+"""A tamper-evident log: its tree, its proofs, its signed checkpoints.
 
-Pure: no database and no network. ``tree`` has the hashes and the proofs of RFC 9162,
-``note`` what C2SP puts them in, ``entry`` the bytes that are logged, and ``verification`` checks
-what a certificate's bundle says of its place.
+Nothing here uses a database or the network. ``tree`` has the hashes and proofs of RFC 9162,
+``note`` the signed notes of C2SP, ``entry`` the logged bytes, ``inclusion_verification`` the steps
+that verify the log part of a bundle, and ``monitoring`` the alarms.
 """
 
 import lazy_loader

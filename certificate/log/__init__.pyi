@@ -20,7 +20,7 @@ from .entry import read_inclusion as read_inclusion
 from .monitoring import MissingTile as MissingTile
 from .monitoring import MonitorReport as MonitorReport
 from .monitoring import MonitorState as MonitorState
-from .monitoring import follow as follow
+from .monitoring import check_log as check_log
 from .note import BadNote as BadNote
 from .note import Checkpoint as Checkpoint
 from .note import NoteKey as NoteKey

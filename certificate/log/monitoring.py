@@ -113,7 +113,7 @@ class MonitorReport:
         }
 
 
-def follow(source: Source, known: MonitorState, now: datetime) -> MonitorReport:
+def check_log(source: Source, known: MonitorState, now: datetime) -> MonitorReport:
     """Read the log once and compare it with the ``known`` checkpoints."""
     report = MonitorReport()
     try:
@@ -232,7 +232,7 @@ def _entry_alarms(
     if key_id is None:
         return
     key = keys.get(key_id)
-    if key is None or key.development or not key.may(KeyRole.CERTIFICATE):
+    if key is None or key.development or not key.has_role(KeyRole.CERTIFICATE):
         message = f"entry {index}: a {kind} is signed by {key_id[:16]}, which you do not trust."
         yield Alarm("unknown_signer", message, index)
     elif not key.covers(at):

@@ -310,7 +310,7 @@ def open_checkpoint(
     """
     result = read_checkpoint(note)
     known = {
-        note_key(result.origin, item): item for item in trusted if item.may(KeyRole.CHECKPOINT)
+        note_key(result.origin, item): item for item in trusted if item.has_role(KeyRole.CHECKPOINT)
     }
     _, signers = open_note(note, known)
     return result, tuple(known[signer] for signer in signers)

@@ -186,19 +186,7 @@ def verify_inclusion(
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
     _require_hashes(leaf, root, *proof)
-    below, last, result = index, size - 1, leaf
-    for item in proof:
-        if last == 0:
-            raise ProofError("the proof is too long")
-        if below & 1 or below == last:
-            result = node_hash(item, result)
-            while below and not below & 1:
-                below, last = below >> 1, last >> 1
-        else:
-            result = node_hash(result, item)
-        below, last = below >> 1, last >> 1
-    if last != 0:
-        raise ProofError("the proof is too short")
+    _, result = _climb(index, size - 1, leaf, proof)
     if result != root:
         raise ProofError("the proof leads to a different root")
 
@@ -219,33 +207,36 @@ def verify_consistency(
         if first_root != second_root:
             raise ProofError("two trees of the same size have different roots")
         return
-    old, new = _roots_of(first, second, first_root, proof)
+    below, last = first - 1, second - 1
+    while below & 1:
+        below, last = below >> 1, last >> 1
+    # The verifier has the root of a first tree that is a subtree of the second.
+    path = [first_root, *proof] if first & (first - 1) == 0 else list(proof)
+    if not path:
+        raise ProofError("the proof is too short")
+    old, new = _climb(below, last, path[0], path[1:])
     if old != first_root:
         raise ProofError("the proof is not of the first tree")
     if new != second_root:
         raise ProofError("the proof does not lead to the second tree")
 
 
-def _roots_of(
-    first: int, second: int, first_root: bytes, proof: Sequence[bytes]
-) -> tuple[bytes, bytes]:
-    below, last = first - 1, second - 1
-    while below & 1:
-        below, last = below >> 1, last >> 1
-    path = [first_root, *proof] if first & (first - 1) == 0 else list(proof)
-    if not path:
-        raise ProofError("the proof is too short")
-    old = new = path[0]
-    for item in path[1:]:
+def _climb(position: int, last: int, start: bytes, proof: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Fold ``proof`` onto the node ``start`` at ``position`` of a level that ends at ``last``.
+
+    Returns the root of the tree that ends with the node and that of the whole tree.
+    """
+    old = new = start
+    for item in proof:
         if last == 0:
             raise ProofError("the proof is too long")
-        if below & 1 or below == last:
+        if position & 1 or position == last:
             old, new = node_hash(item, old), node_hash(item, new)
-            while below and not below & 1:
-                below, last = below >> 1, last >> 1
+            while position and not position & 1:
+                position, last = position >> 1, last >> 1
         else:
             new = node_hash(new, item)
-        below, last = below >> 1, last >> 1
+        position, last = position >> 1, last >> 1
     if last != 0:
         raise ProofError("the proof is too short")
     return old, new

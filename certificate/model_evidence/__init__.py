@@ -1,6 +1,6 @@
-"""Evidence that travels with a model: what is signed beside the weights, and its verification.
+"""The evidence in a model's folder: the signed claim about its training, and its verification.
 
-A model is a folder. ``manifest`` lists its files as OpenSSF's model signing does, and signs
-that list so that the package ``model-signing`` verifies it, ``claim`` derives what certificate
-and record prove about the weights, and ``verification`` checks all of it offline.
+``manifest`` lists and signs the files of the folder as OpenSSF's ``model-signing`` does, ``claim``
+derives the claim about the weights from certificate and record, and ``verification`` checks
+everything offline.
 """

@@ -65,7 +65,7 @@ class Canaries:
     guesses: int
 
     @classmethod
-    def fresh(cls, count: int, guesses: int | None = None) -> Canaries:
+    def generate(cls, count: int, guesses: int | None = None) -> Canaries:
         """Return new canaries; ``guesses`` is even, by default a third of ``count``.
 
         Raises ``BadCanaries``.

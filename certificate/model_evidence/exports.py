@@ -1,8 +1,8 @@
 """A model's claim in the forms of other ecosystems: Croissant, CycloneDX, SPDX and the model card.
 
-Each form except the card is a function of a ``Claimed`` in the table ``FORMS``. Its file is written
-into the model's folder before the claim is signed, so that the signature covers it. The forms
-repeat the claim digit by digit and say where it is. They omit what only the publisher knows
+Each form except the card is a function of ``ExportContent`` in the table ``FORMS``. Its file is
+written into the model's folder before the claim is signed, so that the signature covers it. The
+forms repeat the claim digit by digit and say where it is. They omit what only the publisher knows
 (licence, supplier, download location), so that the SPDX document does not claim conformance to the
 AI profile, which requires it.
 
@@ -45,7 +45,7 @@ TOOL = "affidavit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claimed:
+class ExportContent:
     """The content of an export: the model's name, its claim and files, and the plan's data set.
 
     ``at`` is the instant of signing. ``files`` excludes the exports and the signatures.
@@ -111,7 +111,7 @@ class Claimed:
         return list(dict.fromkeys(phase[name] for phase in self.claim["mechanism"]["phases"]))
 
 
-def croissant(of: Claimed) -> dict[str, Any]:
+def croissant(of: ExportContent) -> dict[str, Any]:
     """Return a Croissant description of the data set, of which only the model is published."""
     size = of.dataset.get("size")
     records = "Its records are" if size is None else f"Its {size} records are"
@@ -154,7 +154,7 @@ def croissant(of: Claimed) -> dict[str, Any]:
     }
 
 
-def cyclonedx(of: Claimed) -> dict[str, Any]:
+def cyclonedx(of: ExportContent) -> dict[str, Any]:
     """Return a CycloneDX ML-BOM: the model with its card, its data set and its files."""
     evidence = {"attestation": CERTIFICATE_FILE, "evidence": RECORD_FILE}
     digests = {item.name: item.sha256 for item in of.files}
@@ -211,7 +211,7 @@ def cyclonedx(of: Claimed) -> dict[str, Any]:
     }
 
 
-def spdx(of: Claimed) -> dict[str, Any]:
+def spdx(of: ExportContent) -> dict[str, Any]:
     """Return an SPDX 3 document: an AI package with its files and its training data set."""
 
     def element(kind: str, place: str, /, **fields: Any) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def spdx(of: Claimed) -> dict[str, Any]:
     }
 
 
-FORMS: Mapping[str, tuple[str, Callable[[Claimed], dict[str, Any]]]] = {
+FORMS: Mapping[str, tuple[str, Callable[[ExportContent], dict[str, Any]]]] = {
     "croissant": (f"{FOLDER}/croissant.json", croissant),
     "cyclonedx": (f"{FOLDER}/model.cdx.json", cyclonedx),
     "spdx": (f"{FOLDER}/model.spdx3.json", spdx),
@@ -289,7 +289,7 @@ FORMS: Mapping[str, tuple[str, Callable[[Claimed], dict[str, Any]]]] = {
 """The file of each form in the model's folder, and the function that builds its content."""
 
 
-def export(form: str, of: Claimed) -> bytes:
+def export(form: str, of: ExportContent) -> bytes:
     """Return the content of the file of ``form``, a key of ``FORMS``: indented JSON."""
     return (json.dumps(FORMS[form][1](of), ensure_ascii=False, indent=2) + "\n").encode()
 
@@ -307,7 +307,7 @@ def has_section(card: bytes) -> bool:
     return BEGIN.encode() in card
 
 
-def with_claim(card: bytes, of: Claimed) -> bytes:
+def add_to_card(card: bytes, of: ExportContent) -> bytes:
     """Add the metadata and the section of the claim to ``card``, which may be empty.
 
     Raises ``BadModel`` unless the card is UTF-8 and its metadata are a mapping.
@@ -342,7 +342,7 @@ def with_claim(card: bytes, of: Claimed) -> bytes:
     return f"---\n{written.getvalue()}---\n{body}".encode()
 
 
-def _section(of: Claimed) -> str:
+def _section(of: ExportContent) -> str:
     claim = of.claim
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in of.properties().items()]
     lines = [

@@ -321,20 +321,19 @@ def openssf_digests(content: bytes) -> dict[str, str]:
     try:
         envelope = load_json(content, MAX_BYTES).data["dsseEnvelope"]
         payload = base64.b64decode(envelope["payload"], validate=True)
-        return _resources(load_json(payload, MAX_BYTES).data)
+        statement = load_json(payload, MAX_BYTES).data
+        if statement["predicateType"] != OPENSSF_TYPE:
+            raise ValueError("another predicate")
+        resources = statement["predicate"]["resources"]
+        digests = {
+            item["name"]: item["digest"] for item in resources if item["algorithm"] == "sha256"
+        }
+        if len(digests) != len(resources):
+            raise ValueError("another digest, or a file that is listed twice")
+        return digests
     except (MalformedPlan, KeyError, TypeError, ValueError):
         raise BadModel(
             "bad_model_signature",
             f"{SIGNATURE_FILE} is not a signature of model-signing over files and their sha256.",
             "Sign the model again with --openssf-key, or remove the file before signing.",
         ) from None
-
-
-def _resources(statement: Any) -> dict[str, str]:
-    if statement["predicateType"] != OPENSSF_TYPE:
-        raise ValueError("another predicate")
-    resources = statement["predicate"]["resources"]
-    result = {item["name"]: item["digest"] for item in resources if item["algorithm"] == "sha256"}
-    if len(result) != len(resources):
-        raise ValueError("another digest, or a file that is listed twice")
-    return result

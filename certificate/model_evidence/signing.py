@@ -29,10 +29,10 @@ from affidavit.certificate.model_evidence.claim import (
 from affidavit.certificate.model_evidence.exports import (
     CARD_FILE,
     FORMS,
-    Claimed,
+    ExportContent,
+    add_to_card,
     export,
     has_section,
-    with_claim,
 )
 from affidavit.certificate.model_evidence.manifest import (
     SIGNATURE_FILE,
@@ -69,8 +69,8 @@ def sign_model(
     """Write ``evidence`` and the signed claim into ``folder``, and return the claim.
 
     ``trusted`` are the keys under which the certificate must verify. ``exports`` are keys of
-    ``EXPORTS``; existing exports in the folder are rewritten. Raises ``BadModel``, ``NotTrained``
-    if the evidence does not support a claim, ``KeyFailure`` and ``OSError``.
+    ``EXPORTS``; existing exports in the folder are rewritten. Raises ``UnsupportedClaim`` if the
+    evidence does not support a claim, ``BadModel``, ``KeyFailure`` and ``OSError``.
     """
     before = manifest_of(folder, IGNORED_FILES)
     require_portable(before)
@@ -83,7 +83,7 @@ def sign_model(
     training = training_of(
         folder, before, trusted, evidence=evidence, now=now, options=VerificationOptions()
     )
-    of = _build_claimed(folder, before, training, evidence, format_instant(now))
+    of = _build_export_content(folder, before, training, evidence, format_instant(now))
     exported_files = _build_exports(folder, set(exports), of)
     (folder / STATEMENT_FILE).unlink(missing_ok=True)
     (folder / FOLDER).mkdir(exist_ok=True)
@@ -104,16 +104,16 @@ def sign_model(
     return claim
 
 
-def _build_claimed(
+def _build_export_content(
     folder: Path, before: Manifest, training: Training, evidence: Evidence, at: str
-) -> Claimed:
+) -> ExportContent:
     """Return the content of the exports; ``evidence`` need not be in the folder yet."""
     own = {CARD_FILE, SIGNATURE_FILE, *(name for name, _ in FORMS.values())}
     digests = {name: digest for name, digest in before.digests().items() if name not in own}
     for name, content in evidence.files().items():
         digests[name] = hashlib.sha256(content).hexdigest()
     files = tuple(ModelFile(name=name, sha256=digests[name]) for name in sorted(digests))
-    return Claimed(
+    return ExportContent(
         model=printable(folder.resolve().name) or "model",
         claim=claim_of(training, Manifest(files=files)),
         dataset=training.certificate["plan"].get("dataset") or {},
@@ -122,12 +122,12 @@ def _build_claimed(
     )
 
 
-def _build_exports(folder: Path, chosen: set[str], of: Claimed) -> dict[str, bytes]:
+def _build_exports(folder: Path, chosen: set[str], of: ExportContent) -> dict[str, bytes]:
     """Return the content of each export by its file; raises ``BadModel``, ``OSError``."""
     forms = {form for form, (name, _) in FORMS.items() if (folder / name).is_file()}
     result = {FORMS[form][0]: export(form, of) for form in sorted((chosen | forms) - {CARD})}
     card = folder / CARD_FILE
     content = read_model_file(card, MAX_CARD_BYTES) if card.is_file() else b""
     if CARD in chosen or has_section(content):
-        result[CARD_FILE] = with_claim(content, of)
+        result[CARD_FILE] = add_to_card(content, of)
     return result

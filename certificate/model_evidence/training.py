@@ -173,7 +173,7 @@ class ModelFinding:
         return asdict(self)
 
 
-class NotTrained(Exception):
+class UnsupportedClaim(Exception):
     """The evidence does not support a claim; ``finding`` names the file."""
 
     def __init__(self, file: str, code: str, message: str, remedy: str = FETCH_REMEDY) -> None:
@@ -190,26 +190,26 @@ def training_of(
     now: datetime,
     options: VerificationOptions,
 ) -> Training:
-    """Perform steps 3 to 6 of the verification; raises ``NotTrained``."""
+    """Perform steps 3 to 6 of the verification; raises ``UnsupportedClaim``."""
     trusted, bundle, record = tuple(trusted), evidence.bundle, evidence.record
     try:
         header = decode_line(record.split(b"\n", 1)[0] + b"\n", START)
         started_at = parse_instant(header["started_at"])
     except (ValueError, KeyError, TypeError):
-        raise NotTrained(
+        raise UnsupportedClaim(
             RECORD_FILE, "bad_record", "the first line is not a run record header."
         ) from None
     try:
         predicate = _certified(bundle, trusted, started_at, now, options)
     except VerificationError as error:
-        raise NotTrained(CERTIFICATE_FILE, error.code, error.message, error.remedy) from None
+        raise UnsupportedClaim(CERTIFICATE_FILE, error.code, error.message, error.remedy) from None
     try:
         report = check_conformance(record, predicate)
     except (PlanError, ValueError) as error:
-        raise NotTrained(CERTIFICATE_FILE, "unreadable_plan", f"{error}") from None
+        raise UnsupportedClaim(CERTIFICATE_FILE, "unreadable_plan", f"{error}") from None
     if not report.conformant:
         first = next(item for item in report.findings if not item.noted)
-        raise NotTrained(
+        raise UnsupportedClaim(
             RECORD_FILE,
             first.code,
             f"line {first.line}: {first.message}",
@@ -232,19 +232,19 @@ def _audit(
     guarantee: Mapping[str, Any],
     planned: AuditCanaries | None,
 ) -> Audit | None:
-    """Audit the run's canaries, if it had any; raises ``NotTrained``."""
+    """Audit the run's canaries, if it had any; raises ``UnsupportedClaim``."""
     committed = header.get("canaries")
     if committed is None and evidence.canaries is None and evidence.losses is None:
         return None
     if evidence.canaries is None or evidence.losses is None:
-        raise NotTrained(
+        raise UnsupportedClaim(
             CANARIES_FILE if evidence.canaries is None else LOSSES_FILE,
             "no_canaries",
             "the run started with canaries, but their results are missing.",
             "Give the canaries and the losses that the run left: --canaries, --losses.",
         )
     if guarantee["adjacency"] not in AUDITABLE:
-        raise NotTrained(
+        raise UnsupportedClaim(
             CANARIES_FILE,
             "not_auditable",
             f"under {guarantee['adjacency']} neighbours differ in more than a record's presence.",
@@ -259,14 +259,14 @@ def _audit(
         ):
             raise BadCanaries("the number of canaries or guesses differs from the plan.")
     except BadCanaries as error:
-        raise NotTrained(CANARIES_FILE, "other_canaries", f"{error}") from None
+        raise UnsupportedClaim(CANARIES_FILE, "other_canaries", f"{error}") from None
     try:
         delta = float(guarantee["delta"]["upper"])
         result = audit_canaries(canaries, read_losses(evidence.losses), delta=delta)
     except BadCanaries as error:
-        raise NotTrained(LOSSES_FILE, "bad_losses", f"{error}") from None
+        raise UnsupportedClaim(LOSSES_FILE, "bad_losses", f"{error}") from None
     if result.falsifies(guarantee):
-        raise NotTrained(
+        raise UnsupportedClaim(
             LOSSES_FILE,
             "falsified",
             f"{result.right} of {result.guesses} guesses are right: with confidence "
@@ -304,7 +304,7 @@ def _check_weights(
 ) -> tuple[bool, tuple[str, ...]]:
     """Return whether the weights were compared with the record, and the untrained tensors.
 
-    Raises ``NotTrained`` if they differ.
+    Raises ``UnsupportedClaim`` if they differ.
     """
     files = [item.name for item in manifest.files if item.name.endswith(SUFFIX)]
     if not files or is_guarded(header):  # a guard's digest of the weights is its framework's
@@ -313,11 +313,13 @@ def _check_weights(
     try:
         digest, untrained = digest_of_weights([folder / name for name in files], header["tensors"])
     except OSError as error:
-        raise NotTrained(files[0], "unreadable", f"it cannot be read: {error.strerror}.") from None
+        raise UnsupportedClaim(
+            files[0], "unreadable", f"it cannot be read: {error.strerror}."
+        ) from None
     except BadModel as error:
-        raise NotTrained(files[0], error.code, error.message, error.remedy) from None
+        raise UnsupportedClaim(files[0], error.code, error.message, error.remedy) from None
     if digest != last["parameters"]:
-        raise NotTrained(
+        raise UnsupportedClaim(
             files[0],
             "other_weights",
             "the digest of the trained tensors differs from the one at the end of the run record.",

@@ -61,7 +61,7 @@ from affidavit.certificate.model_evidence.manifest import (
 from affidavit.certificate.model_evidence.training import (
     FETCH_REMEDY,
     ModelFinding,
-    NotTrained,
+    UnsupportedClaim,
     training_of,
 )
 from affidavit.certificate.verification.bundle_verification import MAX_BUNDLE_BYTES
@@ -121,7 +121,7 @@ def verify_model(
     manifest = manifest_of(folder, IGNORED_FILES)
     try:
         statement = _read_statement(folder, trusted, now)
-    except NotTrained as failure:
+    except UnsupportedClaim as failure:
         report.findings.append(failure.finding)
         return report
     report.claim = statement["predicate"]
@@ -145,7 +145,7 @@ def verify_model(
         training = training_of(
             folder, manifest, trusted, evidence=evidence, now=now, options=options
         )
-    except NotTrained as failure:
+    except UnsupportedClaim as failure:
         report.findings.append(failure.finding)
         return report
     guarantee = training.certificate["guarantee"]
@@ -168,7 +168,7 @@ def verify_model(
 
 
 def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> dict[str, Any]:
-    """Read and verify the signed claim (step 1); raises ``NotTrained``."""
+    """Read and verify the signed claim (step 1); raises ``UnsupportedClaim``."""
     try:
         if (folder / FOLDER).is_symlink():
             raise OSError(0, f"{FOLDER} is a symbolic link")
@@ -177,14 +177,14 @@ def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime)
         if canonical_json(envelope.as_document()) != raw:  # no digest covers other bytes
             raise BadEnvelope("it is not in the format of `affidavit sign-model`.")
     except OSError as error:
-        raise NotTrained(
+        raise UnsupportedClaim(
             STATEMENT_FILE,
             "no_claim",
             f"the model's claim cannot be read: {error.strerror}.",
             "Nothing is claimed about this model; ask its publisher for a signed one.",
         ) from None
     except (BadEnvelope, MalformedPlan, BadModel) as error:
-        raise NotTrained(STATEMENT_FILE, "bad_claim", f"{error}") from None
+        raise UnsupportedClaim(STATEMENT_FILE, "bad_claim", f"{error}") from None
     key = _find_signer(envelope, trusted)
     try:
         statement = load_json(envelope.payload, MAX_STATEMENT_BYTES).data
@@ -197,9 +197,11 @@ def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime)
         if len(dict(listed)) != len(listed):
             raise ValueError("a file is listed twice")
     except (MalformedPlan, KeyError, TypeError, ValueError):
-        raise NotTrained(STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim.") from None
+        raise UnsupportedClaim(
+            STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim."
+        ) from None
     if not key.covers(signed_at) or key.revoked_at(now) or signed_at > now:
-        raise NotTrained(
+        raise UnsupportedClaim(
             STATEMENT_FILE,
             "signer_outside_window",
             "its key was not allowed to sign at that time, or has been revoked since.",
@@ -211,8 +213,8 @@ def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime)
 
 def _find_signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     key = by_id(trusted).get(envelope.key_id)
-    if key is None or key.development or not key.may(KeyRole.RUN):
-        raise NotTrained(
+    if key is None or key.development or not key.has_role(KeyRole.RUN):
+        raise UnsupportedClaim(
             STATEMENT_FILE,
             "untrusted_signer",
             f"the key {printable(envelope.key_id[:16])} is not trusted to sign runs.",
@@ -221,7 +223,7 @@ def _find_signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKe
     if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
         envelope.signature, envelope.signed_bytes
     ):
-        raise NotTrained(
+        raise UnsupportedClaim(
             STATEMENT_FILE,
             "altered_claim",
             "the signature does not match: the claim was changed after signing.",
@@ -295,11 +297,11 @@ def _compare_model_signature(folder: Path, manifest: Manifest, report: ModelRepo
 
 
 def _read_signed(folder: Path, name: str, max_bytes: int, sha256: str | None) -> bytes | None:
-    """Read a file, or return None if it is not as signed; raises ``NotTrained``."""
+    """Read a file, or return None if it is not as signed; raises ``UnsupportedClaim``."""
     try:
         content = read_model_file(folder / name, max_bytes)
     except OSError:
         return None
     except BadModel as error:
-        raise NotTrained(name, error.code, error.message, error.remedy) from None
+        raise UnsupportedClaim(name, error.code, error.message, error.remedy) from None
     return content if hashlib.sha256(content).hexdigest() == sha256 else None

@@ -1,4 +1,4 @@
-"""Policies: which plans an organisation allows, and who may grant exceptions."""
+"""Policies: the plans that an organisation allows, and waivers of their rules."""
 
 import lazy_loader
 

@@ -278,7 +278,7 @@ def open_document(kind: DocumentKind, envelope: bytes, key: PublicKey) -> dict[s
         result = read_envelope(load_json(envelope, MAX_ENVELOPE_BYTES).data)
         if result.payload_type != PAYLOAD_TYPE or result.key_id != key.key_id:
             raise BadSignedDocument("the envelope has a different type or key")
-        if not key.may(KeyRole.CERTIFICATE):
+        if not key.has_role(KeyRole.CERTIFICATE):
             raise BadSignedDocument("the key is not for certificates and policies")
         if not key.accepts(result.signature, result.signed_bytes):
             raise BadSignedDocument("the signature does not fit")

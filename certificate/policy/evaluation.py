@@ -1,6 +1,6 @@
 """The evaluation of a policy: on an assessment, and as a verifier's floor on a signed certificate.
 
-``judge`` applies a policy and the waivers in force to an assessment:
+``evaluate_policy`` applies a policy and the waivers in force to an assessment:
 
 * ``certified`` becomes ``refused`` if a rule is violated; the numbers stay, because they hold.
 * ``under_noised`` and ``unproved`` stay, with the policy's reasons added.
@@ -38,7 +38,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.rules import Budget, PolicyFacts, violations
-from affidavit.certificate.policy.waiver import Waived, Waiver
+from affidavit.certificate.policy.waiver import WaivedReason, Waiver
 from affidavit.plan import Plan, PlanError, Reason
 
 
@@ -95,7 +95,7 @@ class PolicyEvaluation:
 
     policy: Policy = BUILT_IN
     in_force: tuple[Waiver, ...] = ()
-    waived: tuple[Waived, ...] = ()
+    waived: tuple[WaivedReason, ...] = ()
 
     def not_after(self, issued_at: datetime) -> datetime:
         """Return when a certificate issued at ``issued_at`` expires, by policy and waivers."""
@@ -122,7 +122,7 @@ def lacks_requirements(assessment: Assessment, policy: Policy) -> bool:
 def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
     """Return ``assessment`` with the proof and the group's bound that ``policy`` requires.
 
-    Each takes as long as accounting or longer. What cannot be proved has its reasons.
+    Each takes as long as accounting or longer. A missing proof or bound has its reasons.
     """
     from affidavit.certificate.group_privacy import with_group
     from affidavit.certificate.proof import with_proof  # both load much, and few policies need them
@@ -148,7 +148,7 @@ def _lacks_group(assessment: Assessment, policy: Policy) -> bool:
     return required not in {(bound.records, bound.relation) for bound in assessment.groups}
 
 
-def judge(
+def evaluate_policy(
     plan: Plan,
     assessment: Assessment,
     policy: Policy,
@@ -160,7 +160,7 @@ def judge(
     if assessment.verdict not in ("certified", "under_noised", "unproved"):
         return assessment, PolicyEvaluation(policy=policy, in_force=granted)
     violated: list[Reason] = []
-    waived: list[Waived] = []
+    waived: list[WaivedReason] = []
     # Of several waivers of a rule the one that expires last applies.
     waiver_of = {
         waiver.rule: waiver for waiver in sorted(granted, key=lambda item: (item.expires, item.id))
@@ -169,7 +169,7 @@ def judge(
         if (waiver := waiver_of.get(reason.code)) is None:
             violated.append(reason)
         else:
-            waived.append(Waived(reason=reason, waiver=waiver))
+            waived.append(WaivedReason(reason=reason, waiver=waiver))
     evaluation = PolicyEvaluation(policy=policy, in_force=granted, waived=tuple(waived))
     if violated:
         verdict = "refused" if assessment.verdict == "certified" else assessment.verdict
@@ -203,12 +203,6 @@ def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, 
                 remedy="Ask for a new certificate.",
             ),
         )
-
-
-def _waived_under(predicate: Mapping[str, Any], policy: Policy) -> set[tuple[str, str]]:
-    if predicate["policy"].get("digest") != policy.digest():
-        return set()
-    return {(item["code"], item["pointer"]) for item in predicate.get("waived", ())}
 
 
 def _validity(predicate: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:

@@ -82,7 +82,7 @@ class PolicyFacts:
         guarantee = predicate["guarantee"]
         return cls(
             plan=plan_from(predicate["plan"]),
-            verdict=accounted(predicate),
+            verdict=accounting_verdict(predicate),
             epsilon=None if guarantee is None else float(guarantee["epsilon"]["upper"]),
             delta=None if guarantee is None else float(guarantee["delta"]["upper"]),
             engines=tuple((item["name"], item["version"]) for item in predicate["accountants"]),
@@ -105,7 +105,7 @@ def _summary(problem: Reason) -> str:
     return f"{problem.code}: {problem.message.rstrip('.')}"
 
 
-def accounted(predicate: Mapping[str, Any]) -> Verdict:
+def accounting_verdict(predicate: Mapping[str, Any]) -> Verdict:
     """Return the accounting's verdict: ``certified`` if the policy alone refuses the plan."""
     verdict: Verdict = predicate["verdict"]
     codes = [str(reason["code"]) for reason in predicate["reasons"]]

@@ -80,14 +80,14 @@ class Waiver(StrictModel):
         """Return the waiver as plain data."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def is_for(self, plan_digest: str, dataset: str | None) -> bool:
+    def applies_to(self, plan_digest: str, dataset: str | None) -> bool:
         """Whether the waiver was granted for the plan or data set."""
         if self.plan_digest is not None:
             return self.plan_digest == plan_digest
         return self.dataset == dataset
 
 
-class Waived(StrictModel):
+class WaivedReason(StrictModel):
     """A waived reason, which does not block the plan, and its waiver."""
 
     reason: Reason
@@ -107,7 +107,7 @@ class Waived(StrictModel):
         }
 
 
-def in_force(
+def waivers_in_force(
     waivers: Iterable[Waiver],
     *,
     policy: str,
@@ -123,7 +123,7 @@ def in_force(
                 waiver
                 for waiver in waivers
                 if waiver.policy == policy
-                and waiver.is_for(plan_digest, dataset)
+                and waiver.applies_to(plan_digest, dataset)
                 and waiver.created_by != requester
                 and parse_instant(waiver.created_at) <= now < waiver.expires
             ),

@@ -1,1 +1,1 @@
-"""Runs: what a certificate requires of each step, what was recorded, and what it costs."""
+"""Runs: the requirements of each step, the run record, and the cost."""

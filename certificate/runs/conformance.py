@@ -7,40 +7,12 @@ the weights are not needed.
 A record is ``header checkpoint (charge release? checkpoint* resumed?)* final``. A charge without
 its release is a step in which the run crashed, followed by ``resumed`` or the end of the record.
 
-The cost of a run is the number of its *charged* steps, finished or not. A record without findings
-is charged its charges; any other is charged every certified step, because nobody can prove that
-fewer were run. ``conformant`` means that the certificate's guarantee applies to the run; a finding
-that is only ``noted`` does not deny it.
+The cost of a run is the number of its *charged* steps, finished or not. A record without a finding,
+except ``noted`` ones, costs its charges; any other costs every certified step, because nobody can
+prove that fewer were run. ``conformant`` means that the certificate's guarantee applies to the run;
+``noted`` findings do not deny it.
 
-=====================  ==========================================================
-code                   meaning
-=====================  ==========================================================
-broken_chain           a line was changed, dropped, added, repeated or moved
-                       (also ``not_json``, ``not_canonical``, ``wrong_digest``,
-                       ``not_an_entry``)
-unknown_fields         an entry has other fields or a value of the wrong type
-out_of_order           entries that no run writes in this order
-not_certified          the certificate has another verdict or does not verify
-other_certificate      the record is of another certificate
-other_plan             a plan digest is not that of the certificate
-other_sampler          sampling, divisor or data set size differ from the certified ones
-other_noise            the structure of the noise differs from the certified one
-other_blocks           releases, counts or tensors differ from the certified ones
-too_many_steps         more steps than certified
-clip_norm_above        a record's contribution may have been larger than certified
-noise_below            the noise of a release was less than certified
-key_reused             two steps have one noise key
-statistical_generator  lots or noise are not from a cryptographic generator
-no_canaries            the plan's canaries were not committed to before the run
-no_search              plan and record differ on whether the run is part of a search
-outside_validity       the run began when the certificate was not valid
-wrong_counts           the counts of the last line differ from the record
-wrong_weights          the last line is not about the last release
-unfinished             there is no last line; lines may be missing
-diverged               noted: the run was ended because it diverged
-stopped                noted: the run was ended early on request
-=====================  ==========================================================
-
+``docs/reference/codes.md`` lists the codes and their messages.
 """
 
 from __future__ import annotations
@@ -137,13 +109,18 @@ def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     Raises ``PlanNotClosed`` and ``PlanError`` if the certificate has no closed plan.
     """
     check, findings = RecordCheck(predicate), []
-    head, broken = None, False
+    head: str | None = None
+    broken = False
     if predicate.get("verdict") != "certified":
         message = f"the certificate's verdict is {predicate.get('verdict')}."
         findings.append(ConformanceFinding(code="not_certified", line=0, message=message))
-    for number, entry in enumerate(_entries(record), start=1):
-        if isinstance(entry, ConformanceFinding):
-            findings.append(entry)
+    for number, line in enumerate(io.BytesIO(record), start=1):
+        try:
+            if not line.endswith(b"\n"):
+                raise BrokenLine("not_json", "the last line is incomplete: it was truncated.")
+            entry = decode_line(line, START if head is None else head)
+        except BrokenLine as error:
+            findings.append(ConformanceFinding(code=error.code, line=number, message=str(error)))
             broken = True
             break
         head = entry["digest"]
@@ -170,23 +147,6 @@ def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
         steps_to_charge=charged if conformant else max(steps, charged),
         findings=tuple(findings),
     )
-
-
-def _entries(record: bytes) -> Iterator[RecordEntry | ConformanceFinding]:
-    """Yield the entries up to the first line that breaks the chain, and that as a finding."""
-    previous = START
-    for number, line in enumerate(io.BytesIO(record), start=1):
-        if not line.endswith(b"\n"):
-            message = "the last line is incomplete: it was truncated."
-            yield ConformanceFinding(code="not_json", line=number, message=message)
-            return
-        try:
-            entry = decode_line(line, previous)
-        except BrokenLine as error:
-            yield ConformanceFinding(code=error.code, line=number, message=str(error))
-            return
-        yield entry
-        previous = entry["digest"]
 
 
 Mismatches = Iterator[tuple[str, str]]
@@ -391,7 +351,7 @@ class RecordCheck:
             certified = "no counts of clipped records were" if adaptation is None else "a count is"
             yield "unknown_fields", f"clip_counts: {certified} certified for every block."
         elif adaptation is not None and counts is not None:
-            adaptation.follow(counts, self.execution.at(entry["step"]))
+            adaptation.update(counts, self.execution.at(entry["step"]))
 
     def _final(self, entry: RecordEntry) -> Mismatches:
         self.ended = True

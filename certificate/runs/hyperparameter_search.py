@@ -63,7 +63,7 @@ class SearchOpening:
     draw: str
 
     @classmethod
-    def drawn(cls, certificate: str, choices: Any, score: str) -> Self:
+    def create(cls, certificate: str, choices: Any, score: str) -> Self:
         """Return a new opening at the current time; raises ``BadSearch``."""
         at, draw = format_instant(datetime.now(UTC)), secrets.token_hex(32)
         return cls.read(

@@ -151,7 +151,7 @@ def read_provenance(
             f"the key {envelope.key_id[:16]!r} is not a trusted worker's key; put its public "
             "record into worker-keys."
         )
-    if not key.may(KeyRole.RUN):
+    if not key.has_role(KeyRole.RUN):
         raise BadProvenance(f"the key {envelope.key_id[:16]!r} is not for run records.")
     if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
         envelope.signature, envelope.signed_bytes

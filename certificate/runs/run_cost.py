@@ -10,6 +10,7 @@ all epochs, an optimiser accounted as one release, and a selection among repetit
 full from the first step: no theorem covers a run that is stopped because of its outputs.
 ``spending`` returns ε over steps; every value is an upper bound and at most the certificate's.
 
+>>> from affidavit.accountants.privacy_filter import UNIT
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "adjacency": "add_remove", "steps": 10,
 ...     "sampling": {"scheme": "full_batch"}, "target": {"delta": 1e-5},
@@ -42,14 +43,12 @@ from affidavit.accountants import (
     joint_mu,
     parts,
 )
-from affidavit.accountants.privacy_filter import UNIT, Cost, Steps, divergences
+from affidavit.accountants.privacy_filter import Cost, Steps, divergences
 from affidavit.certificate import plan_summary
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, ReferenceLine
 from affidavit.mechanisms import Lowered, LoweredPhase
 from affidavit.plan import Composed, Event, Plan
-
-__all__ = ["UNIT", "CertificateDiffers", "CertifiedRun", "composed_epsilon", "run_of"]
 
 
 class CertificateDiffers(Exception):
@@ -130,7 +129,7 @@ def run_of(plan: Plan, engine: str, *, predicate: dict[str, Any] | None = None) 
     ``AccountantError`` if the engine does not cover the plan.
     """
     chosen = accountant(engine)
-    lowered = Solver(lowered=lower_open(plan), engine=chosen).closed()
+    lowered = Solver(lowered=lower_open(plan), engine=chosen).solve()
     if predicate is None:
         return CertifiedRun(lowered=lowered, epsilon=math.inf, delta=1.0)
     guarantee = predicate["guarantee"]

@@ -296,7 +296,7 @@ class ClipAdaptation:
     >>> adaptation, execution = ClipAdaptation.of(plan), Execution.of(plan)
     >>> adaptation.at(execution.at(0)).noise_std
     {'all[0]': 2.0}
-    >>> adaptation.follow({"all[0]": -4.5}, execution.at(0))  # no norm is within: C grows
+    >>> adaptation.update({"all[0]": -4.5}, execution.at(0))  # no norm is within: C grows
     >>> round(adaptation.at(execution.at(1)).clip_norm["all[0]"], 4)
     0.5526
 
@@ -369,7 +369,7 @@ class ClipAdaptation:
         (release,) = (item for item in releases if item.name == self.releases[name])
         return release
 
-    def follow(self, sums: Mapping[str, float], required: StepRequirement) -> None:
+    def update(self, sums: Mapping[str, float], required: StepRequirement) -> None:
         """Update the clip norms by the noisy ``sums`` of a step, by block, in records."""
         quantile = QUANTILE if self.event.quantile is None else self.event.quantile
         rate = self.event.learning_rate or LEARNING_RATE

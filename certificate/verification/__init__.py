@@ -1,1 +1,1 @@
-"""Verification of a bundle in numbered steps, and what a verifier requires."""
+"""The verification of a bundle in numbered steps, and the requirements of a verifier."""

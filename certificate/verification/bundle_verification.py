@@ -36,18 +36,18 @@ from affidavit.certificate.dsse import (
     in_toto,
     read_envelope,
 )
-from affidavit.certificate.issuance import BUNDLE_TYPE
-from affidavit.certificate.keys.key import KeyRole, PublicKey, format_instant, parse_instant
-from affidavit.certificate.log import inclusion_verification as log_steps
-from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
-from affidavit.certificate.policy.evaluation import policy_floor
-from affidavit.certificate.policy.rules import at_least
-from affidavit.certificate.statement import (
+from affidavit.certificate.issuance import (
+    BUNDLE_TYPE,
     CRITICAL,
     PREDICATE_TYPE,
     follows_from_plan,
     is_readable,
 )
+from affidavit.certificate.keys.key import KeyRole, PublicKey, format_instant, parse_instant
+from affidavit.certificate.log import inclusion_verification as log_steps
+from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
+from affidavit.certificate.policy.evaluation import policy_floor
+from affidavit.certificate.policy.rules import at_least
 from affidavit.certificate.verification.status import check_status
 from affidavit.certificate.verification.trust_policy import TrustPolicy
 from affidavit.certificate.verification.verification_result import (
@@ -58,8 +58,6 @@ from affidavit.certificate.verification.verification_result import (
     Verifier,
 )
 from affidavit.plan import MalformedPlan, Plan, digest, digest_of, load_json
-
-__all__ = ["STEPS", "VerificationError", "VerificationOptions", "VerifiedCertificate", "verify"]
 
 MAX_BUNDLE_BYTES = 8 * 1024 * 1024
 """Enough for the certificate of a plan of the largest size."""
@@ -172,7 +170,7 @@ def _find_key(envelope: Envelope, verifier: Verifier) -> PublicKey:
             "it was signed with a development key, which nobody vouches for.",
             "Have it issued by a service that has a signing key (affidavit keys new).",
         )
-    if not key.may(KeyRole.CERTIFICATE):
+    if not key.has_role(KeyRole.CERTIFICATE):
         raise VerificationError(
             3,
             "key_outside_role",

@@ -123,7 +123,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     key = by_id(trusted).get(envelope.key_id)
     if key is None or key.development:
         raise _bad("it was not signed by a key that you trust.")
-    if not key.may(KeyRole.STATUS):
+    if not key.has_role(KeyRole.STATUS):
         raise _bad(f"the key {key.key_id[:16]} is not for status lists.")
     if not key.accepts(envelope.signature, envelope.signed_bytes):
         raise _bad("its signature does not match its content.")

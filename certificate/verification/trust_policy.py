@@ -160,7 +160,7 @@ class TrustPolicy(SignedPart):
         log_keys = {
             key.key.public_bytes_raw()
             for key in trusted
-            if any(key.may(role) for role in KeyRole if role is not KeyRole.WITNESS)
+            if any(key.has_role(role) for role in KeyRole if role is not KeyRole.WITNESS)
         }
         keys = () if self.witnesses is None else self.witnesses.parsed()
         return next((key.name for key in keys if key.raw in log_keys), None)

@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from affidavit.accountants import decimal_up
 from affidavit.certificate import Assessment, certify
-from affidavit.certificate.policy import BUILT_IN, Budget, Policy, judge, with_requirements
+from affidavit.certificate.policy import (
+    BUILT_IN,
+    Budget,
+    Policy,
+    evaluate_policy,
+    with_requirements,
+)
 from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable_result
 from affidavit.gate.checking.fixes import find_fixes
 from affidavit.gate.checking.source import Source
@@ -37,7 +43,7 @@ def evaluate(
     assessment = with_requirements(certify(plan, second_opinion=second_opinion), rules)
     # No ledger is available here; the policy's on_outage decides whether that blocks.
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
-    judged, judgement = judge(plan, assessment, rules, budget=budget)
+    judged, judgement = evaluate_policy(plan, assessment, rules, budget=budget)
     broken = _broken_obligations(source, plan)
     if broken and judged.verdict == "certified":
         judged = replace(judged, verdict="refused")

@@ -90,7 +90,7 @@ def _is_genuine(connection: Connection, row: RowMapping) -> bool:
         record = connection.execute(_KEY, {"key_id": contents.envelope.key_id}).scalar_one()
         key = PublicKey.from_record(json.loads(record))
         entry = certificate_entry(contents.envelope, contents.statement)
-        keys = [key] if key.may(KeyRole.CERTIFICATE) else []
+        keys = [key] if key.has_role(KeyRole.CERTIFICATE) else []
         return not contents.contradicted_by(row, keys) and (is_logged(connection, entry))
     except (*UNREADABLE, KeyFailure, NoResultFound):
         return False

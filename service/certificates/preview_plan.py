@@ -37,7 +37,7 @@ from affidavit.certificate.diagnosis import diagnose
 from affidavit.certificate.policy import (
     Policy,
     PolicyEvaluation,
-    judge,
+    evaluate_policy,
     lacks_requirements,
     with_requirements,
 )
@@ -141,7 +141,7 @@ class PreviewPlan:
         with acting_for(team):
             ledger = await self._position(plan, assessment)
         budget = budget_status(assessment, ledger)
-        assessment, judgement = judge(plan, assessment, policy, requested.waivers, budget)
+        assessment, judgement = evaluate_policy(plan, assessment, policy, requested.waivers, budget)
         return Preview(assessment=assessment, policy=policy, judgement=judgement, ledger=ledger)
 
     async def draw(self, plan: Plan) -> Pictures:

@@ -32,7 +32,7 @@ from affidavit.certificate.policy import (
     BUILT_IN_EVALUATION,
     PolicyEvaluation,
     Waiver,
-    judge,
+    evaluate_policy,
     lacks_requirements,
     with_requirements,
 )
@@ -334,7 +334,7 @@ class SubmitPlan:
     ) -> SignedCertificate | Submission:
         requested, ledger = job.certification, job.ledger
         budget = budget_status(job.assessment, ledger)
-        assessment, judgement = judge(
+        assessment, judgement = evaluate_policy(
             requested.plan, job.assessment, requested.policy, requested.waivers, budget
         )
         if (
@@ -386,8 +386,8 @@ def sign(
 ) -> StoredCertificate:
     """Sign the assessment of a plan as the issue after ``former``, or as the first.
 
-    ``under`` is the evaluation that ``judge`` returned with ``assessment``. ``ledger`` is the state
-    of the data set's ledger. ``team`` owns the certificate.
+    ``under`` is the evaluation that ``evaluate_policy`` returned with ``assessment``. ``ledger`` is
+    the state of the data set's ledger. ``team`` owns the certificate.
     """
     certificate = issue(
         assessment,

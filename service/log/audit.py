@@ -32,7 +32,7 @@ from affidavit.certificate import (
     PublicKey,
     SearchOpening,
     SignedKeyset,
-    follow_keyset,
+    check_keyset,
     read_keyset,
     read_provenance,
 )
@@ -451,7 +451,7 @@ def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
         where = f"keysets {row.version}"
         try:
             signed = read_keyset(bytes(row.document))
-            follow_keyset(signed, last)
+            check_keyset(signed, last)
         except KeysetError as error:
             yield AuditFinding("row_changed", where, f"it is not valid: {error.message}")
             continue
@@ -498,7 +498,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     keys = []
     for record in connection.execute(select(signing_keys.c.record)).scalars():
         with suppress(LogDamaged):  # reported with the keys
-            keys += [key for key in (key_of(record),) if key.may(KeyRole.CERTIFICATE)]
+            keys += [key for key in (key_of(record),) if key.has_role(KeyRole.CERTIFICATE)]
     facets = certificate_facets.c
     query = (
         select(certificates, facets.mechanism, facets.requester)

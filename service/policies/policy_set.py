@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from affidavit.certificate import Assessment, certificate_id
-from affidavit.certificate.policy import BUILT_IN, Budget, Policy, Waiver, in_force
+from affidavit.certificate.policy import BUILT_IN, Budget, Policy, Waiver, waivers_in_force
 from affidavit.plan import Plan, digest
 from affidavit.service.errors import DomainError
 from affidavit.service.teams import DEFAULT, team_in_id
@@ -68,7 +68,7 @@ class PolicySet:
         """Return the waivers that apply to ``plan`` by ``requester`` now."""
         if not self.waivers:
             return ()
-        return in_force(
+        return waivers_in_force(
             self.waivers,
             policy=self.policy_of(plan.dataset.name).digest(),
             plan_digest=digest(plan),
@@ -122,7 +122,7 @@ class CertificationRequest:
     @cached_property
     def id(self) -> str:
         """The id of the certificate."""
-        return certificate_id(self.plan, self.policy, self.waivers, team_in_id(self.team))
+        return certificate_id(digest(self.plan), self.policy, self.waivers, team_in_id(self.team))
 
     def with_id(self, known: str) -> CertificationRequest:
         """Return this request with an id that was computed before."""

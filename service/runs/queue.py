@@ -124,7 +124,7 @@ class LockedRun:
         if search is not None:
             # Trials of a lost worker cannot be continued, and the number cannot be drawn again.
             wants = None
-            opening = SearchOpening.drawn(run.certificate_id, search["choices"], search["score"])
+            opening = SearchOpening.create(run.certificate_id, search["choices"], search["score"])
             lease["search"], body["search"] = json.dumps(opening.as_document()), opening.digest
         body["granted"] = granted = (
             run.certified_steps if wants is None else self._compute_grant(wants)

@@ -14,7 +14,7 @@ from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo.accountant import FAILURE_PROBABILITY
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
-from affidavit.certificate.statement import statement
+from affidavit.certificate.issuance import statement
 from affidavit.gate.render import print_assessment
 from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Plan, RandomAllocationGaussian
 

@@ -16,7 +16,7 @@ from affidavit.accountants.chains import chained_epsilon
 from affidavit.certificate import Assessment, certify
 from affidavit.certificate.policy import (
     PolicyFacts,
-    judge,
+    evaluate_policy,
     policy_from,
     violations,
     with_requirements,
@@ -147,7 +147,7 @@ def judged(plan: Plan, **cap: Any) -> Assessment:
         }
     )
     result = with_requirements(certify(plan, second_opinion=False), policy)
-    return judge(plan, result, policy)[0]
+    return evaluate_policy(plan, result, policy)[0]
 
 
 @pytest.mark.parametrize("records", [1, 2, 3, 7])

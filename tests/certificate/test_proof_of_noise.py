@@ -12,8 +12,8 @@ import pytest
 
 from affidavit.accountants.checker import Unproved
 from affidavit.certificate import certify, proof
+from affidavit.certificate.issuance import statement
 from affidavit.certificate.policy.evaluation import BUILT_IN_EVALUATION, NO_APPROVALS
-from affidavit.certificate.statement import statement
 from affidavit.mechanisms import correlation, lower
 from affidavit.mechanisms.correlation import Correlation
 from affidavit.mechanisms.strategies.participation_mixture import ParticipationMixture

@@ -231,10 +231,10 @@ def test_a_search_is_trials_of_ray_tune(cluster: RayCluster, tmp_path: Path) -> 
     files = ("certificate=bundle", "plan=plan", "keys=keys")
     options = [f"--{name}={tmp_path / file}.json" for name, file in (f.split("=") for f in files)]
     options += ["--data=digits:part=train", "--model=mlp:8,seed=1,blocks=all", "--device=cpu"]
-    opening = SearchOpening.drawn("sha256:" + 64 * "0", {}, "digits:part=test")
+    opening = SearchOpening.create("sha256:" + 64 * "0", {}, "digits:part=test")
     (selection,) = plan.extra
     while opening.trials(selection) < 2:
-        opening = SearchOpening.drawn(opening.certificate, {}, opening.score)
+        opening = SearchOpening.create(opening.certificate, {}, opening.score)
     out.mkdir()
     (out / "search.json").write_text(json.dumps(opening.as_document()))
     assert of_ray(cluster, "affidavit.trainer.search", *options, f"--out={out}").wait(LIMIT) == 0

@@ -370,7 +370,7 @@ class TrainingState:
                 ratchet,
                 exact=self._config.plan.phases[required.phase].has_exact_noise,
             )
-            self._adaptation.follow(self.clip_counts, required)
+            self._adaptation.update(self.clip_counts, required)
 
     def _noisy_counts(
         self, adaptation: ClipAdaptation, ratchet: Ratchet, *, exact: bool

@@ -1,4 +1,4 @@
-"""The known mistakes, one function each; a new one is a function and a vector."""
+"""The known mistakes, one function each; a new mistake is a function and a test vector."""
 
 from __future__ import annotations
 

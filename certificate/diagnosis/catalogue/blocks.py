@@ -1,4 +1,4 @@
-"""Mistakes about what one step releases, and how far one record moves it."""
+"""Mistakes about the releases of one step and their sensitivity."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scaled
+from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scale_noise
 from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import FIXED_ORDER, Phase
 
 MAX_LONE_BLOCKS = 4
-"""Blocks with a noise of their own that are tried as the only one."""
+"""The most distinct blocks that are tried as the only counted one."""
 
 
 @mistake(
@@ -24,7 +24,7 @@ MAX_LONE_BLOCKS = 4
     field=("releases",),
 )
 def independent_blocks(case: Case) -> Iterator[Way]:
-    """K same-lot blocks as K·T independently sampled releases."""
+    """Account K same-lot blocks as K·T independently sampled releases."""
     blocks, steps = case.first.blocks, case.first.steps
     if _per_block(case) and blocks > 1:
         yield Way(
@@ -42,7 +42,7 @@ def independent_blocks(case: Case) -> Iterator[Way]:
     field=("releases",),
 )
 def single_block(case: Case) -> Iterator[Way]:
-    """One block alone, or all but one release."""
+    """Account one block alone, or all releases except one."""
     if not _per_block(case) or case.first.blocks < 2:
         return
     extra = 0.0 if case.plan.optimizer.name.startswith("dp_muon") else 0.8
@@ -50,7 +50,7 @@ def single_block(case: Case) -> Iterator[Way]:
         yield Way(
             text=f"one block was accounted alone at σ = {sigma:.6g}, and the other "
             f"{case.first.blocks - 1} were forgotten",
-            change=_alone(sigma),
+            change=_count_one_block(sigma),
             cost=0.8 + extra + 0.3 * place,
         )
     phase = case.plan.phases[0]
@@ -60,7 +60,9 @@ def single_block(case: Case) -> Iterator[Way]:
             joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(stored)}))
             if joint is not None and sum(entry.count for entry in stored) > 1:
                 yield Way(
-                    text=f"the release {release.name} was forgotten", change=_alone(joint), cost=2.5
+                    text=f"the release {release.name} was forgotten",
+                    change=_count_one_block(joint),
+                    cost=2.5,
                 )
 
 
@@ -72,14 +74,14 @@ def single_block(case: Case) -> Iterator[Way]:
     field=("releases",),
 )
 def clip_not_joint(case: Case) -> Iterator[Way]:
-    """Per-layer clipping to C each, accounted with sensitivity C."""
+    """Account per-layer clipping to C each with sensitivity C."""
     phase = case.plan.phases[0]
     if not _per_block(case) or case.first.blocks < 2:
         return
     sigmas = [float(noise_multiplier(r)) for r in phase.releases]
     stds = [sigma * r.clip_norm for sigma, r in zip(sigmas, phase.releases, strict=True)]
     if max(stds) > min(stds) * (1 + 1e-9) and max(sigmas) > min(sigmas):
-        return  # neither one noise nor one multiplier: it was not meant as one gradient
+        return  # neither one noise nor one multiplier, so that it is not one clipped gradient
     extra = 0.8 if case.plan.optimizer.name.startswith("dp_muon") else 0.0
     norms = sorted({release.clip_norm for release in phase.releases}, reverse=True)
     true = math.sqrt(math.fsum(r.count * r.clip_norm**2 for r in phase.releases))
@@ -87,7 +89,7 @@ def clip_not_joint(case: Case) -> Iterator[Way]:
         yield Way(
             text=f"{case.first.blocks} layers, each clipped to its own norm, were accounted "
             f"with sensitivity {norm:.6g} instead of √(ΣC²) = {true:.6g}",
-            change=_alone(sigmas[0] if max(sigmas) == min(sigmas) else stds[0] / norm),
+            change=_count_one_block(sigmas[0] if max(sigmas) == min(sigmas) else stds[0] / norm),
             cost=0.7 + extra + 0.3 * place,
         )
 
@@ -101,7 +103,7 @@ def clip_not_joint(case: Case) -> Iterator[Way]:
     field=("optimizer",),
 )
 def filter_norm(case: Case) -> Iterator[Way]:
-    """DiSK: noise divided by the filter's norm, or sums combined after clipping."""
+    """Account DiSK without its division of the noise or its combination after clipping."""
     filtered, optimizer = case.filter, case.plan.optimizer
     if filtered is None:
         return
@@ -111,7 +113,7 @@ def filter_norm(case: Case) -> Iterator[Way]:
     if divided:
         yield Way(
             text=f"the noise was divided by the filter's norm {norm:.6g}, and the accountant was "
-            "told the multiplier before that",
+            "given the multiplier before the division",
             change=lambda account, _: replace(account, scale=account.scale * norm),
             cost=0.5,
         )
@@ -125,7 +127,7 @@ def filter_norm(case: Case) -> Iterator[Way]:
     if late and reach > 1 and divided:
         yield Way(
             text=f"the noise was divided by the filter's norm {norm:.6g}, and the sums were "
-            "combined after clipping; the accountant was told neither",
+            "combined after clipping; the accountant was given neither",
             change=lambda account, _: replace(
                 account, scale=account.scale * norm, distance=account.distance / reach
             ),
@@ -138,8 +140,8 @@ def filter_norm(case: Case) -> Iterator[Way]:
             (reach, "as if two clipped sums could not move by more than one", 1.6),
         ):
             yield Way(
-                text=f"the accountant was told {factor:.6g} times this noise, {words}",
-                change=scaled(factor),
+                text=f"the accountant was given {factor:.6g} times this noise, {words}",
+                change=scale_noise(factor),
                 cost=cost,
             )
 
@@ -152,7 +154,7 @@ def filter_norm(case: Case) -> Iterator[Way]:
     field=("optimizer", "name"),
 )
 def error_feedback(case: Case) -> Iterator[Way]:
-    """DP-Dice as plain DP-SGD with C₁ or C₁ + C₂."""
+    """Account DP-Dice as plain DP-SGD with C₁ or C₁ + C₂."""
     optimizer = case.plan.optimizer
     if optimizer.name != "dp_dice":
         return
@@ -184,7 +186,7 @@ def error_feedback(case: Case) -> Iterator[Way]:
     field=("releases",),
 )
 def sum_or_mean(case: Case) -> Iterator[Way]:
-    """Noise for the sum on the mean, or the reverse."""
+    """Take noise on the sum for noise on the mean."""
     lot = case.first.lot or case.plan.dataset.size
     if case.first.scheme == "full_batch":
         lot = case.plan.dataset.size
@@ -193,7 +195,7 @@ def sum_or_mean(case: Case) -> Iterator[Way]:
     yield Way(
         text=f"noise on the sum was read as noise on the mean: the multiplier was taken {lot} "
         "times too large",
-        change=scaled(float(lot)),
+        change=scale_noise(float(lot)),
         cost=1.5,
     )
 
@@ -205,7 +207,7 @@ def sum_or_mean(case: Case) -> Iterator[Way]:
     field=("releases",),
 )
 def variance_or_deviation(case: Case) -> Iterator[Way]:
-    """The square of the noise multiplier for it, or the root."""
+    """Take the square or the root of the noise multiplier for it."""
     sigmas = {sigma for phase in case.plan.phases for sigma in _distinct_sigmas(phase)}
     if len(sigmas) > 1:
         return
@@ -214,7 +216,7 @@ def variance_or_deviation(case: Case) -> Iterator[Way]:
     power, words = (2.0, "its square, the variance") if sigma > 1 else (0.5, "its root")
     yield Way(
         text=f"{sigma**power:.6g} was accounted as the noise multiplier: {words}",
-        change=scaled(sigma ** (power - 1)),
+        change=scale_noise(sigma ** (power - 1)),
         cost=2.2,
     )
 
@@ -224,7 +226,7 @@ def _per_block(case: Case) -> bool:
 
 
 def _distinct_sigmas(phase: Phase) -> list[float]:
-    """The blocks' multipliers, those of most blocks first."""
+    """Return the distinct multipliers of the blocks, the most frequent first."""
     counts: dict[float, int] = {}
     for release in phase.releases:
         sigma = float(noise_multiplier(release))
@@ -232,12 +234,12 @@ def _distinct_sigmas(phase: Phase) -> list[float]:
     return sorted(counts, key=lambda sigma: -counts[sigma])
 
 
-def _alone(sigma: float) -> Change:
+def _count_one_block(sigma: float) -> Change:
     return lambda account, _: replace(account, blocks="alone", lone=sigma)
 
 
 def _as_dp_sgd(share: float) -> Change:
-    """DP-SGD at the plan's sampler, whose sensitivity is ``share`` times C₁."""
+    """Return the change to DP-SGD with the plan's sampler and sensitivity ``share`` times C₁."""
 
     def change(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
         sampled = facts.scheme not in FIXED_ORDER and facts.rate < 1

@@ -1,4 +1,4 @@
-"""Mistakes about unamplified runs: noise that is correlated, and records that come again."""
+"""Mistakes about unamplified runs: correlated noise and repeated participation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MATRIX = "Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.0
     field=("noise",),
 )
 def injection_norm(case: Case) -> Iterator[Way]:
-    """The column norm of the injected N instead of that of its inverse."""
+    """Use the column norm of the injected N instead of that of its inverse."""
     result = case.first.correlation
     if result is None or result.injected >= result.sensitivity * (1 - 1e-9):
         return
     named = "√(1+λ²)" if result.kind == "bidiagonal" else "the column norm of N"
-    yield from _misjudged(
+    yield from _with_sensitivity(
         case,
         result.injected,
         f"the noise was scaled by {named} = {result.injected:.6g} "
@@ -34,7 +34,7 @@ def injection_norm(case: Case) -> Iterator[Way]:
     )
     if result.participations > 1:
         root = math.sqrt(result.participations)
-        yield from _misjudged(
+        yield from _with_sensitivity(
             case,
             result.injected * root,
             f"the noise was scaled by {named} = {result.injected:.6g} instead of κ = "
@@ -51,12 +51,12 @@ def injection_norm(case: Case) -> Iterator[Way]:
     field=("noise",),
 )
 def no_kappa(case: Case) -> Iterator[Way]:
-    """Correlated noise as if it were independent at the same σ."""
+    """Account correlated noise as independent noise at the same σ."""
     result = case.first.correlation
     if result is None:
         return
     sampled = case.first.scheme == "poisson" and case.first.rate < 1
-    yield Way(  # under sampling it is amplified_correlated in the first place
+    yield Way(  # under sampling amplified_correlated is more likely
         text="noise that is correlated across steps was accounted as independent at the same σ",
         change=_independent,
         cost=0.9 if sampled else 0.7 if result.kind == "bidiagonal" else 1.1,
@@ -71,7 +71,7 @@ def no_kappa(case: Case) -> Iterator[Way]:
     field=("noise",),
 )
 def amplified_correlated(case: Case) -> Iterator[Way]:
-    """Poisson amplification for noise that is correlated across steps."""
+    """Apply Poisson amplification to noise that is correlated across steps."""
     facts = case.first
     result = facts.correlation
     if result is None or facts.rate >= 1:
@@ -85,7 +85,7 @@ def amplified_correlated(case: Case) -> Iterator[Way]:
         yield Way(
             text=f"each step was accounted as amplified by sampling with q = {facts.rate:.6g}, "
             + words,
-            change=amplified(sensitivity),
+            change=amplify(sensitivity),
             cost=0.6 + cost,
         )
 
@@ -98,7 +98,7 @@ def amplified_correlated(case: Case) -> Iterator[Way]:
     field=("noise",),
 )
 def injected_noise(case: Case) -> Iterator[Way]:
-    """A strategy's advertised sensitivity where another noise is injected."""
+    """Use the sensitivity of another strategy than the injected noise."""
     result = case.first.correlation
     if result is None:
         return
@@ -108,7 +108,7 @@ def injected_noise(case: Case) -> Iterator[Way]:
         (math.sqrt(result.participations), f"√k = √{result.participations}", 0.2),
     ):
         if sensitivity < result.sensitivity * (1 - 1e-9):
-            yield from _misjudged(
+            yield from _with_sensitivity(
                 case,
                 sensitivity,
                 f"the strategy's sensitivity was taken as {words}; that of the noise really "
@@ -124,20 +124,20 @@ def injected_noise(case: Case) -> Iterator[Way]:
     field=("noise",),
 )
 def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
-    """The sensitivity of one participation where a record takes part again."""
+    """Use the sensitivity of one participation for several."""
     result, account = case.first.correlation, case.account.phases[0]
     if case.first.independent and account.known and account.probability is None:
         if account.participations > 1:
             yield Way(
                 text="the sensitivity of one participation was used for "
                 f"{account.participations} participations",
-                change=_once,
+                change=_participate_once,
                 cost=1.0,
             )
         return
     if result is None or result.participations < 2:
         return
-    yield from _misjudged(
+    yield from _with_sensitivity(
         case,
         result.column,
         f"the sensitivity of one participation, {result.column:.6g}, was used for "
@@ -154,7 +154,7 @@ def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
     field=("sampling", "scheme"),
 )
 def identity_once(case: Case) -> Iterator[Way]:
-    """Independent noise over k unamplified participations with sensitivity 1."""
+    """Account independent noise over k unamplified participations with sensitivity 1."""
     account, result = case.account.phases[0], case.first.correlation
     if account.probability is not None or not (case.first.independent or _is_identity(result)):
         return
@@ -162,12 +162,12 @@ def identity_once(case: Case) -> Iterator[Way]:
         yield Way(
             text=f"{account.participations} participations of a record were accounted with "
             "sensitivity 1 over the whole run",
-            change=_once,
+            change=_participate_once,
             cost=0.5,
         )
 
 
-def _once(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
+def _participate_once(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
     return replace(account, participations=1, sensitivity=None)
 
 
@@ -175,8 +175,8 @@ def _is_identity(correlation: Correlation | None) -> bool:
     return correlation is not None and correlation.injected == 1 and correlation.column <= 1 + 1e-9
 
 
-def _misjudged(case: Case, sensitivity: float, text: str, cost: float) -> Iterator[Way]:
-    """The run with another sensitivity, unamplified, and sampled where the plan samples."""
+def _with_sensitivity(case: Case, sensitivity: float, text: str, cost: float) -> Iterator[Way]:
+    """Yield the run with another sensitivity, unamplified and, if the plan samples, amplified."""
     facts = case.first
     if facts.scheme != "poisson" or facts.rate >= 1:
         yield Way(text=text, change=_sensitivity(sensitivity), cost=cost)
@@ -188,7 +188,7 @@ def _misjudged(case: Case, sensitivity: float, text: str, cost: float) -> Iterat
     )
     yield Way(
         text=f"{text}, in a run accounted step by step at its sampling probability",
-        change=amplified(sensitivity),
+        change=amplify(sensitivity),
         cost=cost + 0.2,
     )
 
@@ -197,8 +197,8 @@ def _sensitivity(value: float) -> Change:
     return lambda account, _: replace(account, known=True, probability=None, sensitivity=value)
 
 
-def amplified(sensitivity: float) -> Change:
-    """Each step sampled at the plan's rate, at σ over ``sensitivity``."""
+def amplify(sensitivity: float) -> Change:
+    """Return the change that samples each step at the plan's rate, at σ over ``sensitivity``."""
 
     def change(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
         return replace(

@@ -1,4 +1,4 @@
-"""Mistakes about what is reported in the end."""
+"""Mistakes in the reported result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USUAL_DELTAS = (1e-5, 1e-6, 1e-4, 1e-3, 1e-7, 1e-2)
     field=("target",),
 )
 def gdp_clt(_case: Case) -> Iterator[Way]:
-    """The central-limit approximation as a bound."""
+    """Report the central-limit approximation as a bound."""
     yield Way(text="the central-limit approximation was reported", central_limit=True, cost=0.9)
 
 
@@ -30,7 +30,7 @@ def gdp_clt(_case: Case) -> Iterator[Way]:
     field=("target", "delta"),
 )
 def loose_delta(case: Case) -> Iterator[Way]:
-    """ε at another, larger δ."""
+    """Report ε at a larger δ."""
     tried = set()
     for delta, words, cost in _deltas(case):
         if case.account.delta < delta < 1 and delta not in tried:
@@ -50,11 +50,11 @@ def loose_delta(case: Case) -> Iterator[Way]:
     field=("extra",),
 )
 def uncounted_release(case: Case) -> Iterator[Way]:
-    """Training alone."""
+    """Account training without the other releases."""
     if case.extras.selection is None and (
         case.extras.released_once or case.extras.released_per_repetition
     ):
-        yield Way(text="what is released beside training was left out", extra=(), cost=0.8)
+        yield Way(text="the releases beside training were left out", extra=(), cost=0.8)
 
 
 @mistake(
@@ -65,7 +65,7 @@ def uncounted_release(case: Case) -> Iterator[Way]:
     field=("extra",),
 )
 def uncounted_selection(case: Case) -> Iterator[Way]:
-    """The chosen run as if it were the only one."""
+    """Account the chosen run without the selection."""
     extras = case.extras
     if extras.selection is None:
         return
@@ -83,7 +83,7 @@ def uncounted_selection(case: Case) -> Iterator[Way]:
 
 
 def beyond_one_record(delta: float, size: int | None) -> Way:
-    """A δ of 1/N or more, where everything else about the claim is right."""
+    """Return the way of a correct claim at a δ of 1/N or more."""
     return Way(
         code="loose_delta",
         text=f"ε was taken at δ = {delta:g}, which is not below 1/N"

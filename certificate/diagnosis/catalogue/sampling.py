@@ -1,4 +1,4 @@
-"""Mistakes about which records a step sees, and about how many steps there are."""
+"""Mistakes about the records of a step and the number of steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import get_args
 
 from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scaled
-from affidavit.certificate.diagnosis.catalogue.correlated import amplified
+from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scale_noise
+from affidavit.certificate.diagnosis.catalogue.correlated import amplify
 from affidavit.plan import Scheme
 
 UNAMPLIFIED = frozenset(get_args(Scheme)) - {"poisson", "truncated_poisson", "full_batch"}
-"""Schemes whose lots are not Poisson lots."""
-MAX_ACCUMULATED = 1024
-PHYSICAL_BATCHES = (1, 8, 16, 32, 64, 128, 256)
-DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 3, 6, 12, 24)
-ROUNDS = (2, 3, 5, 10, 20, 50, 100)
-"""Numbers of devices that are tried, the usual ones first."""
+"""The schemes whose lots are not Poisson lots."""
+MAX_MICROBATCHES = 1024
+PHYSICAL_BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256)
+DEVICE_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 3, 6, 12, 24)
+ROUND_COUNTS = (2, 3, 5, 10, 20, 50, 100)
+"""The numbers that are tried, the usual ones first."""
 
 
 @mistake(
@@ -29,7 +29,7 @@ ROUNDS = (2, 3, 5, 10, 20, 50, 100)
     field=("sampling", "scheme"),
 )
 def poisson_for_shuffle(case: Case) -> Iterator[Way]:
-    """A Poisson accountant with q = B/N on lots that are not drawn so."""
+    """Use a Poisson accountant with q = B/N for other lots."""
     facts = case.first
     if facts.scheme not in UNAMPLIFIED or facts.rate >= 1:
         return
@@ -55,19 +55,19 @@ def poisson_for_shuffle(case: Case) -> Iterator[Way]:
 
 
 def _correlated_as_poisson(facts: PhaseFacts) -> Iterator[Way]:
-    """The same under correlated noise, which ``amplified_correlated`` names more closely."""
+    """Do so under correlated noise, where ``amplified_correlated`` is more specific."""
     result = facts.correlation
     for sensitivity in {1.0, result.column} if result is not None else ():
         yield Way(
             text=f"{facts.scheme} lots were accounted as Poisson lots with q = {facts.rate:.6g}, "
             f"at σ over {sensitivity:.6g}",
-            change=amplified(sensitivity),
+            change=amplify(sensitivity),
             cost=1.4,
         )
 
 
 def _rates(facts: PhaseFacts) -> Iterator[tuple[float, str, float]]:
-    """Sampling probabilities that a loader suggests: B/N, or one over its length."""
+    """Yield the sampling probabilities that a loader suggests: B/N, or one over its length."""
     yield facts.rate, f"B/N = {facts.rate:.6g}", 0.0
     for lots in reversed(facts.lots):
         if lots > 1 and abs(lots * facts.rate - 1) > 1e-12:
@@ -91,7 +91,7 @@ def _poisson(q: float, *, halved: bool = False) -> Change:
     field=("adjacency",),
 )
 def adjacency_factor(case: Case) -> Iterator[Way]:
-    """Add/remove's multiplier where a record is replaced."""
+    """Use the multiplier of add/remove for replaced records."""
     if case.plan.adjacency == "replace_one":
         yield Way(
             text="replacing a record was accounted as adding or removing one, at half its distance",
@@ -107,13 +107,13 @@ def adjacency_factor(case: Case) -> Iterator[Way]:
 @mistake(
     wrong="All records of a user differ between neighbouring data sets. Each is drawn and clipped "
     "by itself, so a user moves a sum by one clip norm for each of its records in the lot.",
-    source="McMahan et al., arXiv:1710.06963, which tells user-level from example-level privacy",
+    source="McMahan et al., arXiv:1710.06963, on user-level against example-level privacy",
     fix="Account for contributions_per_user records, sample users and clip each user's sum once "
     "(contributions_per_user: 1), or claim unit: example.",
     field=("dataset", "contributions_per_user"),
 )
 def user_as_example(case: Case) -> Iterator[Way]:
-    """One record where a user has several."""
+    """Account a user with several records as one record."""
     records = case.plan.dataset.records_per_unit
     if records > 1:
         yield Way(
@@ -133,7 +133,7 @@ def user_as_example(case: Case) -> Iterator[Way]:
     field=("sampling",),
 )
 def microbatch_rate(case: Case) -> Iterator[Way]:
-    """q of the physical batch, with the steps of the optimiser or of the microbatches."""
+    """Use q of the physical batch, with the steps of the optimiser or of the microbatches."""
     facts = case.first
     for parts in _accumulations(facts):
         odd = 0.0 if parts & (parts - 1) == 0 else 1.5
@@ -154,11 +154,11 @@ def microbatch_rate(case: Case) -> Iterator[Way]:
 
 
 def _physical_batches(facts: PhaseFacts) -> Iterator[Way]:
-    """Batches of a usual size that do not divide the lot."""
+    """Yield batches of a usual size that do not divide the lot."""
     lot = facts.lot
     if lot is None or facts.rate >= 1:
         return
-    for size in PHYSICAL_BATCHES:
+    for size in PHYSICAL_BATCH_SIZES:
         if size < lot and lot % size:
             yield Way(
                 text=f"q was taken from a physical batch of {size}, the lot being {lot}",
@@ -168,10 +168,10 @@ def _physical_batches(facts: PhaseFacts) -> Iterator[Way]:
 
 
 def _accumulations(facts: PhaseFacts) -> Iterator[int]:
-    """Into how many physical batches a lot may have been divided."""
+    """Yield the numbers of physical batches into which a lot may have been divided."""
     if facts.rate >= 1:
         return
-    for parts in range(2, MAX_ACCUMULATED + 1):
+    for parts in range(2, MAX_MICROBATCHES + 1):
         usual = parts & (parts - 1) == 0 and parts <= 64
         if (usual and facts.lot is None) or (facts.lot is not None and facts.lot % parts == 0):
             yield parts
@@ -203,7 +203,7 @@ def _steps_multiplied(parts: int) -> Change:
     field=("steps",),
 )
 def epochs_for_steps(case: Case) -> Iterator[Way]:
-    """T counted in epochs, or with the steps of an epoch rounded down."""
+    """Count T in epochs, or with the steps of an epoch rounded down."""
     facts = case.first
     if facts.rate >= 1:
         return
@@ -219,14 +219,14 @@ def epochs_for_steps(case: Case) -> Iterator[Way]:
 
 
 def _counts(facts: PhaseFacts) -> Iterator[tuple[int, str, float]]:
-    """Other counts of the same training, with how they come about."""
+    """Yield other counts of the same steps, with their causes."""
     whole = {round(facts.epochs), math.floor(facts.epochs), math.ceil(facts.epochs)}
     for lots in facts.lots:
         if lots and facts.steps % lots == 0:
             whole.add(facts.steps // lots)
     for epochs in sorted(whole, key=lambda item: abs(item - facts.epochs)):
         yield epochs, "epochs were counted", 1.2
-    # A longer pass than the run tells nothing, and at the least rates it is infinitely long.
+    # An epoch is at most the whole run: at the smallest rates its length overflows.
     full = math.floor(min(1 / facts.rate * (1 + 1e-12), facts.steps))
     for epochs in sorted(whole, key=lambda item: abs(item - facts.epochs)):
         yield (epochs * full, f"{epochs} epochs of the full lots alone", 1.6)
@@ -246,19 +246,19 @@ def _steps_shared(share: float) -> Change:
     field=("sampling",),
 )
 def world_size(case: Case) -> Iterator[Way]:
-    """Lot or noise off by the number of devices."""
-    for place, devices in enumerate(DEVICES):
+    """Miscount the lot or the noise by the number of devices."""
+    for place, devices in enumerate(DEVICE_COUNTS):
         cost = 2.6 + 0.2 * place
         yield Way(
             text=f"noise of {devices} devices was counted {devices} times: the multiplier "
             "was taken so much too large",
-            change=scaled(float(devices)),
+            change=scale_noise(float(devices)),
             cost=cost + 0.4,
         )
         yield Way(
             text=f"the noise of {devices} devices was added up as √{devices}: the multiplier "
             "was taken so much too large",
-            change=scaled(math.sqrt(devices)),
+            change=scale_noise(math.sqrt(devices)),
             cost=cost,
         )
         if case.first.rate < 1:
@@ -278,12 +278,12 @@ def world_size(case: Case) -> Iterator[Way]:
     field=("releases",),
 )
 def microbatch_sensitivity(case: Case) -> Iterator[Way]:
-    """Noise over the clip norm of a microbatch, as if a microbatch were one record."""
+    """Account a microbatch as one record."""
     if case.plan.adjacency != "replace_one":
         yield Way(
             text="noise was taken over the clip norm of a microbatch: the multiplier was taken "
             "twice too large",
-            change=scaled(2.0),
+            change=scale_noise(2.0),
             cost=2.7,
         )
 
@@ -296,7 +296,7 @@ def microbatch_sensitivity(case: Case) -> Iterator[Way]:
     field=("steps",),
 )
 def accountant_reset(case: Case) -> Iterator[Way]:
-    """ε of one of several steps, epochs, rounds or phases, each accounted for itself."""
+    """Report ε of one of several steps, epochs, rounds or phases."""
     last, first = len(case.facts) - 1, case.first
     for steps, part in {1: "step", **dict.fromkeys(first.lots, "epoch")}.items():
         if 0 < steps < first.steps:
@@ -308,10 +308,10 @@ def accountant_reset(case: Case) -> Iterator[Way]:
     for index in sorted({0, 1, last - 1, last}) if last else ():
         yield Way(
             text=f"phase {index} alone was accounted, of {last + 1}",
-            change=_only(case.facts[index]),
+            change=_keep_phase_only(case.facts[index]),
             cost=1.6 if index == last else 2.2,
         )
-    for place, rounds in enumerate(ROUNDS):
+    for place, rounds in enumerate(ROUND_COUNTS):
         if first.steps % rounds == 0:
             yield Way(
                 text=f"{first.steps // rounds} steps were accounted instead of "
@@ -321,5 +321,5 @@ def accountant_reset(case: Case) -> Iterator[Way]:
             )
 
 
-def _only(phase: PhaseFacts) -> Change:
+def _keep_phase_only(phase: PhaseFacts) -> Change:
     return lambda account, facts: account if facts is phase else replace(account, steps=0)

@@ -11,7 +11,7 @@ from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis import claims
 from affidavit.certificate.diagnosis.case import Way
-from affidavit.certificate.diagnosis.claims import Explanation, stated
+from affidavit.certificate.diagnosis.claims import Explanation, claimed_plan
 from affidavit.certificate.diagnosis.diagnosis import diagnose
 from affidavit.certificate.diagnosis.readings import Agreement, Reading
 from affidavit.plan import Claim, Plan
@@ -141,11 +141,11 @@ def test_a_claimed_multiplier_is_that_of_every_block(plan_of: PlanOf) -> None:
     ]
     plan = plan_of(releases=releases, claim={"noise_multiplier": "1.250"})
     assert plan.claim is not None
-    meant = stated(plan, plan.claim)
+    meant = claimed_plan(plan, plan.claim)
     provided = [{**release, "noise_multiplier": 1.25} for release in releases]
     provided[0].pop("noise_std")
     assert meant == plan_of(releases=provided)
-    assert stated(plan, Claim(epsilon=1)) == plan_of(releases=releases)
+    assert claimed_plan(plan, Claim(epsilon=1)) == plan_of(releases=releases)
 
 
 def test_what_is_nearly_right_counts_for_more_where_the_program_is_no_better() -> None:

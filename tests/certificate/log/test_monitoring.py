@@ -15,7 +15,7 @@ from affidavit.certificate.log.monitoring import (
     MissingTile,
     MonitorReport,
     MonitorState,
-    follow,
+    check_log,
 )
 from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
@@ -89,7 +89,7 @@ def look(
         last=SeenCheckpoint(last) if isinstance(last, str) else last,
         elsewhere=elsewhere,
     )
-    return follow(log, known, NOW)
+    return check_log(log, known, NOW)
 
 
 def codes(report: MonitorReport) -> list[tuple[str, int | None]]:

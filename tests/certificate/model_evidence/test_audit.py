@@ -119,7 +119,7 @@ def _exact_epsilon(std: float, delta: float) -> float:
 
 
 def test_an_open_secret_is_proved() -> None:
-    canaries = Canaries.fresh(1000)
+    canaries = Canaries.generate(1000)
     result = audit_canaries(canaries, [float(not item) for item in canaries.included], delta=1e-5)
     assert result.right == result.guesses
     assert result.epsilon > 4
@@ -145,10 +145,10 @@ def test_a_bound_is_lower_with_more_delta() -> None:
 
 
 def test_coins_are_fair_and_known_from_the_nonce_alone() -> None:
-    canaries = Canaries.fresh(20_000)
+    canaries = Canaries.generate(20_000)
     assert read_canaries(canaries.as_bytes()) == canaries
     assert abs(sum(canaries.included) - 10_000) < 5 * 71  # five standard deviations
-    assert Canaries.fresh(20_000).included != canaries.included
+    assert Canaries.generate(20_000).included != canaries.included
 
 
 @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ def test_losses_that_are_no_numbers_are_refused(raw: bytes) -> None:
 
 def test_losses_of_another_number_of_canaries_are_refused() -> None:
     with pytest.raises(BadCanaries):
-        audit_canaries(Canaries.fresh(10), [1.0] * 9, delta=0.0)
+        audit_canaries(Canaries.generate(10), [1.0] * 9, delta=0.0)

@@ -20,7 +20,7 @@ from huggingface_hub import ModelCard
 from spdx_python_model.bindings import v3_0_1 as spdx
 
 from affidavit.certificate import CERTIFICATE_FILE, EXPORTS, RECORD_FILE, BadModel, verify_model
-from affidavit.certificate.model_evidence.exports import FORMS, Claimed, export
+from affidavit.certificate.model_evidence.exports import FORMS, ExportContent, export
 from affidavit.certificate.model_evidence.manifest import ModelFile
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run
 
@@ -141,7 +141,7 @@ def test_the_data_set_is_the_croissant_document_that_mlcroissant_accepts() -> No
         "manifest": {"digest": {"sha256": "00" * 32}},
     }
     names = (CERTIFICATE_FILE, WEIGHTS, "tokens/wörter 1.txt")
-    of = Claimed(
+    of = ExportContent(
         model="digits",
         claim=claim,
         dataset={"name": "digits", "size": 1438},

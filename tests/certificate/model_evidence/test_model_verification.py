@@ -25,8 +25,8 @@ from affidavit.certificate import (
     Canaries,
     Evidence,
     ModelReport,
-    NotTrained,
     SigningKey,
+    UnsupportedClaim,
     VerificationError,
     losses_as_bytes,
     sign_envelope,
@@ -252,7 +252,7 @@ def test_a_hostile_statement_is_refused_without_a_fault(
 def test_weights_of_another_run_are_not_signed(run: Run, tmp_path: Path) -> None:
     folder = run.signed(tmp_path / "model")
     save_file({**run.weights, "b": torch.zeros(2)}, folder / WEIGHTS)
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         run.sign(folder)
     assert (failure.value.finding.file, failure.value.finding.code) == (WEIGHTS, "other_weights")
 
@@ -270,7 +270,7 @@ def test_a_record_whose_tensor_has_no_shape_is_not_of_the_weights(
     key: SigningKey, tmp_path: Path
 ) -> None:
     unshaped = run_of(key, lambda entries: entries[0]["tensors"][0].update(shape=2))
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         unshaped.signed(tmp_path / "model")
     assert failure.value.finding.code == "other_weights"
 
@@ -289,7 +289,7 @@ def test_a_run_that_broke_its_certificate_is_not_signed(key: SigningKey, tmp_pat
         charge = next(entry for entry in entries if entry["type"] == "charge")
         charge["noise_std"] = {**charge["noise_std"], "hidden": 0.1}
 
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         run_of(key, less_noise).signed(tmp_path / "model")
     assert (failure.value.finding.file, failure.value.finding.code) == (RECORD_FILE, "noise_below")
     assert not (tmp_path / "model" / "affidavit").exists()
@@ -297,7 +297,7 @@ def test_a_run_that_broke_its_certificate_is_not_signed(key: SigningKey, tmp_pat
 
 def with_canaries(key: SigningKey, right: float = 0.5) -> Run:
     """A run that committed to canaries, of which the share ``right`` gives itself away."""
-    canaries = Canaries.fresh(600)
+    canaries = Canaries.generate(600)
     known = int(right * canaries.count)
     losses = [
         float(not taken) if index < known else 0.5 for index, taken in enumerate(canaries.included)
@@ -316,7 +316,7 @@ def test_what_canaries_prove_stands_in_the_claim(key: SigningKey, tmp_path: Path
 
 
 def test_a_run_that_its_canaries_falsify_is_not_signed(key: SigningKey, tmp_path: Path) -> None:
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         with_canaries(key, right=1.0).signed(tmp_path / "model")
     assert (failure.value.finding.file, failure.value.finding.code) == (LOSSES_FILE, "falsified")
 
@@ -327,7 +327,7 @@ def test_a_run_that_its_canaries_falsify_is_not_signed(key: SigningKey, tmp_path
         ({"canaries": None}, CANARIES_FILE),
         ({"losses": None}, LOSSES_FILE),
         ({"canaries": None, "losses": None}, CANARIES_FILE),
-        ({"canaries": Canaries.fresh(600).as_bytes()}, CANARIES_FILE),
+        ({"canaries": Canaries.generate(600).as_bytes()}, CANARIES_FILE),
         ({"canaries": b"{}"}, CANARIES_FILE),
         ({"losses": losses_as_bytes([1.0])}, LOSSES_FILE),
     ],
@@ -336,7 +336,7 @@ def test_canaries_that_are_left_out_or_exchanged_are_named(
     key: SigningKey, tmp_path: Path, change: dict[str, Any], file: str
 ) -> None:
     done = with_canaries(key)
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         replace(done, evidence=replace(done.evidence, **change)).signed(tmp_path / "model")
     assert failure.value.finding.file == file
 
@@ -344,10 +344,10 @@ def test_canaries_that_are_left_out_or_exchanged_are_named(
 def test_canaries_that_nothing_committed_to_prove_nothing(run: Run, tmp_path: Path) -> None:
     later = replace(
         run.evidence,
-        canaries=Canaries.fresh(4).as_bytes(),
+        canaries=Canaries.generate(4).as_bytes(),
         losses=losses_as_bytes([1.0, 2.0, 3.0, 4.0]),
     )
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         replace(run, evidence=later).signed(tmp_path / "model")
     assert failure.value.finding.code == "other_canaries"
 
@@ -359,7 +359,7 @@ def test_what_is_no_record_is_refused(run: Run, tmp_path: Path, record: bytes) -
         evidence=Evidence(bundle=run.evidence.bundle, record=record),
         key=run.key,
     )
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         broken.signed(tmp_path / "model")
     assert failure.value.finding.file == RECORD_FILE
 
@@ -382,7 +382,7 @@ def test_weights_that_are_not_safetensors_are_refused(
 ) -> None:
     folder = run.signed(tmp_path / "model")
     (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         run.sign(folder)
     assert failure.value.finding.code == "other_weights"
 
@@ -414,6 +414,6 @@ def test_a_record_of_other_arithmetic_than_certified_supports_no_claim(
     def change(entries: list[dict[str, Any]]) -> None:
         entries[0]["phases"][0]["noise"] = {"kind": "independent"}
 
-    with pytest.raises(NotTrained) as failure:
+    with pytest.raises(UnsupportedClaim) as failure:
         run_of(key, change, plan=plan_of(EXACT)).signed(tmp_path / "model")
     assert failure.value.finding.code == "other_noise"

@@ -15,7 +15,7 @@ from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.keys.key_store import read_public_keys
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
-from affidavit.certificate.policy.evaluation import judge, policy_floor
+from affidavit.certificate.policy.evaluation import evaluate_policy, policy_floor
 from affidavit.certificate.policy.rules import PolicyFacts
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.verification.bundle_verification import verify
@@ -35,7 +35,7 @@ def predicate(
     plan: Plan, key: SigningKey, under: Policy = BUILT_IN, waivers: tuple[Waiver, ...] = ()
 ) -> dict[str, Any]:
     """What a certificate of ``plan``, issued under that policy, says."""
-    result, judgement = judge(plan, certify(plan, second_opinion=False), under, waivers)
+    result, judgement = evaluate_policy(plan, certify(plan, second_opinion=False), under, waivers)
     stated = issue(result, key, requester="carol", issued_at=NOW, evaluation=judgement).statement
     read: dict[str, Any] = json.loads(json.dumps(stated))["predicate"]
     return read

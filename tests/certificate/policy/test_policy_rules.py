@@ -14,7 +14,7 @@ from affidavit.accountants import Bracket
 from affidavit.certificate.assessment import POLICY_CODE_PREFIX, Assessment, Opinion
 from affidavit.certificate.certification import certify
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
-from affidavit.certificate.policy.evaluation import judge
+from affidavit.certificate.policy.evaluation import evaluate_policy
 from affidavit.certificate.policy.rules import (
     RULES,
     WAIVABLE,
@@ -230,7 +230,7 @@ def test_no_policy_makes_a_plan_pass_that_accountancy_does_not(
         accountants=(Opinion(name="gaussian", version="0.1.0", epsilon=BRACKET),),
     )
     for item in both:
-        judged, judgement = judge(plan, result, item, budget="fits")
+        judged, judgement = evaluate_policy(plan, result, item, budget="fits")
         allowed = {verdict, "refused"} if verdict == "certified" else {verdict}
         assert judged.verdict in allowed
         assert (judged.verdict == "certified") == (
@@ -245,13 +245,13 @@ def test_no_policy_makes_a_plan_pass_that_accountancy_does_not(
 def test_the_built_in_policy_changes_nothing(plan_of: MakePlan, changes: dict[str, Any]) -> None:
     plan = plan_of(**changes)
     result = certify(plan, second_opinion=False)
-    assert judge(plan, result, BUILT_IN)[0] == result
+    assert evaluate_policy(plan, result, BUILT_IN)[0] == result
 
 
 def test_a_policys_refusal_keeps_the_numbers(plan_of: MakePlan) -> None:
     plan = plan_of()
     result = certify(plan, second_opinion=False)
-    judged, _ = judge(plan, result, policy(epsilon_cap=0.5))
+    judged, _ = evaluate_policy(plan, result, policy(epsilon_cap=0.5))
     assert (result.verdict, judged.verdict) == ("certified", "refused")
     assert replace(judged, verdict="certified", reasons=()) == result
     assert [reason.code for reason in judged.reasons] == ["policy_epsilon_cap"]
@@ -264,16 +264,18 @@ def test_a_cap_that_is_met_exactly_is_met(plan_of: MakePlan) -> None:
     at = PolicyFacts.of(plan, result).epsilon
     assert at is not None
     assert at >= result.epsilon.upper
-    assert judge(plan, result, policy(epsilon_cap=at))[0].verdict == "certified"
-    assert judge(plan, result, policy(epsilon_cap=at * (1 - 1e-11)))[0].verdict == "refused"
+    assert evaluate_policy(plan, result, policy(epsilon_cap=at))[0].verdict == "certified"
+    assert (
+        evaluate_policy(plan, result, policy(epsilon_cap=at * (1 - 1e-11)))[0].verdict == "refused"
+    )
 
 
 def test_a_plan_that_asks_for_noise_is_judged_by_what_it_gets(plan_of: MakePlan) -> None:
     plan = plan_of(releases=[{"name": "all", "clip_norm": 1}])
     result = certify(plan, second_opinion=False)
     assert result.verdict == "certified"
-    assert judge(plan, result, policy(epsilon_cap=8))[0].verdict == "certified"
-    assert judge(plan, result, policy(epsilon_cap=4))[0].verdict == "refused"
+    assert evaluate_policy(plan, result, policy(epsilon_cap=8))[0].verdict == "certified"
+    assert evaluate_policy(plan, result, policy(epsilon_cap=4))[0].verdict == "refused"
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from affidavit.certificate.policy.document import (
     policy_from,
     sign_document,
 )
-from affidavit.certificate.policy.evaluation import judge
+from affidavit.certificate.policy.evaluation import evaluate_policy
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
-from affidavit.certificate.policy.waiver import Waiver, in_force
+from affidavit.certificate.policy.waiver import Waiver, waivers_in_force
 from affidavit.plan import Plan, digest
 
 MakePlan = Callable[..., Plan]
@@ -68,7 +68,7 @@ def helping(*granted: Waiver, plan: Plan, **changes: Any) -> tuple[Waiver, ...]:
         "requester": "carol",
         "now": NOW,
     }
-    return in_force(granted, **(requested | changes))
+    return waivers_in_force(granted, **(requested | changes))
 
 
 def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_waiver(
@@ -77,7 +77,7 @@ def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_wai
     plan = plan_of()
     result = certify(plan, second_opinion=False)
     granted = helping(*BOTH, plan=plan)
-    judged, judgement = judge(plan, result, STRICT, granted)
+    judged, judgement = evaluate_policy(plan, result, STRICT, granted)
     assert (judged.verdict, judged.reasons) == ("certified", ())
     certificate = issue(judged, key, requester="carol", issued_at=NOW, evaluation=judgement)
     predicate = certificate.statement["predicate"]
@@ -95,14 +95,17 @@ def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_wai
         "expires": "2027-02-01T00:00:00Z",
     }
     assert certificate.as_result(judged)["waived"] == predicate["waived"]
-    assert certificate.id == certificate_id(plan, STRICT, granted)
-    assert len({certificate.id, certificate_id(plan, STRICT), certificate_id(plan)}) == 3
+    assert certificate.id == certificate_id(digest(plan), STRICT, granted)
+    assert (
+        len({certificate.id, certificate_id(digest(plan), STRICT), certificate_id(digest(plan))})
+        == 3
+    )
 
 
 def test_what_is_not_waived_still_blocks(plan_of: MakePlan) -> None:
     plan = plan_of()
     result = certify(plan, second_opinion=False)
-    judged, judgement = judge(plan, result, STRICT, BOTH[:1])
+    judged, judgement = evaluate_policy(plan, result, STRICT, BOTH[:1])
     assert judged.verdict == "refused"
     assert [reason.code for reason in judged.reasons] == ["policy_adjacency"]
     assert [item.reason.code for item in judgement.waived] == ["policy_epsilon_cap"]
@@ -112,7 +115,7 @@ def test_a_waiver_of_the_same_rule_that_holds_longest_counts(plan_of: MakePlan) 
     plan = plan_of()
     result = certify(plan, second_opinion=False)
     longer = waiver(expires_at="2027-03-01T00:00:00Z")
-    _, judgement = judge(plan, result, STRICT, (*BOTH, longer))
+    _, judgement = evaluate_policy(plan, result, STRICT, (*BOTH, longer))
     assert judgement.waived[1].waiver == longer
 
 
@@ -122,7 +125,7 @@ def test_no_waiver_helps_against_accountancy(plan_of: MakePlan, verdict: str) ->
     plan = plan_of(**changes, **({"optimizer": {"name": "dp_dice"}} if not changes else {}))
     result = certify(plan, second_opinion=False)
     assert result.verdict == verdict
-    judged, _ = judge(plan, result, STRICT, BOTH)
+    judged, _ = evaluate_policy(plan, result, STRICT, BOTH)
     assert (judged.verdict, judged.reasons) == (verdict, result.reasons)
 
 
@@ -175,7 +178,7 @@ def test_a_waiver_for_a_plan_helps_with_that_plan_alone(plan_of: MakePlan) -> No
 def test_waivers_of_another_rule_do_not_help(plan_of: MakePlan) -> None:
     plan = plan_of(adjacency="zero_out")
     result = certify(plan, second_opinion=False)
-    judged, _ = judge(plan, result, STRICT, [waiver(rule="policy_sampler")])
+    judged, _ = evaluate_policy(plan, result, STRICT, [waiver(rule="policy_sampler")])
     assert [reason.code for reason in judged.reasons] == ["policy_epsilon_cap"]
 
 
@@ -257,7 +260,7 @@ def test_the_policy_that_is_named_is_the_policy_that_judged(
 ) -> None:
     plan = plan_of(adjacency="zero_out")
     lenient: Policy = STRICT.model_copy(update={"epsilon_cap": 8.0, "version": 2})
-    result, judgement = judge(plan, certify(plan, second_opinion=False), lenient)
+    result, judgement = evaluate_policy(plan, certify(plan, second_opinion=False), lenient)
     stated = issue(result, key, requester="carol", issued_at=NOW, evaluation=judgement).statement
     assert stated["predicate"]["policy"] == lenient.reference()
     assert stated["predicate"]["validity"]["not_after"] == "2027-04-10T12:00:00Z"

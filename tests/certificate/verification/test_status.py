@@ -15,7 +15,7 @@ from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, sign_envelop
 from affidavit.certificate.issuance import Certificate, issue, issue_approved
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
-from affidavit.certificate.policy.evaluation import Approval, Approvals, judge
+from affidavit.certificate.policy.evaluation import Approval, Approvals, evaluate_policy
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.status import PAYLOAD_TYPE as STATUS_PAYLOAD
 from affidavit.certificate.verification.status import current_status, sign_status
@@ -250,7 +250,7 @@ def pending(easy: Plan, key: SigningKey) -> Certificate:
     """A certificate that two people other than ada have to approve."""
     policy = BUILT_IN.model_copy(update={"approvals": 2})
     assessment: Assessment = certify(easy, second_opinion=False)
-    result, under = judge(easy, assessment, policy, ())
+    result, under = evaluate_policy(easy, assessment, policy, ())
     return issue(result, key, requester="ada", issued_at=NOW, evaluation=under)
 
 

@@ -59,7 +59,7 @@ class Silent(TrainingState):
 
 def audited(kind: type[TrainingState], plan: Plan = PLAN) -> Audit:
     """The audit of one run of a trainer."""
-    canaries, all_digits = Canaries.fresh(COUNT), digits("part=train")
+    canaries, all_digits = Canaries.generate(COUNT), digits("part=train")
     few = Labelled(all_digits.inputs[:RECORDS], all_digits.labels[:RECORDS], classes=10)
     data = AuditedData.build(few, canaries)
     model = AuditedModel(mlp("64,seed=1,blocks=all", few))
@@ -96,7 +96,7 @@ def test_correct_runs_are_not_accused() -> None:
 
 
 def test_a_canary_that_takes_no_part_has_no_gradient() -> None:
-    canaries = Canaries.fresh(6)
+    canaries = Canaries.generate(6)
     data = AuditedData.build(
         Labelled(torch.rand(3, 5), torch.tensor([0, 1, 1]), classes=2), canaries
     )
@@ -111,7 +111,7 @@ def test_a_canary_that_takes_no_part_has_no_gradient() -> None:
 
 def test_other_data_has_no_canaries() -> None:
     with pytest.raises(WrongData):
-        AuditedData.build([1, 2], Canaries.fresh(4))
+        AuditedData.build([1, 2], Canaries.generate(4))
 
 
 POINTS = Labelled(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)
