@@ -34,11 +34,11 @@ from affidavit.accountants.checker import (
     SingleRelease,
     Unproved,
     Witness,
-    chained,
-    composed,
-    conceded,
-    concluded,
-    coverable,
+    compose,
+    conceded_probability,
+    conclude,
+    conclude_chain,
+    coverable_leaves,
     laws,
     ratio_points,
     single_release,
@@ -121,7 +121,7 @@ def _likely_places(bounds: Sequence[Event], epsilon: float, delta: float) -> Seq
 def _covers(event: Event) -> Covers:
     """Return the covers with which the Fourier accountant bounds ``event``."""
     # The links of a chain have their own covers.
-    leaves = [] if isinstance(event, ChainOfNeighbours) else coverable(event)
+    leaves = [] if isinstance(event, ChainOfNeighbours) else coverable_leaves(event)
     if not leaves:
         return ()
     # Imported here because it imports scipy and is seldom needed.
@@ -161,7 +161,7 @@ def _search_chain(
     claim = Witness(
         epsilon=decimal_up(epsilon, 12), delta=decimal_up(delta, 17), runs=(), links=tuple(links)
     )
-    return claim, chained(claim, proofs)
+    return claim, conclude_chain(claim, proofs)
 
 
 def _search(
@@ -207,7 +207,7 @@ def _conclude(
         runs=tuple(run for run, _ in runs if run is not None),
         covers=covers,
     )
-    return witness, concluded(witness, directions, [curve for _, curve in runs])
+    return witness, conclude(witness, directions, [curve for _, curve in runs])
 
 
 def _prove_direction(
@@ -217,14 +217,14 @@ def _prove_direction(
     single = single_release(direction)
     if single is not None:
         return None, single
-    delta -= float(conceded(direction).upper())
+    delta -= float(conceded_probability(direction).upper())
     if delta <= 0:
         raise Unproved("not_proved", "The cover concedes more than δ.", "Reveal cut lots.")
     spread = min(_spread(law) for law, _ in direction)
     nodes = _INITIAL_NODES
     for _ in range(_MAX_TRIES):
         run = _witness(direction, spread, highest, nodes)
-        measure = composed(direction, run)
+        measure = compose(direction, run)
         bound, nearer = (_delta(measure, at) for at in (highest, tight))
         if bound <= delta:
             return run, measure

@@ -33,19 +33,19 @@ from affidavit.accountants import (
     Witness,
     accountant,
     bad_witness,
-    buffered,
-    by_distance,
+    blt_column,
     has_noise,
+    is_disclosure_covered,
+    is_participation_covered,
+    is_separated_participation_covered,
     leaves,
     matrix_products,
     matrix_sensitivity,
-    moves_no_more,
+    max_by_distance,
     no_statement,
     parse_witness,
     prove,
     search_witness,
-    takes_part_no_more,
-    tells_no_less,
     toeplitz_products,
     toeplitz_sensitivity,
     tree_sensitivity,
@@ -257,11 +257,15 @@ def _moves_no_more(
     apart = lowered.plan.phases[index].sampling.separation
     if apart is not None and at.strategy.bands <= apart:
         return all(
-            takes_part_no_more(leaf, blocks, by_distance(products), draws, apart)
+            is_separated_participation_covered(
+                leaf, blocks, max_by_distance(products), draws, apart
+            )
             for products in _products(at)
         )
     cut = _cut_lots(lowered, index)
-    return all(moves_no_more(leaf, blocks, products, draws, cut) for products in _products(at))
+    return all(
+        is_participation_covered(leaf, blocks, products, draws, cut) for products in _products(at)
+    )
 
 
 def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
@@ -292,10 +296,10 @@ def _bounds_known_stretches(
     at, draws = _drawn(lowered, index)
     return all(
         any(
-            tells_no_less(leaves(event), blocks, products, draws, apart, stretches)
+            is_disclosure_covered(leaves(event), blocks, products, draws, apart, stretches)
             for stretches in STRETCHES_PER_BLOCK
         )
-        for products in map(by_distance, _products(at))
+        for products in map(max_by_distance, _products(at))
     )
 
 
@@ -307,7 +311,7 @@ def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
     at = own.correlation.at(own.steps)
     turns = -(-own.steps // at.turn) * lowered.plan.dataset.records_per_unit
     rate = schedule.highest_probability(lowered.plan, phase) * at.turn
-    return at, Draws(most=turns, probability=rate)
+    return at, Draws(max_draws=turns, probability=rate)
 
 
 def _sensitivity(at: CorrelatedRun) -> arb:
@@ -317,13 +321,15 @@ def _sensitivity(at: CorrelatedRun) -> arb:
     strategy, turns, factors = at.strategy.injected, at.participation, _factors(at)
     steps = strategy.steps
     patterns = Patterns(
-        most=turns.participations, apart=turns.separation, exactly=turns.schema == "fixed_epoch"
+        max_participations=turns.participations,
+        separation=turns.separation,
+        fixed_separation=turns.schema == "fixed_epoch",
     )
     if at.route == "white_noise":
-        patterns = Patterns(most=steps, apart=at.turn, white=True)
+        patterns = Patterns(max_participations=steps, separation=at.turn, white_noise=True)
     if at.route == "cyclic_poisson":
-        patterns = Patterns(most=1, apart=1)
-    if isinstance(strategy, Tree) and not patterns.white and set(factors) == {1.0}:
+        patterns = Patterns(max_participations=1, separation=1)
+    if isinstance(strategy, Tree) and not patterns.white_noise and set(factors) == {1.0}:
         return tree_sensitivity(steps, strategy.period, patterns)
     of_column = partial(toeplitz_sensitivity, patterns=patterns)
     return reduce(arb.max, _of_each(at, of_column, partial(matrix_sensitivity, patterns=patterns)))
@@ -358,7 +364,7 @@ def _toeplitz(at: CorrelatedRun) -> tuple[Sequence[float] | Sequence[arb] | None
     strategy = at.strategy.injected
     match dict(strategy.coefficients):
         case {"decays": decays, "scales": scales}:
-            return buffered(decays.tolist(), scales.tolist(), strategy.steps), False
+            return blt_column(decays.tolist(), scales.tolist(), strategy.steps), False
         case {"strategy": numbers} | {"noise": numbers} if numbers.ndim == 1:
             return numbers.tolist(), "noise" in strategy.coefficients
     return None, False

@@ -1,7 +1,7 @@
-"""A small checker: what a certificate claims of ε and δ, proved in ball arithmetic.
+"""A small checker: proofs of a certificate's ε and δ in ball arithmetic.
 
-It shares nothing with the engines. They, or anybody, hand it a witness, which need not be
-honest. Statement and proof of every bound: docs/theorems/checker.md.
+It shares nothing with the engines. They, or anybody, provide a witness, which need not be honest.
+Statement and proof of every bound: docs/theorems/checker.md.
 """
 
 import lazy_loader

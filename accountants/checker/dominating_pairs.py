@@ -1,4 +1,4 @@
-"""From a run to the laws of its releases, by the table of dominating pairs.
+"""The laws of a run's releases, by the table of dominating pairs.
 
 ``DOMINATING_PAIRS`` is data (``dominating_pairs.toml``). The checker reads its laws from it,
 docs/theorems/dominating-pairs.md shows it, and a certificate names the rows that it rests on. A
@@ -33,10 +33,10 @@ from affidavit.plan import (
 )
 
 MAX_KINDS = 100
-"""Different releases of one run; each costs a second at most."""
+"""Different releases of one run; each takes at most a second."""
 
 Mixture = Mapping[int, arb]
-"""Weights of normals of one deviation by their means, in clip norms."""
+"""Weights of normals with one standard deviation, by their means in clip norms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +46,9 @@ class Row:
     A pair is P (``over``) against Q (``under``), each a sum of WEIGHT N(MEAN) with means in clip
     norms, N(K) with a random number K; a place lies ``above`` or ``below`` a number of clip norms,
     and the loss rises there. The rest of the mass has a loss of zero. ``orders``: a run has a
-    second direction in which all pairs are exchanged ("either order"), those with a place are
-    exchanged in the same direction ("both"), or neither ("symmetric"). ``source`` is the page in
-    docs/theorems. A ``hidden`` row needs a ``Cover``.
+    second direction in which all pairs are exchanged ("either order"), or those with a place are
+    also exchanged in the same direction ("both"), or neither ("symmetric"). ``source`` is the page
+    in docs/theorems. A ``hidden`` row needs a ``Cover``.
     """
 
     release: str
@@ -70,11 +70,10 @@ DOMINATING_PAIRS: dict[str, Row] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cover:
-    """What a witness chooses for the lots that hide a cut; every number in (0, 1) is sound.
+    """A witness's choice of the lots that hide a cut; every number in (0, 1) is sound.
 
-    ``spent`` and ``share`` are the parts of lots of L - 2 and of L others that are used, and
-    ``crowded`` that of what they hide which is given up: θ, φ and ρ of
-    docs/theorems/truncated-poisson.md.
+    ``spent`` and ``share`` are the used shares of lots of L - 2 and of L others, and ``crowded`` is
+    the share of the hidden mass that is given up: θ, φ and ρ of docs/theorems/truncated-poisson.md.
     """
 
     spent: float
@@ -87,14 +86,14 @@ class Cover:
 
 
 Covers = tuple[Cover | None, ...]
-"""One for each leaf of ``coverable``, in its order, or none for any."""
+"""One for each leaf of ``coverable_leaves``, in its order, or empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """The losses log P/Q of ``over`` and ``under`` between two places, where they rise.
 
-    Places are in clip norms; without one the part has no end on that side.
+    Places are in clip norms; without one the piece has no end on that side.
     """
 
     over: Mixture
@@ -115,8 +114,8 @@ class Law:
     """The law of one release in one direction.
 
     ``mu`` is a clip norm in standard deviations of the noise. With ``bins`` the likelihood ratio is
-    1 + ``share`` (S - 1), S the mean of so many ratios of ``pieces``, or one over it where a record
-    is not ``removed`` but added. The probability ``conceded`` adds to δ.
+    1 + ``share`` (S - 1), S the mean of ``bins`` ratios of ``pieces``, or the inverse of that if a
+    record is added and not ``removed``. The probability ``conceded`` adds to δ.
     """
 
     statement: str
@@ -131,25 +130,30 @@ class Law:
 Direction = tuple[tuple[Law, int], ...]
 
 
-def coverable(event: Event) -> list[Leaf]:
-    """The kinds of release of ``event`` with a row for a cover, in the order of ``laws``."""
+def coverable_leaves(event: Event) -> list[Leaf]:
+    """Return the kinds of release of ``event`` with a row for a cover, in the order of ``laws``."""
     return [leaf for leaf, _ in _parts(event) if _row(leaf, hidden=True) is not None]
 
 
 def laws(event: Event, covers: Covers = ()) -> tuple[Direction, ...]:
-    """The laws of ``event`` with their counts, for each direction of the adjacency.
+    """Return the laws of ``event`` with their counts, for each direction of the adjacency.
 
-    Plainly Gaussian releases are one, first: their μ² add up. Raises ``Unproved`` with the code
-    ``no_statement`` for a release without a row.
+    Unsampled Gaussian releases are combined into one, the first: their μ² add up. Raises
+    ``Unproved`` with the code ``no_statement`` for a release without a row.
     """
     parts = _parts(event)
     of_leaf: dict[Leaf, Cover | None] = {}
     if covers:
-        leaves = coverable(event)
+        leaves = coverable_leaves(event)
         if len(covers) != len(leaves):
             raise bad_witness("its covers are for other releases")
         of_leaf = dict(zip(leaves, covers, strict=True))
-    rows = [_statement(leaf, of_leaf.get(leaf)) for leaf, _ in parts]
+    rows = []
+    for leaf, _ in parts:
+        name = _row(leaf, hidden=of_leaf.get(leaf) is not None)
+        if name is None:
+            raise no_statement(type(leaf).__name__)
+        rows.append(name)
     sides = any(DOMINATING_PAIRS[name].orders == "either order" for name in rows)
     directions = []
     for removed in (True, False) if sides else (True,):
@@ -170,7 +174,7 @@ def laws(event: Event, covers: Covers = ()) -> tuple[Direction, ...]:
 def _smaller(
     parts: list[tuple[Leaf, int]], covers: dict[Leaf, Cover | None]
 ) -> tuple[Direction, ...]:
-    """The directions of data sets that a cover under add_remove is not about, cuts revealed."""
+    """Return the directions of data sets too small for a cover under add_remove, cuts revealed."""
     halves: dict[Leaf, TruncatedPoissonGaussian] = {
         leaf: replace(leaf, dataset_size=leaf.dataset_size // 2)
         for leaf, cover in covers.items()
@@ -192,7 +196,7 @@ def _smaller(
 
 
 def _parts(event: Event) -> list[tuple[Leaf, int]]:
-    """Each kind of release with its count, in an order of their own."""
+    """Return each kind of release with its count, sorted."""
     counts: Counter[Leaf] = Counter()
     _count(event, 1, counts)
     if len(counts) > MAX_KINDS:
@@ -217,13 +221,6 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
             raise no_statement(type(event).__name__)
         case _:
             counts[event] += times
-
-
-def _statement(leaf: Leaf, cover: Cover | None) -> str:
-    name = _row(leaf, hidden=cover is not None)
-    if name is None:
-        raise no_statement(type(leaf).__name__)
-    return name
 
 
 def _row(leaf: Leaf, *, hidden: bool) -> str | None:
@@ -259,10 +256,10 @@ def _law(name: str, leaf: Any, removed: bool, cover: Cover | None) -> Law:
 
 
 def _weights(leaf: Any) -> dict[str, arb]:
-    """The letters of a row.
+    """Return the letters of a row.
 
     Of M others drawn, r = P(M < L-1), u = P(M = L-1), w = P(M ≥ L); p, the probability that the
-    record is in a lot that is cut, has w p = L/(n+1) P(Bin(n+1, q) > L), or is q.
+    record is in a cut lot, has w p = L/(n+1) P(Bin(n+1, q) > L), or is q.
     """
     match type(leaf).__name__:
         case "PoissonSubsampledGaussian":
@@ -285,10 +282,10 @@ def _weights(leaf: Any) -> dict[str, arb]:
 def _covered(
     leaf: TruncatedPoissonGaussian, weights: dict[str, arb], cover: Cover
 ) -> tuple[dict[str, arb], arb]:
-    """The letters of a hidden row, r anew among them, and the probability that it concedes.
+    """Return the letters of a hidden row, with another r, and the probability that it concedes.
 
-    v = P(M = L-2), t and f are the parts used of lots of L - 2 and of L others, and c is the mass
-    of L - 1 others that these stand for. Raises ``Unproved`` where more is conceded than left over.
+    v = P(M = L-2), t and f are the used shares of lots of L - 2 and of L others, and c is the mass
+    of L - 1 others that these replace. Raises ``Unproved`` if more is conceded than remains.
     """
     q, u, w, p = (weights[name] for name in ("q", "u", "w", "p"))
     lot, sigma = leaf.max_lot_size, arb(leaf.noise_multiplier)
@@ -319,16 +316,16 @@ def _covered(
 
 
 def at_least(least: int, size: int, q: arb) -> arb:
-    """The probability of at least ``least`` of ``size`` draws: I_q(least, size - least + 1)."""
+    """Return P(Bin(``size``, q) ≥ ``least``) = I_q(least, size - least + 1)."""
     if not 0 < least <= size:
         return arb(0 if least > 0 else 1)
     return q.beta_lower(least, size - least + 1, 1)
 
 
 def _numbers_drawn(leaf: Any) -> Mixture:
-    """The law of K: how many of a user's records are drawn, or how many units a mixture moves."""
+    """Return the law of K: a user's drawn records, or the units that a mixture moves."""
     if isinstance(leaf, GaussianMixture):
-        # From the largest on, until there is one in all: the sum of weights is rounded.
+        # From the largest on, up to a total of one: the sum of weights is rounded.
         result, left = {}, 1 - arb(leaf.conceded)
         for k in reversed(range(1, len(leaf.weights))):
             result[k] = arb(leaf.weights[k]).min(left)
@@ -348,7 +345,7 @@ def _piece(pair: Mapping[str, str], weights: Mapping[str, arb], drawn: Mixture) 
 
 
 def _mixture(text: str, weights: Mapping[str, arb], drawn: Mixture) -> Mixture:
-    """The mixture that a row writes as a sum of WEIGHT N(MEAN); a weight is a product.
+    """Return the mixture that a row states as a sum of WEIGHT N(MEAN); a weight is a product.
 
     N(K) is the mixture of normals at the numbers ``drawn``, and N(-K) its mirror image.
     """

@@ -2,8 +2,8 @@
 
 A measure holds masses in units of 2^-``bits``, always rounded up. Lattice j has the nodes i h 4^j
 with |i| at most ``reach``: losses near zero are resolved finely, large ones as finely as they
-matter. Whatever is done to a measure can only raise what it bounds (docs/theorems/checker.md,
-Theorems 1 and 2), so that no choice of lattices, however bad, proves anything false.
+matter. Every operation on a measure can only raise its bound (docs/theorems/checker.md, Theorems 1
+and 2), so that no choice of lattices proves anything false.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from functools import cached_property
 from flint import arb, arb_poly, ctx, fmpz, fmpz_poly
 
 MAX_BITS = 192
-"""Of the units of a measure."""
+"""Bits of the units of a measure."""
 MAX_NODES = 1 << 16
 """Nodes of all lattices of a grid on one side of zero."""
 MAX_WORK = 1 << 23
-"""Nodes of the grid times convolutions, less than a minute on one core."""
-_FACTOR = 4
-"""How much coarser each lattice is than the one before."""
-_DUST = 1 << 20
-"""Units of a tail that is not carried further."""
+"""Nodes of the grid times convolutions: less than a minute on one core."""
+_COARSENING = 4
+"""Ratio of the steps of consecutive lattices."""
+_TAIL_UNITS = 1 << 20
+"""Mass of a tail, in units, that becomes infinite instead of being carried on."""
 
 
 ctx.prec = MAX_BITS + 32
-"""Balls are sound at any precision. One for the process, never changed, refuses nothing by a race
+"""Balls are sound at any precision. One constant precision for the process avoids refusals by races
 between threads."""
 
 
 class Unproved(Exception):
-    """What the checker does not prove, with a stable code."""
+    """A refusal of the checker, with a stable code."""
 
     def __init__(self, code: str, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -40,12 +40,12 @@ class Unproved(Exception):
 
 
 def bad_witness(message: str) -> Unproved:
-    """The refusal of a witness from which nothing follows."""
+    """Return the refusal of a witness from which nothing follows."""
     return Unproved("bad_witness", f"The witness proves nothing: {message}.", "Search again.")
 
 
 def no_statement(name: str) -> Unproved:
-    """The refusal of what no theorem here covers."""
+    """Return the refusal of an event or strategy that no theorem here covers."""
     return Unproved(
         "no_statement",
         f"The checker does not cover {name}.",
@@ -55,7 +55,7 @@ def no_statement(name: str) -> Unproved:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Lattices of steps ``step`` 4^j for j below ``scales``, with ``reach`` nodes a side.
+    """Lattices of steps ``step`` 4^j for j below ``scales``, with ``reach`` nodes on each side.
 
     ``linear`` lattices hold sums of likelihood ratios, others losses (nats).
     """
@@ -79,30 +79,32 @@ class Grid:
     @cached_property
     def steps(self) -> list[arb]:
         """The step of each lattice."""
-        return [arb(self.step) * _FACTOR**j for j in range(self.scales)]
+        return [arb(self.step) * _COARSENING**j for j in range(self.scales)]
 
     @cached_property
     def filters(self) -> list[fmpz_poly]:
         """Upper, then lower shares, in units, of the nodes between two of the next lattice.
 
-        Each is in falling order, so that a product's every fourth term is a node of that lattice.
+        Each is in falling order, so that every fourth term of a product is a node of that lattice.
         """
-        uppers = [[self.share(arb(r), h, _FACTOR) for r in range(_FACTOR)] for h in self.steps]
+        uppers = [
+            [self.share(arb(r), h, _COARSENING) for r in range(_COARSENING)] for h in self.steps
+        ]
         falling = [[1 - u for u in row[::-1]] + row[::-1] for row in uppers]
         return [fmpz_poly([self.units(share) for share in row]) for row in falling]
 
     def share(self, place: arb, h: arb, width: int) -> arb:
-        """The upper share of a mass at ``place`` h between nodes at 0 and ``width`` h."""
+        """Return the upper share of a mass at ``place`` h between nodes at 0 and ``width`` h."""
         if self.linear:
             return place / width
         return (-place * h).expm1() / (-width * h).expm1()
 
     def units(self, mass: arb) -> int:
-        """``mass`` in units, rounded up and at least zero."""
+        """Return ``mass`` in units, rounded up and at least zero."""
         return max(0, rounded_up(mass * fmpz(2) ** self.bits))
 
     def measure(self, points: Iterable[tuple[arb, arb]], infinite: arb) -> Measure:
-        """The measure of ``points``, masses and places, moved to the nodes beside them."""
+        """Return the measure of ``points``, masses and places, moved to the neighbouring nodes."""
         nodes = [[0] * (2 * self.reach + 1) for _ in self.steps]
         above = self.units(infinite)
         for mass, place in points:
@@ -110,7 +112,7 @@ class Grid:
             if j is None:
                 above += self.units(mass)
             elif upper == -self.reach:
-                # What lies below the last node is raised to it.
+                # A mass below the last node is raised to it.
                 nodes[j][0] += self.units(mass)
             else:
                 share = self.share(place / self.steps[j] - (upper - 1), self.steps[j], 1)
@@ -119,7 +121,7 @@ class Grid:
         return Measure(grid=self, parts=[fmpz_poly(masses) for masses in nodes], infinite=above)
 
     def _upper_node(self, place: arb) -> tuple[int | None, int]:
-        """The finest lattice that holds ``place``, and its first node not below it."""
+        """Return the finest lattice that holds ``place``, and its first node not below it."""
         for j, h in enumerate(self.steps):
             above = rounded_up(place / h)
             if abs(above) <= self.reach:
@@ -129,61 +131,61 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """Masses on a grid's lattices, each from its first node on, and ``infinite`` above them."""
+    """Masses on a grid's lattices, each from its first node on, and the ``infinite`` mass."""
 
     grid: Grid
     parts: list[fmpz_poly]
     infinite: int
 
     def __mul__(self, other: Measure) -> Measure:
-        """The convolution, at least. Each pair meets on the coarser of its two lattices."""
+        """Return a bound of the convolution; pairs meet on the coarser of their two lattices."""
         reach, scales, square = self.grid.reach, self.grid.scales, self is other
         result, infinite = [], self.infinite + other.infinite
         low = lows = carried = fmpz_poly()  # of finer lattices, carried to this one
-        for j, (mine, theirs) in enumerate(zip(self.parts, other.parts, strict=True)):
-            product = mine * (mine + 2 * low) if square else mine * (theirs + lows) + low * theirs
-            masses, lost = self._without_dust(_in_units(product, self.grid.bits))
+        for j, (left, right) in enumerate(zip(self.parts, other.parts, strict=True)):
+            product = left * (left + 2 * low) if square else left * (right + lows) + low * right
+            masses, lost = self._without_tail(_in_units(product, self.grid.bits))
             # The product begins ``reach`` nodes below the lattice.
             own, infinite = masses.truncate(3 * reach + 1).right_shift(reach), infinite + lost
             result.append(own + carried)
             if j < scales - 1:
                 carried = self._carry(j, masses - own.left_shift(reach), -2 * reach)
-                low = self._carry(j, low + mine, -reach)
-                lows = low if square else self._carry(j, lows + theirs, -reach)
-        # Beyond the last lattice masses are raised, to its first node or above all of them.
+                low = self._carry(j, low + left, -reach)
+                lows = low if square else self._carry(j, lows + right, -reach)
+        # Masses beyond the last lattice are raised to its first node or to infinity.
         result[-1] += int(masses.truncate(reach)(1))
         infinite += int(masses.right_shift(3 * reach + 1)(1))
         return Measure(grid=self.grid, parts=result, infinite=infinite)
 
-    def _without_dust(self, masses: fmpz_poly) -> tuple[fmpz_poly, int]:
-        """``masses`` of losses without the last ones, and how much these are."""
+    def _without_tail(self, masses: fmpz_poly) -> tuple[fmpz_poly, int]:
+        """Return ``masses`` of losses without a negligible tail, and the mass of that tail."""
         length, lost = len(masses), 0
-        while not self.grid.linear and length and lost + masses[length - 1] <= _DUST:
+        while not self.grid.linear and length and lost + masses[length - 1] <= _TAIL_UNITS:
             length -= 1
             lost += int(masses[length])
         return masses.truncate(length), lost
 
     def _carry(self, j: int, masses: fmpz_poly, first: int) -> fmpz_poly:
-        """``masses`` from node ``first`` of lattice j on, on the next lattice."""
-        moved = masses.left_shift(first % _FACTOR) * self.grid.filters[j]
-        nodes = fmpz_poly([moved[k] for k in range(_FACTOR - 1, len(moved), _FACTOR)])
-        shift = first // _FACTOR + self.grid.reach
+        """Return ``masses``, from node ``first`` of lattice j on, on the next lattice."""
+        moved = masses.left_shift(first % _COARSENING) * self.grid.filters[j]
+        nodes = fmpz_poly([moved[k] for k in range(_COARSENING - 1, len(moved), _COARSENING)])
+        shift = first // _COARSENING + self.grid.reach
         return _in_units(nodes, self.grid.bits).left_shift(shift)
 
     def points(self) -> Iterable[tuple[arb, arb]]:
-        """Masses and places of the nodes."""
+        """Yield masses and places of the nodes."""
         for h, masses in zip(self.grid.steps, self.parts, strict=True):
             for k, mass in enumerate(masses.coeffs()):
                 if mass:
                     yield arb(mass) / fmpz(2) ** self.grid.bits, h * (k - self.grid.reach)
 
     def delta(self, epsilon: arb) -> arb:
-        """∫ (1 - e^{ε-l})_+ over the measure of losses l, a ball."""
+        """Return ∫ (1 - e^{ε-l})_+ over the measure of losses l, a ball."""
         total, reach = arb(self.infinite), self.grid.reach
         for h, part in zip(self.grid.steps, self.parts, strict=True):
             masses, place = part.coeffs(), epsilon / h
             low, high = (bound + reach for bound in (-rounded_up(-place), rounded_up(place)))
-            # At most one, unless the step is absurd, which may lie above ε or not.
+            # At most one, unless the step is absurd, of which it is uncertain if it is above ε.
             for k in range(max(0, low), min(high, len(masses))):
                 total += masses[k] * (-(epsilon - h * (k - reach)).expm1()).max(arb(0))
             if (start := max(0, high)) < len(masses):
@@ -198,7 +200,7 @@ def _in_units(masses: fmpz_poly, bits: int) -> fmpz_poly:
 
 
 def rounded_up(ball: arb) -> int:
-    """The least integer that is certainly not below ``ball``; raises ``Unproved`` for no number."""
+    """Return the least integer certainly not below ``ball``; raises ``Unproved`` if not finite."""
     number = ball.upper().ceil().unique_fmpz()
     if number is None:
         raise bad_witness("a number is not finite")
@@ -206,9 +208,9 @@ def rounded_up(ball: arb) -> int:
 
 
 def power_product(factors: Sequence[tuple[Measure, int]]) -> Measure:
-    """At least the convolution of each measure as often as it says, by repeated squaring.
+    """Return a bound of the convolution of measures to powers, by repeated squaring.
 
-    Raises ``Unproved`` where that would take long.
+    Raises ``Unproved`` if that would take long.
     """
     convolutions = sum(count.bit_length() + count.bit_count() for _, count in factors)
     if any(convolutions * m.grid.reach * m.grid.scales > MAX_WORK for m, _ in factors):

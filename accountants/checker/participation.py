@@ -1,9 +1,15 @@
-"""That the participations of a record in a run of correlated noise add up to no more, in balls.
+"""Bounds of a record's random participations in a run of correlated noise, in balls.
 
-Of a record that is drawn in the steps b, at random, the run shows at most s = ‖ |C| b ‖. Of n
-participations at uniform places s² is at most n G_max and twice the sum over pairs of G = |C|ᵀ|C|,
-whose law is bounded by the moments of matched pairs (docs/theorems/correlated-noise.md, Theorem
-14). Any order of a moment is sound. Products are integers, counted by size.
+A record that is drawn in the steps b, at random, moves the run by at most s = ‖ |C| b ‖. For n
+participations at uniform places s² is at most n G_max plus twice the sum over pairs of G = |C|ᵀ|C|,
+whose law the moments of matched pairs bound (docs/theorems/correlated-noise.md, Theorem 14). Any
+order of a moment is sound.
+
+Under b-min-sep a record participates with probability at most p, and only if it did not in the last
+b - 1 steps. If no two columns of C that are b steps apart share a row, K participations move the
+run by at most the root of K times the longest column. Or steps are disclosed: those of k stretches
+of m at a phase that is drawn for each block of km, and a moment bounds the number of the few large
+ones (Theorem 15 there). Products of columns are integers in units of 2^-256.
 """
 
 from __future__ import annotations
@@ -31,23 +37,23 @@ from affidavit.accountants.checker.sensitivity import (
 from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
 
 MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_LOTS = 20_000, 400, 100
-"""Of Toeplitz C, and of one record in the mean, and of these in cut lots: some seconds."""
+"""Steps of Toeplitz C, mean participations of a record, and its cut lots: some seconds."""
 _BAND_COUNT = 64
-"""Of the later of two steps, of Toeplitz C: products are as large as those of the first in it."""
+"""Bands of the later of two steps of Toeplitz C: products are those of the first step of a band."""
 _SIZE_LEVELS = 4096
-"""Sizes of products that are told apart; others are rounded up."""
+"""Distinct sizes of products, to which others are rounded up."""
 _MIN_ORDER, _MAX_ORDER, _ORDER_COUNT = 1e-3, 1e4, 256
-"""Of moments, times the largest product."""
+"""Orders of moments, times the largest product, and their number."""
 
 Products = Iterable[tuple[int, int, int]]
-"""Distances of two steps, with sizes of G, in units of 2^-256, and how many pairs have no more."""
+"""Distances of two steps, sizes of G in units of 2^-256, and numbers of pairs with no more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draws:
-    """How often a record can be drawn, each time independently with ``probability``."""
+    """The most draws of a record, each with ``probability``, independently."""
 
-    most: int
+    max_draws: int
     probability: Fraction
 
 
@@ -55,8 +61,8 @@ class Draws:
 class CutLots:
     """Poisson samples at ``probability`` that are cut to a ``largest`` lot, one in each step.
 
-    A unit has so many ``records``, beside so many ``others``. Where it is drawn into a lot that may
-    be cut, it moves the sum by at most ``moved`` clip norms.
+    A unit has ``records`` records, and there are ``others``. If it is drawn into a lot that may be
+    cut, it moves the sum by at most ``moved`` clip norms.
     """
 
     steps: int
@@ -67,9 +73,9 @@ class CutLots:
     moved: int
 
     def fewest(self, conceded: arb) -> tuple[int, arb]:
-        """A number of such lots, and the chance of more, certainly no more than ``conceded``.
+        """Return a number of such lots, and the probability of more, at most ``conceded``.
 
-        Raises ``Unproved`` where that is too many.
+        Raises ``Unproved`` if that is too many.
         """
         drawn = 1 - (1 - rational(self.probability)) ** self.records
         room = self.largest - self.records + 1
@@ -88,9 +94,10 @@ def toeplitz_products(
     *,
     inverse: bool,
 ) -> Iterator[tuple[int, int, int]]:
-    """Those of steps ``turn`` apart, by their distance, in bands of the later of the two.
+    """Yield products of steps ``turn`` apart, by their distance, in bands of the later step.
 
-    C has this first column, or C⁻¹; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
+    C has this first column, or C⁻¹ if ``inverse``; step t is clipped to ``factors``[t] clip norms.
+    Raises ``Unproved`` for too many steps.
     """
     steps = len(factors)
     if steps > MAX_STEPS:
@@ -111,7 +118,7 @@ def toeplitz_products(
 
 
 def _bands(steps: int) -> Iterator[tuple[int, int]]:
-    """First and last of the steps of each band, as even as they can be."""
+    """Return the first and last step of each band; bands are as even as possible."""
     count = min(steps, _BAND_COUNT)
     length, longer = divmod(steps, count)
     ends = list(accumulate([length + 1] * longer + [length] * (count - longer)))
@@ -125,9 +132,10 @@ def matrix_products(
     *,
     inverse: bool,
 ) -> Iterator[tuple[int, int, int]]:
-    """Those of steps ``turn`` apart: at two places of a group, the largest of any group.
+    """Yield products of steps ``turn`` apart: at two places of a group, the largest of any group.
 
-    C is ``rows`` or their inverse; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
+    C is ``rows`` or their inverse; step t is clipped to ``factors``[t] clip norms. Raises
+    ``Unproved`` for too many steps.
     """
     steps = len(factors)
     if steps > MAX_ROWS:
@@ -144,20 +152,20 @@ def matrix_products(
             yield (i - j) // turn, size, 1 if i == j else 2
 
 
-def moves_no_more(
+def is_participation_covered(
     leaf: GaussianMixture,
     blocks: Iterable[tuple[int, Fraction]],
     products: Products,
     draws: Draws,
     cut: CutLots | None = None,
 ) -> bool:
-    """Whether a record certainly moves the run by no more than the units of ``leaf`` say.
+    """Return whether ``leaf`` certainly bounds how far a record moves the run.
 
-    ``blocks`` are so many blocks of a lot with a noise multiplier each, in whose joint deviation
-    the unit is counted. Lots may be ``cut``. Raises ``Unproved`` where it would take too long.
+    ``blocks`` are counts and noise multipliers of a lot's blocks, whose joint deviation is the
+    unit. Lots may be ``cut``. Raises ``Unproved`` if it would take too long.
     """
     missed = 1 - rational(draws.probability)
-    mean = -draws.most * missed.log()
+    mean = -draws.max_draws * missed.log()
     if not mean < MAX_MEAN_PARTICIPATIONS:
         raise no_statement("so many participations of one record")
     largest, moments = _moments(products)
@@ -165,7 +173,7 @@ def moves_no_more(
     if cut is not None:
         lots, more = cut.fewest(conceded)
         conceded, displaced = conceded - more, lots * cut.moved
-    # The leaf's distances, and what is left of them beside cut lots, over the longest column.
+    # The leaf's distances over the longest column, less the displacement in cut lots.
     square = 1 / (
         rational(Fraction(leaf.noise_multiplier) ** 2 * joint_precision(blocks)) * largest
     )
@@ -175,9 +183,9 @@ def moves_no_more(
     for weight in leaf.weights[:0:-1]:
         above.append(above[-1] + weight)
     bounds = above[::-1]
-    drawn = 1 - missed**draws.most
-    most = int(float(mean) + 20 * float(mean) ** 0.5) + 40
-    tails = _tails(squares, mean, most, moments)
+    drawn = 1 - missed**draws.max_draws
+    max_count = int(float(mean) + 20 * float(mean) ** 0.5) + 40
+    tails = _tails(squares, mean, max_count, moments)
     return all(
         (tail.min(drawn) if distance >= 0 else 1) <= bound
         for distance, tail, bound in zip(left, tails, bounds, strict=True)
@@ -185,7 +193,7 @@ def moves_no_more(
 
 
 def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
-    """The largest product, and the logarithms of moments, orders times it, of a uniform pair."""
+    """Return the largest product, and the orders (times it) and log moments of a uniform pair."""
     counted = list(products)
     largest = max(size for _, size, _ in counted)
     counts = [0] * (_SIZE_LEVELS + 1)
@@ -201,19 +209,20 @@ def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
 
 
 def _tails(
-    squares: Sequence[arb], mean: arb, most: int, moments: Sequence[tuple[float, arb]]
+    squares: Sequence[arb], mean: arb, max_count: int, moments: Sequence[tuple[float, arb]]
 ) -> list[arb]:
-    """P(s > x) at each x of ``squares``, relative to the largest product, from 0 on.
+    """Return P(s² > x) at each x of ``squares``, relative to the largest product.
 
-    Participations are at most a Poisson variable of this ``mean``; more than ``most`` count.
+    Participations are at most a Poisson variable of this ``mean``, and more than ``max_count``
+    always exceed x.
     """
     chances = [(-mean).exp()]
-    for count in range(1, most + 1):
+    for count in range(1, max_count + 1):
         chances.append(chances[-1] * mean / count)
     tails = [1 - sum(chances, arb(0))] * len(squares)
     places = [float(square) for square in squares]
     logs = [float(moment) for _, moment in moments]
-    for count in range(1, most + 1):
+    for count in range(1, max_count + 1):
         matched, best = count // 2, 0
         for place, square in enumerate(squares):
             if square >= count**2:
@@ -236,53 +245,53 @@ def _tails(
 
 _MOMENT_ORDERS = [0.02 * 200 ** (place / 23) for place in range(24)]
 _GROWTH_ROUNDS = 8
-"""Blocks after which a moment is known to grow no faster."""
+"""Blocks after which the growth of a moment is bounded."""
 _MAX_PHASES = 64
-"""Some seconds for each size that is counted."""
+"""Phases of a block: some seconds for each size."""
 
 Blocks = Sequence[tuple[int, Fraction]]
 
 
-def by_distance(products: Products) -> list[int]:
-    """The largest of ``products`` at each distance."""
+def max_by_distance(products: Products) -> list[int]:
+    """Return the largest of ``products`` at each distance."""
     result: dict[int, int] = {}
     for distance, size, _ in products:
         result[distance] = max(size, result.get(distance, 0))
     return [result[distance] for distance in range(len(result))]
 
 
-def takes_part_no_more(
-    leaf: GaussianMixture, blocks: Blocks, products: Sequence[int], draws: Draws, apart: int
+def is_separated_participation_covered(
+    leaf: GaussianMixture, blocks: Blocks, products: Sequence[int], draws: Draws, separation: int
 ) -> bool:
-    """Whether participations ``apart`` add up to no more than the units of ``leaf`` say."""
-    if any(products[apart:]):
+    """Return whether ``leaf`` certainly bounds participations ``separation`` steps apart."""
+    if any(products[separation:]):
         return False
     rate, chance = rational(draws.probability), arb(leaf.conceded)
     for place in reversed(range(len(leaf.weights))):
-        # A distance beyond which a record is has more participations than that.
+        # A record that moves farther than this distance participates more often than this.
         taken = _squared(Fraction(leaf.noise_multiplier), place, blocks) // products[0]
-        if not at_least(taken + 1, draws.most - taken * (apart - 1), rate) <= chance:
+        if not at_least(taken + 1, draws.max_draws - taken * (separation - 1), rate) <= chance:
             return False
         chance += leaf.weights[place]
     return True
 
 
-def tells_no_less(
+def is_disclosure_covered(
     leaves: Sequence[tuple[Leaf, int]],
     blocks: Blocks,
     products: Sequence[int],
     draws: Draws,
-    apart: int,
+    separation: int,
     stretches: int,
 ) -> bool:
-    """Whether ``leaves`` are no less than what is released at the steps that are told.
+    """Return whether ``leaves`` bound the releases at the disclosed steps.
 
-    A block is so many ``stretches`` long. ``blocks`` are so many blocks of a lot with a noise
-    multiplier each.
+    A block has ``stretches`` stretches. ``blocks`` are counts and noise multipliers of a lot's
+    blocks.
     """
     bands = max(distance for distance, size in enumerate(products) if size) + 1
     phases = -(-(bands - 1) // stretches)
-    if not 1 <= phases <= _MAX_PHASES or stretches * phases > apart:
+    if not 1 <= phases <= _MAX_PHASES or stretches * phases > separation:
         return False
     rate, conceded = _rate(rational(draws.probability), stretches, phases), arb(0)
     counts: dict[int, int] = {}
@@ -298,7 +307,7 @@ def tells_no_less(
             return False
         square = _squared(Fraction(leaf.noise_multiplier), 1, blocks)
         counts[square] = counts.get(square, 0) + count
-    run = -(-draws.most // (stretches * phases))
+    run = -(-draws.max_draws // (stretches * phases))
     larger, chance = 0, arb(0)
     for square in sorted(counts, reverse=True):
         chance += _chance_of_more(larger, square, products, run, stretches, phases)
@@ -307,13 +316,13 @@ def tells_no_less(
 
 
 def _squared(multiplier: Fraction, place: int, blocks: Blocks) -> int:
-    """The square of ``place`` standard deviations of such noise, rounded down to a product."""
+    """Return the square of ``place`` standard deviations of the noise, rounded down, in units."""
     squared = place**2 * int(UNIT) ** 2 / (multiplier**2 * joint_precision(blocks))
     return math.floor(squared)
 
 
 def _rate(chance: arb, stretches: int, phases: int) -> arb:
-    """The largest chance of a step, given its phase and all before; above one if there is none."""
+    """Return the largest probability of a step given its phase and the past, above 1 if none."""
     ahead, left, largest = phases * chance, arb(1), arb(0)
     for _ in range(stretches):
         if not left > 0:
@@ -327,16 +336,16 @@ def _rate(chance: arb, stretches: int, phases: int) -> arb:
 def _chance_of_more(
     count: int, square: int, products: Sequence[int], run: int, stretches: int, phases: int
 ) -> arb:
-    """At least the chance that of so many blocks more than ``count`` steps have an s² above it."""
+    """Bound the probability that more than ``count`` steps of ``run`` blocks have a larger s²."""
     exceeding = _exceeding(square, products, stretches, phases)
-    most = max(number for rows in exceeding for row in rows for number in row)
-    if most * run <= count:
+    max_count = max(number for rows in exceeding for row in rows for number in row)
+    if max_count * run <= count:
         return arb(0)
 
     @cache
     def bound(place: int) -> arb:
         order = arb(_MOMENT_ORDERS[place])
-        factors = [(order * number).exp() / phases for number in range(most + 1)]
+        factors = [(order * number).exp() / phases for number in range(max_count + 1)]
         grown = [arb_mat([[factors[f] for f in row] for row in rows]) for rows in exceeding]
         moments, growth, rounds = arb_mat([[1] * phases] * phases), arb(1), min(run, _GROWTH_ROUNDS)
         for _ in range(rounds):
@@ -360,13 +369,15 @@ def _chance_of_more(
 def _exceeding(
     square: int, products: Sequence[int], stretches: int, phases: int
 ) -> list[list[list[int]]]:
-    """How many steps of a block have an s² above that, by the phases of the block, of the one
-    before and of the one after, in this order."""
+    """Return the number of steps of a block whose s² exceeds ``square``.
+
+    It is indexed by the phases of the block, of the one before and of the one after.
+    """
     length, own = stretches * phases, range(stretches)
     reached = [*products, *[0] * (2 * length)]
 
     def met(step: int, later: int) -> int:
-        """Of a step, over the steps of the next block if its phase is so much ``later``."""
+        """Return the products of a step with the next block, whose phase is ``later`` by this."""
         return sum(reached[length + (other - step) * phases + later] for other in own)
 
     within = [sum(reached[abs(step - other) * phases] for other in own) for step in own]

@@ -1,18 +1,19 @@
 """δ(ε) ≤ x, proved from a witness in ball arithmetic.
 
-The witness says where to cut the losses of each release and on which lattices to add them up;
-the checker then composes measures that dominate the releases and reads off δ. Bad places and
-lattices make the bound larger, never wrong. docs/theorems/checker.md has the proof. Nothing here
-comes from the engines: only events do.
+The witness says where to cut the losses of each release and on which lattices to add them. The
+checker composes measures that dominate the releases and reads δ from them. Bad places and lattices
+make the bound larger, never wrong. docs/theorems/checker.md has the proof. Nothing here comes from
+the engines except events.
 
 >>> from affidavit.plan import Gaussian
 >>> prove(Witness(epsilon="4.4", delta="1e-5", runs=()), Gaussian(noise_multiplier=1.0)).theorems
 ('gaussian',)
 
-From a law to a measure on a grid: the line is cut at places. Between two places each loss lies
+To turn a law into a measure on a grid, the line is cut at places. Each loss between two places lies
 between theirs, and is moved to them with its mass under P and under Q kept, which can only raise
 the curve (docs/theorems/checker.md, Theorem 2). Random allocation sums likelihood ratios first
-(Theorem 4)."""
+(Theorem 4).
+"""
 
 from __future__ import annotations
 
@@ -43,20 +44,20 @@ from affidavit.accountants.checker.lattice import (
 from affidavit.plan import ChainOfNeighbours, Event, alternatives
 
 MAX_PLACES, MAX_CELLS = 50_000, 4_000_000
-"""Of one piece, and its places times its normals: two minutes at most."""
+"""Places of one piece, and places times normals: two minutes at most."""
 CHAIN = "chain_of_neighbours"
-"""The first theorem of docs/theorems/group-privacy.md, among the names of statements."""
-_MAX_LOSS = 30
-"""Losses of adding a record to bins that are above this (nats) count as infinite."""
+"""The statement of the first theorem of docs/theorems/group-privacy.md."""
+_MAX_ADDED_LOSS = 30
+"""Loss (nats) of adding a record to bins above which it counts as infinite."""
 
 Points = list[tuple[arb, arb]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How one release is cut: every ``spacing``, to ``reach`` beyond the outermost means.
+    """The cuts of one release: every ``spacing``, to ``reach`` beyond the outermost means.
 
-    Both in standard deviations of the noise. ``sums`` is where ratios of bins are added up.
+    Both are in standard deviations of the noise. ``sums`` is the grid of sums of bins' ratios.
     """
 
     spacing: float
@@ -65,31 +66,31 @@ class Rule:
 
 
 def measure(law: Law, rule: Rule, grid: Grid) -> Measure:
-    """What dominates ``law`` on ``grid``; raises ``Unproved`` for a bad ``rule``."""
+    """Return a measure that dominates ``law``; raises ``Unproved`` for a bad ``rule``."""
     ratios, infinite = ratio_points(law, rule)
     if law.bins:
         points, infinite = _mean_points(law, ratios, infinite, rule.sums)
     else:
         points = [(mass, ratio.log()) for mass, ratio in ratios]
-        # Where pieces are a part of the line, the rest of the mass has a loss of zero.
+        # If the pieces are only a part of the line, the rest of the mass has a loss of zero.
         points.append((1 - infinite - sum((mass for mass, _ in ratios), arb(0)), arb(0)))
     return grid.measure(points, infinite)
 
 
 def ratio_points(law: Law, rule: Rule) -> tuple[Points, arb]:
-    """Masses under P with likelihood ratios, and the mass that is put at infinity."""
+    """Return masses under P with their likelihood ratios, and the infinite mass."""
     points: Points = []
     infinite = arb(0)
     for piece in law.pieces:
         if all(weight == 0 for weight in (*piece.over.values(), *piece.under.values())):
-            continue  # exactly zero: a comparison of balls is false where it is not certain
+            continue  # exactly zero: an uncertain comparison of balls is false
         own, beyond = _cut(piece, law.mu, rule)
         points, infinite = points + own, infinite + beyond
     return points, infinite
 
 
 def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
-    """Theorem 2 (d) from each place to the next; the outer cells go to the outer places."""
+    """Apply Theorem 2 (d) between places; the outer cells move to the outer places."""
     spacing, reach, means = arb(rule.spacing), arb(rule.reach), {*piece.over, *piece.under}
     first = min(means) * mu - reach if piece.start is None else piece.start * mu
     last = max(means) * mu + reach if piece.stop is None else piece.stop * mu
@@ -108,14 +109,14 @@ def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
         masses.append(share)
     infinite = arb(0)
     if piece.stop is None:
-        # What a last place that keeps its mass under Q cannot hold is infinite.
+        # The last place keeps its mass under Q; the excess under P is infinite.
         infinite = over[-1] - ratios[-1] * under[-1]
         masses[-1] += over[-1] - infinite
     return list(zip(masses, ratios, strict=True)), infinite
 
 
 def _cells(mean: arb, places: Sequence[arb]) -> list[arb]:
-    """The masses of N(``mean``) below the first place, between two, and above the last."""
+    """Return the masses of N(``mean``) below the first place, between two, and above the last."""
     root = arb(2).sqrt()
     above = [((place - mean) / root).erfc() / 2 for place in places]
     return [left - right for left, right in pairwise([arb(1), *above, arb(0)])]
@@ -127,13 +128,13 @@ def _mixed(mixture: Mixture, cells: dict[int, list[arb]]) -> list[arb]:
 
 
 def _density(mixture: Mixture, mu: arb, x: arb) -> arb:
-    """The density over that of N(0)."""
+    """Return the density over that of N(0)."""
     terms = (w * (m * mu * x - (m * mu) ** 2 / 2).exp() for m, w in mixture.items())
     return sum(terms, arb(0))
 
 
 def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tuple[Points, arb]:
-    """Theorem 4: the mean S of ``bins`` ratios X, summed on ``grid`` as ±(X - 1)."""
+    """Apply Theorem 4: the mean S of ``bins`` ratios X, summed on ``grid`` as ±(X - 1)."""
     if grid is None or not grid.linear:
         raise bad_witness("an allocation is summed on no grid of ratios")
     sign, chance = (1 if law.removed else -1), arb(law.share.numerator) / law.share.denominator
@@ -145,7 +146,7 @@ def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tu
     points: Points = []
     # X ≤ X' + (X - R)⁺, and the last term adds at most its mean; added records lower X to R.
     infinite = chance * beyond if law.removed else arb(0)
-    largest = arb(_MAX_LOSS).exp()
+    largest = arb(_MAX_ADDED_LOSS).exp()
     for mass, place in total.points():
         ratio = 1 + chance * sign * place / law.bins
         if ratio > 0 if law.removed else ratio * largest > 1:
@@ -163,7 +164,7 @@ _DECIMAL = re.compile(r"\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunWitness:
-    """What a search found for one direction of the adjacency; none of it needs to be right.
+    """The witness of one direction of the adjacency; none of it needs to be right.
 
     Losses are composed on ``grid``; ``rules`` are one for each law of the direction, in order.
     """
@@ -177,8 +178,8 @@ class Witness:
     """The bound claimed, as decimals, and a ``RunWitness`` for each direction.
 
     One release whose losses rise everywhere needs none. ``covers`` are for the releases in which
-    cut lots are hidden. Of a run that two events bound the proof is of the one that ``alternative``
-    is the place of. A chain of neighbours has a witness for each of its ``links`` instead of runs.
+    cut lots are hidden. If several events bound a run, ``alternative`` is the place of the proved
+    one. A chain of neighbours has a witness for each of its ``links`` instead of runs.
     """
 
     epsilon: str
@@ -189,7 +190,7 @@ class Witness:
     links: tuple[Witness, ...] = ()
 
     def event(self, run: Event) -> Event:
-        """What bounds ``run`` by this witness; raises ``Unproved``."""
+        """Return the bound of ``run`` that the witness is for; raises ``Unproved``."""
         bounds = alternatives(run)
         if self.alternative not in range(len(bounds)):
             raise bad_witness("it is for another bound of the run")
@@ -206,32 +207,32 @@ class Proof:
 
 
 def prove(witness: Witness, event: Event) -> Proof:
-    """The bound that ``witness`` claims, where it proves it of ``event``.
+    """Prove the bound that ``witness`` claims of ``event``.
 
-    Raises ``Unproved`` where it does not, or where no theorem here covers the event.
+    Raises ``Unproved`` if the witness does not prove it, or no theorem here covers the event.
     """
     bound = witness.event(event)
     if isinstance(bound, ChainOfNeighbours):
         if len(witness.links) != bound.links:
             raise bad_witness(f"it has {len(witness.links)} links of {bound.links}")
-        return chained(witness, [prove(link, bound.event) for link in witness.links])
+        return conclude_chain(witness, [prove(link, bound.event) for link in witness.links])
     directions = laws(bound, witness.covers)
-    curves = [composed(*pair) for pair in zip_longest(directions, witness.runs)]
-    return concluded(witness, directions, curves)
+    curves = [compose(*pair) for pair in zip_longest(directions, witness.runs)]
+    return conclude(witness, directions, curves)
 
 
-def concluded(
+def conclude(
     witness: Witness, directions: tuple[Direction, ...], curves: Sequence[Measure | SingleRelease]
 ) -> Proof:
-    """What follows from ``curves``, those that ``composed`` returned, one for each direction.
+    """Return the proof by ``curves``, those that ``compose`` returned for each direction.
 
-    Raises ``Unproved`` where that is not what the witness claims.
+    Raises ``Unproved`` if they do not prove the witness's claim.
     """
     epsilon, delta = _decimal(witness.epsilon), _decimal(witness.delta)
     if not delta > 0:
         raise bad_witness("δ is not positive")
     for direction, curve in zip(directions, curves, strict=True):
-        bound = curve.delta(epsilon) + conceded(direction)
+        bound = curve.delta(epsilon) + conceded_probability(direction)
         if not bound <= delta:
             raise Unproved(
                 "not_proved",
@@ -243,10 +244,10 @@ def concluded(
     return Proof(epsilon=witness.epsilon, delta=witness.delta, theorems=tuple(sorted(names)))
 
 
-def chained(witness: Witness, proofs: Sequence[Proof]) -> Proof:
-    """What follows for the ends of a chain from the ``proofs`` of its links.
+def conclude_chain(witness: Witness, proofs: Sequence[Proof]) -> Proof:
+    """Return the proof for the ends of a chain by the ``proofs`` of its links.
 
-    Raises ``Unproved`` where that is not what the witness claims (group-privacy.md, the chain).
+    Raises ``Unproved`` if they do not prove the witness's claim (group-privacy.md, the chain).
     """
     epsilon, delta = arb(0), arb(0)
     for proof in proofs:
@@ -263,15 +264,15 @@ def chained(witness: Witness, proofs: Sequence[Proof]) -> Proof:
     return Proof(epsilon=witness.epsilon, delta=witness.delta, theorems=(*sorted(names), CHAIN))
 
 
-def conceded(direction: Direction) -> arb:
-    """The probability that the laws of ``direction`` concede, of all releases together."""
+def conceded_probability(direction: Direction) -> arb:
+    """Return the probability that the laws of ``direction`` concede, of all releases together."""
     return sum((times * law.conceded for law, times in direction), arb(0))
 
 
-def composed(direction: Direction | None, witness: RunWitness | None) -> Measure | SingleRelease:
-    """What dominates the run in one direction; a single release needs no witness.
+def compose(direction: Direction | None, witness: RunWitness | None) -> Measure | SingleRelease:
+    """Return a curve that dominates the run in one direction; a single release needs no witness.
 
-    Raises ``Unproved`` where the witness is for other releases, or is no good.
+    Raises ``Unproved`` if the witness is for other releases, or is malformed.
     """
     single = None if direction is None else single_release(direction)
     if single is not None:
@@ -285,21 +286,21 @@ def composed(direction: Direction | None, witness: RunWitness | None) -> Measure
 
 
 def single_release(direction: Direction) -> SingleRelease | None:
-    """The curve of ``direction`` where it is one release whose losses rise everywhere."""
+    """Return the curve of ``direction`` if it is one release whose losses rise everywhere."""
     match direction:
         case ():
-            return SingleRelease(piece=_NOTHING, mu=arb(0))
+            return SingleRelease(piece=_EMPTY_PIECE, mu=arb(0))
         case ((Law(pieces=(Piece(start=None, stop=None) as piece,), bins=0, mu=mu), 1),):
             return SingleRelease(piece=piece, mu=mu)
     return None
 
 
-_NOTHING = Piece(over={0: arb(1)}, under={0: arb(1)})
+_EMPTY_PIECE = Piece(over={0: arb(1)}, under={0: arb(1)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SingleRelease:
-    """One release whose losses are those of ``piece``, rising: the worst outputs lie above a place.
+    """One release with the rising losses of ``piece``: the worst outputs lie above a place.
 
     Places are in standard deviations, of which ``mu`` make a clip norm; 0 is the empty run.
     """
@@ -308,7 +309,7 @@ class SingleRelease:
     mu: arb
 
     def delta(self, epsilon: arb) -> arb:
-        """At least P(x > t) - e^ε Q(x > t), t the place whose loss is ε (nats), a ball."""
+        """Return a bound of P(x > t) - e^ε Q(x > t), t the place whose loss is ε (nats), a ball."""
         if self.mu == 0:
             return arb(0)
         low, high = self._around(epsilon)
@@ -331,7 +332,7 @@ class SingleRelease:
         return sum(terms, arb(0))
 
     def _around(self, epsilon: arb) -> tuple[arb, arb]:
-        """Places that enclose t closely, if it lies in reach; nothing rests on it."""
+        """Return places that enclose t closely, if it lies in reach; no bound rests on it."""
         mu, target = float(self.mu), float(epsilon)
         sides = [
             [(m * mu, float(w.log())) for m, w in side.items() if w > 0]
@@ -343,7 +344,7 @@ class SingleRelease:
             return over - under
 
         low, high = (
-            pick(mean for side in sides for mean, _ in side) + sign * _FARTHEST
+            pick(mean for side in sides for mean, _ in side) + sign * _PLACE_REACH
             for pick, sign in ((min, -1), (max, 1))
         )
         while low < (middle := (low + high) / 2) < high:
@@ -353,16 +354,17 @@ class SingleRelease:
         slope = (loss(low + width) - loss(low - width)) / (2 * width)
         for _ in range(_REFINEMENTS if slope > 0 else 0):
             place = arb((place - (self._loss(place) - epsilon) / slope).mid())
-        margin = _MARGIN * (1 + abs(low))
+        margin = _PLACE_MARGIN * (1 + abs(low))
         return place - margin, place + margin
 
 
-_FARTHEST, _REFINEMENTS, _MARGIN = 60.0, 4, 2.0**-100
-"""Beyond the outermost means in standard deviations; steps towards t, and how near they end."""
+_PLACE_REACH, _REFINEMENTS, _PLACE_MARGIN = 60.0, 4, 2.0**-100
+"""Search range beyond the outermost means, in standard deviations; Newton steps towards t, and the
+relative margin around their result."""
 
 
 def _log_density(terms: Sequence[tuple[float, float]], place: float) -> float:
-    """log Σ w N(place - m) / N(place), from means and log w."""
+    """Return log Σ w N(place - m) / N(place), from means and log w."""
     logs = [weight + mean * (place - mean / 2) for mean, weight in terms]
     largest = max(logs)
     return largest + math.log(math.fsum(math.exp(term - largest) for term in logs))

@@ -1,10 +1,10 @@
-"""From a plan's noise to μ: σ_joint of a step's blocks, and sens of correlated noise, in balls.
+"""The noise of a plan as μ: σ_joint of a step's blocks, and sens of correlated noise, in balls.
 
-A record that takes part in the steps of a pattern π moves the run by at most sens, where
+A record that participates in the steps of a pattern π moves the run by at most sens, where
 sens² = max over π of Σ_{i,j∈π} |X_ij|, X = CᵀC (docs/theorems/correlated-noise.md). Sizes are
-integers in units of 2^-128, rounded up, so that maxima and sums of them are exact.
+integers in units of 2^-128, rounded up, so that their maxima and sums are exact.
 
-Of trees of partial sums sens² is an integer (Theorem 6 there): node i of level l holds the steps
+For trees of partial sums sens² is an integer (Theorem 6 there): node i of level l holds the steps
 i·2^l to (i+1)·2^l - 1 of its tree, if all of them are run. sens² is the largest Σ over nodes of
 (participations inside)²."""
 
@@ -22,47 +22,47 @@ from flint import arb, arb_mat, arb_poly, fmpq, fmpz
 from affidavit.accountants.checker.lattice import no_statement, rounded_up
 
 MAX_PRODUCTS = 20_000_000
-"""Products of one sensitivity, a few seconds."""
+"""Products of one sensitivity: a few seconds."""
 MAX_ROWS = 2048
-"""Steps up to which a matrix is multiplied, in half a minute, or inverted, in twice as long."""
+"""Steps of a matrix that is multiplied, in half a minute, or inverted, in twice as long."""
 MAX_ITERATED, _ITERATIONS = 20_000, 12
-"""Steps up to which ‖C‖ is found by the power method, and how many steps that takes."""
+"""Steps up to which the power method bounds ‖C‖, and its iterations."""
 UNIT = fmpz(2) ** 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patterns:
-    """At most ``most`` steps, any two ``apart`` steps apart or, where not ``exactly``, more.
+    """At most ``max_participations`` steps, ``separation`` apart, or more if not fixed.
 
-    ``white``: not sens but ‖C_S‖ of the steps S that are multiples of ``apart`` from each other.
+    If ``white_noise``, not sens but ‖C_S‖ of the steps S at multiples of ``separation``.
     """
 
-    most: int
-    apart: int
-    exactly: bool = True
-    white: bool = False
+    max_participations: int
+    separation: int
+    fixed_separation: bool = True
+    white_noise: bool = False
 
 
 def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared: arb) -> bool:
-    """Whether ``multiplier`` ² · ``squared`` ≤ σ_joint² is certain, σ_joint of the blocks of a lot.
+    """Return whether ``multiplier`` ² · ``squared`` ≤ σ_joint² is certain.
 
-    σ_joint is (Σ count/σ²)^(-1/2), σ the noise multiplier of so many blocks.
+    σ_joint is (Σ count/σ²)^(-1/2) over the counts and noise multipliers of a lot's ``blocks``.
     """
     return bool(rational(Fraction(multiplier) ** 2 * joint_precision(blocks)) * squared <= 1)
 
 
 def joint_precision(blocks: Iterable[tuple[int, Fraction]]) -> Fraction:
-    """1/σ_joint² of a lot's blocks."""
+    """Return 1/σ_joint² of a lot's blocks."""
     return sum((count / sigma**2 for count, sigma in blocks), Fraction(0))
 
 
 def rational(number: Fraction) -> arb:
-    """``number`` as a ball, exact where it is dyadic."""
+    """Return ``number`` as a ball, exact if it is dyadic."""
     return arb(fmpq(number.numerator, number.denominator))
 
 
-def buffered(decays: Sequence[float], scales: Sequence[float], steps: int) -> list[arb]:
-    """The first column of a BLT: 1, then Σ ω_i θ_i^(t-1). Raises ``Unproved``."""
+def blt_column(decays: Sequence[float], scales: Sequence[float], steps: int) -> list[arb]:
+    """Return the first column of a BLT: 1, then Σ ω_i θ_i^(t-1). Raises ``Unproved``."""
     require_affordable(steps * len(decays))
     powers, column = [arb(scale) for scale in scales], [arb(1)]
     while len(column) < steps:
@@ -78,31 +78,35 @@ def toeplitz_sensitivity(
     *,
     inverse: bool,
 ) -> arb:
-    """sens of C with this first column, zero afterwards; ``inverse`` where it is that of C⁻¹.
+    """Return sens of C with this first column, zero afterwards; of C⁻¹ if ``inverse``.
 
     Column t is clipped to ``factors``[t] clip norms. With c ≥ 0 the worst pattern of a fixed
-    distance begins at once, and so it does of a least distance where c does not increase or columns
+    distance begins at step 0, as does that of a minimum distance if c does not increase or columns
     do not overlap; a larger c bounds any other. Raises ``Unproved``.
     """
-    steps, apart = len(factors), patterns.apart
+    steps, separation = len(factors), patterns.separation
     require_affordable(steps)
     column = first_column(coefficients, steps, inverse=inverse)
     sizes = [_units(c) for c in column]
-    most = min(patterns.most, -(-steps // apart))
-    if patterns.white:
-        # In the middle of a long run: the first iterate of the bound for shorter ones.
-        sums = [sum(sizes[first::apart]) for first in range(min(apart, steps))]
+    max_participations = min(patterns.max_participations, -(-steps // separation))
+    if patterns.white_noise:
+        # The middle of a long run: the first iterate of the bound for shorter ones.
+        sums = [sum(sizes[first::separation]) for first in range(min(separation, steps))]
     else:
-        if most > 1 and not patterns.exactly and any(sizes[apart:]):
+        if max_participations > 1 and not patterns.fixed_separation and any(sizes[separation:]):
             sizes = list(accumulate(reversed(sizes), max))[::-1]
         sums = []
         for t, size in enumerate(sizes):
-            earlier = sums[t - apart] if t >= apart else 0
-            ended = sizes[t - most * apart] if t >= most * apart else 0
+            earlier = sums[t - separation] if t >= separation else 0
+            ended = (
+                sizes[t - max_participations * separation]
+                if t >= max_participations * separation
+                else 0
+            )
             sums.append(size + earlier - ended)
     squared = arb(fmpz(sum(s * s for s in sums))) / UNIT**2
-    if patterns.white and steps <= MAX_ITERATED:
-        squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / UNIT for s in sizes], apart))
+    if patterns.white_noise and steps <= MAX_ITERATED:
+        squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / UNIT for s in sizes], separation))
     bound = max(factors) * squared.sqrt()
     tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
     if tight or steps > MAX_ROWS:
@@ -118,16 +122,18 @@ def matrix_sensitivity(
     *,
     inverse: bool,
 ) -> arb:
-    """sens of C, ``rows`` or their inverse, whose columns are clipped to ``factors``.
+    """Return sens of C, ``rows`` or their inverse, whose columns are clipped to ``factors``.
 
-    Patterns of a least distance are bounded row by row (Theorem 5 there), or by the entries that no
-    later and no farther one exceeds. Raises ``Unproved``.
+    Patterns of a minimum distance are bounded row by row (Theorem 5 there), or by the entries that
+    no later and no farther one exceeds. Raises ``Unproved``.
     """
-    steps, apart = len(factors), patterns.apart
-    most = min(patterns.most, -(-steps // apart))
-    require_affordable(steps**2 * (1 if patterns.white or patterns.exactly else most))
+    steps, separation = len(factors), patterns.separation
+    max_participations = min(patterns.max_participations, -(-steps // separation))
+    require_affordable(
+        steps**2 * (1 if patterns.white_noise or patterns.fixed_separation else max_participations)
+    )
     matrix = strategy_matrix(rows, inverse=inverse)
-    if most == 1 and not patterns.white:
+    if max_participations == 1 and not patterns.white_noise:
         columns = zip(*matrix.tolist(), strict=True)
         norms = (sum((x * x for x in column), arb(0)).sqrt() for column in columns)
         scaled = (_units(norm * arb(own)) for norm, own in zip(norms, factors, strict=True))
@@ -137,24 +143,27 @@ def matrix_sensitivity(
         [_units(gram[i, j] * arb(own) * arb(other)) for j, other in enumerate(factors)]
         for i, own in enumerate(factors)
     ]
-    if patterns.white:
-        return _largest_of_groups(sizes, apart).sqrt()
-    if patterns.exactly:
-        turns = [range(first, steps, apart)[:most] for first in range(steps)]
+    if patterns.white_noise:
+        return _largest_of_groups(sizes, separation).sqrt()
+    if patterns.fixed_separation:
+        turns = [range(first, steps, separation)[:max_participations] for first in range(steps)]
         best = max(sum(sizes[i][j] for i in turn for j in turn) for turn in turns)
     else:
         bounds = []
         for i, row in enumerate(sizes):
-            others = [0 if abs(i - j) < apart else size for j, size in enumerate(row)]
-            bounds.append(row[i] + _separated(others, most - 1, apart))
-        best = min(_separated(bounds, most, apart), _falling(sizes, most, apart))
+            others = [0 if abs(i - j) < separation else size for j, size in enumerate(row)]
+            bounds.append(row[i] + _max_separated_sum(others, max_participations - 1, separation))
+        best = min(
+            _max_separated_sum(bounds, max_participations, separation),
+            _falling_bound(sizes, max_participations, separation),
+        )
     return (arb(fmpz(best)) / UNIT).sqrt()
 
 
 def strategy_matrix(
     rows: Sequence[Sequence[float]] | Sequence[Sequence[arb]], *, inverse: bool
 ) -> arb_mat:
-    """C, ``rows`` or their inverse."""
+    """Return C, ``rows`` or their inverse."""
     matrix, steps = arb_mat([[arb(entry) for entry in row] for row in rows]), len(rows[0])
     if not inverse:
         return matrix
@@ -165,36 +174,37 @@ def strategy_matrix(
 def first_column(
     coefficients: Sequence[float] | Sequence[arb], steps: int, *, inverse: bool
 ) -> list[arb]:
-    """That of a Toeplitz C, zero beyond ``coefficients``; ``inverse``: these are of C⁻¹."""
+    """Return the first column of a Toeplitz C of ``coefficients``, or of C⁻¹ if ``inverse``."""
     column = [arb(c) for c in coefficients[:steps]]
     return _reciprocal(column, steps) if inverse else column + [arb(0)] * (steps - len(column))
 
 
 def toeplitz_rows(column: Sequence[arb]) -> list[list[arb]]:
-    """The rows of the square matrix with this first column."""
+    """Return the rows of the square Toeplitz matrix with this first column."""
     steps = len(column)
     return [[column[i - j] if i >= j else arb(0) for j in range(steps)] for i in range(steps)]
 
 
-def _largest_of_shifts(column: list[arb], apart: int) -> arb:
-    """At least ‖C_S‖² of the steps 0, b, 2b, ... of a Toeplitz C ≥ 0, that of any other group."""
+def _largest_of_shifts(column: list[arb], separation: int) -> arb:
+    """Bound ‖C_S‖² of the steps 0, b, 2b, ... of a Toeplitz C ≥ 0, which bounds other groups."""
     steps, shifts = len(column), arb_poly(column)
 
     def product(vector: Sequence[arb]) -> list[arb]:
         spread = [arb(0)] * steps
-        spread[::apart] = vector
+        spread[::separation] = vector
         moved = _coefficients(shifts * arb_poly(spread), steps)
-        return _coefficients(shifts * arb_poly(moved[::-1]), steps)[::-1][::apart]
+        return _coefficients(shifts * arb_poly(moved[::-1]), steps)[::-1][::separation]
 
-    return _largest_eigenvalue(product, -(-steps // apart))
+    return _largest_eigenvalue(product, -(-steps // separation))
 
 
-def _largest_of_groups(sizes: Sequence[Sequence[int]], apart: int) -> arb:
-    """At least the largest ‖C_S‖² of a group, from |X| in units."""
+def _largest_of_groups(sizes: Sequence[Sequence[int]], separation: int) -> arb:
+    """Bound the largest ‖C_S‖² of a group, from |X| in units."""
     groups = []
-    for first in range(min(apart, len(sizes))):
+    for first in range(min(separation, len(sizes))):
         rows = [
-            [arb(fmpz(size)) / UNIT for size in row[first::apart]] for row in sizes[first::apart]
+            [arb(fmpz(size)) / UNIT for size in row[first::separation]]
+            for row in sizes[first::separation]
         ]
         matrix = arb_mat(rows)
 
@@ -207,7 +217,7 @@ def _largest_of_groups(sizes: Sequence[Sequence[int]], apart: int) -> arb:
 
 
 def _largest_eigenvalue(product: Callable[[Sequence[arb]], list[arb]], size: int) -> arb:
-    """At least that of a symmetric matrix ≥ 0: max (X v)_i / v_i, whatever v > 0 is."""
+    """Bound that of a symmetric matrix ≥ 0 by max (X v)_i / v_i, for any v > 0."""
     vector, ratios = [arb(1)] * size, [arb(0)]
     for _ in range(_ITERATIONS):
         image = product(vector)
@@ -220,20 +230,20 @@ def _coefficients(product: arb_poly, steps: int) -> list[arb]:
     return [product[place] for place in range(steps)]
 
 
-def _separated(values: Sequence[int], most: int, apart: int) -> int:
-    """The most that ``most`` of ``values``, which are ``apart``, add up to."""
+def _max_separated_sum(values: Sequence[int], max_participations: int, separation: int) -> int:
+    """Return the largest sum of ``max_participations`` values, ``separation`` apart."""
     steps = len(values)
-    later = [0] * (steps + apart)
-    for _ in range(most):
-        here = [value + later[i + apart] for i, value in enumerate(values)]
+    later = [0] * (steps + separation)
+    for _ in range(max_participations):
+        here = [value + later[i + separation] for i, value in enumerate(values)]
         later[:steps] = list(accumulate(reversed(here), max))[::-1]
     return later[0]
 
 
-def _falling(sizes: Sequence[Sequence[int]], most: int, apart: int) -> int:
-    """Σ over m, n < ``most`` of the largest size from step m ``apart`` on, |m-n| ``apart`` away.
+def _falling_bound(sizes: Sequence[Sequence[int]], max_participations: int, separation: int) -> int:
+    """Return Σ over m, n of the largest size from step m ``separation`` on, as far apart.
 
-    The m-th step of a pattern is not before that, and the n-th at least so far from it.
+    The m-th step of a pattern is not before that, and the n-th at least as far away.
     """
     steps = len(sizes)
     largest = [[0] * (steps + 1) for _ in range(steps + 1)]
@@ -242,12 +252,14 @@ def _falling(sizes: Sequence[Sequence[int]], most: int, apart: int) -> int:
             later, farther = largest[i + 1][distance], largest[i][distance + 1]
             largest[i][distance] = max(sizes[i][i + distance], later, farther)
     return sum(
-        largest[min(m, n) * apart][abs(m - n) * apart] for m in range(most) for n in range(most)
+        largest[min(m, n) * separation][abs(m - n) * separation]
+        for m in range(max_participations)
+        for n in range(max_participations)
     )
 
 
 def _reciprocal(series: Sequence[arb], steps: int) -> list[arb]:
-    """The power series 1 / ``series`` up to so many steps: the quotient of reversed polynomials."""
+    """Return the power series 1 / ``series``, the quotient of reversed polynomials."""
     if not abs(series[0]) > 0:
         raise no_statement("a matrix that may have no inverse")
     dividend = arb_poly([0] * (steps + len(series) - 2) + [1])
@@ -259,29 +271,32 @@ def _units(size: arb) -> int:
 
 
 def require_affordable(products: int) -> None:
-    """Raise ``Unproved`` for more than ``MAX_PRODUCTS``."""
+    """Raise ``Unproved`` for more than ``MAX_PRODUCTS`` products."""
     if products > MAX_PRODUCTS:
         raise no_statement("a sensitivity that takes more than a few seconds")
 
 
 Reach = dict[tuple[int, int, int], int]
-"""The most that the nodes inside a stretch add up to, by the number of participations in it and
-the steps before the first and after the last of these, counted up to the separation."""
+"""The largest sum over the nodes inside a stretch, by its number of participations and the steps
+before the first and after the last of these, counted up to the separation."""
 
 
 def tree_sensitivity(steps: int, period: int, patterns: Patterns) -> arb:
-    """sens of trees of ``period`` steps one after the other; raises ``Unproved``."""
-    most, apart = min(patterns.most, -(-steps // patterns.apart)), patterns.apart
-    if most == 1:
+    """Return sens of consecutive trees of ``period`` steps; raises ``Unproved``."""
+    max_participations, separation = (
+        min(patterns.max_participations, -(-steps // patterns.separation)),
+        patterns.separation,
+    )
+    if max_participations == 1:
         return arb(period.bit_length()).sqrt()
-    require_affordable(steps * most * period.bit_length())
-    if patterns.exactly:
-        turns = (range(first, steps, apart)[:most] for first in range(steps))
-        return arb(max(_squares(steps, period, turn) for turn in turns)).sqrt()
-    return arb(_Search(steps, period, most, apart).worst()).sqrt()
+    require_affordable(steps * max_participations * period.bit_length())
+    if patterns.fixed_separation:
+        turns = (range(first, steps, separation)[:max_participations] for first in range(steps))
+        return arb(max(_sum_of_squares(steps, period, turn) for turn in turns)).sqrt()
+    return arb(_Search(steps, period, max_participations, separation).worst()).sqrt()
 
 
-def _squares(steps: int, period: int, places: Sequence[int]) -> int:
+def _sum_of_squares(steps: int, period: int, places: Sequence[int]) -> int:
     counts: Counter[tuple[int, int, int]] = Counter()
     for place in places:
         tree, inside = divmod(place, period)
@@ -293,20 +308,25 @@ def _squares(steps: int, period: int, places: Sequence[int]) -> int:
 
 
 class _Search:
-    """Joins neighbouring stretches, from nodes in which one participation fits upwards."""
+    """The search for the worst pattern, which joins stretches from single nodes upwards."""
 
-    def __init__(self, steps: int, period: int, most: int, apart: int) -> None:
-        self.steps, self.period, self.most, self.apart = steps, period, most, apart
-        starts, turns = range(0, period, 1 << apart.bit_length()), range(most)
-        require_affordable(len(starts) * most)
+    def __init__(self, steps: int, period: int, max_participations: int, separation: int) -> None:
+        self.steps, self.period, self.max_participations, self.separation = (
+            steps,
+            period,
+            max_participations,
+            separation,
+        )
+        starts, turns = range(0, period, 1 << separation.bit_length()), range(max_participations)
+        require_affordable(len(starts) * max_participations)
         self.places = sorted(
-            {(start + turn * apart) % period for start in starts for turn in turns}
+            {(start + turn * separation) % period for start in starts for turn in turns}
         )
         self.work = 0
         self.node = cache(self._node)
 
     def worst(self) -> int:
-        """The largest sum of squares; raises ``Unproved``."""
+        """Return the largest sum of squares; raises ``Unproved``."""
         result, length = Reach(), 0
         for start in range(0, self.steps, self.period):
             rest, begin = min(self.period, self.steps - start), 0
@@ -322,18 +342,18 @@ class _Search:
         return tuple(place - start for place in self.places if start <= place < start + size)
 
     def _node(self, size: int, places: tuple[int, ...]) -> Reach:
-        """A complete node with its places, counted from its first step."""
-        free, half = self.apart - 1, size // 2
-        if size <= self.apart:
+        """Return the sums of a complete node; ``places`` count from its first step."""
+        free, half = self.separation - 1, size // 2
+        if size <= self.separation:
             one = {(1, min(at, free), min(size - 1 - at, free)): size.bit_length() for at in places}
-            return self._best(one)
+            return self._undominated(one)
         first = tuple(at for at in places if at < half)
         second = tuple(at - half for at in places if at >= half)
         both = self._joined(self.node(half, first), half, self.node(half, second), half)
         return {key: value + key[0] ** 2 for key, value in both.items()}
 
     def _joined(self, left: Reach, before: int, right: Reach, after: int) -> Reach:
-        free = self.apart - 1
+        free = self.separation - 1
         self.work += len(left) * len(right)
         require_affordable(self.work)
         result: Reach = {}
@@ -345,13 +365,13 @@ class _Search:
             result[key] = max(value, result.get(key, 0))
         for (m, first, end), value in left.items():
             for (n, start, last), more in right.items():
-                if end + start >= free and m + n <= self.most:
+                if end + start >= free and m + n <= self.max_participations:
                     key = (m + n, first, last)
                     result[key] = max(value + more, result.get(key, 0))
-        return self._best(result)
+        return self._undominated(result)
 
-    def _best(self, reach: Reach) -> Reach:
-        """Without what another with as many participations is nowhere below."""
+    def _undominated(self, reach: Reach) -> Reach:
+        """Return ``reach`` without entries that another with as many participations dominates."""
         result: Reach = {}
         by_value = sorted(reach.items(), key=lambda item: (item[1], item[0]), reverse=True)
         fronts: dict[int, list[tuple[int, int]]] = {}

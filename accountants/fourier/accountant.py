@@ -39,7 +39,7 @@ from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_r
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
-from affidavit.accountants.fourier.cache import MAX_CACHE_BYTES, MAX_CACHED_LAWS, SharedCache
+from affidavit.accountants.fourier.cache import LAW_BYTES, SharedCache
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import (
@@ -114,12 +114,7 @@ class FourierAccountant:
 
     relative_width: float = 1e-4
     provable: bool = False
-    answers: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_CACHED_LAWS), repr=False, compare=False
-    )
-    shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
-    )
+    cache: SharedCache = field(default_factory=SharedCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1e-7 <= self.relative_width <= 0.1:
@@ -225,8 +220,7 @@ class FourierAccountant:
             directions=both,
             finer=_finer_directions(event, kinds) if is_merged else (),
             relative_width=max(min(self.relative_width, max_width), min_width),
-            answers=self.answers,
-            shared=self.shared,
+            cache=self.cache,
         )
 
     def attained(self, event: Event) -> tuple[FourierCurve, FourierCurve]:
@@ -301,12 +295,7 @@ class FourierCurve:
     directions: tuple[Direction, ...]
     relative_width: float
     finer: tuple[Direction, ...] = ()
-    answers: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_CACHED_LAWS), repr=False, compare=False
-    )
-    shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
-    )
+    cache: SharedCache = field(default_factory=SharedCache, repr=False, compare=False)
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
         """Return the same curve with brackets about ``relative_width`` of ε (or δ) wide.
@@ -319,7 +308,7 @@ class FourierCurve:
     @property
     def refined(self) -> AdaptiveCurve | None:
         """Upper ends of lots of fixed size, if there are any, that take about a second each."""
-        return AdaptiveCurve.of(self.directions, self.shared)
+        return AdaptiveCurve.of(self.directions, self.cache)
 
     @property
     def orders(self) -> tuple[FourierCurve, FourierCurve]:
@@ -440,13 +429,13 @@ class FourierCurve:
             return inverted
 
     def _cached(self, name: str, at: float, compute: Callable[[float], Bracket]) -> Bracket:
-        size = sum(len(direction.laws) for direction in (*self.directions, *self.finer))
+        laws = sum(len(direction.laws) for direction in (*self.directions, *self.finer))
         key = (name, self.directions, self.finer, at, self.relative_width)
-        return self.answers.get(key, partial(compute, at), lambda _: size)
+        return self.cache.get(key, partial(compute, at), lambda _: LAW_BYTES * laws)
 
     @property
     def _laws(self) -> tuple[Laws, ...]:
-        return tuple(Laws.of(direction, self.shared) for direction in self.directions)
+        return tuple(Laws.of(direction, self.cache) for direction in self.directions)
 
     @property
     def _has_gap(self) -> bool:

@@ -29,7 +29,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -38,7 +37,7 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import norm, rounding
-from affidavit.accountants.fourier.cache import MAX_CACHE_BYTES, SharedCache, down
+from affidavit.accountants.fourier.cache import SharedCache, down
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -196,12 +195,10 @@ class AdaptiveCurve:
     direction: Direction
     place: int
     release: Displacement
-    shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
-    )
+    cache: SharedCache = field(default_factory=SharedCache, repr=False, compare=False)
 
     @classmethod
-    def of(cls, directions: tuple[Direction, ...], shared: SharedCache) -> AdaptiveCurve | None:
+    def of(cls, directions: tuple[Direction, ...], cache: SharedCache) -> AdaptiveCurve | None:
         """Return the curve if it bounds the run and the adversary chooses more than once.
 
         The chosen law is that of the most steps in which one record displaces another.
@@ -216,12 +213,12 @@ class AdaptiveCurve:
         if not steps:
             return None
         _, place, release = max(steps, key=itemgetter(0))
-        return cls(direction=directions[0], place=place, release=release, shared=shared)
+        return cls(direction=directions[0], place=place, release=release, cache=cache)
 
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` for too long a lattice."""
         require_delta(delta)
-        saddle = saddle_at_delta(Laws.of(self.direction.one_sided[1], self.shared), delta)
+        saddle = saddle_at_delta(Laws.of(self.direction.one_sided[1], self.cache), delta)
         epsilon = max(saddle.epsilon, 0.0)
         curve = self._composed(saddle, epsilon, delta)
         accuracy = 0.1 * _EPSILON_TOLERANCE * max(epsilon, 1e-3)
@@ -231,14 +228,12 @@ class AdaptiveCurve:
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[0, δ]`` at ``epsilon`` (nats); raises as ``epsilon`` does."""
         require_epsilon(epsilon)
-        saddle, guess = saddle_at_epsilon(
-            Laws.of(self.direction.one_sided[1], self.shared), epsilon
-        )
+        saddle, guess = saddle_at_epsilon(Laws.of(self.direction.one_sided[1], self.cache), epsilon)
         curve = self._composed(saddle, epsilon, guess)
         return Bracket(lower=0.0, upper=curve.upper(epsilon))
 
     def _composed(self, saddle: Saddle, epsilon: float, delta: float) -> ComposedTransform:
-        laws = Laws.of(self.direction, self.shared)
+        laws = Laws.of(self.direction, self.cache)
         tolerance = _EPSILON_TOLERANCE * max(epsilon, 1e-3) * saddle.order
         parameters = choose_grid(laws, saddle, epsilon, delta, min(0.5, tolerance))
         check_cost(parameters)
@@ -269,7 +264,7 @@ class AdaptiveCurve:
                 if lengths.get(step)
             ]
 
-        return self.shared.get((block, count), measures, lambda _: 16 * block.size)
+        return self.cache.get((block, count), measures, lambda _: 16 * block.size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,8 @@
 Plans that differ in their target or their clip norms have the same releases: the cache holds their
 answers by releases, δ (or ε) and width. Plans that differ in δ and the number of steps have
 releases of the same law. Their tilts, steps and cuts are rounded to ladders of powers of two and
-its roots, so that they share measures and transforms: a parameter that is a few per cent off
-costs a bracket next to nothing.
+its roots, so that they share measures: a parameter that is a few per cent off costs a bracket next
+to nothing.
 
 A cached value follows from its key alone, so no answer depends on earlier requests. The least
 recently used values are evicted. Threads may share a ``SharedCache``: while one reads or writes
@@ -35,20 +35,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MAX_CACHED_LAWS = 20_000
-"""Laws of releases in the keys of cached answers, some ten megabytes."""
 MAX_CACHE_BYTES = 1 << 25
-"""Bytes of the cached measures and transforms."""
-SMALL_BYTES = 500
-"""Bytes of a value without arrays, with its key."""
+LAW_BYTES = 500
+"""Bytes of the law of a release in a key."""
 _RUNG_MARGIN = 1e-9
 """Relative margin that bounds the rounding of a logarithm, in rungs."""
 
 
 class SharedCache:
-    """A bounded store whose values' sizes add up to at most ``max_size``."""
+    """A bounded store whose values' sizes add up to at most ``max_size`` (bytes)."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int = MAX_CACHE_BYTES) -> None:
         self._max_size = max_size
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._size = 0

@@ -29,7 +29,7 @@ PoPETs 2022, for the chords; docs/theorems/fourier-lattice.md for the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,15 +83,13 @@ class LatticeMeasure:
 
     ``masses`` have shape (size,). ``infinite`` is the mass at infinite loss (upper bounds only).
     ``loss_error`` is an amount (nats) by which every node must be raised (upper) or lowered (lower)
-    for the bound to hold, for measures whose nodes are themselves rounded. ``name`` identifies all
-    that the measure follows from, if its transforms may be cached.
+    for the bound to hold, for measures whose nodes are themselves rounded.
     """
 
     grid: Grid
     masses: Array
     infinite: float
     loss_error: float = 0.0
-    name: Hashable = None
 
     def up_to(self, cut: float) -> LatticeMeasure:
         """Return the part with finite losses up to ``cut`` (nats)."""

@@ -17,11 +17,11 @@ taken, as in the accountant. Source: ``tilting.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 
-from affidavit.accountants.fourier.cache import SharedCache, up
+from affidavit.accountants.fourier.cache import up
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -38,7 +38,7 @@ from affidavit.accountants.fourier.grid_parameters import (
     saddle_at_delta,
     step_rungs,
 )
-from affidavit.accountants.fourier.privacy_loss import Cells
+from affidavit.accountants.fourier.privacy_loss import Cells, LossLaw
 from affidavit.accountants.fourier.single_release import epsilon_of, single_release
 from affidavit.accountants.fourier.tilting import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
@@ -95,28 +95,25 @@ def bounding_curves(
         parameters.lower_ranges,
         strict=True,
     ):
-        cells = cache(partial(grid.cells, law))
-        name: Hashable = ("upper", law, grid)
-        upper = partial(_named_upper_measure, name, cells, grid)
-        uppers.append((laws.shared.get(name, upper, _bytes), count))
+        cells: Callable[[], Cells] = cache(partial(grid.cells, law))
+        uppers.append((_upper(laws, law, grid, cells), count))
         if lower:
             if attained != law:
-                cells = cache(partial(grid.cells, attained))
-            name = ("lower", attained, grid, span)
-            measure = partial(_named_lower_measure, name, cells, grid, span)
-            lowers.append((laws.shared.get(name, measure, _bytes), count))
-    above = _strata_curve(uppers, parameters, laws.shared)
-    return above, _strata_curve(lowers, parameters, laws.shared) if lower else above
+                cells = partial(grid.cells, attained)
+            lowers.append((_lower(laws, attained, grid, span, cells), count))
+    above = _strata_curve(uppers, parameters)
+    return above, _strata_curve(lowers, parameters) if lower else above
 
 
-def _named_upper_measure(name: Hashable, cells: Callable[[], Cells], grid: Grid) -> LatticeMeasure:
-    return replace(upper_measure(cells(), grid), name=name)
+def _upper(laws: Laws, law: LossLaw, grid: Grid, cells: Callable[[], Cells]) -> LatticeMeasure:
+    return laws.cache.get(("upper", law, grid), lambda: upper_measure(cells(), grid), _bytes)
 
 
-def _named_lower_measure(
-    name: Hashable, cells: Callable[[], Cells], grid: Grid, span: LowerRange
+def _lower(
+    laws: Laws, law: LossLaw, grid: Grid, span: LowerRange, cells: Callable[[], Cells]
 ) -> LatticeMeasure:
-    return replace(lower_measure(cells(), grid, span), name=name)
+    key = ("lower", law, grid, span)
+    return laws.cache.get(key, lambda: lower_measure(cells(), grid, span), _bytes)
 
 
 def _bytes(measure: LatticeMeasure) -> int:
@@ -124,10 +121,10 @@ def _bytes(measure: LatticeMeasure) -> int:
 
 
 def _strata_curve(
-    parts: list[tuple[LatticeMeasure, int]], parameters: GridParameters, shared: SharedCache
+    parts: list[tuple[LatticeMeasure, int]], parameters: GridParameters
 ) -> StrataCurve:
     if parameters.cut is None:
-        return StrataCurve((ComposedTransform(parts, parameters.windows[0], shared=shared),))
+        return StrataCurve((ComposedTransform(parts, parameters.windows[0]),))
     common = [(measure.up_to(parameters.cut), count) for measure, count in parts]
     return StrataCurve(
         (

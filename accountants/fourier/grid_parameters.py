@@ -26,17 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from affidavit.accountants.fourier.cache import (
-    MAX_CACHE_BYTES,
-    SMALL_BYTES,
-    SharedCache,
-    down,
-    nearest,
-)
+from affidavit.accountants.fourier.cache import SharedCache, down, nearest
 from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
@@ -90,26 +83,18 @@ class GridParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laws:
-    """A direction with the atoms of its laws, and the cache shared by directions."""
+    """A direction with the atoms of its laws, and the ``cache`` of measures."""
 
     direction: Direction
     atoms: tuple[tuple[Atoms, int], ...]
-    shared: SharedCache = field(
-        default_factory=partial(SharedCache, MAX_CACHE_BYTES), repr=False, compare=False
-    )
+    cache: SharedCache = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, direction: Direction, shared: SharedCache | None = None) -> Laws:
-        """Return ``direction`` with the atoms of every law, which ``shared`` may hold."""
-        cache = SharedCache(MAX_CACHE_BYTES) if shared is None else shared
-        return cls(
-            direction=direction,
-            atoms=tuple(
-                (cache.get(("atoms", law), law.atoms, _bytes), count)
-                for law, count in direction.laws
-            ),
-            shared=cache,
-        )
+    def of(cls, direction: Direction, cache: SharedCache | None = None) -> Laws:
+        """Return ``direction`` with the atoms of every law, and by default a new ``cache``."""
+        atoms = tuple((law.atoms(), count) for law, count in direction.laws)
+        cache = SharedCache() if cache is None else cache
+        return cls(direction=direction, atoms=atoms, cache=cache)
 
     def common(self, delta: float) -> tuple[tuple[Atoms, int], ...]:
         """Return the atoms without the losses too rare to matter at ``delta``."""
@@ -121,19 +106,9 @@ class Laws:
         There is one such loss (nats) for each law.
         """
         rare = down(mass / self.direction.steps, _CUT_RUNGS)
-        cuts = [
-            self.shared.get(
-                ("cut", law, rare),
-                partial(_cut, law, atoms, rare),
-                lambda cuts: _bytes(cuts[0]),
-            )
-            for (law, _), (atoms, _) in zip(self.direction.laws, self.atoms, strict=True)
-        ]
-        counted = zip(cuts, self.atoms, strict=True)
-        return (
-            tuple((atoms, count) for (atoms, _), (_, count) in counted),
-            tuple(top for _, top in cuts),
-        )
+        tops = tuple(law.upper_quantile(rare) for law, _ in self.direction.laws)
+        cut = zip(self.atoms, tops, strict=True)
+        return tuple((atoms.cut(top), count) for (atoms, count), top in cut), tops
 
     def grids(
         self,
@@ -151,21 +126,19 @@ class Laws:
         """
         share = down(tolerance / self.direction.steps, _TOLERANCE_RUNGS)
         order = down(order, _GRID_TILT_RUNGS) if order else 0.0
-        result = []
-        for (law, _), attained, (cut_atoms, _), top in zip(
-            self.direction.laws, self.direction.attained, atoms, tops, strict=True
-        ):
-            arguments = attained, top, order, share, step, not self.direction.has_gap
-            compute = partial(align_grid, cut_atoms, *arguments)
-            key = ("grids", law, *arguments)
-            result.append(self.shared.get(key, compute, lambda _: SMALL_BYTES))
+        may_join = not self.direction.has_gap
+        result = [
+            align_grid(cut_atoms, attained, top, order, share, step, may_join)
+            for attained, (cut_atoms, _), top in zip(
+                self.direction.attained, atoms, tops, strict=True
+            )
+        ]
         return tuple(upper for upper, _ in result), tuple(lower for _, lower in result)
 
 
 def saddle_at_delta(laws: Laws, delta: float) -> Saddle:
     """Return the saddle near ``delta``, with the losses too rare to matter cut off."""
-    key = "saddle", laws.direction, delta
-    return laws.shared.get(key, lambda: at_delta(laws.common(delta), delta), lambda _: SMALL_BYTES)
+    return at_delta(laws.common(delta), delta)
 
 
 def saddle_at_epsilon(laws: Laws, epsilon: float, about: float = 1.0) -> tuple[Saddle, float]:
@@ -224,9 +197,10 @@ def choose_grids_in_strata(
             atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, _STRATA_STEP_SHARE * tolerance
         )
     step = down(step, step_rungs(tolerance))
+    orders, both = strata(atoms, epsilon, cut, step)
     windows = tuple(
-        stratum_window(stratum, epsilon, delta, tolerance, step, laws.direction.steps)
-        for stratum in strata(atoms, epsilon, cut, step)
+        stratum_window(orders, moments, epsilon, delta, tolerance, step, laws.direction.steps)
+        for moments in both
     )
     nodes, ranges = laws.grids(atoms, tops, 0.0, tolerance, step)
     return GridParameters(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
@@ -275,16 +249,6 @@ def grid_step(
             power = min(2.0, max(0.9, math.log(result / moved) / math.log(step / other)))
         step, result = other, moved
     return step
-
-
-def _cut(law: LossLaw, atoms: Atoms, rare: float) -> tuple[Atoms, float]:
-    """Return the law's atoms up to a loss exceeded with probability ``rare``, and that (nats)."""
-    top = law.upper_quantile(rare)
-    return atoms.cut(top), top
-
-
-def _bytes(atoms: Atoms) -> int:
-    return atoms.losses.nbytes + atoms.weights.nbytes
 
 
 def align_grid(

@@ -71,17 +71,12 @@ class GroupMixtureLaw(NormalPair):
         return self.mu, -self.mu / self.noise_multiplier / 2
 
     @property
-    def p_mixture(self) -> Mixture:
-        """The mixture P."""
-        return ((1.0, 0.0),) if self.added else self._mixture(1.0)
-
-    @property
-    def q_mixture(self) -> Mixture:
-        """The mixture Q."""
-        return self._mixture(-1.0) if self.added else ((1.0, 0.0),)
-
-    def _mixture(self, sign: float) -> Mixture:
-        return tuple((w, sign * k / self.noise_multiplier) for k, w in enumerate(self.weights))
+    def mixtures(self) -> tuple[Mixture, Mixture]:
+        """P and Q."""
+        sign = -1.0 if self.added else 1.0
+        drawn = tuple((w, sign * k / self.noise_multiplier) for k, w in enumerate(self.weights))
+        zero: Mixture = ((1.0, 0.0),)
+        return (zero, drawn) if self.added else (drawn, zero)
 
     def loss(self, z: Array) -> Array:
         """Return the loss (nats) at ``z``, both of shape (n,)."""
@@ -195,14 +190,10 @@ class ReplacedGroupLaw(NormalPair):
         return slope, height - math.log(self.weights[0])
 
     @property
-    def p_mixture(self) -> Mixture:
-        """The mixture P."""
-        return self.one_sided.p_mixture
-
-    @property
-    def q_mixture(self) -> Mixture:
-        """The mixture Q."""
-        return tuple((weight, -mean) for weight, mean in self.p_mixture)
+    def mixtures(self) -> tuple[Mixture, Mixture]:
+        """P and Q."""
+        drawn = self.one_sided.p_mixture
+        return drawn, tuple((weight, -mean) for weight, mean in drawn)
 
     def loss(self, z: Array) -> Array:
         """Return the loss (nats) at ``z``, both of shape (n,)."""

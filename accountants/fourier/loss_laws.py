@@ -102,26 +102,19 @@ class NormalMixtureLaw(NormalPair):
                 return (losses / 2 + np.arcsinh(scale * np.sinh(losses / 2))) / mu
 
     @property
-    def p_mixture(self) -> Mixture:
-        """The mixture P."""
+    def mixtures(self) -> tuple[Mixture, Mixture]:
+        """P and Q."""
         q, mu = self.sampling_probability, self.mu
+        zero: Mixture = ((1.0, 0.0),)
         match self.kind:
             case "gaussian":
-                return ((1.0, mu),)
-            case "remove" | "replace":
-                return ((1 - q, 0.0), (q, mu))
+                return ((1.0, mu),), zero
+            case "remove":
+                return ((1 - q, 0.0), (q, mu)), zero
             case "add":
-                return ((1.0, 0.0),)
-
-    @property
-    def q_mixture(self) -> Mixture:
-        """The mixture Q."""
-        q, mu = self.sampling_probability, self.mu
-        match self.kind:
-            case "gaussian" | "remove":
-                return ((1.0, 0.0),)
-            case "add" | "replace":
-                return ((1 - q, 0.0), (q, -mu))
+                return zero, ((1 - q, 0.0), (q, -mu))
+            case "replace":
+                return ((1 - q, 0.0), (q, mu)), ((1 - q, 0.0), (q, -mu))
 
     def _edge_roundings(self, edges: Array, z: Array) -> Array:
         """Bound some roundings of z times the slope of the loss there; all of shape (n,).

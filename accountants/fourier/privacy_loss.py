@@ -155,15 +155,19 @@ class NormalPair(ABC):
 
     @property
     @abstractmethod
-    def p_mixture(self) -> Mixture:
-        """The mixture P."""
+    def mixtures(self) -> tuple[Mixture, Mixture]:
+        """P and Q."""
         ...
 
     @property
-    @abstractmethod
+    def p_mixture(self) -> Mixture:
+        """The mixture P."""
+        return self.mixtures[0]
+
+    @property
     def q_mixture(self) -> Mixture:
         """The mixture Q."""
-        ...
+        return self.mixtures[1]
 
     @property
     @abstractmethod

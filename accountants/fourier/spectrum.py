@@ -28,16 +28,15 @@ References: [1] Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
 from affidavit.accountants.cyclic_convolution import folded, transform_error
-from affidavit.accountants.fourier.cache import SMALL_BYTES, SharedCache, down, up
+from affidavit.accountants.fourier.cache import up
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array
 
@@ -56,8 +55,7 @@ class TiltedLaw:
     """One tilted law, split at the cut, with its count and the error of tilting.
 
     ``common`` and ``rare``, which sum to one, have the shape (n,) of ``losses`` (nats). The measure
-    is exp(``log_total``) times the law; ``relative_error`` is that of tilting. ``name`` identifies
-    all that the law follows from except the count, if its transforms may be cached.
+    is exp(``log_total``) times the law; ``relative_error`` is that of tilting.
     """
 
     losses: Array
@@ -66,7 +64,6 @@ class TiltedLaw:
     count: int
     log_total: float
     relative_error: float
-    name: Hashable = None
 
     @classmethod
     def of(
@@ -107,59 +104,6 @@ class TiltedLaw:
         )
 
 
-def tilted(
-    measure: LatticeMeasure, count: int, order: float, cut: float | None, shared: SharedCache
-) -> TiltedLaw | None:
-    """Return ``TiltedLaw.of``, cached in ``shared`` if the measure has a name and is not split.
-
-    Cuts and tilts of strata differ from plan to plan, so that caching them is useless.
-    """
-    if measure.name is None or cut is not None:
-        return TiltedLaw.of(measure, count, order, cut)
-    once = shared.get(
-        ("tilted", measure.name, order),
-        partial(TiltedLaw.of, measure, 1, order, None),
-        lambda law: 0 if law is None else law.losses.nbytes + law.common.nbytes,
-    )
-    if once is None:
-        return None
-    return replace(
-        once, count=count, relative_error=count * once.relative_error, name=(measure.name, order)
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LawTransform:
-    """The transform of one law, wrapped, at the ``indices`` of frequencies that matter.
-
-    ``logs`` are the complex logarithms of the values there, of shape (m,) as ``indices``. ``error``
-    bounds the 2-norm error of all values.
-    """
-
-    indices: NDArray[np.intp]
-    logs: Complex
-    error: float
-
-    @classmethod
-    def of(cls, law: Array, size: int, count: int) -> LawTransform:
-        """Return the transform of ``size`` points of ``law``, shape (m,), of ``count`` or more."""
-        wrapped = folded(law, size)
-        values = fft.rfft(wrapped)
-        stored = np.flatnonzero(count * _log_abs(values) > math.log(_NEGLIGIBLE))
-        return cls(
-            indices=stored, logs=np.log(values[stored]), error=transform_error(wrapped, law.size)
-        )
-
-
-def _transformed(law: TiltedLaw, size: int, shared: SharedCache) -> LawTransform:
-    count = int(down(law.count, 1))
-    compute = partial(LawTransform.of, law.common, size, count)
-    if law.name is None:
-        return compute()
-    key = "transform", law.name, size, count
-    return shared.get(key, compute, lambda one: one.indices.nbytes + one.logs.nbytes)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spectrum:
     """The composed transform at the ``indices`` of frequencies that matter.
@@ -176,32 +120,32 @@ class Spectrum:
     left_out: float
 
 
-def composed(laws: Sequence[TiltedLaw], size: int, shared: SharedCache) -> Spectrum:
+def composed(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
     """Return the transform of ``size`` points of the composition.
 
-    With rare parts it is that of the composition with at least one rare loss. ``shared`` caches the
-    transforms of laws that have a name.
+    With rare parts it is that of the composition with at least one rare loss.
     """
     if any(law.rare is not None for law in laws):
         return _with_a_rare_loss(laws, size)
-    ones = [_transformed(law, size, shared) for law in laws]
-    stored, log_product = ones[0].indices, laws[0].count * ones[0].logs
-    for law, one in zip(laws[1:], ones[1:], strict=True):
+    indices, log_product = np.arange(size // 2 + 1), np.zeros(size // 2 + 1, dtype=np.complex128)
+    error = 0.0
+    for law in laws:
         # No factor exceeds 1 by more than the error below, so that a frequency that is negligible
         # after some measures is so after all.
-        stored, before, here = np.intersect1d(
-            stored, one.indices, assume_unique=True, return_indices=True
-        )
-        log_product = log_product[before] + law.count * one.logs[here]
+        wrapped = folded(law.common, size)
+        values = fft.rfft(wrapped)[indices]
+        large = law.count * _log_abs(values) > math.log(_NEGLIGIBLE)
+        indices = indices[large]
+        log_product = log_product[large] + law.count * np.log(values[large])
+        error += law.count * transform_error(wrapped, law.common.size)
     large = log_product.real > math.log(_NEGLIGIBLE)
-    stored, log_product = stored[large], log_product[large]
-    error = sum(law.count * one.error for law, one in zip(laws, ones, strict=True))
+    indices, log_product = indices[large], log_product[large]
     worst = error * math.sqrt(size)
     # (|F| + e)^T <= 1 + ... <= e^{Te}: how much the errors of T factors can reinforce each other.
     growth = math.exp(min(700.0, worst))
     values = np.exp(log_product)
     return Spectrum(
-        indices=stored,
+        indices=indices,
         values=values,
         sizes=np.abs(values),
         error=error * growth,
@@ -270,18 +214,15 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
     )
 
 
-def log_moment(laws: Sequence[TiltedLaw], order: float, shared: SharedCache) -> float:
+def log_moment(laws: Sequence[TiltedLaw], order: float) -> float:
     """Return log of the composed law's moment at a further tilt (1/nat), rounded up.
 
-    With rare parts it is that of the composition with at least one rare loss. ``shared`` caches the
-    moments of laws that have a name.
+    With rare parts it is that of the composition with at least one rare loss.
     """
     total = ratio = 0.0
     log_ratio = -math.inf
     for law in laws:
-        compute = partial(_log_sum, law.common, law.losses, order)
-        key = "moment", law.name, order
-        common = compute() if law.name is None else shared.get(key, compute, lambda _: SMALL_BYTES)
+        common = _log_sum(law.common, law.losses, order)
         total += law.count * common
         if law.rare is not None:
             quotient = _log_sum(law.rare, law.losses, order) - common

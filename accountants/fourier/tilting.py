@@ -205,16 +205,12 @@ def tilted_floor(atoms: Atoms, order: float, mass: float) -> float:
     return float(atoms.losses[index])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stratum:
-    """Log moments at the orders (1/nat) of a ladder, both signs, increasing; shape (m,) each."""
+def strata(
+    laws: Composition, epsilon: float, cut: float, step: float
+) -> tuple[Array, tuple[Array, Array]]:
+    """Return orders (1/nat) and the log moments without and with a loss above ``cut``, (m,) each.
 
-    orders: Array
-    log_moments: Array
-
-
-def strata(laws: Composition, epsilon: float, cut: float, step: float) -> tuple[Stratum, ...]:
-    """Return the strata without and with a loss above ``cut``, on grids of ``step`` (nats).
+    ``step`` is that of the grids, in nats.
 
     A loss at distance d from its node moves to a neighbour with probability d / step, at most 1/6
     on average. That spread is not small where the steps are many and coarse.
@@ -248,22 +244,26 @@ def strata(laws: Composition, epsilon: float, cut: float, step: float) -> tuple[
         log_ratio = np.logaddexp(log_ratio, high - low + math.log(count))
     several = np.log(np.expm1(np.clip(ratio, 1e-9, 30.0)))
     rare = common + np.where(ratio < 1e-9, log_ratio, np.where(ratio > 30.0, ratio, several))
-    return (
-        Stratum(orders=orders, log_moments=common),
-        Stratum(orders=orders, log_moments=rare),
-    )
+    return orders, (common, rare)
 
 
 def stratum_window(
-    stratum: Stratum, epsilon: float, delta: float, tolerance: float, step: float, steps: int
+    ladder: Array,
+    log_moments: Array,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+    step: float,
+    steps: int,
 ) -> Window:
     """Return the tilt and window for a stratum whose curve is read at ``epsilon``.
 
+    ``log_moments`` are the stratum's at a ``ladder`` of orders (1/nat), of shape (m,) each.
     ``delta`` and ``steps`` (releases) are the whole composition's, ``tolerance`` the allowed
     relative error of δ, and ``step`` that of the grids in nats.
     """
-    positive = (stratum.orders > 0) & np.isfinite(stratum.log_moments)
-    orders = stratum.orders[positive]
+    positive = (ladder > 0) & np.isfinite(log_moments)
+    orders = ladder[positive]
     if orders.size == 0:
         # The stratum has no mass, so any window is good.
         near = 8.0 * step
@@ -273,16 +273,16 @@ def stratum_window(
         )
     peaks = -np.log1p(orders) - orders * np.log1p(1 / orders)
     tails = math.log(1e-3 * min(0.1, tolerance) * delta) - peaks + orders * epsilon
-    shifts = stratum.orders - orders[:, None]
+    shifts = ladder - orders[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ends = (stratum.log_moments - tails[:, None]) / shifts
+        ends = (log_moments - tails[:, None]) / shifts
     lows = np.where(shifts < -1e-9 * orders[:, None], ends, -np.inf)
     highs = np.where(shifts > 1e-9 * orders[:, None], ends, np.inf)
     low, high = np.argmax(lows, axis=1), np.argmin(highs, axis=1)
     row = np.arange(orders.size)
     bottom = np.minimum(lows[row, low], epsilon) - 8 * step
     top = np.maximum(highs[row, high], epsilon) + 8 * step
-    scales = stratum.log_moments[positive] - orders * epsilon
+    scales = log_moments[positive] - orders * epsilon
     spreads = peaks + np.log1p(1 / (step * orders * (orders + 1)))
     rounding = scales + 0.5 * spreads + math.log(400.0 * UNIT_ROUNDOFF * steps)
     losses = np.maximum(0.0, rounding - math.log(0.03 * min(1.0, tolerance) * delta))

@@ -35,7 +35,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.spectrum import (
@@ -43,7 +42,6 @@ from affidavit.accountants.fourier.spectrum import (
     composed,
     fast_length,
     log_moment,
-    tilted,
 )
 from affidavit.accountants.fourier.tilting import Window, log_peak
 
@@ -53,7 +51,7 @@ class ComposedTransform:
 
     ``parts`` are the measures with their counts, on grids of one step. With a ``cut`` (nats) it is
     the composition with at least one loss above it: its curve and that of the measures up to the
-    cut add up to the whole. ``shared`` caches the transforms of measures with a name.
+    cut add up to the whole.
 
     Guarantees
     ----------
@@ -66,7 +64,6 @@ class ComposedTransform:
         parts: Sequence[tuple[LatticeMeasure, int]],
         window: Window,
         cut: float | None = None,
-        shared: SharedCache | None = None,
     ) -> None:
         self._order = window.order
         self._peak = math.exp(log_peak(window.order))
@@ -80,8 +77,7 @@ class ComposedTransform:
         self._placing = 8 * UNIT_ROUNDOFF * (sum(map(abs, origins)) + far)
         self._shift = sum(part.loss_error * count for part, count in parts)
         self._infinite = sum(part.infinite * count for part, count in parts)
-        self._shared = SharedCache(0) if shared is None else shared
-        laws = [tilted(part, count, window.order, cut, self._shared) for part, count in parts]
+        laws = [TiltedLaw.of(part, count, window.order, cut) for part, count in parts]
         result = [law for law in laws if law is not None]
         self._alive = len(result) == len(laws) and (
             cut is None or any(law.rare is not None for law in result)
@@ -95,11 +91,11 @@ class ComposedTransform:
         self._relative = sum(law.relative_error for law in laws)
         low, high = self._loss(self._first), self._loss(self._last)
         slack = 1 + 1e-9
-        below = window.below * low + log_moment(laws, -window.below, self._shared)
-        above = -window.above * high + log_moment(laws, window.above, self._shared)
+        below = window.below * low + log_moment(laws, -window.below)
+        above = -window.above * high + log_moment(laws, window.above)
         self._below = math.exp(min(0.0, below)) * slack
         self._above = math.exp(min(0.0, above)) * slack
-        spectrum = composed(laws, self._size, self._shared)
+        spectrum = composed(laws, self._size)
         stored = spectrum.indices
         # A real transform stands for both k and -k, except at k = 0 and the middle.
         twice = np.where((stored == 0) | (2 * stored == self._size), 1.0, 2.0) / self._size

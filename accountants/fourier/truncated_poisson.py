@@ -117,14 +117,9 @@ class DisplacementLaw(NormalPair):
         return math.inf
 
     @property
-    def p_mixture(self) -> Mixture:
-        """The mixture P."""
-        return self._mixture(self.present)
-
-    @property
-    def q_mixture(self) -> Mixture:
-        """The mixture Q."""
-        return self._mixture(self.absent)
+    def mixtures(self) -> tuple[Mixture, Mixture]:
+        """P and Q."""
+        return self._mixture(self.present), self._mixture(self.absent)
 
     @property
     def bounding_line(self) -> tuple[float, float]:

@@ -33,12 +33,12 @@ from affidavit.accountants.checker import (
     RunWitness,
     Unproved,
     Witness,
-    composed,
-    conceded,
+    compose,
+    conceded_probability,
+    is_participation_covered,
     laws,
     matrix_products,
     matrix_sensitivity,
-    moves_no_more,
     prove,
     toeplitz_sensitivity,
     tree_sensitivity,
@@ -244,7 +244,10 @@ def test_no_pattern_of_a_least_distance_exceeds_the_sensitivity_proved() -> None
             if all(b - a >= apart for a, b in pairwise(pattern))
         )
         proved = matrix_sensitivity(
-            rows, [1.0] * steps, Patterns(most=most, apart=apart, exactly=False), inverse=False
+            rows,
+            [1.0] * steps,
+            Patterns(max_participations=most, separation=apart, fixed_separation=False),
+            inverse=False,
         )
         assert proved > worst**0.5 * (1 - 1e-12)
         if not case % 2 and decay >= 0:
@@ -265,7 +268,7 @@ def test_trees_have_the_sensitivity_of_their_worst_pattern(exactly: bool) -> Non
             for pattern in combinations(range(steps), size)
             if all(b - a == apart or (b - a > apart and not exactly) for a, b in pairwise(pattern))
         )
-        patterns = Patterns(most=most, apart=apart, exactly=exactly)
+        patterns = Patterns(max_participations=most, separation=apart, fixed_separation=exactly)
         proved = tree_sensitivity(steps, tree.period, patterns)
         assert (proved**2).contains(round(worst))
 
@@ -274,14 +277,16 @@ def test_trees_have_the_sensitivity_of_their_worst_pattern(exactly: bool) -> Non
 def test_a_tree_of_thousands_of_steps_has_the_sensitivity_of_the_certificate(exactly: bool) -> None:
     at = Participation.fixed_epoch if exactly else Participation.min_separation
     stated = Tree.of(3000).sensitivity(at(participations=6, separation=400)).value
-    proved = tree_sensitivity(3000, 3000, Patterns(most=6, apart=400, exactly=exactly))
+    proved = tree_sensitivity(
+        3000, 3000, Patterns(max_participations=6, separation=400, fixed_separation=exactly)
+    )
     assert float(proved) == pytest.approx(stated, rel=1e-12)
 
 
 def test_a_power_series_is_inverted_as_far_as_a_run_is_long() -> None:
     """By ``C N = I``, a step at a time, for signs and sizes that rounding could spoil."""
     noise, steps = [1.0, -0.5, 0.25, -0.125], 3000
-    once = Patterns(most=1, apart=1)
+    once = Patterns(max_participations=1, separation=1)
     inverse: list[float] = []
     for t in range(steps):
         terms = (noise[i] * inverse[t - i] for i in range(1, min(t, 3) + 1))
@@ -350,7 +355,11 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
         directions = laws(event, (cover,))
         proved.append(
             max(
-                float((composed(direction, run).delta(arb(0.5)) + conceded(direction)).lower())
+                float(
+                    (
+                        compose(direction, run).delta(arb(0.5)) + conceded_probability(direction)
+                    ).lower()
+                )
                 for direction, run in zip(directions, witness.runs, strict=True)
             )
         )
@@ -391,7 +400,7 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     ]
 
     def curve(index: int) -> str:
-        measure = composed(laws(events[index])[0], witnesses[index].runs[0])
+        measure = compose(laws(events[index])[0], witnesses[index].runs[0])
         return str(measure.delta(arb(1)).upper())
 
     before, alone = ctx.prec, [curve(index) for index in range(3)]
@@ -455,7 +464,7 @@ def test_no_law_below_that_of_enumerated_participations_is_accepted(
             beyond = [chances[sizes > place * spacing].sum() for place in range(60)]
             above = np.maximum(above, beyond)
         products = list(matrix_products(rows, [1.0] * 6, turn, inverse=False))
-        draws = Draws(most=-(-6 // turn), probability=rate)
+        draws = Draws(max_draws=-(-6 // turn), probability=rate)
 
         def accepted(
             law: NDArray[np.float64],
@@ -467,7 +476,7 @@ def test_no_law_below_that_of_enumerated_participations_is_accepted(
             leaf = GaussianMixture(
                 weights=tuple(weights / weights.sum()), noise_multiplier=noise / spacing
             )
-            return moves_no_more(leaf, [(1, Fraction(noise))], products, draws)
+            return is_participation_covered(leaf, [(1, Fraction(noise))], products, draws)
 
         assert not accepted(above * (1 - 1e-9))
         assert not accepted(np.append(above[1:], 0.0))

@@ -20,7 +20,7 @@ from affidavit.accountants.checker import (
     RunWitness,
     Unproved,
     Witness,
-    composed,
+    compose,
     laws,
     prove,
 )
@@ -53,7 +53,7 @@ def witness_of(event: Event, fineness: int = 1) -> tuple[RunWitness, ...]:
 def compare(run: ExactRun, epsilon: float, fineness: int) -> None:
     """What is proved of one direction lies above the truth, and not far."""
     direction, witness = laws(run.event)[run.direction], witness_of(run.event, fineness)
-    bound = composed(direction, witness[run.direction]).delta(arb(epsilon)).upper()
+    bound = compose(direction, witness[run.direction]).delta(arb(epsilon)).upper()
     with mpmath.workdps(DIGITS):
         truth = run.delta(mpf(epsilon))
         proved = mpf(bound.str(DIGITS, radius=False))
@@ -84,7 +84,7 @@ def test_balls_of_any_precision_prove_nothing_below_the_truth(kind: Draw) -> Non
         try:
             ctx.prec = bits
             direction = laws(run.event)[run.direction]
-            bound = composed(direction, *witness or (None,)).delta(arb(epsilon))
+            bound = compose(direction, *witness or (None,)).delta(arb(epsilon))
         except Unproved:
             continue
         finally:

@@ -12,7 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from affidavit.accountants.checker import CutLots, Draws, moves_no_more, toeplitz_products
+from affidavit.accountants.checker import (
+    CutLots,
+    Draws,
+    is_participation_covered,
+    toeplitz_products,
+)
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.plan import Composed, Event, Gaussian, GaussianMixture, alternatives
@@ -115,8 +120,8 @@ def test_the_checker_takes_no_less() -> None:
 
     def is_proved(law: GaussianMixture, cut: CutLots | None = lots) -> bool:
         products = toeplitz_products([1.0, 0.8, 0.64], [1.0] * STEPS, 1, inverse=False)
-        draws = Draws(most=STEPS, probability=Fraction(1, 12))
-        return moves_no_more(law, [(1, Fraction(1))], products, draws, cut)
+        draws = Draws(max_draws=STEPS, probability=Fraction(1, 12))
+        return is_participation_covered(law, [(1, Fraction(1))], products, draws, cut)
 
     laws = bounds(lowered("add_remove", 7))
     first = next(law for law in laws if isinstance(law, GaussianMixture))

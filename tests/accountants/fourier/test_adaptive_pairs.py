@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from affidavit.accountants import FourierAccountant
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve, Displacement
-from affidavit.accountants.fourier.cache import MAX_CACHE_BYTES, SharedCache
+from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.plan import (
     Composed,
@@ -34,7 +34,7 @@ def lots(rate: float, sigma: float, steps: int) -> Event:
 
 
 def adaptive(event: Event) -> AdaptiveCurve:
-    curve = AdaptiveCurve.of(directions(event), SharedCache(MAX_CACHE_BYTES))
+    curve = AdaptiveCurve.of(directions(event), SharedCache())
     assert curve is not None
     return curve
 

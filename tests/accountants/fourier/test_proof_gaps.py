@@ -10,7 +10,6 @@ import pytest
 from scipy import fft
 
 from affidavit.accountants.fourier import FourierAccountant, spectrum
-from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.truncated_poisson import truncated_law
@@ -44,7 +43,7 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
     part = LatticeMeasure(grid=Grid(origin=0.0, step=1e-9, size=law.size), masses=law, infinite=0.0)
     tilted = spectrum.TiltedLaw.of(part, 1, 1e-3, None)
     assert tilted is not None
-    result = spectrum.composed([tilted], size, SharedCache(0))
+    result = spectrum.composed([tilted], size)
     folded = tilted.common.astype(np.longdouble).reshape(rows, size).sum(axis=0)
     true = fft.rfft(folded)[result.indices]
     twice = np.where((result.indices == 0) | (2 * result.indices == size), 1.0, 2.0)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import fft
 
-from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.spectrum import TiltedLaw, composed, tilted
+from affidavit.accountants.fourier.spectrum import TiltedLaw, composed
 from affidavit.accountants.fourier.tilting import Window, log_peak
 from affidavit.accountants.fourier.transform import ComposedTransform
 
@@ -118,7 +116,7 @@ def test_a_rare_part_that_cancels_the_common_one_is_within_its_rounding() -> Non
         log_total=0.0,
         relative_error=0.0,
     )
-    spectrum = composed([one], size, SharedCache(0))
+    spectrum = composed([one], size)
     off = np.abs(spectrum.values - fft.rfft(rare)[spectrum.indices])
     rounding = UNIT_ROUNDOFF * (64 + 16) * spectrum.sizes
     assert np.all(off <= spectrum.error * math.sqrt(size) + rounding)
@@ -182,21 +180,3 @@ def test_the_peak_of_g() -> None:
         places = np.linspace(1e-6, 40.0, 2_000_001)
         largest = float(np.max(np.exp(-order * places) * -np.expm1(-places)))
         assert largest == pytest.approx(math.exp(log_peak(order)), rel=1e-6)
-
-
-@pytest.mark.parametrize("counts", [(1, 7), (7, 1)])
-def test_a_law_that_is_shared_is_the_law_alone_with_the_error_of_its_count(
-    counts: tuple[int, int],
-) -> None:
-    named, shared = replace(measure(), name="named"), SharedCache(1 << 20)
-    for count in counts:
-        result, alone = (
-            tilted(named, count, 1.5, None, shared),
-            TiltedLaw.of(named, count, 1.5, None),
-        )
-        assert result is not None
-        assert alone is not None
-        assert (result.count, result.log_total) == (count, alone.log_total)
-        assert result.relative_error == pytest.approx(alone.relative_error, rel=1e-15, abs=0)
-        assert np.array_equal(result.common, alone.common)
-    assert len(shared) == 1
