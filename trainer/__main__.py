@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 err = Console(stderr=True, soft_wrap=True)
-SCORE = "score"
+SCORE_FILE = "score"
 """The file in a trial's folder with its mean loss on the public data."""
 SCORING_RECORDS = 1024
 """Records of the public data in one batch."""
@@ -238,7 +238,7 @@ def main(
     if peers.is_leader:
         if searched is not None:
             score = _mean_loss(adapter, searched.score)
-            write_atomically(out / SCORE, f"{score!r}\n".encode())
+            write_atomically(out / SCORE_FILE, f"{score!r}\n".encode())
         _print_outcome(outcome, out)
 
 

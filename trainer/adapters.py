@@ -98,9 +98,9 @@ def digest_of_tensors(*tensors: Tensor | Iterable[Tensor]) -> str:
     """
     result = hashlib.sha256()
     for tensor in chain.from_iterable([t] if isinstance(t, Tensor) else t for t in tensors):
-        held = tensor.detach().cpu().contiguous()
-        result.update(f"{held.dtype} {list(held.shape)}\n".encode())
-        result.update(held.view(-1).view(torch.uint8).numpy().tobytes())
+        values = tensor.detach().cpu().contiguous()
+        result.update(f"{values.dtype} {list(values.shape)}\n".encode())
+        result.update(values.view(-1).view(torch.uint8).numpy().tobytes())
     return f"sha256:{result.hexdigest()}"
 
 

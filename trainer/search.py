@@ -44,10 +44,10 @@ from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, PlanError, read_limited
 from affidavit.trainer.run_folder.run_log import has_run
 
-OPENING = "search.json"
-RELEASED = "run"
-TRIALS = "trials"
-SCORE = "score"
+OPENING_FILE = "search.json"
+RUN_FOLDER = "run"
+TRIALS_FOLDER = "trials"
+SCORE_FILE = "score"
 RELEASED_FILES = frozenset({"record.jsonl", "weights.pt", "opening.json", "trial.json"})
 """Files of the best trial's folder that are released."""
 TRAINER = (sys.executable, "-m", "affidavit.trainer")
@@ -75,7 +75,7 @@ class Search:
     @property
     def folder(self) -> Path:
         """The folder of trials; only the best trial leaves it."""
-        return self.out / TRIALS
+        return self.out / TRIALS_FOLDER
 
     def run(self, number: int) -> None:
         """Begin or resume a trial; a trial that finishes has a score.
@@ -83,7 +83,7 @@ class Search:
         Raises ``NotBegun``.
         """
         folder = self.folder / str(number)
-        if (folder / SCORE).exists():
+        if (folder / SCORE_FILE).exists():
             return
         folder.mkdir(mode=0o700, exist_ok=True)
         tried = self.opening.trial(number)
@@ -113,7 +113,7 @@ class Search:
         scores = []
         for number in range(trials):
             with suppress(OSError, ValueError):
-                scores.append((float((self.folder / str(number) / SCORE).read_text()), number))
+                scores.append((float((self.folder / str(number) / SCORE_FILE).read_text()), number))
         loss, number = min(scores, default=(math.inf, 0))
         return number if math.isfinite(loss) else None
 
@@ -130,7 +130,7 @@ class Search:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        folder.rename(self.out / RELEASED)
+        folder.rename(self.out / RUN_FOLDER)
 
 
 def main(
@@ -166,8 +166,8 @@ def main(
         _exit_with_usage_error(
             f"{plan} has no repeat_and_select, so its certificate covers one run: train it."
         )
-    if (out / RELEASED).exists():
-        _exit_with_usage_error(f"{out / RELEASED} exists: this search has finished.")
+    if (out / RUN_FOLDER).exists():
+        _exit_with_usage_error(f"{out / RUN_FOLDER} exists: this search has finished.")
     opening = _load_opening(out, certificate, choices, score)
     if "learning_rate" in opening.choices and read.workload and read.workload.learning_rates:
         _exit_with_usage_error(
@@ -196,7 +196,7 @@ def main(
     if best is not None:
         search.release(best)
         shutil.rmtree(search.folder)
-        err.print(f"record and weights are in {escape(str(out / RELEASED))}", highlight=False)
+        err.print(f"record and weights are in {escape(str(out / RUN_FOLDER))}", highlight=False)
         return
     err.print(f"no trial finished; see {escape(str(search.folder))}", highlight=False)
     raise typer.Exit(1)
@@ -237,7 +237,7 @@ def _load_opening(
     out: Path, certificate: Path, choices: Path | None, score: str | None
 ) -> SearchOpening:
     """Return the opening in the folder, or a new one after writing it to disk."""
-    path = out / OPENING
+    path = out / OPENING_FILE
     try:
         if path.exists():
             return SearchOpening.read(json.loads(path.read_bytes()))

@@ -100,7 +100,7 @@ def settled_once(shop: Any, run: str, steps: int) -> Conformance:
         # Whatever another attempt charged, with the key that it used, is charged here.
         assert charges_of(folder_of(shop, run, fence)) <= stored
         # What is secret is removed once the service has settled the run.
-        until_gone(folder_of(shop, run, fence) / checkpoint.NAME)
+        until_gone(folder_of(shop, run, fence) / checkpoint.CHECKPOINT_FILE)
     return checked
 
 
@@ -167,7 +167,7 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         charged = result["steps"]["charged"]
         assert 0 < charged < LONG, told(shop, result)
         settled_once(shop, run, charged)
-        assert (folder_of(shop, run, result["claims"]) / run_writer.WEIGHTS).exists()
+        assert (folder_of(shop, run, result["claims"]) / run_writer.WEIGHTS_FILE).exists()
     for run in (killed, full):
         result = shop.wait(run, "settled", "failed", seconds=LIMIT)
         assert (result["state"], result["claims"] >= 2) == ("settled", True), told(shop, result)
@@ -187,14 +187,14 @@ def trainer_of(run: str, *workers: Process) -> int:
 
 def disk_full(shop: Any, run: str, *workers: Process) -> None:
     """Let the run's trainer write no file as large as its checkpoint any more."""
-    size = (folder_of(shop, run, 1) / checkpoint.NAME).stat().st_size // 2
+    size = (folder_of(shop, run, 1) / checkpoint.CHECKPOINT_FILE).stat().st_size // 2
     resource.prlimit(trainer_of(run, *workers), resource.RLIMIT_FSIZE, (size, size))
 
 
 def test_the_worker_knows_the_trainers_files() -> None:
-    for name in (checkpoint.PARTIAL, checkpoint.NAME, checkpoint.FOLDERS):
+    for name in (checkpoint.PARTIAL_FILE, checkpoint.CHECKPOINT_FILE, checkpoint.FOLDER_PATTERN):
         assert fnmatch(name, job_module.CHECKPOINTS)
-    assert {run_log.NAME, run_writer.OPENING} < set(job_module.COPIED_FILES)
+    assert {run_log.RECORD_FILE, run_writer.OPENING_FILE} < set(job_module.COPIED_FILES)
 
 
 def test_a_checkpoint_of_several_ranks_is_copied_and_deleted_too(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_a_checkpoint_of_several_ranks_is_copied_and_deleted_too(tmp_path: Path)
     run.parent.mkdir()
     assert not job_module.copy_attempt(previous, run)  # no record names it
     assert not run.exists()
-    (previous / run_log.NAME).write_text('{"type":"checkpoint"}\n')
+    (previous / run_log.RECORD_FILE).write_text('{"type":"checkpoint"}\n')
     (previous / "other").write_text("not copied")
     assert job_module.copy_attempt(previous, run)
     assert (run / "checkpoint-7" / "state.pt").read_text() == "secret"
-    assert {path.name for path in run.iterdir()} == {"checkpoint-7", run_log.NAME}
+    assert {path.name for path in run.iterdir()} == {"checkpoint-7", run_log.RECORD_FILE}
     job_module.delete_checkpoints(tmp_path, "r")
     assert not [*tmp_path.glob("r-*/run/checkpoint*")]

@@ -174,10 +174,11 @@ class LinearFactors(Factors):
 
         They are computed from the unmodified factors: a discarded record affects no other.
         """
-        (a, b), (_, wide, high) = self.pair, self._sizes
-        ours, theirs = batched_matmul(a, a.mT), batched_matmul(b, b.mT)
-        input_norms, output_norms = row_norms_of_grams(ours, wide), row_norms_of_grams(theirs, high)
-        return input_norms, output_norms, ours.mul_(theirs).sum(-1).sum(-1)
+        (a, b), (_, in_size, out_size) = self.pair, self._sizes
+        a_gram, b_gram = batched_matmul(a, a.mT), batched_matmul(b, b.mT)
+        input_norms = row_norms_of_grams(a_gram, in_size)
+        output_norms = row_norms_of_grams(b_gram, out_size)
+        return input_norms, output_norms, a_gram.mul_(b_gram).sum(-1).sum(-1)
 
     @cached_property
     def _valid_and_reach(self) -> tuple[Tensor, Tensor]:
@@ -185,8 +186,8 @@ class LinearFactors(Factors):
         # wide as a vocabulary, are not read again.
         norms = self._grams[:2] if self.prefers_gram else map(row_norms, self.pair)
         input_norms, output_norms = norms
-        steps, wide, tall = self._sizes
-        terms = steps + max(wide, tall) + 8
+        steps, in_size, out_size = self._sizes
+        terms = steps + max(in_size, out_size) + 8
         largest = torch.maximum(input_norms, output_norms)  # nan if either is nan
         valid = (largest <= MAX_ROW_NORM).all(1)
         bound = (input_norms * output_norms).sum(1) * (1 + self._rounding(terms))
@@ -220,8 +221,8 @@ class LinearFactors(Factors):
         return are_bfloat16(*self.pair)
 
     def _rounding(self, terms: int) -> float:
-        wide = accumulation_type(self.pair[0])
-        return rounding_bound(terms * (MATRIX_UNIT_ERROR if self.is_bfloat16 else 1), wide)
+        dtype = accumulation_type(self.pair[0])
+        return rounding_bound(terms * (MATRIX_UNIT_ERROR if self.is_bfloat16 else 1), dtype)
 
     @property
     def _move_cost(self) -> int:
@@ -234,8 +235,9 @@ class LinearFactors(Factors):
     @property
     def prefers_gram(self) -> bool:
         """Whether two T × T matrices are cheaper than one out × in matrix per record."""
-        steps, wide, high = self._sizes
-        return steps * steps * (wide + high) < (steps + self._move_cost) * wide * high
+        steps, in_size, out_size = self._sizes
+        direct_cost = (steps + self._move_cost) * in_size * out_size
+        return steps * steps * (in_size + out_size) < direct_cost
 
     @property
     def prefers_reuse(self) -> bool:
@@ -244,8 +246,8 @@ class LinearFactors(Factors):
         Gram matrices cost T² (in + out) multiplications in addition to that product. Writing and
         reading G_i costs its entries.
         """
-        steps, wide, high = self._sizes
-        return steps * steps * (wide + high) > self._move_cost * wide * high
+        steps, in_size, out_size = self._sizes
+        return steps * steps * (in_size + out_size) > self._move_cost * in_size * out_size
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -258,9 +260,9 @@ class LinearFactors(Factors):
 
     def gram_norms(self) -> Tensor:
         """Return the norms from the T × T Gram matrices of A and B."""
-        steps, wide, high = self._sizes
+        steps, in_size, out_size = self._sizes
         _, _, squares = self._grams
-        error = self._rounding(wide + high + 2 * steps + 8)
+        error = self._rounding(in_size + out_size + 2 * steps + 8)
         squares = torch.addcmul(squares.clamp(min=0), self.max_norm, self.max_norm, value=error)
         norms = squares.sqrt_().add_(UNDERFLOW * steps)
         return infinite_unless(self._valid_and_reach[0], norms)
@@ -296,14 +298,14 @@ class LinearFactors(Factors):
 
     def reused_sum(self, clip_norm: float) -> Tensor:
         """Form each G_i once, for its norm and for the sum, so that no slack is needed."""
-        _, wide, high = self._sizes
+        _, in_size, out_size = self._sizes
         total: Tensor | None = None
         for products in self._products():
             weights, gradients = clip_products(products, clip_norm)
             item = gradients.flatten(1).mT
             total = torch.mv(item, weights) if total is None else total.addmv_(item, weights)
         assert total is not None
-        return total.view(high, wide)
+        return total.view(out_size, in_size)
 
     def _products(self) -> Iterator[Tensor]:
         """Yield the G_i in chunks (chunk, out, in), which the caller may overwrite."""
@@ -331,12 +333,12 @@ def form_products(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:
             yield batched_matmul(b.mT, a)
         return
     a, b = upcast(inputs), upcast(outputs)
-    most = CHUNK_ENTRIES.get(a.device.type, MAX_ENTRIES)
-    size = max(1, min(len(a), most // (a.shape[2] * b.shape[2])))
-    place = torch.empty(size, b.shape[2], a.shape[2], dtype=a.dtype, device=a.device)
+    max_entries = CHUNK_ENTRIES.get(a.device.type, MAX_ENTRIES)
+    size = max(1, min(len(a), max_entries // (a.shape[2] * b.shape[2])))
+    buffer = torch.empty(size, b.shape[2], a.shape[2], dtype=a.dtype, device=a.device)
     for first in range(0, len(a), size):
         last = min(len(a), first + size)
-        yield torch.bmm(b[first:last].mT, a[first:last], out=place[: last - first])
+        yield torch.bmm(b[first:last].mT, a[first:last], out=buffer[: last - first])
 
 
 @dataclass(frozen=True, slots=True)

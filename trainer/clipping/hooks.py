@@ -5,13 +5,12 @@ A layer with trained parameters runs through a function of
 inputs on *unclipped*, forms the factors of each parameter's per-record gradients, and hands them to
 a hook. If the hook is the only one of its block in this pass, the clipped sum is formed at once. A
 block of several tensors, or of a tensor that is used several times, stores its factors until the
-backward pass ends, because its joint norm is known only then. Uses are counts_unclipped in the
-forward pass.
+backward pass ends, because its joint norm is known only then. Uses are counted in the forward pass.
 
 Guarantees
     * The ``total`` of a tensor grows by Σ_i w_i G_i with ‖w_i G_i‖ ≤ clip_norm over the block's
       tensors together, for every record i, as computed, and by nothing else.
-    * More gradients than counts_unclipped uses are an error, never two clipped contributions.
+    * More gradients than counted uses are an error, never two clipped contributions.
 
 A tensor that a model uses twice (a tied embedding and output head, a layer called twice)
 has the gradient G_i + H_i, and ‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2⟨G_i, H_i⟩, unless each use has
@@ -191,9 +190,9 @@ class ClippingBlock:
                     vectors.setdefault(key, []).append((target, dense.raw))
                 case _:
                     result.append(([target], of))
-        for alike in vectors.values():
-            stacked = torch.stack([raw for _, raw in alike], 1)
-            result.append(([target for target, _ in alike], [DenseFactors(stacked)]))
+        for same_shape in vectors.values():
+            stacked = torch.stack([raw for _, raw in same_shape], 1)
+            result.append(([target for target, _ in same_shape], [DenseFactors(stacked)]))
         return result
 
     def clip_pending(self, norms: Tensor | None = None) -> None:

@@ -94,10 +94,10 @@ def _find_scale_kernel(layer: nn.Module) -> Kernel | None:
 
     The layer is run and compared.
     """
-    own = dict(layer.named_parameters(recurse=False))
-    if "Norm" not in type(layer).__name__ or own.keys() != {"weight"}:
+    parameters = dict(layer.named_parameters(recurse=False))
+    if "Norm" not in type(layer).__name__ or parameters.keys() != {"weight"}:
         return None
-    weight = own["weight"]
+    weight = parameters["weight"]
     if weight.ndim != 1 or any(True for _ in layer.children()) or weight.device.type == "meta":
         return None
     drawn = torch.Generator().manual_seed(0)
@@ -123,8 +123,8 @@ def _find_look_up_kernel(layer: nn.Module) -> Kernel | None:
     rows = weight[ids].double()
     got = functional_call(layer, {"weight": weight}, (ids,)).double()
     factor = float((got * rows).sum() / rows.square().sum())
-    alike = got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2)
-    return partial(_run_look_up, factor=factor) if alike else None
+    is_scaled = got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2)
+    return partial(_run_look_up, factor=factor) if is_scaled else None
 
 
 def _run_look_up(layer: Any, hooks: Hooks, records: int, ids: Tensor, *, factor: float) -> Tensor:
@@ -165,13 +165,13 @@ def register_kernel(
     for i in range(records):
         got = _kernel_gradients(layer, kernel, values, only=i)
         for name, full in expected.items():
-            here = got.get(name)
-            if here is None:
+            gradient = got.get(name)
+            if gradient is None:
                 raise KernelRefused(f"{kind.__name__}: the kernel received no gradient of {name}.")
             size = float(full[i].abs().max()) + 1e-30
             if (
-                here.shape != full[i].shape
-                or float((here - full[i]).abs().max()) > MAX_RELATIVE_ERROR * size
+                gradient.shape != full[i].shape
+                or float((gradient - full[i]).abs().max()) > MAX_RELATIVE_ERROR * size
             ):
                 raise KernelRefused(
                     f"{kind.__name__}: for record {i} the kernel's gradient of {name} differs from "
@@ -185,13 +185,13 @@ def _probe_loss(output: Tensor) -> Tensor:
 
 
 def _reference_gradients(layer: nn.Module, values: list[Tensor]) -> dict[str, Tensor]:
-    own = {name: item.detach() for name, item in layer.named_parameters()}
+    parameters = {name: item.detach() for name, item in layer.named_parameters()}
 
-    def of_one(parameters: dict[str, Tensor], *item: Tensor) -> Tensor:
-        rows = tuple(value.unsqueeze(0) for value in item)
+    def record_loss(parameters: dict[str, Tensor], *record: Tensor) -> Tensor:
+        rows = tuple(value.unsqueeze(0) for value in record)
         return _probe_loss(functional_call(layer, parameters, rows))[0]
 
-    return vmap(grad(of_one), in_dims=(None, *(0 for _ in values)))(own, *values)
+    return vmap(grad(record_loss), in_dims=(None, *(0 for _ in values)))(parameters, *values)
 
 
 def _kernel_gradients(

@@ -318,8 +318,8 @@ def run_embedding(layer: nn.Embedding, hooks: Hooks, records: int, ids: Tensor) 
 
 def run_layer_norm(layer: nn.LayerNorm, hooks: Hooks, records: int, x: Tensor) -> Tensor:
     """Run layer normalisation of x (n, ..., *shape)."""
-    taken = weight_and_bias_hooks(hooks)
-    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, taken, records)
+    both = weight_and_bias_hooks(hooks)
+    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both, records)
 
 
 def run_rms_norm(layer: nn.RMSNorm, hooks: Hooks, records: int, x: Tensor) -> Tensor:

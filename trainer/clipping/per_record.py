@@ -110,8 +110,11 @@ def run_outside_vmap(
 
     result = iter(OutsideVmap.apply(outside, microbatch.anchor, *(flat[place] for place in places)))
     shape, tensors, others = shapes[-1]
-    whole = [next(result) if of else other for of, other in zip(tensors, others, strict=True)]
-    return tree_unflatten(whole, shape)
+    values = [
+        next(result) if is_tensor else other
+        for is_tensor, other in zip(tensors, others, strict=True)
+    ]
+    return tree_unflatten(values, shape)
 
 
 class _BatchedAttention(TorchFunctionMode):
@@ -255,31 +258,33 @@ class PerRecordModule:
         for hook in self.hooks.values():
             hook.count()
 
-        def of_one(anchor: Tensor | None, values: Sequence[Tensor], own: Sequence[Tensor]) -> Any:
+        def run_record(
+            anchor: Tensor | None, values: Sequence[Tensor], parameters: Sequence[Tensor]
+        ) -> Any:
             filled = list(flat)
             for place, value in zip(places, values, strict=True):
                 filled[place] = value
             args, kwargs = tree_unflatten(filled, spec)
-            held = microbatch.in_vmap, microbatch.anchor
+            before = microbatch.in_vmap, microbatch.anchor
             microbatch.in_vmap, microbatch.anchor = anchor is not None, anchor
             try:
                 with (
-                    self._replace_parameters(own),
+                    self._replace_parameters(parameters),
                     _BatchedAttention(microbatch),
                     self._math_attention(),
                 ):
                     return type(self.module).forward(self.module, *args, **kwargs)
             finally:
-                microbatch.in_vmap, microbatch.anchor = held
+                microbatch.in_vmap, microbatch.anchor = before
 
-        result, spec = self._run_vmap(of_one, microbatch, rows, copies)
+        result, spec = self._run_vmap(run_record, microbatch, rows, copies)
         if not all_inputs:
             result = [_merge_records(item) if _is_tensor(item) else item for item in result]
         return tree_unflatten(result, spec)
 
     def _run_vmap(
         self,
-        of_one: Callable[..., Any],
+        run_record: Callable[..., Any],
         microbatch: Microbatch,
         rows: list[Tensor],
         copies: list[Tensor],
@@ -287,8 +292,8 @@ class PerRecordModule:
         shapes: list[Any] = []
         device = (*rows, *copies)[0].device
 
-        def tensors(anchor: Tensor | None, values: Any, own: Any) -> tuple[Tensor, ...]:
-            result, spec = tree_flatten(of_one(anchor, values, own))
+        def run_tensors(anchor: Tensor | None, values: Any, parameters: Any) -> tuple[Tensor, ...]:
+            result, spec = tree_flatten(run_record(anchor, values, parameters))
             if hidden := [item for item in result if _hides_tensors(item)]:
                 raise MixedRecords(
                     f"{self._description} returns a {type(hidden[0]).__name__}, whose tensors are "
@@ -302,7 +307,7 @@ class PerRecordModule:
             try:
                 anchor = torch.zeros(microbatch.records, device=device)
                 with _silence_fallback_warnings(), _forbid_recomputation():
-                    out = vmap(tensors, randomness="different")(anchor, rows, copies)
+                    out = vmap(run_tensors, randomness="different")(anchor, rows, copies)
                 return _fill_tensors(iter(out), *shapes[-1])
             except MixedRecords:
                 raise
@@ -311,7 +316,7 @@ class PerRecordModule:
                     raise self.build_error(error) from error
                 self.uses_loop = True
         singles = zip(*(item.unbind(0) for item in (*rows, *copies)), strict=True)
-        parts = [tensors(None, item[: len(rows)], item[len(rows) :]) for item in singles]
+        parts = [run_tensors(None, item[: len(rows)], item[len(rows) :]) for item in singles]
         return _fill_tensors(
             iter([torch.stack(part) for part in zip(*parts, strict=True)]), *shapes[-1]
         )
@@ -327,13 +332,13 @@ class PerRecordModule:
 
     def _math_attention(self) -> AbstractContextManager[Any]:
         # MultiheadAttention calls a function that ``_BatchedAttention`` does not intercept.
-        whole = isinstance(self.module, nn.MultiheadAttention)
-        return sdpa_kernel(SDPBackend.MATH) if whole else nullcontext()
+        is_attention = isinstance(self.module, nn.MultiheadAttention)
+        return sdpa_kernel(SDPBackend.MATH) if is_attention else nullcontext()
 
     @contextmanager
-    def _replace_parameters(self, own: Sequence[Any]) -> Iterator[None]:
+    def _replace_parameters(self, values: Sequence[Any]) -> Iterator[None]:
         before: list[Any] = [holder._parameters[name] for holder, name in self.hooks]
-        for (holder, name), value in zip(self.hooks, own, strict=True):
+        for (holder, name), value in zip(self.hooks, values, strict=True):
             holder._parameters[name] = value
         try:
             yield

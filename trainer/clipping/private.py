@@ -94,16 +94,18 @@ class PrivateModel:
         self._attach()
 
     def _build_tensor(self, name: str, parameter: nn.Parameter) -> TrainedTensor:
-        of = self._parallel
-        by_rows = is_sharded(parameter) and not (of and of.alone)
+        parallel = self._parallel
+        by_rows = is_sharded(parameter) and not (parallel and parallel.is_whole_mesh)
         return TrainedTensor(
             name=name,
             parameter=parameter,
             shape=tuple(
-                parameter.shape if of is None else of.cut_shapes.get(name, parameter.shape)
+                parameter.shape
+                if parallel is None
+                else parallel.cut_shapes.get(name, parameter.shape)
             ),
             bucket=self._bucket if by_rows else None,
-            contributes=of is None or of.contributes(name),
+            contributes=parallel is None or parallel.contributes(name),
         )
 
     def _attach(self) -> None:
@@ -141,12 +143,12 @@ class PrivateModel:
                 self._forwards.append(
                     (modules[path], partial(self._run_kernel, path, kernel, hooks))
                 )
-        for path, own in units.items():
+        for path, unit_hooks in units.items():
             inner = any(other != path and _is_inside(other, path) for other in active)
             if inner:
                 self._outer_units.add(path)
             unit = PerRecordModule(
-                path=path, module=modules[path], hooks=own, has_no_kernels=not inner
+                path=path, module=modules[path], hooks=unit_hooks, has_no_kernels=not inner
             )
             self._forwards.append((modules[path], partial(self._run_unit, path, unit)))
         for layer, run in self._forwards:
@@ -165,13 +167,13 @@ class PrivateModel:
             path = above
         for target in targets.values():
             path = self._moved_owners.get(id(target.parameter), path)
-        whole = self._find_outer(path)
-        return path if whole is None else whole
+        outer = self._find_outer(path)
+        return path if outer is None else outer
 
     def _find_outer(self, path: str) -> str | None:
         """Return the module around ``path`` that runs one record at a time with all inside it."""
         around = (
-            whole for whole in self._without_kernels if path == whole or _is_inside(path, whole)
+            outer for outer in self._without_kernels if path == outer or _is_inside(path, outer)
         )
         return min(around, key=len, default=None)
 
@@ -397,9 +399,9 @@ class PrivateModel:
         if self._parallel is None or not blocks:
             yield from ((block, None) for block in blocks)
             return
-        own = [block.norms() for block in blocks]
-        joint = joint_norm(self._parallel.gather(torch.stack(own)))
-        for block, norms, item in zip(blocks, joint, own, strict=True):
+        local_norms = [block.norms() for block in blocks]
+        joint = joint_norm(self._parallel.gather(torch.stack(local_norms)))
+        for block, norms, item in zip(blocks, joint, local_norms, strict=True):
             yield block, norms.to(item.dtype) * (1 + rounding_bound(4, item.dtype))
 
     def _backward(self, losses: Callable[[], Tensor], only: int | None = None) -> Tensor:
@@ -520,10 +522,10 @@ class PrivateModel:
         ``losses`` returns shape (records,), with the same random draws in each call. Gradients may
         differ by ``tolerance``. They are restored.
         """
-        alone = [self._collect_rows(losses, records, only) for only in range(records)]
+        separate = [self._collect_rows(losses, records, only) for only in range(records)]
         together = self._collect_rows(losses, records)
         self._require_equal_on_ranks(together, tolerance)
-        for only, rows in enumerate(alone):
+        for only, rows in enumerate(separate):
             largest = max((float(row[0, 1]) for _, row in rows), default=0.0)
             for (hook, row), (_, all_rows) in zip(rows, together, strict=True):
                 gap = float((row[0] - all_rows[only]).abs().max())
@@ -574,9 +576,9 @@ class PrivateModel:
                             "its loss is not. Look for a branch of torch.where that is not taken, "
                             "or a root or logarithm of zero."
                         )
-                    gap, most = rows[name][:, place].tolist()
+                    gap, size = rows[name][:, place].tolist()
                     gap -= 0.0 if grad is None else float(position_weighted_sum(grad.double()))
-                    if not abs(gap) <= tolerance * most:
+                    if not abs(gap) <= tolerance * size:
                         raise UnsupportedModel(
                             f"{name}: run one record at a time, its layer's gradient "
                             "differs from autograd's. Remove gradient hooks from the model, or "
@@ -651,13 +653,13 @@ class PrivateModel:
     @contextmanager
     def _set_gradients_aside(self) -> Iterator[None]:
         """Set gradients aside: a gradient that autograd stores meanwhile bypassed the hooks."""
-        held = [(target.parameter, target.parameter.grad) for target in self._tensors.values()]
-        for parameter, _ in held:
+        gradients = [(item.parameter, item.parameter.grad) for item in self._tensors.values()]
+        for parameter, _ in gradients:
             parameter.grad = None
         try:
             yield
         finally:
-            for parameter, grad in held:
+            for parameter, grad in gradients:
                 parameter.grad = grad
 
     def detach(self) -> None:

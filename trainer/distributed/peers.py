@@ -101,16 +101,16 @@ class Peers:
         """
         if self.size == 1:
             return action()
-        stated: list[Any] = [None]
+        outcome: list[Any] = [None]
         if self.is_leader:
             try:
-                stated = [(True, action())]
+                outcome = [(True, action())]
             except RunFailure as failure:
-                stated = [(False, (failure.code, str(failure)))]
+                outcome = [(False, (failure.code, str(failure)))]
         with lost_ranks_reported():
-            dist.broadcast_object_list(stated, src=0)
-        done, result = stated[0]
-        if not done:
+            dist.broadcast_object_list(outcome, src=0)
+        succeeded, result = outcome[0]
+        if not succeeded:
             raise RunFailure(*result)
         return result
 

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     # Options before the command are torchrun's options about other hosts.
     hosts = list(takewhile(lambda word: word.startswith("--"), command))
     command = command[len(hosts) :]
-    provided = [
+    arguments = [
         *(hosts or ["--standalone"]),
         f"--nproc-per-node={processes}",
         "--max-restarts=0",
@@ -46,9 +46,9 @@ def main(arguments: list[str]) -> int:
     ]
     options = {action.dest for action in run.get_args_parser()._actions}
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN and "signals_to_handle" in options:
-        provided.append("--signals-to-handle=SIGHUP,SIGQUIT")
+        arguments.append("--signals-to-handle=SIGHUP,SIGQUIT")
     try:
-        run.run(run.parse_args([*provided, *command]))
+        run.run(run.parse_args([*arguments, *command]))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return int(failure.exitcode)

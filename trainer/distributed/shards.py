@@ -48,8 +48,8 @@ FullMatrixMap = Callable[[list[Tensor], list[int]], Sequence[Tensor]]
 
 def row_range(rows: int, rank: int, size: int) -> tuple[int, int]:
     """Return the range of the rows that ``rank`` of ``size`` has."""
-    most = -(-rows // size)
-    return min(rank * most, rows), min((rank + 1) * most, rows)
+    rows_per_rank = -(-rows // size)
+    return min(rank * rows_per_rank, rows), min((rank + 1) * rows_per_rank, rows)
 
 
 def is_sharded(tensor: Tensor | None) -> bool:
@@ -100,8 +100,8 @@ class Bucket:
                 REDUCE_SCATTER(rows, flat.view(-1), group=mesh.get_group(rows_dim))
             if rows_dim:
                 all_reduce_identical(rows, mesh.get_group(0))
-            most = [-(-len(total) // size) * math.prod(total.shape[1:]) for total, *_ in same]
-            for part, (total, like, take) in zip(rows.split(most), same, strict=True):
+            sizes = [-(-len(total) // size) * math.prod(total.shape[1:]) for total, *_ in same]
+            for part, (total, like, take) in zip(rows.split(sizes), same, strict=True):
                 take(part.view(-1, *total.shape[1:])[: len(local_tensor(like))])
 
     def clear(self) -> None:
@@ -148,13 +148,14 @@ class TensorParallel:
 
     ``cut_shapes`` has the local shapes of the tensors of which each rank has a part.
     For any other tensor, each rank computes the full gradient, and rank 0's is released.
+    ``is_whole_mesh`` tells that no other ranks have other records.
     """
 
     group: Any
     rank: int
     size: int
     cut_shapes: Mapping[str, tuple[int, ...]]
-    alone: bool
+    is_whole_mesh: bool
 
     def contributes(self, name: str) -> bool:
         """Return whether this rank's gradient of ``name`` is released."""
@@ -200,9 +201,9 @@ class Shards:
             return None
         mesh = max((item.device_mesh for item in sharded.values()), key=lambda of: of.ndim)
         fully = _require_supported(module, sharded, mesh, peers)
-        if fully and (left := [name for name in trained if name not in sharded]):
+        if fully and (unsharded := [name for name in trained if name not in sharded]):
             raise UnsupportedModel(
-                f"{', '.join(left)}: trainable and not sharded, although others are. Call "
+                f"{', '.join(unsharded)}: trainable and not sharded, although others are. Call "
                 "fully_shard on the whole model last, without ignored_params, or freeze the tensor."
             )
         rows_dim = int(fully and any(map(_has_replicas, sharded.values())))
@@ -262,25 +263,28 @@ class Shards:
         if not parts:
             return []
         size = len(self.boxes)
-        owner = _owners([self.shapes[name] for name in names], size)
-        mine = [place for place, of in enumerate(owner) if of == self.rank]
-        sent = [[parts[p] for p, of in enumerate(owner) if of == to] for to in range(size)]
-        boxes = [[of[names[place]] for place in mine] for of in self.boxes]
-        shapes = [[(b - a, d - c) for (a, b), (c, d) in of] for of in boxes]
-        got = self._exchange(sent, shapes, parts)
-        matrices = [parts[place].new_empty(self.shapes[names[place]]) for place in mine]
-        for theirs, pieces in zip(boxes, got, strict=True):
-            for matrix, box, piece in zip(matrices, theirs, pieces, strict=True):
+        owners = _assign_owners([self.shapes[name] for name in names], size)
+        owned = [place for place, rank in enumerate(owners) if rank == self.rank]
+        sent = [[parts[p] for p, owner in enumerate(owners) if owner == to] for to in range(size)]
+        boxes = [[of_rank[names[place]] for place in owned] for of_rank in self.boxes]
+        shapes = [[(b - a, d - c) for (a, b), (c, d) in of_rank] for of_rank in boxes]
+        received = self._exchange(sent, shapes, parts)
+        matrices = [parts[place].new_empty(self.shapes[names[place]]) for place in owned]
+        for rank_boxes, pieces in zip(boxes, received, strict=True):
+            for matrix, box, piece in zip(matrices, rank_boxes, pieces, strict=True):
                 _slice_box(matrix, box).copy_(piece)
-        done = function(matrices, mine) if mine else []
+        mapped = function(matrices, owned) if owned else []
         returned = self._exchange(
-            [[_slice_box(*pair) for pair in zip(done, theirs, strict=True)] for theirs in boxes],
-            [[tuple(part.shape) for part in of] for of in sent],
+            [
+                [_slice_box(*pair) for pair in zip(mapped, rank_boxes, strict=True)]
+                for rank_boxes in boxes
+            ],
+            [[tuple(part.shape) for part in to_rank] for to_rank in sent],
             parts,
         )
         result = list(parts)
-        for of, pieces in enumerate(returned):
-            places = [place for place, by in enumerate(owner) if by == of]
+        for rank, pieces in enumerate(returned):
+            places = [place for place, owner in enumerate(owners) if owner == rank]
             for place, piece in zip(places, pieces, strict=True):
                 result[place] = piece
         return result
@@ -309,7 +313,7 @@ class Shards:
         return [[next(pieces).view(shape) for shape in of] for of in shapes]
 
 
-def _owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
+def _assign_owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
     """Assign each matrix to a rank, the costliest first to the least loaded rank."""
     loads, result = [0] * size, [0] * len(shapes)
     work = [rows * columns * min(rows, columns) for rows, columns in shapes]
@@ -320,8 +324,8 @@ def _owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 
 def _slice_box(matrix: Tensor, box: Box) -> Tensor:
-    (first, last), (left, right) = box
-    return matrix[first:last, left:right]
+    rows, columns = box
+    return matrix[slice(*rows), slice(*columns)]
 
 
 def _matrix_shape(shape: torch.Size) -> tuple[int, int]:
@@ -361,24 +365,24 @@ def _require_supported(
     replicas = bool(wrapped) and all(map(_has_replicas, sharded.values()))
     ordered = mesh.mesh.flatten().tolist() == list(range(peers.size))
     for name, item in sharded.items():
-        within = any(not path or name.startswith(f"{path}.") for path in wrapped)
+        is_wrapped = any(not path or name.startswith(f"{path}.") for path in wrapped)
         linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
-        own, dims = item.device_mesh, _sharded_dims(item)
+        item_mesh, dims = item.device_mesh, _sharded_dims(item)
         if not wrapped:
             known = mesh.ndim == 1 and linear
-        elif own.ndim == mesh.ndim:
+        elif item_mesh.ndim == mesh.ndim:
             known = replicas or (dims[0] == 0 and (mesh.ndim == 1 or (mesh.ndim == 2 and linear)))
         else:
-            known = dims == [0] and own.size() == mesh.size(0)
-        same = own == mesh or own.ndim < mesh.ndim
+            known = dims == [0] and item_mesh.size() == mesh.size(0)
+        same = item_mesh == mesh or item_mesh.ndim < mesh.ndim
         partial = any(kind.is_partial() for kind in item.placements)
-        if partial or not (known and same and ordered and within == bool(wrapped)):
+        if partial or not (known and same and ordered and is_wrapped == bool(wrapped)):
             raise UnsupportedModel(
                 f"{name}: its placement is {tuple(item.placements)} on a mesh of shape "
-                f"{tuple(own.shape)}. The trainer supports nn.Linear under ColwiseParallel and "
-                "RowwiseParallel, rows sharded by fully_shard, with or without replicas, or both "
-                f"without replicas, over one mesh of all {peers.size} ranks in their order. Remove "
-                "other parallel styles and shard_placement_fn."
+                f"{tuple(item_mesh.shape)}. The trainer supports nn.Linear under ColwiseParallel "
+                "and RowwiseParallel, rows sharded by fully_shard, with or without replicas, or "
+                f"both without replicas, over one mesh of all {peers.size} ranks in their order. "
+                "Remove other parallel styles and shard_placement_fn."
             )
     return bool(wrapped)
 
@@ -393,7 +397,11 @@ def _find_tensor_parallel(sharded: Mapping[str, Any], mesh: Any) -> TensorParall
             first, last = row_range(item.shape[along], rank, size)
             cut[name] = (*item.shape[:along], last - first, *item.shape[along + 1 :])
     return TensorParallel(
-        group=mesh.get_group(dim), rank=rank, size=size, cut_shapes=cut, alone=mesh.ndim == 1
+        group=mesh.get_group(dim),
+        rank=rank,
+        size=size,
+        cut_shapes=cut,
+        is_whole_mesh=mesh.ndim == 1,
     )
 
 

@@ -101,9 +101,9 @@ class GPT2Config(BaseModel):
         """Parse a JSON object; raises ``WrongConfig``."""
         if not isinstance(document, dict):
             raise WrongConfig("config.json: not a JSON object.")
-        stated = {name: value for name, value in document.items() if (name, value) != _NO_WIDTH}
+        settings = {name: value for name, value in document.items() if (name, value) != _NO_WIDTH}
         try:
-            config = cls.model_validate(stated)
+            config = cls.model_validate(settings)
         except ValidationError as error:
             first = error.errors()[0]
             raise WrongConfig(

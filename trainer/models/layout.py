@@ -104,10 +104,10 @@ def add_lora(
     trained = []
     for name in matrices:
         path = name.removesuffix(".weight")
-        parent_path, _, own = path.rpartition(".")
+        parent_path, _, child = path.rpartition(".")
         parent, base = model.get_submodule(parent_path), model.get_submodule(path)
         if not isinstance(base, nn.Linear):
             raise TypeError(f"{path} is not a linear layer")
-        setattr(parent, own, LoRALinear(base, rank=rank, alpha=alpha, generator=generator))
+        setattr(parent, child, LoRALinear(base, rank=rank, alpha=alpha, generator=generator))
         trained += [f"{path}.down.weight", f"{path}.up.weight"]
     return trained

@@ -129,8 +129,8 @@ class Ratchet:
     @property
     def commitment(self) -> str:
         """The commitment to the key in a run record, which only equal keys share."""
-        stated = derived_key(self.key, "affidavit commitment")
-        return "sha256:" + hashlib.sha256(stated).hexdigest()
+        value = derived_key(self.key, "affidavit commitment")
+        return "sha256:" + hashlib.sha256(value).hexdigest()
 
 
 def commitment_to(secret: bytes, about: str, value: str) -> str:

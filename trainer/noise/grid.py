@@ -104,9 +104,9 @@ def _round_in_float64(x: Tensor, words: Tensor, scale: float) -> tuple[Tensor, T
 
 def _further_bits(key: bytes, step: int, tensor: int, pair: int) -> tuple[int, int]:
     """Return the 256 bits that follow the first 64 bits of each of a pair's uniform numbers."""
-    own = derived_key(key, "affidavit further bits of grid noise")
+    further_key = derived_key(key, "affidavit further bits of grid noise")
     count = WORDS_PER_BLOCK
-    words = raw_words(own, step=step, tensor=tensor, count=count, block=pair).tolist()
+    words = raw_words(further_key, step=step, tensor=tensor, count=count, block=pair).tolist()
     number = 0
     for word in words:
         number = number << 32 | word & 0xFFFFFFFF

@@ -55,8 +55,8 @@ def map_batches(
     for place, item in enumerate(tensors):
         shapes[(item.shape, item.dtype, item.device)].append(place)
     for places in shapes.values():
-        done = function(torch.stack([tensors[place] for place in places]))
-        for place, item in zip(places, done, strict=True):
+        values = function(torch.stack([tensors[place] for place in places]))
+        for place, item in zip(places, values, strict=True):
             result[place] = item
     return result
 
@@ -170,16 +170,18 @@ class DPOptimizer(Optimizer):
     def _denoise(self, means: list[Tensor], std: float, names: Sequence[str]) -> list[Tensor]:
         """Denoise the matrices among the means, each on the rank that has it in full."""
         assert self._threshold is not None  # checked by the caller
-        one = partial(denoise_matrices, noise_std=std, threshold=self._threshold)
+        denoise = partial(denoise_matrices, noise_std=std, threshold=self._threshold)
         places = [place for place, mean in enumerate(means) if mean.ndim == 2]
         matrices = [means[place] for place in places]
         if self._shards is None:
-            done: Sequence[Tensor] = map_batches(matrices, one)
+            denoised: Sequence[Tensor] = map_batches(matrices, denoise)
         else:
-            own = [names[place] for place in places]
-            done = self._shards.map_full_matrices(matrices, own, lambda of, _: map_batches(of, one))
+            matrix_names = [names[place] for place in places]
+            denoised = self._shards.map_full_matrices(
+                matrices, matrix_names, lambda full, _: map_batches(full, denoise)
+            )
         result = list(means)
-        for place, mean in zip(places, done, strict=True):
+        for place, mean in zip(places, denoised, strict=True):
             result[place] = mean
         return result
 
@@ -189,12 +191,12 @@ class DPOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint; raises ``ValueError`` for the state of another optimiser."""
-        mine = [(group["optimizer"], group["name"]) for group in self.param_groups]
-        theirs = [
+        expected = [(group["optimizer"], group["name"]) for group in self.param_groups]
+        stored = [
             (group.get("optimizer"), group.get("name")) for group in state_dict["param_groups"]
         ]
-        if mine != theirs:
-            raise ValueError(f"the checkpoint is from {theirs}, not {mine}")
+        if stored != expected:
+            raise ValueError(f"the checkpoint is from {stored}, not {expected}")
         super().load_state_dict(state_dict)
 
     def _require_means(self, group: dict[str, Any]) -> None:

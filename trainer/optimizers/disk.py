@@ -4,10 +4,6 @@
     c = (1-κ)/(κγ),  d_t = θ_(t+1) - θ_t,  d_0 = 0
     g̃_t = (1-κ) g̃_(t-1) + κ G̃_t,   g̃_0 = G̃_1,   then a descent step along g̃_t
 
-The filter is here. The combination happens before clipping and belongs to the loop, which
-asks ``points`` for the weights and, for each, stands at that point while it computes every
-record's gradient. The records' two gradients are combined *before* the one clipping, and the
-noise is σC undivided; both points are made of released values only.
 The filter is here. The loop combines the gradients before it clips: it reads the weights from
 ``points`` and, for each point, moves the parameters there while it computes every record's
 gradient. The records' two gradients are combined *before* the one clipping, and the
@@ -79,15 +75,15 @@ class DiSK(DPOptimizer):
 
     @contextmanager
     def _at_point_ahead(self) -> Iterator[None]:
-        held = [(parameter, parameter.detach().clone()) for parameter in self._parameters()]
+        before = [(parameter, parameter.detach().clone()) for parameter in self._parameters()]
         try:
             with torch.no_grad():
-                for parameter, _ in held:
+                for parameter, _ in before:
                     parameter.add_(self.state[parameter]["direction"], alpha=self._gamma)
             yield
         finally:
             with torch.no_grad():
-                for parameter, value in held:
+                for parameter, value in before:
                     parameter.copy_(value)
 
     def _update(self, parameters: list[Tensor], means: list[Tensor], at: Update) -> None:

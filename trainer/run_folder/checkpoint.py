@@ -58,10 +58,10 @@ from affidavit.trainer.distributed.shards import Shards, is_sharded, local_tenso
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.run_folder.run_log import RunLog, write_failure
 
-NAME = "checkpoint.pt"
-PARTIAL = "checkpoint.pt.part"
-FOLDERS = "checkpoint-*"
-STATE = "state.pt"
+CHECKPOINT_FILE = "checkpoint.pt"
+PARTIAL_FILE = "checkpoint.pt.part"
+FOLDER_PATTERN = "checkpoint-*"
+STATE_FILE = "state.pt"
 """The part of a checkpoint in a folder that is not sharded."""
 State = dict[str, Any]
 
@@ -96,10 +96,10 @@ def digest_of_folder(folder: Path) -> str:
 def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
     """Make ``state``, before ``step``, the run's checkpoint; raises ``RunFailure``."""
     content = serialize_state(state)
-    partial = run_log.folder / PARTIAL
+    partial = run_log.folder / PARTIAL_FILE
     write(partial, content)
     _record_checkpoint(run_log, digest_of_bytes(content), step, parameters)
-    put_in_place(partial, run_log.folder / NAME)
+    put_in_place(partial, run_log.folder / CHECKPOINT_FILE)
     _remove_folders(run_log.folder)
 
 
@@ -117,13 +117,13 @@ def _record_checkpoint(run_log: RunLog, digest: str, step: int, parameters: str)
 
 def remove(folder: Path, *, but: str | None = None) -> None:
     """Remove all checkpoints except the folder ``but``: a run that ended cannot continue."""
-    for name in (NAME, PARTIAL):
+    for name in (CHECKPOINT_FILE, PARTIAL_FILE):
         (folder / name).unlink(missing_ok=True)
     _remove_folders(folder, but=but)
 
 
 def _remove_folders(folder: Path, *, but: str | None = None) -> None:
-    for path in folder.glob(FOLDERS):
+    for path in folder.glob(FOLDER_PATTERN):
         if path.name != but:
             rmtree(path, ignore_errors=True)
 
@@ -136,11 +136,11 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
     """
     candidates = [
         (name, digest_of_bytes(content), content)
-        for name in (NAME, PARTIAL)
+        for name in (CHECKPOINT_FILE, PARTIAL_FILE)
         if (content := _read_or_none(run_log.folder / name)) is not None
     ]
-    for path in run_log.folder.glob(FOLDERS):
-        if (content := _read_or_none(path / STATE)) is not None:
+    for path in run_log.folder.glob(FOLDER_PATTERN):
+        if (content := _read_or_none(path / STATE_FILE)) is not None:
             candidates.append((path.name, digest_of_folder(path), content))
     checkpoints = run_log.progress.checkpoints
     result = [
@@ -156,10 +156,10 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
             "stay spent.",
         )
     _, name, content = max(result, key=lambda item: item[0])
-    if name == PARTIAL:
-        put_in_place(run_log.folder / PARTIAL, run_log.folder / NAME)
+    if name == PARTIAL_FILE:
+        put_in_place(run_log.folder / PARTIAL_FILE, run_log.folder / CHECKPOINT_FILE)
     try:
-        return deserialize_state(content), None if name in (NAME, PARTIAL) else name
+        return deserialize_state(content), None if name in (CHECKPOINT_FILE, PARTIAL_FILE) else name
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise RunFailure(
             "bad_checkpoint", f"this release cannot read the checkpoint: {error}."
@@ -237,7 +237,7 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
         raise write_failure(folder, error) from None
 
     def finish() -> str:
-        write(folder / STATE, serialize_state(rest))  # it also synchronises the folder
+        write(folder / STATE_FILE, serialize_state(rest))  # it also synchronises the folder
         fsync_directory(folder.parent)
         return digest_of_folder(folder)
 

@@ -32,8 +32,8 @@ from affidavit.certificate import (
 )
 from affidavit.trainer.errors import RunFailure
 
-NAME = "record.jsonl"
-LOCK = "lock"
+RECORD_FILE = "record.jsonl"
+LOCK_FILE = "lock"
 
 
 @dataclass
@@ -117,11 +117,11 @@ class RunLog:
     @classmethod
     def reopen(cls, folder: Path) -> RunLog:
         """Open the record of a run to resume; raises ``RunFailure`` if it is broken."""
-        if not (folder / NAME).is_file():
+        if not (folder / RECORD_FILE).is_file():
             raise RunFailure("no_run", f"{folder} contains no run to resume.")
         lock = _lock_folder(folder)
         try:
-            progress, length = _read_progress(folder / NAME)
+            progress, length = _read_progress(folder / RECORD_FILE)
             stream = _open_record(folder, 0)
             os.ftruncate(stream, length)
             os.fsync(stream)
@@ -143,7 +143,7 @@ class RunLog:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._stream, self._length)
-            raise write_failure(self.folder / NAME, error) from None
+            raise write_failure(self.folder / RECORD_FILE, error) from None
         self._length += len(line)
         self.progress.apply(entry, digest)
 
@@ -158,10 +158,10 @@ def has_run(folder: Path) -> bool:
 
     A run that died before its first checkpoint has charged nothing, and starts again.
     """
-    if not (folder / NAME).exists():
+    if not (folder / RECORD_FILE).exists():
         return False
     try:
-        _read_progress(folder / NAME)
+        _read_progress(folder / RECORD_FILE)
     except RunFailure as failure:
         return failure.code != "no_run"
     return True
@@ -188,7 +188,7 @@ def _read_progress(path: Path) -> tuple[RecordProgress, int]:
 
 def _lock_folder(folder: Path) -> int:
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise write_failure(folder, error) from None
     try:
@@ -205,11 +205,11 @@ def _lock_folder(folder: Path) -> int:
 
 def _open_record(folder: Path, flags: int) -> int:
     try:
-        stream = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | flags, 0o600)
+        stream = os.open(folder / RECORD_FILE, os.O_WRONLY | os.O_APPEND | flags, 0o600)
         fsync_directory(folder)
         return stream
     except OSError as error:
-        raise write_failure(folder / NAME, error) from None
+        raise write_failure(folder / RECORD_FILE, error) from None
 
 
 def write_failure(path: Path, error: Exception) -> RunFailure:

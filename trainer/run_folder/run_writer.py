@@ -55,8 +55,8 @@ def code_reference() -> dict[str, str]:
     return {"version": affidavit.__version__, "digest": "sha256:" + result.hexdigest()}
 
 
-WEIGHTS = "weights.pt"
-OPENING = "opening.json"
+WEIGHTS_FILE = "weights.pt"
+OPENING_FILE = "opening.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ class RunWriter:
         """
         opening = {"run": run, "secret": self._opening.hex(), "data": data.digest}
         checkpoint.write(
-            self.run_log.folder / OPENING, (json.dumps(opening, indent=2) + "\n").encode()
+            self.run_log.folder / OPENING_FILE, (json.dumps(opening, indent=2) + "\n").encode()
         )
         config, plan = self._config, self._config.plan
         self.run_log.append(
@@ -265,8 +265,9 @@ class RunWriter:
         written beside the weights, by their names.
         """
         progress = self.run_log.progress
-        packed = {} if weights is None else {WEIGHTS: checkpoint.serialize_state(dict(weights))}
-        for name, content in {**packed, **files}.items():
+        if weights is not None:
+            files = {WEIGHTS_FILE: checkpoint.serialize_state(dict(weights)), **files}
+        for name, content in files.items():
             path = self.run_log.folder / name
             partial = path.with_suffix(".part")
             checkpoint.write(partial, content)

@@ -98,7 +98,7 @@ class TrainingState:
         self.shards = Shards.of(self.module, self._trained, peers)
         if self.shards is not None:
             self.layout = replace(self.layout, boxes=self.shards.local_boxes)
-        parallel = None if self.shards is None else self.shards.tensor_parallel
+        self._parallel = None if self.shards is None else self.shards.tensor_parallel
         self._place = (peers.rank, peers.size) if self.shards is None else self.shards.data
         plan, steps = _with_learning_rate(config.plan), config.execution.steps
         self._rates = _learning_rates(config.plan, settings, steps)
@@ -110,7 +110,7 @@ class TrainingState:
         self.clip_counts: dict[str, float] | None = None
         self._records = 0
         self.private = PrivateModel(
-            self.module, self.layout.specs(self._requirement(0)), tensor_parallel=parallel
+            self.module, self.layout.specs(self._requirement(0)), tensor_parallel=self._parallel
         )
         if self._adaptation is not None:
             self.private.count_unclipped()
@@ -140,14 +140,14 @@ class TrainingState:
             {
                 name: local_tensor(item).numel()
                 for name, item in self._trained.items()
-                if parallel is None or parallel.contributes(name)
+                if self._parallel is None or self._parallel.contributes(name)
             },
             ranks=1 if self.shards is None else peers.size,
         )
 
     def _build_gradient(self, model: ModelAdapter, data: DataAdapter) -> PerExampleGradient:
         plan = self._config.plan
-        provided: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model": model,
             "private": self.private,
             "data": data,
@@ -171,13 +171,13 @@ class TrainingState:
                     f"{', '.join(self._masters)}: dp_disk trains parameters in float32 and float64 "
                     "only. Load the model in float32, and use autocast for speed."
                 )
-            return KalmanGradient(**provided, optimizer=self.optimizer)
+            return KalmanGradient(**arguments, optimizer=self.optimizer)
         if plan.optimizer.name == "dp_dice":
             self._feedback = self._new_error_feedback()
             return ErrorFeedbackGradient(
-                **provided, feedback=self._feedback, pre_clip_norm=plan.optimizer.pre_clip_norm
+                **arguments, feedback=self._feedback, pre_clip_norm=plan.optimizer.pre_clip_norm
             )
-        return PerExampleGradient(**provided)
+        return PerExampleGradient(**arguments)
 
     def _new_error_feedback(self) -> ErrorFeedback:
         shapes = {name: item.shape for name, item in self._trained.items()}
@@ -236,9 +236,9 @@ class TrainingState:
         if changed := [name for name, item in self._recorded.items() if now[name] != item]:
             raise UnsupportedModel(
                 f"{', '.join(changed)}: changed since the run's last step, and not by it, so "
-                "they may hold what got no noise. Train by run.loss and optimizer.step() alone, "
-                "and put back weights that you swap for an evaluation. If they are made of "
-                "released or public values alone, call run.accept_weights()."
+                "they may contain values without noise. Train by run.loss and optimizer.step(), "
+                "and restore weights that you swap for an evaluation. If they consist only of "
+                "released or public values, call run.accept_weights()."
             )
 
     def record_tensors(self) -> None:
@@ -269,7 +269,7 @@ class TrainingState:
         }:
             raise UnsupportedModel(
                 f"{', '.join(sorted(changed))}: added, replaced, removed or hooked after the run "
-                "began; only what was there then was probed for mixing records. Change modules and "
+                "began; the probe for mixed records did not see the change. Change modules and "
                 "their hooks before the run, and remove hooks after use."
             )
         if _optimized_ids(self.optimizer) != self._updated:
@@ -307,14 +307,14 @@ class TrainingState:
             self.private.set_clip_norms(specs)
         return required
 
-    def step(self, step: int, ratchet: Ratchet, seen: Callable[[Tensor], None]) -> int:
+    def step(self, step: int, ratchet: Ratchet, on_losses: Callable[[Tensor], None]) -> int:
         """Take ``step`` and return the number of records of its lot, which is private.
 
-        ``seen`` receives the losses of its records, in parts of shape (m,). Raises ``Diverged`` if
-        a parameter is not finite afterwards.
+        ``on_losses`` receives the losses of its records, in parts of shape (m,). Raises
+        ``Diverged`` if a parameter is not finite afterwards.
         """
         lot, records = self.lot(step, ratchet)
-        self.release(step, ratchet, self._gradient.clipped_sum(lot, seen))
+        self.release(step, ratchet, self._gradient.clipped_sum(lot, on_losses))
         return records
 
     def lot(self, step: int, ratchet: Ratchet) -> tuple[Lot, int]:
@@ -322,15 +322,15 @@ class TrainingState:
         required = self._apply_clip_norms(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
         rank, size = self._place
-        mine = Lot(
+        local_lot = Lot(
             records=lot[rank::size],
             microbatch=self._settings.microbatch,
             dropout_key=ratchet.key_for(f"dropout of rank {rank}"),
             max_records=0 if self.shards is None else -(-len(lot) // size),
         )
         self.private.take_unclipped_counts()
-        self._records = len(mine.records)
-        return mine, len(lot)
+        self._records = len(local_lot.records)
+        return local_lot, len(lot)
 
     def batch(self, lot: Lot, place: int, records: Tensor) -> Any:
         """Return microbatch ``place`` of ``lot`` on the device, and seed its dropout.
@@ -376,12 +376,12 @@ class TrainingState:
         self, adaptation: ClipAdaptation, ratchet: Ratchet, *, exact: bool
     ) -> dict[str, float]:
         """Return the noisy sum of ±1/2 per record, by block: plus if it is within the clip norm."""
-        within = self.private.take_unclipped_counts()
+        unclipped = self.private.take_unclipped_counts()
         sums = torch.tensor(
-            [within[block] - self._records / 2 for block in adaptation.factors],
+            [unclipped[block] - self._records / 2 for block in adaptation.factors],
             device=self._peers.device,
         )
-        if self.shards is not None and (of := self.shards.tensor_parallel) and of.rank:
+        if self._parallel is not None and self._parallel.rank:
             sums.zero_()  # the first of the ranks with the same records counts them
         self._peers.all_reduce({"counts": sums})
         noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
@@ -466,8 +466,8 @@ class TrainingState:
         """Return the result of the noise test, over all ranks that test their own noise."""
         if self.shards is None:
             return self.noise_test.as_entry()
-        seen = {} if self.shards.replica else self.noise_test.squares  # the same on all replicas
-        return self.noise_test.as_entry(self._peers.gather(seen))
+        squares = {} if self.shards.replica else self.noise_test.squares  # equal on all replicas
+        return self.noise_test.as_entry(self._peers.gather(squares))
 
     def replicated_state(self) -> dict[str, Tensor]:
         """Return the module's state without sharded tensors, each tensor in its shape."""
@@ -485,8 +485,10 @@ class TrainingState:
 
         Sharded tensors are ``DTensor``s.
         """
-        own = [source.state_dict() for source in self._noise]
-        noise = [{**of, "kept": _map_tensors(of["kept"], self._to_dtensor)} for of in own]
+        noise = [
+            {**stored, "kept": _map_tensors(stored["kept"], self._to_dtensor)}
+            for stored in (source.state_dict() for source in self._noise)
+        ]
         masters = {
             name: item.detach()
             for name, item in self._masters.items()
@@ -528,12 +530,12 @@ class TrainingState:
 
     def _require_same_optimizer(self, state: dict[str, Any]) -> None:
         """Raise ``RunFailure`` if ``state`` belongs to other groups or settings."""
-        then, now = state["param_groups"], self.optimizer.state_dict()["param_groups"]
-        alike = len(then) == len(now) and all(
-            len(one["params"]) == len(other["params"]) and _setting_names(other) <= one.keys()
-            for one, other in zip(then, now, strict=True)
+        stored, current = state["param_groups"], self.optimizer.state_dict()["param_groups"]
+        same = len(stored) == len(current) and all(
+            len(old["params"]) == len(new["params"]) and _setting_names(new) <= old.keys()
+            for old, new in zip(stored, current, strict=True)
         )
-        if not alike:
+        if not same:
             raise RunFailure(
                 "other_run",
                 f"the run was begun with another optimiser than {type(self.optimizer).__name__} "
@@ -564,11 +566,11 @@ class TrainingState:
         updated = {**self._trained, **self._masters}
         names = {id(item): name for name, item in updated.items()}
         numbered = [item for group in self.optimizer.param_groups for item in group["params"]]
-        of = {
-            number: tree_map(partial(function, names[id(numbered[number])]), own)
-            for number, own in state["state"].items()
+        tensors = {
+            number: tree_map(partial(function, names[id(numbered[number])]), values)
+            for number, values in state["state"].items()
         }
-        return {**state, "state": of}
+        return {**state, "state": tensors}
 
     def keep(self, name: str, item: Any) -> None:
         """Save ``item`` in checkpoints, and restore its saved state if there is one."""

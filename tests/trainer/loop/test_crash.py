@@ -337,9 +337,9 @@ def test_an_altered_checkpoint_is_refused(
     stopped: tuple[Path, Callable[..., Ran]], place: int
 ) -> None:
     out, go_on = stopped
-    content = bytearray((out / checkpoint.NAME).read_bytes())
+    content = bytearray((out / checkpoint.CHECKPOINT_FILE).read_bytes())
     content[place] ^= 1
-    (out / checkpoint.NAME).write_bytes(bytes(content))
+    (out / checkpoint.CHECKPOINT_FILE).write_bytes(bytes(content))
     assert failure(go_on) == "no_checkpoint"
 
 
@@ -347,10 +347,10 @@ def test_a_checkpoint_that_is_cut_or_gone_is_refused(
     stopped: tuple[Path, Callable[..., Ran]],
 ) -> None:
     out, go_on = stopped
-    content = (out / checkpoint.NAME).read_bytes()
-    (out / checkpoint.NAME).write_bytes(content[: len(content) // 2])
+    content = (out / checkpoint.CHECKPOINT_FILE).read_bytes()
+    (out / checkpoint.CHECKPOINT_FILE).write_bytes(content[: len(content) // 2])
     assert failure(go_on) == "no_checkpoint"
-    (out / checkpoint.NAME).unlink()
+    (out / checkpoint.CHECKPOINT_FILE).unlink()
     assert failure(go_on) == "no_checkpoint"
 
 
@@ -359,8 +359,8 @@ def test_another_runs_checkpoint_is_refused(
 ) -> None:
     out, go_on = stopped
     crashed(run, tmp_path / "foreign", 6, checkpoint_every=3)
-    foreign = (tmp_path / "foreign" / checkpoint.NAME).read_bytes()
-    (out / checkpoint.NAME).write_bytes(foreign)
+    foreign = (tmp_path / "foreign" / checkpoint.CHECKPOINT_FILE).read_bytes()
+    (out / checkpoint.CHECKPOINT_FILE).write_bytes(foreign)
     assert failure(go_on) == "no_checkpoint"
 
 

@@ -22,7 +22,7 @@ from affidavit.trainer.noise import grid, source
 from affidavit.trainer.noise.chacha import Ratchet, commitment_to
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.run_config import bind
-from affidavit.trainer.run_folder.checkpoint import NAME
+from affidavit.trainer.run_folder.checkpoint import CHECKPOINT_FILE
 from affidavit.trainer.run_folder.run_writer import RunSecrets
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import UnknownSource, load_data
@@ -373,7 +373,7 @@ def test_nothing_private_is_readable_or_recorded(run: Run) -> None:
     opening = json.loads((created.out / "opening.json").read_text())
     assert created.data.digest not in record
     assert "loss" not in record
-    assert not (created.out / NAME).exists()
+    assert not (created.out / CHECKPOINT_FILE).exists()
     for path in created.out.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     secret = bytes.fromhex(opening["secret"])
