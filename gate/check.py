@@ -198,12 +198,8 @@ def _fixes(result: CheckResult) -> list[Fix]:
 
 def _print(result: CheckResult) -> None:
     for finding in result.findings:
-        place = f":{finding.line}:{finding.column}" if finding.line is not None else ""
-        field = f" {finding.pointer}" if finding.pointer else ""
-        waived = " (waived)" if finding.waiver is not None else ""
-        line = printable(f"{finding.file}{place}: {finding.rule}{field}{waived}: {finding.text}")
         style = "dim" if finding.waiver is not None else LEVEL_STYLES[finding.level]
-        err.print(f"[{style}]{escape(line)}[/]")
+        err.print(f"[{style}]{escape(printable(finding.line_text))}[/]")
         print_excerpt(err, finding.file, finding.line, finding.column, finding.rule)
     if result.exit is Exit.CERTIFIED:
         line = printable(f"{result.name}: {result.headline}")
@@ -224,7 +220,7 @@ def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> 
 
 def _changes_since(source: Source, base: str) -> list[str]:
     # Imported here because most checks compare nothing.
-    from affidavit.gate.checking.difference import UnreadableBase, describe_changes
+    from affidavit.gate.checking.evaluate import UnreadableBase, describe_changes
 
     try:
         return describe_changes(source, base)

@@ -26,11 +26,11 @@ from affidavit.certificate import advise as find_advice
 from affidavit.certificate import compare as compare_strategies
 from affidavit.gate.console import (
     err,
+    exit_with_assessment,
     exit_with_reasons,
     load_plan,
     out,
     print_json,
-    print_reasons,
     require_writable,
     say,
     stop,
@@ -158,11 +158,7 @@ def strategy(
     except RefusedPlan as refusal:
         exit_with_reasons(plan, file.locate(refusal.reasons), Exit.BLOCKED, as_json=as_json)
     if isinstance(result, Assessment):
-        if as_json:
-            print_json(result.as_result())
-        else:
-            print_reasons(plan, file.locate(result.reasons))
-        raise typer.Exit(Exit.BLOCKED)
+        exit_with_assessment(file, result, Exit.BLOCKED, as_json=as_json)
     written = _write_files(result, svg, export)
     if as_json:
         print_json({**result.as_document(), "written": written})

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from affidavit.certificate import (
+    Assessment,
     KeyFailure,
     KeysetError,
     VerificationError,
@@ -117,6 +118,17 @@ def exit_with_reasons(
         print_json(malformed_result(reasons))
     else:
         print_reasons(name, reasons)
+    raise typer.Exit(code)
+
+
+def exit_with_assessment(
+    file: PlanFile, assessment: Assessment, code: Exit, *, as_json: bool
+) -> NoReturn:
+    """Report the reasons of an assessment and exit with ``code``."""
+    if as_json:
+        print_json(assessment.as_result())
+    else:
+        print_reasons(file.name, file.locate(assessment.reasons))
     raise typer.Exit(code)
 
 

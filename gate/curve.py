@@ -22,10 +22,10 @@ from affidavit.certificate import (
 )
 from affidavit.gate.console import (
     err,
+    exit_with_assessment,
     load_plan,
     out,
     print_json,
-    print_reasons,
     require_writable,
     say,
     stop,
@@ -68,11 +68,7 @@ def curve(
             ),
         )
     if isinstance(result, Assessment):
-        if as_json:
-            print_json(result.as_result())
-        else:
-            print_reasons(file.name, file.locate(result.reasons))
-        raise typer.Exit(OF_VERDICT[result.verdict])
+        exit_with_assessment(file, result, OF_VERDICT[result.verdict], as_json=as_json)
     if svg is not None:
         write(svg, draw_curves(result, kinds).encode())
     if as_json:

@@ -101,7 +101,12 @@ def read_plan(name: str) -> PlanFile:
     try:
         plan = parse_plan(raw, syntax)
     except MalformedPlan:
-        _refuse_bundle(name, raw)
+        if b'"bundleType"' in raw and b'"payload"' in raw:
+            raise MalformedPlan.with_reason(
+                code="no_plan",
+                message="this is a certificate bundle, not a plan.",
+                remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
+            ) from None
         raise
     file = PlanFile(name=name, raw=raw, syntax=syntax, plan=plan)
     try:
@@ -109,13 +114,3 @@ def read_plan(name: str) -> PlanFile:
     except MalformedPlan as error:
         raise MalformedPlan(*file.locate(error.reasons)) from None
     return file
-
-
-def _refuse_bundle(name: str, raw: bytes) -> None:
-    """Raise ``MalformedPlan`` if a plan file is a certificate; field errors would only confuse."""
-    if b'"bundleType"' in raw and b'"payload"' in raw:
-        raise MalformedPlan.with_reason(
-            code="no_plan",
-            message="this is a certificate bundle, not a plan.",
-            remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
-        )

@@ -84,6 +84,14 @@ class GateFinding:
         mistake = f" Known mistake: {self.mistake}." if self.mistake else ""
         return f"{self.message}{mistake} {self.remedy}".rstrip()
 
+    @property
+    def line_text(self) -> str:
+        """The finding on one line, with its place."""
+        place = f":{self.line}:{self.column}" if self.line is not None else ""
+        field = f" {self.pointer}" if self.pointer else ""
+        waived = " (waived)" if self.waiver is not None else ""
+        return f"{self.file}{place}: {self.rule}{field}{waived}: {self.text}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:

@@ -123,16 +123,11 @@ def _case(suite: Xml.Element, result: CheckResult) -> None:
         kind = "failure" if result.exit is Exit.BLOCKED else "error"
         first = blocking[0]
         element = Xml.SubElement(case, kind, {"type": first.rule, "message": _xml(first.text)})
-        element.text = _xml("\n".join(map(_line, blocking)))
+        element.text = _xml("\n".join(finding.line_text for finding in blocking))
     others = [finding for finding in result.findings if not finding.blocks]
     if others:
-        Xml.SubElement(case, "system-out").text = _xml("\n".join(map(_line, others)))
-
-
-def _line(finding: GateFinding) -> str:
-    place = f":{finding.line}:{finding.column}" if finding.line is not None else ""
-    waived = " (waived)" if finding.waiver is not None else ""
-    return f"{finding.file}{place}: {finding.rule}{waived}: {finding.text}"
+        output = "\n".join(finding.line_text for finding in others)
+        Xml.SubElement(case, "system-out").text = _xml(output)
 
 
 def _xml(text: str) -> str:
@@ -245,7 +240,7 @@ def markdown(results: Sequence[CheckResult]) -> str:
         for result in results
     ]
     blocking = [
-        f"- {_cell(_line(finding))}\n"
+        f"- {_cell(finding.line_text)}\n"
         for result in results
         for finding in result.findings
         if finding.blocks

@@ -1,37 +1,7 @@
 """Errors of guarded runs: a stable code, a message and a remedy.
 
-==========================  ============================================================
-code                        meaning
-==========================  ============================================================
-bad_argument                an argument of the guard is missing or invalid
-unreadable                  certificate, plan or keys cannot be read
-under_noised, unproved,
-refused                     the certificate's verdict: nothing may be trained
-open_plan                   the certificate does not solve its plan's unknowns
-unsupported                 a certified plan, or a class of Opacus, that the guard cannot enforce
-unknown_obligation          the certificate has an obligation that this release does not know
-other_sampler               lots are not drawn as certified
-other_probability           the sampling probability or lot size is not the certified one
-other_divisor               a sum is not divided by the certified, fixed B
-dataset_size                the data has another number of records
-other_loader                a step uses lots that the guarded loader did not draw
-accumulation                a release combines several lots
-clip_norm_above             a record may contribute more than certified
-noise_below                 the declared noise is less than certified
-other_blocks                tensors and blocks are not those of the plan
-tensor_not_noised           a trainable tensor would be updated without noise
-noise_not_as_said           the measured noise is not the declared noise
-noise_repeated              noise is used twice
-non_finite                  a sum is not finite, which reveals information about a record
-already_trained             releases were made before the guard started
-too_many_steps              all certified steps were taken
-record_exists, not_written  the record cannot be written
-step_lost                   a step was charged but did not finish
-guard_failure               the guard itself failed, so that nothing is released
-==========================  ============================================================
-
-Verification errors keep their codes of ``affidavit.certificate`` (``expired``, ``unknown_key``,
-``other_plan``, ...).
+docs/reference/codes.md lists the codes. Verification errors keep their codes of
+``affidavit.certificate`` (``expired``, ``unknown_key``, ``other_plan``, ...).
 
 >>> str(GuardStop("too_many_steps", "8 steps were certified.", "Certify more."))
 'too_many_steps: 8 steps were certified. Certify more.'
@@ -46,7 +16,7 @@ from affidavit.plan import CodedError
 
 
 class GuardStop(CodedError):
-    """The run must stop; ``code`` is one of the module's table."""
+    """The run must stop; ``code`` is stable."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message} {self.remedy}"
