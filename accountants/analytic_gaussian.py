@@ -24,7 +24,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.gaussian import MIN_MU
+from affidavit.accountants.gaussian import EMPTY_CURVE, MIN_MU, GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import DP_ACCOUNTING
 from affidavit.plan import Event, Gaussian
@@ -42,15 +42,13 @@ DELTA_ROUNDING = 1e-15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnalyticCurve:
-    """The profile of one Gaussian mechanism; ``mu`` is sensitivity over σ, 0 without releases."""
+    """The profile of one Gaussian mechanism; ``mu`` is sensitivity over σ."""
 
     mu: float
 
     def epsilon(self, delta: float) -> Bracket:
         """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach`` below 1e-200."""
         require_delta(delta)
-        if self.mu == 0:
-            return Bracket(lower=0.0, upper=0.0)
         if delta < MIN_DELTA:
             raise OutOfReach(
                 f"dp_accounting's closed form was not compared below δ = {MIN_DELTA:g}.",
@@ -67,8 +65,6 @@ class AnalyticCurve:
         Raises ``ValueError`` unless ε is finite and not negative.
         """
         require_epsilon(epsilon)
-        if self.mu == 0:
-            return Bracket(lower=0.0, upper=0.0)
         with np.errstate(all="ignore"):
             result = float(GaussianPrivacyLoss(1 / self.mu).get_delta_for_epsilon(epsilon))
         # An ulp of the arguments, which are at most this large, moves their logarithms this much.
@@ -84,9 +80,11 @@ class AnalyticGaussianAccountant:
     name: str = "analytic_gaussian"
     version: str = DP_ACCOUNTING
 
-    def curve(self, event: Event) -> AnalyticCurve:
+    def curve(self, event: Event) -> AnalyticCurve | GaussianCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
+        if not parts:
+            return EMPTY_CURVE
         for leaf, _ in parts:
             if not isinstance(leaf, Gaussian):
                 raise Unsupported(
@@ -94,7 +92,7 @@ class AnalyticGaussianAccountant:
                     "Use an accountant for subsampled or Laplace releases.",
                 )
         mu = math.hypot(*(math.sqrt(count) / leaf.noise_multiplier for leaf, count in parts))
-        if parts and not MIN_MU <= mu <= MAX_MU:
+        if not MIN_MU <= mu <= MAX_MU:
             raise OutOfReach(
                 f"μ = {mu:.3g} is outside [{MIN_MU:g}, {MAX_MU:g}], where "
                 "dp_accounting's closed form was compared.",

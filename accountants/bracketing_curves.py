@@ -13,6 +13,7 @@ the upper bound of a bracket; the lower bound comes from an event that a record 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -45,8 +46,26 @@ ROUNDING = 1e-8
 """Relative difference of two equal Gaussian-DP parameters by rounding."""
 
 
+class CombinedCurve(ABC):
+    """A curve whose brackets of ε and of δ follow in the same way from those of other curves."""
+
+    __slots__ = ()
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Return the bracket of ε (nats) at ``delta``; raises if no curve answers."""
+        return self._answer(lambda curve: curve.epsilon(delta))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return the bracket of δ at ``epsilon`` (nats); raises if no curve answers."""
+        return self._answer(lambda curve: curve.delta(epsilon))
+
+    @abstractmethod
+    def _answer(self, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        """Combine the brackets that ``ask`` returns of each curve."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BracketingCurve:
+class BracketingCurve(CombinedCurve):
     """Upper bounds of ``above`` and the highest lower bounds of ``below``, or 0."""
 
     above: PrivacyCurve
@@ -69,15 +88,8 @@ class BracketingCurve:
         """The seed of a sampled upper bound."""
         return getattr(self.above, "seed", None)
 
-    def epsilon(self, delta: float) -> Bracket:
-        """Return the bracket of ε (nats) at ``delta``; raises what ``above`` raises."""
-        upper = self.above.epsilon(delta).upper
-        return close_bracket(upper, self.below, lambda curve: curve.epsilon(delta))
-
-    def delta(self, epsilon: float) -> Bracket:
-        """Return the bracket of δ at ``epsilon`` (nats); raises what ``above`` raises."""
-        upper = self.above.delta(epsilon).upper
-        return close_bracket(upper, self.below, lambda curve: curve.delta(epsilon))
+    def _answer(self, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        return close_bracket(ask(self.above).upper, self.below, ask)
 
     @property
     def orders(self) -> tuple[BracketingCurve, BracketingCurve]:
@@ -98,34 +110,21 @@ class BracketingCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CappedCurve:
+class CappedCurve(CombinedCurve):
     """A slow ``curve`` and fast upper bounds of it, ``cap``."""
 
     curve: PrivacyCurve
     cap: PrivacyCurve
 
-    def epsilon(self, delta: float) -> Bracket:
-        """Return the curve's bracket of ε (nats) at ``delta``; raises what it raises."""
-        return self.curve.epsilon(delta)
-
-    def delta(self, epsilon: float) -> Bracket:
-        """Return the curve's bracket of δ at ``epsilon`` (nats); raises what it raises."""
-        return self.curve.delta(epsilon)
+    def _answer(self, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        return ask(self.curve)
 
 
 @dataclass(frozen=True, slots=True)
-class MinimumCurve:
+class MinimumCurve(CombinedCurve):
     """The least upper bounds of several curves of one event, some of which may be out of reach."""
 
     curves: tuple[PrivacyCurve, ...]
-
-    def epsilon(self, delta: float) -> Bracket:
-        """Return the bracket of ε (nats) at ``delta``; raises if every curve raises."""
-        return self._least(lambda curve: curve.epsilon(delta))
-
-    def delta(self, epsilon: float) -> Bracket:
-        """Return the bracket of δ at ``epsilon`` (nats); raises if every curve raises."""
-        return self._least(lambda curve: curve.delta(epsilon))
 
     @property
     def orders(self) -> tuple[MinimumCurve, MinimumCurve]:
@@ -138,11 +137,11 @@ class MinimumCurve:
         """Return this curve with narrower or wider brackets, where they are adjustable."""
         return MinimumCurve(tuple(adjusted(curve, relative_width) for curve in self.curves))
 
-    def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+    def _answer(self, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
         results, errors = [], []
         for curve in self.curves:
             try:
-                result = answer(curve)
+                result = ask(curve)
             except AccountantError as error:
                 errors.append(error)
                 continue
@@ -156,7 +155,7 @@ class MinimumCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FirstAvailableCurve:
+class FirstAvailableCurve(CombinedCurve):
     """The curve of ``event`` by the first of ``engines`` that answers.
 
     Later engines are not taken from ``engines``, so an iterator serves one question. A ``refined``
@@ -167,20 +166,12 @@ class FirstAvailableCurve:
     engines: Iterable[Accountant]
     refined: bool = False
 
-    def epsilon(self, delta: float) -> Bracket:
-        """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or the first error."""
-        return self._ask(lambda curve: curve.epsilon(delta))
-
-    def delta(self, epsilon: float) -> Bracket:
-        """Return the bracket of δ at ``epsilon`` (nats); raises like ``epsilon``."""
-        return self._ask(lambda curve: curve.delta(epsilon))
-
-    def _ask(self, question: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+    def _answer(self, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
         errors = []
         for engine in self.engines:
             try:
                 curve = engine.curve(self.event)
-                return question(refined_curve(curve) if self.refined else curve)
+                return ask(refined_curve(curve) if self.refined else curve)
             except AccountantError as error:
                 errors.append(error)
         raise next((error for error in errors if isinstance(error, OutOfReach)), errors[0])

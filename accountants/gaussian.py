@@ -135,6 +135,10 @@ class GaussianCurve:
         return at
 
 
+EMPTY_CURVE = GaussianCurve(mu=0.0)
+"""The curve of a run without releases."""
+
+
 def _log_terms(mu: float, epsilon: float) -> tuple[float, float, float]:
     """Return log Φ(μ/2 - ε/μ), ε + log Φ(-μ/2 - ε/μ), and a bound on the error of either.
 

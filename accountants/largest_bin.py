@@ -33,7 +33,7 @@ from scipy.special import gammaln, log_ndtr, ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.gaussian import EMPTY_CURVE, GaussianCurve
 from affidavit.accountants.monte_carlo.dominating_pair import Bins, Pair, build_pair
 from affidavit.accountants.monte_carlo.importance_sampling import Tilt, tilts
 from affidavit.accountants.protocol import (
@@ -75,7 +75,7 @@ class LargestBinAccountant:
     def curve(self, event: Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         releases = leaves(event)
-        return LargestBinCurve(pair=build_pair(releases)) if releases else GaussianCurve(mu=0.0)
+        return LargestBinCurve(pair=build_pair(releases)) if releases else EMPTY_CURVE
 
 
 @dataclass(frozen=True, kw_only=True)

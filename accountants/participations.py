@@ -29,7 +29,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import MinimumCurve
 from affidavit.accountants.composition import leaves, parts
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.gaussian import MAX_MU, GaussianCurve
+from affidavit.accountants.gaussian import EMPTY_CURVE, MAX_MU, GaussianCurve
 from affidavit.accountants.protocol import (
     OutOfReach,
     PrivacyCurve,
@@ -231,7 +231,7 @@ class ParticipationAccountant:
         """Return the curve of ``event``; raises ``Unsupported``."""
         releases = leaves(event)
         if not releases:
-            return GaussianCurve(mu=0.0)
+            return EMPTY_CURVE
         gaussian = [part for part in releases if not isinstance(part[0], Laplace)]
         base = sum(count * always_drawn(leaf) ** 2 for leaf, count in gaussian)
         rate, times, gain = max(

@@ -28,7 +28,14 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.truncated_poisson import attained_rate
-from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.gaussian import EMPTY_CURVE
+from affidavit.accountants.protocol import (
+    OutOfReach,
+    PrivacyCurve,
+    Unsupported,
+    require_delta,
+    require_epsilon,
+)
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.accountants.registry import PLD
 from affidavit.plan import (
@@ -84,8 +91,6 @@ class PldCurve:
     def epsilon(self, delta: float) -> Bracket:
         """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach`` for a small δ."""
         require_delta(delta)
-        if not self.leaves:
-            return Bracket(lower=0.0, upper=0.0)
         round_off = self._round_off
         _require_reach(delta, round_off)
         _, above = _crossing(self._pessimistic, delta - round_off)
@@ -96,8 +101,6 @@ class PldCurve:
     def delta(self, epsilon: float) -> Bracket:
         """Return the bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` for a small δ."""
         require_epsilon(epsilon)
-        if not self.leaves:
-            return Bracket(lower=0.0, upper=0.0)
         result = float(self._pessimistic.get_delta_for_epsilon(epsilon)) * (1 + ROUNDING)
         _require_reach(result, self._round_off)
         upper = result + self._round_off
@@ -147,9 +150,11 @@ class PldAccountant:
     version: str = PLD
     interval: float | None = None
 
-    def curve(self, event: Event) -> PldCurve:
+    def curve(self, event: Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
+        if not parts:
+            return EMPTY_CURVE
         for leaf, _ in parts:
             _require_supported(leaf)
         steps = sum(count for _, count in parts)
@@ -163,9 +168,8 @@ class PldAccountant:
                 f"{len(parts)} kinds of release exceed the PLD engine's limit of {MAX_LEAVES}.",
                 "Use another accountant.",
             )
-        if not parts or self.interval is not None:
-            return PldCurve(leaves=parts, interval=self.interval or DEFAULT_INTERVAL)
-        return PldCurve(leaves=parts, interval=_interval(parts))
+        interval = _interval(parts) if self.interval is None else self.interval
+        return PldCurve(leaves=parts, interval=interval)
 
 
 def _require_supported(leaf: Leaf) -> None:

@@ -37,7 +37,14 @@ from scipy.special import ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.schedules import MAX_KINDS
-from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.gaussian import EMPTY_CURVE
+from affidavit.accountants.protocol import (
+    OutOfReach,
+    PrivacyCurve,
+    Unsupported,
+    require_delta,
+    require_epsilon,
+)
 from affidavit.accountants.registry import PRV_ACCOUNTANT
 from affidavit.plan import Event, Gaussian, Leaf, PoissonSubsampledGaussian
 
@@ -110,8 +117,6 @@ class PrvCurve:
     def epsilon(self, delta: float) -> Bracket:
         """Return the bracket of ε (nats) at ``delta``; raises ``OutOfReach``."""
         require_delta(delta)
-        if not self.leaves:
-            return Bracket(lower=0.0, upper=0.0)
         with _library_limits():
             result = [
                 self._accountant(add, delta).compute_epsilon(delta, self._counts)
@@ -125,8 +130,6 @@ class PrvCurve:
     def delta(self, epsilon: float) -> Bracket:
         """Return the bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` for a small δ."""
         require_epsilon(epsilon)
-        if not self.leaves:
-            return Bracket(lower=0.0, upper=0.0)
         with _library_limits():
             result = [
                 self._accountant(add, 1e-6).compute_delta(epsilon, self._counts)
@@ -200,9 +203,11 @@ class PrvAccountant:
     name: str = "prv"
     version: str = PRV_ACCOUNTANT
 
-    def curve(self, event: Event) -> PrvCurve:
+    def curve(self, event: Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
+        if not parts:
+            return EMPTY_CURVE
         if len(parts) > MAX_KINDS:
             raise OutOfReach(
                 f"{len(parts)} kinds of release exceed the PRV accountant's limit of {MAX_KINDS}.",

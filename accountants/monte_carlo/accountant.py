@@ -36,6 +36,7 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.gaussian import EMPTY_CURVE, GaussianCurve
 from affidavit.accountants.monte_carlo.dominating_pair import Pair, build_pair
 from affidavit.accountants.monte_carlo.importance_sampling import (
     DIRECTIONS,
@@ -92,27 +93,24 @@ class MonteCarloAccountant:
                 f"failure_probability must lie between 0 and 1, got {self.failure_probability}"
             )
 
-    def curve(self, event: Event) -> MonteCarloCurve:
+    def curve(self, event: Event) -> MonteCarloCurve | GaussianCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
-        return MonteCarloCurve(
-            pair=None if not parts else build_pair(parts),
-            failure_probability=self.failure_probability,
-        )
+        if not parts:
+            return EMPTY_CURVE
+        return MonteCarloCurve(pair=build_pair(parts), failure_probability=self.failure_probability)
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
         """Return about the upper bound of ``epsilon(delta)``, from pilot draws; **not a bound**."""
-        return self.curve(event).predicted_epsilon(delta)
+        curve = self.curve(event)
+        return curve.predicted_epsilon(delta) if isinstance(curve, MonteCarloCurve) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonteCarloCurve:
-    """Privacy curve of one run with bins, each bracket with confidence.
+    """Privacy curve of one run with bins, each bracket with confidence."""
 
-    ``pair`` is None for a run without releases.
-    """
-
-    pair: Pair | None
+    pair: Pair
     failure_probability: float
     _families: dict[Direction, tuple[Tilt, ...]] = field(default_factory=dict, repr=False)
 
@@ -122,9 +120,9 @@ class MonteCarloCurve:
         return 1 - self.failure_probability
 
     @property
-    def seed(self) -> str | None:
-        """The seed of all draws, 128 bits in hexadecimal; None if nothing is drawn."""
-        return None if self.pair is None else self.pair.seed
+    def seed(self) -> str:
+        """The seed of all draws, 128 bits in hexadecimal."""
+        return self.pair.seed
 
     def epsilon(self, delta: float) -> Bracket:
         """Return the bracket of ε (nats) at ``delta``.
@@ -132,8 +130,6 @@ class MonteCarloCurve:
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` for a δ out of range.
         """
         require_delta(delta)
-        if self.pair is None:
-            return Bracket(lower=0.0, upper=0.0)
         if not MIN_DELTA <= delta <= MAX_DELTA:
             raise OutOfReach(
                 f"delta {delta:g} is outside [{MIN_DELTA:g}, {MAX_DELTA:g}].",
@@ -152,8 +148,6 @@ class MonteCarloCurve:
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        if self.pair is None:
-            return Bracket(lower=0.0, upper=0.0)
         # A δ that underflows is still bounded above zero.
         best = Bracket(lower=0.0, upper=math.ulp(0.0))
         for direction in DIRECTIONS:
@@ -166,7 +160,7 @@ class MonteCarloCurve:
     def predicted_epsilon(self, delta: float) -> float:
         """Return about the upper bound of ``epsilon(delta)``, from pilot draws; **not a bound**."""
         result = 0.0
-        for direction in DIRECTIONS if self.pair is not None else ():
+        for direction in DIRECTIONS:
             family = self._family(direction)
             if min(tilt.epsilon(delta) for tilt in family) > result:
                 result = max(result, predicted_epsilon(family, delta, self._log_failure))
@@ -178,7 +172,7 @@ class MonteCarloCurve:
         return math.log(MAX_BRACKETS * len(DIRECTIONS) * 2 * 2 / self.failure_probability)
 
     def _family(self, direction: Direction) -> tuple[Tilt, ...]:
-        if self.pair is not None and direction not in self._families:
+        if direction not in self._families:
             self._families[direction] = tilts(self.pair, direction)
         return self._families[direction]
 

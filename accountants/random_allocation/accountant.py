@@ -32,17 +32,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import BracketingCurve, CappedCurve, MinimumCurve
+from affidavit.accountants.bracketing_curves import (
+    BracketingCurve,
+    CappedCurve,
+    MinimumCurve,
+    orders_of,
+)
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.fourier.refinement import step_factor
+from affidavit.accountants.gaussian import EMPTY_CURVE
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
     PrivacyCurve,
-    TwoOrders,
     Unsupported,
     require_delta,
     require_epsilon,
@@ -202,7 +207,7 @@ class AllocationAccountant:
         _, below = self._curves(event)
         if below is None:
             raise Unsupported("no attaining pair is known.", "Use another accountant.")
-        return below.orders
+        return orders_of(below)
 
     def lower_ends(self, event: Event) -> PrivacyCurve | None:
         """Return the curve that ``event`` attains, capped if possible, or None if none is known."""
@@ -218,15 +223,14 @@ class AllocationAccountant:
             return below
         return CappedCurve(curve=below, cap=cap)
 
-    def _curves(self, event: Event) -> tuple[TwoOrders, TwoOrders | None]:
+    def _curves(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve | None]:
         """Return the curve that dominates ``event`` and the one that it attains, if known.
 
         Raises ``Unsupported`` or ``OutOfReach``.
         """
         parts = leaves(event)
         if not parts:
-            empty = AllocationCurve(directions=(), relative_width=self.relative_width)
-            return empty, empty
+            return EMPTY_CURVE, EMPTY_CURVE
         allocations = [
             (leaf, count) for leaf, count in parts if isinstance(leaf, RandomAllocationGaussian)
         ]
@@ -238,7 +242,7 @@ class AllocationAccountant:
             check_range(leaf)
         runs = [(_orders(leaf), count) for leaf, count in allocations]
         attained = [run for leaf, count in allocations for run in _attained(leaf, count)]
-        build: Callable[[list[tuple[Orders, int]]], TwoOrders]
+        build: Callable[[list[tuple[Orders, int]]], PrivacyCurve]
         if len(parts) == 1 and parts[0][1] == 1:
             build = self._one_curve
         else:
@@ -309,8 +313,6 @@ class AllocationCurve:
     @property
     def orders(self) -> tuple[AllocationCurve, AllocationCurve]:
         """The curves of P against Q, and of Q against P."""
-        if not self.directions:
-            return self, self
         remove, add = self.directions
         return replace(self, directions=(remove,)), replace(self, directions=(add,))
 
@@ -320,8 +322,6 @@ class AllocationCurve:
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` for a δ out of range.
         """
         require_delta(delta)
-        if not self.directions:
-            return Bracket(lower=0.0, upper=0.0)
         if not MIN_DELTA <= delta <= MAX_DELTA:
             raise OutOfReach(
                 f"delta {delta:g} is outside [{MIN_DELTA:g}, {MAX_DELTA:g}].",

@@ -31,7 +31,7 @@ from affidavit.accountants.bracketing_curves import BracketingCurve, orders_of
 from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.gaussian import EMPTY_CURVE
 from affidavit.accountants.participations import with_bins_known
 from affidavit.accountants.protocol import (
     OutOfReach,
@@ -254,7 +254,7 @@ class SelectionAccountant:
         event = with_bins_known(event)
         releases = parts(event)
         if not releases:
-            return GaussianCurve(mu=0.0)
+            return EMPTY_CURVE
         selections = [(part, n) for part, n in releases if isinstance(part, RepeatAndSelect)]
         if len(selections) != 1 or selections[0][1] != 1:
             raise Unsupported(
