@@ -25,11 +25,9 @@ balls_in_bins       replace_one            Gaussian, per epoch, or a replaced re
                                            of neighbours (``lowering``)
 ==================  =====================  ====================================================
 
-Shuffling is not amplified: given the permutation, a record takes part in k known steps, so the
-run is one Gaussian mechanism with μ = √k / σ_joint. δ(ε) is jointly convex, so mixing over
-permutations cannot raise it. The same holds given the bins. Lower bounds for such runs come from
-attacks (docs/theorems/shuffled-lots.md). Drawing bins for each epoch costs no more than keeping
-them (docs/theorems/random-allocation.md).
+Shuffling is not amplified: given the permutation or the bins, the run is one Gaussian mechanism
+with μ = √k / σ_joint, and mixing over them cannot raise δ(ε). Lower bounds for such runs come from
+attacks (docs/theorems/shuffled-lots.md).
 
 References: docs/theorems/poisson-add-remove.md, poisson-replace-one.md, truncated-poisson.md and
 without-replacement.md; arXiv:2210.00597 and arXiv:2403.17673 (shuffled batches); dp_accounting's

@@ -11,13 +11,14 @@ Units: ε in nats, δ a probability, clip norms in l2, ``noise_std`` absolute an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
-from affidavit.plan.additional_releases import ExtraEvent
-from affidavit.plan.claim import GivenClaim
 from affidavit.plan.diagnostics import pointer_to
 from affidavit.plan.extensions import Noise
 from affidavit.plan.optimizer import Optimizer
@@ -65,6 +66,154 @@ REQUIRED_FIELDS = {
     "b_min_sep": "separation",
 }
 """The field of ``sampling`` that a scheme requires and no other scheme takes."""
+
+
+# Accounted releases of a plan besides its training steps. References: Andrew, Thakkar, McMahan and
+# Ramaswamy, arXiv:1905.03871 (quantiles); Papernot and Steinke, arXiv:2110.03620 (selections).
+
+Distribution = Literal["poisson", "geometric", "logarithmic", "truncated_negative_binomial"]
+
+
+class Metric(StrictModel):
+    """A Gaussian mechanism that is released ``count`` times.
+
+    ``noise_multiplier`` is the standard deviation of its noise over its sensitivity under the
+    plan's adjacency. With ``sampling_probability``, each release reads a fresh Poisson sample,
+    independent of the lots of training.
+    """
+
+    kind: Literal["gaussian"]
+    name: Name
+    noise_multiplier: Positive
+    count: Annotated[Integer, Field(ge=1)] = 1
+    sampling_probability: Annotated[Real, Field(gt=0, le=1)] | None = None
+    each_repetition: Annotated[bool, Field(strict=True)] | None = None
+
+
+class LaplaceMetric(StrictModel):
+    """A Laplace mechanism that is released ``count`` times.
+
+    ``noise_multiplier`` is the scale of its noise over its l1 sensitivity under the plan's
+    adjacency.
+    """
+
+    kind: Literal["laplace"]
+    name: Name
+    noise_multiplier: Positive
+    count: Annotated[Integer, Field(ge=1)] = 1
+    each_repetition: Annotated[bool, Field(strict=True)] | None = None
+
+
+class ClippingQuantile(StrictModel):
+    """The number of records below the clip norm in the lot of each step, with noise.
+
+    Each record of the lot adds +1/2 if its norm is at most the clip norm and -1/2 if not.
+    ``noise_std`` is σ_b, the standard deviation of the noise on this sum. ``quantile`` and
+    ``learning_rate`` control the next clip norm and are post-processing. Every step releases
+    ``count`` such sums, one per adapted clip norm.
+    """
+
+    kind: Literal["adaptive_clipping_quantile"]
+    name: Name
+    noise_std: Positive
+    count: Annotated[Integer, Field(ge=1, le=1_000_000)] = 1
+    quantile: Annotated[Real, Field(ge=0, le=1)] | None = None
+    learning_rate: Positive | None = None
+
+
+class Selection(StrictModel):
+    """A run that is repeated K times, of which only the best is released.
+
+    K has the given ``distribution`` and ``mean``, the mean number of runs. ``shape`` is η of the
+    truncated negative binomial: 1 is geometric, 0 logarithmic, and Poisson is its limit.
+    """
+
+    kind: Literal["repeat_and_select"]
+    name: Name
+    distribution: Distribution
+    mean: Annotated[Real, Field(ge=1, le=1e6)]
+    shape: Annotated[Real, Field(ge=0, le=1e6)] | None = None
+
+
+ExtraEvent = Annotated[
+    Metric | LaplaceMetric | ClippingQuantile | Selection, Field(discriminator="kind")
+]
+
+
+# A claim is the number that a plan is said to reach, with the digits in which it was published:
+# "7.98" and "7.9800" have different precision, so a claim may be text. It changes no guarantee.
+
+MIN_CLAIM, MAX_CLAIM = 1e-9, 1e9
+"""Range of a claimed ε, in nats, and of a claimed noise multiplier."""
+CLAIM_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?$"
+"""A published decimal: digits, an optional fraction and an optional exponent."""
+_RULE = "a claim is a positive decimal, like 7.9852"
+
+
+def _validate_decimal(value: Any) -> float | str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise PydanticCustomError("decimal_type", _RULE)
+    if isinstance(value, str) and not re.fullmatch(CLAIM_PATTERN, value, re.ASCII):
+        raise PydanticCustomError("decimal_form", _RULE)
+    if not MIN_CLAIM <= (float(value) if isinstance(value, str) else value) <= MAX_CLAIM:
+        raise PydanticCustomError(
+            "out_of_range", f"a claim must lie between {MIN_CLAIM:g} and {MAX_CLAIM:g}"
+        )
+    return value if isinstance(value, str) else float(value)
+
+
+Claimed = Annotated[
+    float | str,
+    PlainValidator(
+        _validate_decimal,
+        json_schema_input_type=Annotated[float, Field(ge=MIN_CLAIM, le=MAX_CLAIM)]
+        | Annotated[str, StringConstraints(pattern=CLAIM_PATTERN)],
+    ),
+]
+"""A positive decimal, as a number or as published text."""
+
+
+class Claim(StrictModel):
+    """A claimed ``epsilon``, in nats at the target's δ, or a claimed ``noise_multiplier``.
+
+    The claimed noise multiplier is that of every block, and is said to meet the plan's target.
+    """
+
+    epsilon: Claimed | None = None
+    noise_multiplier: Claimed | None = None
+
+    @property
+    def text(self) -> str:
+        """The claimed number as published."""
+        provided = self.epsilon if self.epsilon is not None else self.noise_multiplier
+        return provided if isinstance(provided, str) else repr(provided)
+
+
+def _wrap_epsilon(value: Any) -> Any:
+    return value if isinstance(value, dict | Claim | None) else {"epsilon": value}
+
+
+GivenClaim = Annotated[
+    Claim, BeforeValidator(_wrap_epsilon, json_schema_input_type=Claim | Claimed)
+]
+"""A claim in a plan, where ``claim: 7.98`` is a claimed ε."""
+
+
+def significant_digits(text: str) -> Decimal:
+    """Return ``text`` with its significant digits.
+
+    Trailing zeros of a whole number are not significant, nor is the zero of ``94.0``, which is how
+    programs print a whole number. At least two digits are significant: "8" means 8.0.
+
+    >>> [str(significant_digits(text)) for text in ("7.9800", "94.0", "120", "8")]
+    ['7.9800', '94', '1.2E+2', '8.0']
+    """
+    _, point, fraction = text.lower().partition("e")[0].partition(".")
+    number = Decimal(text)
+    if not point or fraction == "0":
+        number = number.normalize()
+    missing = 2 - len(number.as_tuple().digits)
+    return number.quantize(number.scaleb(-missing)) if missing > 0 else number
 
 
 class Dataset(StrictModel):

@@ -12,10 +12,18 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from affidavit.plan.additional_releases import ClippingQuantile, LaplaceMetric, Metric, Selection
-from affidavit.plan.claim import Claim
 from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field, pointer_to
-from affidavit.plan.document import BY_PROBABILITY, REQUIRED_FIELDS, Phase, PlanDocument
+from affidavit.plan.document import (
+    BY_PROBABILITY,
+    REQUIRED_FIELDS,
+    Claim,
+    ClippingQuantile,
+    LaplaceMetric,
+    Metric,
+    Phase,
+    PlanDocument,
+    Selection,
+)
 from affidavit.plan.optimizer import OPTIMIZER_FIELDS, optimizer_fields
 from affidavit.plan.schedule import steps
 from affidavit.plan.types import MAX_INTEGER

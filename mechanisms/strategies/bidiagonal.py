@@ -1,24 +1,17 @@
 """Bidiagonal noise: w_t = z_t - λ z_{t-1}, with z before the first step zero.
 
 N = L has 1 on the diagonal and -λ below it; C = L⁻¹ has first column 1, λ, λ², .... For one
-participation sens is κ = √((1-λ^{2T})/(1-λ²)), the column norm of L⁻¹ (not √(1+λ²), that of
-L). With k participations b apart, q = λ^b, k = min(k, ⌈T/b⌉), τ = T - (k-1)b, both for
-``fixed_epoch`` and for ``min_separation``,
-
-    sens² = (1-λ^{2b})/(1-λ²) Σ_{m=1}^{k-1} ((1-q^m)/(1-q))²
-            + ((1-q^k)/(1-q))² (1-λ^{2τ})/(1-λ²),
-
-and for λ = 1 its limit b Σ m² + k² τ. The geometric sums have closed forms, evaluated in O(1) in
-120 decimal digits, so λ near 1 or large k costs no accuracy. For λ < 0, X = D X(|λ|) D with
-D = diag(±1): the vectors x_i may alternate too, so sens is that of |λ|. ``normalized`` divides
-every column of C by its norm: N = D L with D = diag(d_t).
+participation sens is κ = √((1-λ^{2T})/(1-λ²)), the column norm of L⁻¹ (not √(1+λ²), that of L).
+Several participations have a closed form too (docs/theorems/correlated-noise.md, Theorem 4), which
+is evaluated in O(1) in 120 decimal digits, so λ near 1 or large k costs no accuracy. For λ < 0 sens
+is that of |λ|. ``normalized`` divides every column of C by its norm: N = D L with D = diag(d_t).
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> round(Bidiagonal.of(0.9, steps=8).sensitivity(Participation.single()).value, 4)
 2.0707
 
 References: arXiv:2601.22334 (one scalar λ); Wang, *An Optimization View of DP LLM
-Fine-tuning*, Theorem 7 (κ); ``docs/theorems/correlated-noise.md``, Theorems 3 and 4.
+Fine-tuning*, Theorem 7 (κ).
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """b-min-sep with the steps disclosed in which a record may have taken part.
 
-Steps are in blocks of L <= b, each with k stretches of m steps. A block has a phase U, uniform in
-0..m-1 and independent of all others, and a record takes part in the block at most once, in step U
-of one of its stretches. With the right probabilities, none above ``probability``, this is
-b-min-sep. The phases are drawn independently of the data, so disclosing them is sound.
-
-A column c_i of the remaining steps meets few others. Noise of standard deviation σ/s_i in each,
-independent of all others, with s_i² = Σ_j ⟨|c_i|, |c_j|⟩ over these steps, is part of noise of
-standard deviation σ. How many of them have a large s depends on the phases, and is bounded except
-with probability ``conceded``.
+Steps are in blocks of L <= b, each with k stretches of m steps. A block has a phase, uniform in
+0..m-1, and a record takes part in the block at most once, in the step of that phase in one of its
+stretches. The phases are drawn independently of the data, so disclosing them is sound. Of the
+remaining steps, a column c_i meets few others: noise of standard deviation σ/s_i in each, with
+s_i² = Σ_j ⟨|c_i|, |c_j|⟩ over these steps, is part of noise of standard deviation σ. How many s are
+large depends on the phases, and is bounded except with probability ``conceded``.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 >>> strategy = Toeplitz.from_strategy([0.8, 0.48, 0.36], steps=1000)

@@ -2,13 +2,8 @@
 
 A record that is drawn in the steps b moves the run by at most ``s = ‖ |C| b ‖`` clip norms, and the
 run is dominated by Σ_b P(b) N(s_b) against N(0), with the steps kept secret. For a user with
-several records, b counts the drawn ones. An upper bound of P(s > x) is needed. For k participations
-at uniform steps,
-
-    s² = Σ_i G_ii + 2 Σ_{i<j} G_ij <= k G_max + 2 Σ_{i<j} G_ij,    G = |C|ᵀ|C|,
-
-and the sum over pairs is a mean over their matchings, each of k/2 independent pairs (Hoeffding), so
-its moments are bounded by those of G at two uniform steps.
+several records, b counts the drawn ones. P(s > x) is bounded by moments of G = |C|ᵀ|C| at two
+uniform steps, because the sum over pairs of participations is a mean over their matchings.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> mixture = participation_mixture(identity(100), turn=1, probability=0.01)

@@ -4,10 +4,8 @@ The first column of C is a power series c(x), that of N = C⁻¹ its reciprocal 
 one may be given; further coefficients are zero. The noise is generated from the given one:
 w_t = Σ_i n_i z_{t-i}, or w_t = (z_t - Σ_{i≥1} c_i w_{t-i}) / c_0.
 
-If N is given, C is computed by its recurrence and *checked*: with r the residual of the computed ĉ
-in ĉ·n = 1 + r, rounding included, sens(C) ≤ sens(Ĉ) / (1 - ‖r‖₁), because a Toeplitz matrix
-stretches no vector by more than the sum of its coefficients. Coefficients whose reciprocal is not
-accurate to a millionth are refused.
+If N is given, C is computed by its recurrence and *checked*: with ĉ·n = 1 + r, rounding included,
+sens(C) ≤ sens(Ĉ) / (1 - ‖r‖₁). A reciprocal that is not accurate to a millionth is refused.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> half = Toeplitz.from_noise([1.0, -0.5], steps=4)
@@ -16,10 +14,8 @@ array([1.   , 0.5  , 0.25 , 0.125])
 >>> round(half.sensitivity(Participation.single()).value, 6)
 1.152443
 
-**Square roots**: C·C = A for the prefix sum or for momentum, and banded relatives. The workload
-of heavy-ball momentum β at a constant rate is the Toeplitz matrix of 1 / ((1-x)(1-βx)). Its root
-has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative, decreasing, close to optimal, and known
-without a search.
+**Square roots** of the workload of heavy-ball momentum β at a constant rate, the Toeplitz matrix of
+1 / ((1-x)(1-βx)): c(x) = (1-x)^(-1/2) (1-βx)^(-1/2), non-negative, decreasing and close to optimal.
 
 * ``sqrt``: C = A^(1/2), all coefficients.
 * ``bsr``: its first b̂ coefficients, so C is banded.

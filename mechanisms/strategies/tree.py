@@ -1,42 +1,30 @@
 """Tree aggregation: noisy sums of dyadic ranges of steps, added up to prefix sums.
 
-Node (l, i) holds steps i·2^l ... (i+1)·2^l - 1 and is released when they are complete, with
-noise of its own; the sum of the first n steps adds up popcount(n) nodes. C has one row per node
-and one column per step (it is not square), X_ij counts the nodes that hold both i and j, and no
-entry is negative. One participation: sens² = ⌊log₂ T⌋ + 1, the nodes above step 0.
-
-sens² is a whole number: Σ over nodes of (participations inside)², for the worst pattern. Prefix
-sums are made of left children alone; ``attained`` is the sum over these, which is all that an
-observer sees. ``fixed_epoch`` is evaluated at every offset. For ``min_separation`` the worst
-pattern is found by joining nodes from the leaves up. If that exceeds the work limit, each level is
-bounded by itself: at most k participations, at most ⌈2^l / b⌉ in one node, ⌊T / 2^l⌋ nodes, and a
-sum of squares is largest if the nodes are filled one after the other.
-
-With ``period`` a new tree begins every ``period`` steps (restart); earlier trees count in full.
+Node (l, i) holds steps i·2^l ... (i+1)·2^l - 1 and is released when they are complete, with noise
+of its own; the sum of the first n steps adds up popcount(n) nodes. C has one row per node and one
+column per step. sens² is Σ over nodes of (participations inside)², for the worst pattern. Prefix
+sums are made of left children alone, so ``attained`` is the sum over these. With ``period`` a new
+tree begins every ``period`` steps (restart); earlier trees count in full.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> round(Tree.of(steps=8).sensitivity(Participation.single()).value, 12)
 2.0
 
-**Worst pattern under a minimum separation.** *Few positions matter.* Move a participation one step
-to the left. Its overlap with earlier ones does not shrink, and within a tree earlier steps are in
-no fewer nodes, so the sum falls only where the step begins a tree, or begins a node that also holds
-a later participation and is therefore larger than b. So some worst pattern has each participation
-b steps after the previous one, or at a multiple of M in its tree, where M is the least power of two
-above b: at (aM + jb) modulo the period. *Joining.* F(m, s, e) is the largest sum of the nodes
-inside a range of steps with m participations, none before s and none after e. For two neighbours
+``fixed_epoch`` is evaluated at every offset. For ``min_separation``, ``worst_pattern`` joins nodes
+from the leaves up. F(m, s, e) is the largest sum of the nodes inside a range of steps with m
+participations, none before s and none after e, and for two neighbours
 
     F(m, s, e) = max over m₁ + m₂ = m and over e₁ of F₁(m₁, s, e₁) + F₂(m₂, e₁ + b, e),
 
-plus m² if one node holds both. Neighbours can only cut off the first b and the last b steps.
+plus m² if one node holds both. Only steps (aM + jb) modulo the period matter, M the least power of
+two above b. Beyond the work limit each level is bounded by itself. Source:
+docs/theorems/correlated-noise.md, Theorem 6.
 
 >>> worst_pattern(steps=24, period=24, participations=8, separation=3)
 88
 
 References: Dwork, Naor, Pitassi and Rothblum, STOC 2010; Chan, Shi and Song,
 arXiv:1003.5439; Kairouz et al., arXiv:2103.00039, section 4 and appendix D (restarts).
-TensorFlow Privacy's ``tree_aggregation_accountant`` computes the number for one tree by a
-recursion over all steps.
 """
 
 from __future__ import annotations

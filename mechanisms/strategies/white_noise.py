@@ -2,20 +2,16 @@
 
 Noise N z, with z of standard deviation σ, is white noise of standard deviation σ/‖C‖ plus further
 independent noise, because ``N Nᵀ ≥ I/‖C‖²``. So a run costs no more than the same run with
-independent noise of standard deviation σ/‖C‖, for every sampler and adjacency. For one record only
-the columns C_S of the steps S in which it may take part matter. The same holds from below with the
-least factor by which C_S stretches a vector.
-
-Both factors follow from X = C_SᵀC_S row by row: ``‖C_S‖² ≤ max_i (|X| v)_i / v_i`` for every v > 0
-(Collatz and Wielandt) and ``‖C_S v‖² ≥ min_i (X_ii - Σ_{j≠i} |X_ij|) ‖v‖²`` (Gershgorin). For a
+independent noise of standard deviation σ/‖C‖. For one record only the columns C_S of the steps S in
+which it may take part matter, and the least factor by which C_S stretches a vector gives a lower
+bound. Both factors follow from the rows of X = C_SᵀC_S (Collatz and Wielandt; Gershgorin). For a
 Toeplitz C they need only products of its first column with shifts; other strategies are formed.
+Along one direction of the outputs all steps are visible at once (``project_columns``).
 
 >>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 >>> pair = Toeplitz.from_strategy([1.0, 0.5], steps=100)
 >>> round(max_stretch(pair, turn=1), 3), round(max_stretch(pair, turn=2) ** 2, 9)
 (1.5, 1.25)
-
-Along one direction of the outputs all steps are visible at once (``project_columns``).
 
 Reference: docs/theorems/correlated-noise.md, Theorems 11 to 13.
 """

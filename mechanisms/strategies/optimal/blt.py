@@ -5,16 +5,13 @@ poles 1 > θ_1 > θ̂_1 > θ_2 > θ̂_2 > ... > 0 the scales of C are positive,
 
     ω_i = Π_j (θ_i - θ̂_j) / Π_{j≠i} (θ_i - θ_j),    Σ ω_i = Σ (θ_i - θ̂_i) < 1,
 
-so c_0 = 1, c_t = Σ ω_i θ_i^{t-1} is positive and decreases, and the sensitivity is exact for every
-schema. The error of the prefix sum is e_t = e_∞ + Σ γ_i θ̂_i^t with positive terms (heavy-ball
-momentum at a constant rate adds one pole, β). Hence rms², max² and sens² are sums of geometric
-series over pairs of poles (``loss``), in O(d² log T) for d buffers and any T, without cancellation.
-Learning rates use the quadratic form of ``loss``, up to its limit of steps.
+so its coefficients are positive and decrease, and the sensitivity is exact for every schema. rms²,
+max² and sens² are sums of geometric series over pairs of poles (``loss``), in O(d² log T) for d
+buffers, without cancellation; heavy-ball momentum adds one pole, β. Learning rates use the
+quadratic form of ``loss``, up to its limit of steps.
 
 The search is over the rates s = -log θ: log s_1, then the logarithms of the gaps in log s between
-neighbouring poles. So every point is a valid strategy, and all horizons from one step to all steps
-are equally far. Gradients are complex-step derivatives, exact to rounding. Starts are evenly spaced
-in log s, over two ranges. If poles come as close as the search allows, fewer buffers would do.
+neighbouring poles, so every point is a valid strategy. Gradients are complex-step derivatives.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> from affidavit.mechanisms.strategies.workload import Workload

@@ -1,44 +1,30 @@
 """Optimal dense and banded strategies; the dense one has a proved gap to the optimum.
 
-Σ_t w_t ‖row t of A C⁻¹‖² · sens(C)² is minimised over every C, that is over X = CᵀC, by its dual
-(``dual``), which has one block for each pattern of steps of one record. At its maximum, X has no
-entries between different steps of one pattern and equal traces on all of them. Such an X is
-non-negative inside every pattern and its sensitivity is exact, √(trace). So the optimum over
-strategies whose columns are orthogonal inside patterns is the optimum over all strategies, for
-contributions of any sign.
+``optimal_dense`` minimises Σ_t w_t ‖row t of A C⁻¹‖² · sens(C)² over X = CᵀC by its dual
+(``dual``), which has one block for each pattern of steps of one record. The optimum has no entries
+between steps of one pattern and equal traces, so its sensitivity is exact
+(docs/theorems/optimal-strategies.md, Theorem 2).
 
 * One participation: V is a diagonal v.
 * ``fixed_epoch`` with k·b ≥ T: the patterns are the residues modulo b.
-* ``min_separation`` with k ≥ 2: the residues modulo max(b, ⌈T/k⌉) are some of its patterns, so
-  the bound holds. The strategy is the best of the one for those residues, the optimal banded one
-  (X banded with b diagonals, exact) and the optimal decreasing Toeplitz one, each at its certified
-  sensitivity. The gap need not close.
-* ``max``: the weights are searched too (Σ w = 1). Under momentum with falling rates, where the last
-  few steps decide, the search may stay far from the optimum. The strategy for rms is then a
-  candidate, and the gap states what is not known.
+* ``min_separation`` with k ≥ 2: the best of the strategies for the residues modulo max(b, ⌈T/k⌉),
+  the optimal banded one and the optimal decreasing Toeplitz one. The gap need not close.
+* ``max``: the weights are searched too (Σ w = 1). If the search stays far from the optimum, the
+  strategy for rms is a candidate, and the gap states what is not known.
 
-X is made feasible (entries inside patterns removed, traces equal) and factored from the lower
-right, C = (chol(X[::-1, ::-1])ᵀ)[::-1, ::-1]. The gap is between this C, at its certified
-sensitivity, and the proved bound. The convergence-aware weighting Λ_τ only changes the workload of
-the objective to Λ_τ A; the injected noise stays C⁻¹z.
+The gap is between the certified loss of the resulting C and the proved bound. The convergence-aware
+weighting Λ_τ only changes the workload of the objective to Λ_τ A; the injected noise stays C⁻¹z.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> C, gap = optimal_dense(np.tri(4), Participation.single())
 >>> bool(0 <= gap < 1e-4), C.shape
 (True, (4, 4))
 
-**Banded** (``optimal_banded``): the best strategy whose columns all have norm 1. C is lower
-triangular with b̂ diagonals. Columns of participations at least b̂ apart do not overlap, so the
-sensitivity is exactly √k for every sign and every pattern at least b̂ apart, and cyclic Poisson
-sampling amplifies it. The error ‖A C⁻¹‖ is minimised. With E = A C⁻¹, W = diag(w) and
-S = Σ_t w_t ‖E_t‖²,
-
-    ∂ log S / ∂C = -(2/S) (Eᵀ W E) C⁻ᵀ    on the b̂ diagonals,
-
-projected for the normalisation of the columns, in O(T³) per step. The largest error is approximated
-by the 32-norm, then the 512-norm, of the variances of the steps. The search starts from the best
-banded Toeplitz strategy for the prefix sum with normalised columns, and entries are multiples of
-that start. For thousands of steps the start itself is within two percent.
+``optimal_banded`` returns the best lower-triangular C with b̂ diagonals and columns of norm 1, whose
+sensitivity is √k for participations at least b̂ apart. With E = A C⁻¹, W = diag(w) and
+S = Σ_t w_t ‖E_t‖², the gradient is ∂ log S / ∂C = -(2/S) (Eᵀ W E) C⁻ᵀ on the diagonals, projected
+for the normalisation, in O(T³) per step. The largest error is approximated by the 32-norm, then the
+512-norm, of the variances. The start is the best banded Toeplitz strategy for the prefix sum.
 
 >>> C = optimal_banded(np.tri(6), bands=2)
 >>> np.linalg.norm(C, axis=0).round(12).tolist()

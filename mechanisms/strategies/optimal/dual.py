@@ -1,41 +1,23 @@
-"""The dual of the optimal dense strategy: one positive semidefinite block for each pattern.
+"""The dual of the optimal dense strategy, and a proved lower bound of the loss.
 
-For disjoint patterns the squared loss of every strategy is at least h(V)² / Σ v_π, where V
-has a positive semidefinite block for each pattern with the constant diagonal v_π, and
-h(V) = tr((A_w V A_wᵀ)^½), A_w = diag(w)^½ A (``error_lower_bound``). log h is concave in V, with
+V = L Lᵀ has a positive semidefinite block for each pattern, with constant diagonal v_π. With
+A_w = diag(w)^½ A and h(V) = tr((A_w V A_wᵀ)^½), the squared loss of every strategy is at least
+h(V)² / Σ v_π (docs/theorems/optimal-strategies.md, Theorem 1). log h is concave in V, with
 
     ∂h/∂V = X/2,    X = A_wᵀ (A_w V A_wᵀ)^{-½} A_w,    ∂h/∂w_t = ((A_w V A_wᵀ)^½)_tt / (2 w_t).
 
-V = L Lᵀ is searched by L-BFGS: v_π in logarithms, L_π = L⁰_π (I + W_π) with rows scaled to length
-√v_π, and w by its square roots. The start L⁰ is the block of X⁻¹ AᵀA X⁻¹ for the best Toeplitz
-strategy of b bands, whose X has no entries inside patterns. For one participation it is three steps
-of the fixed point v_i ← v_i X_ii, which is v ← diag((V^½ AᵀA V^½)^½). Ten to twenty T x T
-eigendecompositions close the gap to 1e-5. For the largest error the search takes more, and it may
-end before the gap is closed if the weights of most steps vanish.
+The search uses L-BFGS over log v_π, L_π = L⁰_π (I + W_π) with rows scaled to length √v_π, and √w.
+L⁰ is the block of X⁻¹ AᵀA X⁻¹ for the best Toeplitz strategy of b bands, or, for one participation,
+three steps of the fixed point v_i ← v_i X_ii. For the largest error the search may end before the
+gap is closed, if the weights of most steps vanish.
 
 >>> dual = Dual.of(np.tri(4), np.full(4, 0.25), patterns=4, most=1, searched=False)
 >>> best = dual.strategy(dual.solve(1e-6))
 >>> np.linalg.norm(best, axis=0).round(6).tolist()
 [1.0, 1.0, 1.0, 1.0]
 
-**A proved lower bound** of the error of *any* strategy. Let A be the workload, C any invertible
-matrix of T columns, X = CᵀC, and let patterns π_1, ..., π_m be disjoint. For each pattern and each
-positive semidefinite G of unit diagonal on it, contributions x_i with Gram matrix G show that
-⟨X_π, G⟩ ≤ sens(C)². Take L with rows grouped by pattern (row i of L is zero outside the columns of
-its pattern) and let v_π be the largest squared row norm in π. Then
-‖C L‖_F² = ⟨X, L Lᵀ⟩ ≤ sens(C)² Σ v_π, and for row weights w ≥ 0, W = diag(w),
-
-    ‖W^½ A L‖_* = ‖(W^½ A C⁻¹)(C L)‖_* ≤ ‖W^½ A C⁻¹‖_F · sens(C) · √(Σ v_π),
-
-so the weighted squared error times the squared sensitivity of every C is at least
-‖W^½ A L‖_*² / Σ v_π. With k = 1 this is tr((V^½ AᵀA V^½)^½)² / Σ v. Any L and w give a valid
-bound, and the search finds good ones. With Σ w = 1 the bound also holds for the largest squared
-error, because a mean is at most a maximum.
-
-The nuclear norm is bounded from below by ⟨U, F⟩ / ‖U‖_2 for a U near the polar factor of
-F = W^½ A L, a product of two matrices of nearly orthonormal rows or columns, and
-‖R‖_2² ≤ 1 + ‖R Rᵀ - I‖_F for each. All rounding is included, so the result is a bound in the reals
-and not an estimate.
+``error_lower_bound`` evaluates the bound for any L and w, with all rounding included, from
+‖F‖_* ≥ ⟨U, F⟩ / ‖U‖_2 for a computed polar factor U of F = W^½ A L.
 
 >>> bound = error_lower_bound(np.tri(2), np.ones((2, 1, 1)), np.full(2, 0.5))
 >>> bool(bound <= 1.25), round(bound, 12)  # (1.618 + 0.618)² / 4
@@ -43,8 +25,7 @@ and not an estimate.
 
 References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, section 4;
 Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530, section 3; Henzinger,
-Upadhyay and Upadhyay, arXiv:2202.11205 (γ₂ norm and the largest error);
-``docs/theorems/optimal-strategies.md``, Theorem 1.
+Upadhyay and Upadhyay, arXiv:2202.11205 (γ₂ norm and the largest error).
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """The loss of Toeplitz strategies, log(error²) + log(sensitivity²), and its minimiser.
 
-Its value and gradient in the first column of C, or of N = C⁻¹, cost O(T · p) for p coefficients up
-to ``MAX_DIRECT_LENGTH`` and O(T log T) beyond. Scaling the column does not change it. The error is
-that of the workload:
+The value and gradient in the first column of C, or of N = C⁻¹, cost O(T · p) for p coefficients up
+to ``MAX_DIRECT_LENGTH`` and O(T log T) beyond. The error is that of the workload:
 
 * Toeplitz workloads: e = a * n with a the first column of A, and rms² = Σ_t (1 - t/T) e_t²;
-* learning rates: rms² = nᵀ Q n with Q_st = (1/T) Σ_j (AᵀA)_{j+s, j+t}, formed once, in
-  O(T²), up to ``MAX_MATRIX_STEPS`` steps.
+* learning rates: rms² = nᵀ Q n with Q_st = (1/T) Σ_j (AᵀA)_{j+s, j+t}, formed once in O(T²).
 
-The sensitivity is ‖Σ_{j<k} S^{jb} ĉ‖ with ĉ = |c|, or its reverse running maximum for
-``min_separation`` with more bands than the separation: the bound of ``sensitivity`` without
-rounding. It is exact for columns that are not negative and do not increase.
+The sensitivity is the bound of ``toeplitz_sensitivity`` without rounding.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> from affidavit.mechanisms.strategies.workload import Workload
@@ -18,20 +14,15 @@ rounding. It is exact for columns that are not negative and do not increase.
 >>> round(float(np.exp(loss.of_strategy(np.array([1.0, 0.5]))[0])), 6)  # 1.25 · (1 + 0.25/2)
 1.40625
 
-References: McKenna, arXiv:2405.15913 (optimising banded Toeplitz); Choquette-Choo et al.,
-arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763, Theorem 2.
-
-**Sums of geometric series** by doubling, with positive terms only, so nothing cancels. With
-r = e^{-s}, for rates s ≥ 0 (the real part of complex ones) and a count K ≥ 1,
+**Sums of geometric series.** With r = e^{-s}, for rates s ≥ 0 (the real part of complex ones) and a
+count K ≥ 1,
 
     g_K(s)    = Σ_{l<K} r^l,
     H_K(s)    = Σ_{m=1..K} g_m(s) = Σ_{l<K} (K - l) r^l,
     F_K(s,s') = Σ_{m=1..K} g_m(s) g_m(s').
 
-The closed forms divide by powers of 1 - r and lose all digits for small K·s. Here K is built bit by
-bit from g_{K+m} = g_K + r^K g_m, in O(log K): every step adds products of non-negative numbers, and
-each power is a separate exponential. Arguments may be complex: a derivative is then the imaginary
-part after a step of 1e-30 i, exact to rounding.
+They are computed by doubling in O(log K), with positive terms only, because the closed forms lose
+all digits for small K·s. Complex arguments give derivatives, exact to rounding.
 
 >>> import numpy as np
 >>> g, H = geometric_sums(np.array([0.0, np.log(2.0)]), 3)
@@ -40,13 +31,10 @@ part after a step of 1e-30 i, exact to rounding.
 >>> cross_sums(np.array([0.0]), 3).products.tolist()
 [[14.0]]
 
-**Searches** (``minimize_loss``) use scipy's L-BFGS-B with an exact gradient. The same input gives
-the same bits on one machine and one numerical library. Nothing rests on a search: the
-sensitivity of its result is certified by itself.
-
-References: Squire and Trapp, SIAM Review 40 (1998) 110 (complex-step derivatives);
-Dvijotham et al., arXiv:2404.16706, Lemmas 5.3 and 5.4 (the closed forms); Byrd, Lu, Nocedal and
-Zhu, SIAM J. Sci. Comput. 16 (1995) 1190 (L-BFGS-B).
+References: McKenna, arXiv:2405.15913 (optimising banded Toeplitz); Choquette-Choo et al.,
+arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763, Theorem 2; Squire and Trapp, SIAM Review 40
+(1998) 110 (complex-step derivatives); Dvijotham et al., arXiv:2404.16706, Lemmas 5.3 and 5.4; Byrd,
+Lu, Nocedal and Zhu, SIAM J. Sci. Comput. 16 (1995) 1190 (L-BFGS-B).
 """
 
 from __future__ import annotations
@@ -120,29 +108,24 @@ class ToeplitzLoss:
 
     def of_strategy(self, column: Array) -> tuple[float, Array]:
         """Return the loss at the first column of C, shape (p,), and its gradient, shape (p,)."""
-        bands = len(column)
         noise = self._inverse(column)
         if noise is None:
-            return DIVERGED_LOSS, np.zeros(bands)
+            return DIVERGED_LOSS, np.zeros(len(column))
         error, by_noise = self.squared_error(noise)
-        # dn = -(n * n) * dc, so that the gradient is the correlation of by_noise with n * n.
-        inner = _divided(by_noise[::-1], column, noise)[::-1]
-        by_error = -_correlation(inner, noise, bands)
         size, by_size = self.squared_sensitivity(column)
-        gradient = by_error / error + by_size[:bands] / size
+        by_error = _inverse_gradient(by_noise, column, noise)
+        gradient = by_error / error + by_size[: len(column)] / size
         return float(np.log(error) + np.log(size)), gradient
 
     def of_noise(self, column: Array) -> tuple[float, Array]:
         """Return the loss at the first column of N, shape (p,), and its gradient, shape (p,)."""
-        bands = len(column)
         strategy = self._inverse(column)
         if strategy is None:
-            return DIVERGED_LOSS, np.zeros(bands)
+            return DIVERGED_LOSS, np.zeros(len(column))
         error, by_error = self.squared_error(column)
         size, by_strategy = self.squared_sensitivity(strategy)
-        inner = _divided(by_strategy[::-1], column, strategy)[::-1]
-        by_size = -_correlation(inner, strategy, bands)
-        gradient = by_error[:bands] / error + by_size / size
+        by_size = _inverse_gradient(by_strategy, column, strategy)
+        gradient = by_error[: len(column)] / error + by_size / size
         return float(np.log(error) + np.log(size)), gradient
 
     def squared_error(self, noise: Array) -> tuple[float, Array]:
@@ -198,6 +181,12 @@ def with_unit_rate(workload: Workload) -> Workload:
     largest = max(workload.learning_rates)
     rates = tuple(rate / largest for rate in workload.learning_rates)
     return Workload(momentum=workload.momentum, learning_rates=rates)
+
+
+def _inverse_gradient(by_inverse: Array, column: Array, inverse: Array) -> Array:
+    """Return the gradient in a column from that in its reciprocal series, d(1/c) = -(1/c²) dc."""
+    inner = _divided(by_inverse[::-1], column, inverse)[::-1]
+    return np.asarray(-_correlation(inner, inverse, len(column)))
 
 
 def _divided(values: Array, column: Array, inverse: Array) -> Array:

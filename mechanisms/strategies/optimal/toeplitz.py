@@ -1,20 +1,10 @@
 """Optimal strategies of one column: Toeplitz, with a banded inverse, and the best λ.
 
-All Toeplitz strategies minimise error times sensitivity (``loss``) by L-BFGS, from the square root
-of the workload or its inverse, which are near optimal for one participation. Coefficients are
-relative to those of the start, so early and late ones count alike.
-
-* ``optimal_toeplitz`` with ``bands`` at most the separation: columns b apart do not overlap, every
-  sign is exact, and there is no constraint.
-* more bands, several participations: coefficients are not negative and, for ``min_separation``, do
-  not increase, c_m = Σ_{i≥m} d_i with d ≥ 0, so the sensitivity is exact. The loss is not convex;
-  the search starts from the square root and from the best strategy of b bands, and returns the
-  better result.
-* ``optimal_banded_inverse``: p coefficients of N. If C increases, the loss uses its reverse running
-  maximum, as the certified bound does.
-
-The first coefficient is 1 in every result. The result is a local optimum, whose sensitivity is
-certified by itself.
+``optimal_toeplitz`` and ``optimal_banded_inverse`` minimise error times sensitivity (``loss``) by
+L-BFGS, from the square root of the workload or its inverse, with coefficients relative to those of
+the start. With more bands than the separation and several participations, coefficients are
+constrained to be non-negative and, for ``min_separation``, non-increasing, so the sensitivity is
+exact. The first coefficient is 1. The result is a local optimum.
 
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> from affidavit.mechanisms.strategies.workload import Workload
@@ -22,15 +12,10 @@ certified by itself.
 >>> optimal_toeplitz(3, Workload(), once).round(3)
 array([1.   , 0.39 , 0.171])
 
-**The best λ** of bidiagonal noise w_t = z_t - λ z_{t-1} (``best_lambda``). Error and
-sensitivity are both closed in λ. With N = I - λS and S the shift, the variance of step t of
-A·N·z is a quadratic r_t - 2λ q_t + λ² p_t, where r_t = Σ_j A[t,j]², q_t = Σ_j A[t,j] A[t,j+1]
-and p_t = r_t - A[t,0]²; for the prefix sum the rms² is 1 + (1-λ)² (T-1)/2. The three sums take one
-pass over the steps, O(T), and then every λ is O(1), as is the closed sensitivity of ``bidiagonal``.
-
-A is not negative, so λ < 0 has a larger error at the sensitivity of |λ|, and only 0 ≤ λ ≤ 1 is
-searched. The product is not convex in λ: a grid that is dense towards 1 is evaluated and every
-minimum of the grid is refined.
+``best_lambda`` optimises bidiagonal noise w_t = z_t - λ z_{t-1}, whose error and sensitivity are
+closed in λ: the variance of step t of A·N·z is r_t - 2λ q_t + λ² p_t, where r_t = Σ_j A[t,j]²,
+q_t = Σ_j A[t,j] A[t,j+1] and p_t = r_t - A[t,0]². A is not negative, so only 0 ≤ λ ≤ 1 is searched.
+The product is not convex: a grid that is dense towards 1 is evaluated and its minima are refined.
 
 >>> epochs = Participation.fixed_epoch(participations=10, separation=100)
 >>> round(best_lambda(1000, Workload(), epochs), 3)

@@ -21,7 +21,7 @@ from affidavit.mechanisms.strategies.sensitivity import (
 )
 from affidavit.mechanisms.strategies.strategy import IllConditioned
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from tests.mechanisms.strategies.brute import Array, attained, bound, patterns
+from tests.mechanisms.strategies.brute import Array, attained, bound, every_pattern, patterns
 from tests.seeds import examples
 
 CLOSE = 1e-10
@@ -259,3 +259,29 @@ def test_an_entry_above_the_diagonal_that_is_no_rounding_is_refused() -> None:
     noise[0, 2] = 1e-11
     with pytest.raises(ValueError, match="lower triangular"):
         Dense.from_noise(noise)
+
+
+schemas = st.sampled_from(["fixed_epoch", "min_separation"])
+
+
+@given(schema=schemas, k=st.integers(1, 4), b=st.integers(1, 5), steps=st.integers(1, 9))
+def test_every_pattern_lies_in_a_maximal_one_and_each_of_those_is_one(
+    schema: str, k: int, b: int, steps: int
+) -> None:
+    turns = Participation(schema=schema, participations=k, separation=b)  # type: ignore[arg-type]
+    everything = set(every_pattern(steps, turns))
+    maximal = {frozenset(pattern) for pattern in patterns(turns, steps)}
+    assert {tuple(sorted(pattern)) for pattern in maximal} <= everything
+    assert all(any(set(pattern) <= larger for larger in maximal) for pattern in everything)
+    assert max(map(len, everything)) == turns.max_participations(steps)
+
+
+def test_single_participation_is_one_step() -> None:
+    assert list(patterns(Participation.single(), 3)) == [(0,), (1,), (2,)]
+    with pytest.raises(ValueError, match="single"):
+        Participation(schema="single", participations=2)
+
+
+def test_a_schema_needs_positive_numbers() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Participation.fixed_epoch(participations=0, separation=1)
