@@ -34,7 +34,7 @@ ROOMS = (
 )
 CODE = re.compile(
     r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|unproved|conflict|unsigned"
-    "|revoked|superseded|diverged|blocks|unreadable"
+    "|revoked|superseded|diverged|blocks|unreadable|unsupported|accumulation|expired"
 )
 MESSAGES = ("message", "detail", "text", "what", "wrong", "title")
 REMEDIES = ("remedy", "to_do", "do")

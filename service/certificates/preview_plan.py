@@ -323,7 +323,7 @@ def _require_partial(partial: PartialPlan | None) -> PartialPlan:
         raise MalformedPlan.with_reason(
             code="no_plan",
             message=f"it is neither a plan nor a file with a private call of {libraries}.",
-            remedy="Paste the file that makes the private context, or a plan.",
+            remedy="Paste the file that makes the private call, or a plan.",
         )
     return partial
 

@@ -75,7 +75,7 @@ def test_a_script_gives_what_it_says(run: Any, tmp_path: Path) -> None:
 
 
 def test_every_code_is_explained(run: Any) -> None:
-    for code in ("unknown_field", "under_noised", "independent_blocks", "large_delta"):
+    for code in ("unknown_field", "under_noised", "independent_blocks", "expired", "accumulation"):
         result = run("explain", code)
         assert result.exit_code == 0
         assert result.stdout.startswith(code)
