@@ -1,8 +1,7 @@
 """The ledger service: use cases of budgets, with the accounting done before the transaction.
 
 The accounting pool computes the cost of a certificate's run from its signed bytes, and the
-composition of a ledger's runs from its rows. The functions for the pool take JSON data or bytes and
-return JSON data. Results are cached.
+composition of a ledger's runs from its rows. Results are cached.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ import hashlib
 import json
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.exc import NoResultFound
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import AccountantError
@@ -56,28 +57,45 @@ from affidavit.service.teams import acting_for
 
 # ---- costs, in the accounting pool ---------------------------------------------------
 
-RunCost = dict[str, Any]
-"""``steps``, ``cost``, ``event``, ``certain``, ``unit`` and ``adjacency``; or ``refused``."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCost:
+    """The cost of a run of a certificate for ``steps``, whole or in part.
+
+    ``event`` is the event document of the accounted part. ``certain`` tells whether the certificate
+    holds without a confidence.
+    """
+
+    unit: str
+    adjacency: str
+    steps: int
+    cost: Cost
+    event: dict[str, Any]
+    certain: bool
+
 
 _FAILURES = (AccountantError, CertificateDiffers, RefusedPlan, ArithmeticError, ValueError)
 
 
-def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> RunCost:
-    """Compute the cost of a certificate's run, whole or up to ``steps_run``."""
+def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> RunCost | str:
+    """Compute the cost of a certificate's run, whole or up to ``steps_run``.
+
+    Returns the reason instead if the cost is not bounded.
+    """
     predicate = statement_in(bundle)["predicate"]
     plan = plan_from(predicate["plan"])
     try:
         run = run_of(plan, predicate["accountants"][0]["name"], predicate=predicate)
         return _costed(run, run.steps if steps_run is None else steps_run)
     except _FAILURES as failure:
-        return _refused(failure)
+        return str(failure) or type(failure).__name__
 
 
-def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
-    """Compute the cost of a run of a plan that was just certified."""
+def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost | str:
+    """Compute the cost of a run of a plan that was just certified; returns like the above."""
     epsilon, delta = assessment.epsilon, assessment.delta
     if assessment.verdict != "certified" or epsilon is None or delta is None:
-        return {"refused": f"the verdict is {assessment.verdict}"}
+        return f"the verdict is {assessment.verdict}"
     try:
         run = run_of(plan, assessment.accountants[0].name)
         assessed = CertifiedRun(
@@ -88,7 +106,7 @@ def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
         )
         return _costed(assessed, assessed.steps)
     except _FAILURES as failure:
-        return _refused(failure)
+        return str(failure) or type(failure).__name__
 
 
 def compose_events(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
@@ -104,23 +122,18 @@ def compose_events(events: list[tuple[dict[str, Any], int]], delta: float) -> di
     return {"engine": engine, "epsilon": interval(epsilon)}
 
 
-def _costed(run: CertifiedRun, steps_run: int) -> RunCost:
+def _costed(run: CertifiedRun, steps_run: int) -> RunCost | str:
     if not 0 <= steps_run <= run.steps:
-        return {"refused": f"{steps_run} steps are not between 0 and {run.steps}"}
-    cost: Cost = run.cost_of(steps_run)
+        return f"{steps_run} steps are not between 0 and {run.steps}"
     plan = run.lowered.plan
-    return {
-        "steps": run.steps,
-        "cost": cost.as_document(),
-        "event": event_document(run.event_of(steps_run)),
-        "certain": run.certain,
-        "unit": plan.dataset.unit,
-        "adjacency": plan.adjacency,
-    }
-
-
-def _refused(failure: Exception) -> RunCost:
-    return {"refused": str(failure) or type(failure).__name__}
+    return RunCost(
+        unit=plan.dataset.unit,
+        adjacency=plan.adjacency,
+        steps=run.steps,
+        cost=run.cost_of(steps_run),
+        event=event_document(run.event_of(steps_run)),
+        certain=run.certain,
+    )
 
 
 # ---- the service ---------------------------------------------------------------------
@@ -156,7 +169,8 @@ class LedgerService:
         self._pool = pool
         self._keyring = keyring
         self._loopback = loopback
-        self._cache: ComputationCache[dict[str, Any]] = ComputationCache(MAX_CACHED_RESULTS)
+        self._costs: ComputationCache[RunCost | str] = ComputationCache(MAX_CACHED_RESULTS)
+        self._compositions: ComputationCache[dict[str, Any]] = ComputationCache(MAX_CACHED_RESULTS)
 
     async def reserve(
         self, dataset: str | None, certificate_id: str, context: CommandContext
@@ -180,16 +194,16 @@ class LedgerService:
         certificate, allow_untrusted = await run_in_threadpool(
             self._usable, dataset, certificate_id
         )
-        cost = await self._cost(certificate)
+        run = await self._cost(certificate)
         return CostedRun(
             scope=LedgerScope(
-                dataset=certificate.dataset or "", unit=cost["unit"], adjacency=cost["adjacency"]
+                dataset=certificate.dataset or "", unit=run.unit, adjacency=run.adjacency
             ),
             certificate=certificate,
-            steps=cost["steps"],
-            cost=Cost.read(cost["cost"]),
-            event=cost["event"],
-            certain=cost["certain"],
+            steps=run.steps,
+            cost=run.cost,
+            event=run.event,
+            certain=run.certain,
             allow_untrusted=allow_untrusted,
         )
 
@@ -198,7 +212,7 @@ class LedgerService:
         if steps >= reservation.certified_steps:
             return None
         certificate = await run_in_threadpool(self._issue_of, reservation)
-        return Cost.read((await self._cost(certificate, steps))["cost"])
+        return (await self._cost(certificate, steps)).cost
 
     async def ledgers(self, dataset: str, certificate_id: str | None) -> list[Ledger]:
         """Return the ledgers of ``dataset``, with a forecast for the certificate in its ledger."""
@@ -234,7 +248,7 @@ class LedgerService:
         forecast = await _forecast(ledger, cost, certificate_id)
         if forecast is None:
             raise CertificateNotUsable(
-                f"{certificate_id} is for {cost['unit']} and {cost['adjacency']}.",
+                f"{certificate_id} is for {cost.unit} and {cost.adjacency}.",
                 "Open the ledger of its privacy unit and adjacency.",
             )
         return forecast
@@ -249,18 +263,16 @@ class LedgerService:
         if ledger is None:
             return None
         try:
-            cost = await self._pool.run(cost_of_assessment, plan, assessment)
+            result = await self._pool.run(cost_of_assessment, plan, assessment)
         except AccountingUnavailable as error:
             # The certificate is valid without it; the reservation computes it again.
-            cost = {"refused": f"it could not be computed in time: {error}"}
-        reason = cost.get("refused")
-        return await run_in_threadpool(
-            position_of,
-            ledger,
-            None if reason else Cost.read(cost["cost"]),
-            certain=cost.get("certain", False),
-            reason=reason,
-        )
+            result = f"it could not be computed in time: {error}"
+        cost, certain, reason = None, False, None
+        if isinstance(result, RunCost):
+            cost, certain = result.cost, result.certain
+        else:
+            reason = result
+        return await run_in_threadpool(position_of, ledger, cost, certain=certain, reason=reason)
 
     async def _reservations_of(self, ledger: StoredLedger) -> list[StoredReservation]:
         return await run_in_threadpool(self.store.read, repository.reservations_of, ledger.id)
@@ -277,32 +289,32 @@ class LedgerService:
                 reservation.steps_run != reservation.certified_steps
             ):
                 certificate = await run_in_threadpool(self._issue_of, reservation)
-                event = (await self._cost(certificate, reservation.steps_run))["event"]
+                event = (await self._cost(certificate, reservation.steps_run)).event
             counts[json.dumps(event, sort_keys=True)] += 1
         events = [(json.loads(text), count) for text, count in sorted(counts.items())]
         delta = ledger.state.budget.delta
         digest = hashlib.sha256(json.dumps([events, float(delta)]).encode()).hexdigest()
-        result = await self._cache(
-            f"composed {digest}", lambda: self._pool.run(compose_events, events, float(delta))
+        result = await self._compositions(
+            digest, lambda: self._pool.run(compose_events, events, float(delta))
         )
         return Composition.model_validate({**result, "delta": delta})
 
     async def _cost(self, certificate: StoredCertificate, steps: int | None = None) -> RunCost:
         """Return the cost of a certificate's run; raises ``NotAccountable``."""
-        cost = await self._cache(
-            f"cost {certificate.envelope_digest} {steps}",
+        result = await self._costs(
+            f"{certificate.envelope_digest} {steps}",
             lambda: self._pool.run(cost_of_bundle, certificate.bundle, steps),
         )
-        if "refused" in cost:
-            raise NotAccountable(
-                f"the cost of {certificate.id} is not bounded: {cost['refused']}.",
-                "POST the plan again with this release, or change the plan.",
-            )
-        return cost
+        if isinstance(result, RunCost):
+            return result
+        raise NotAccountable(
+            f"the cost of {certificate.id} is not bounded: {result}.",
+            "POST the plan again with this release, or change the plan.",
+        )
 
     def _issue_of(self, reservation: StoredReservation) -> StoredCertificate:
         # Everybody who sees a ledger sees the composition of all its runs, of every team.
-        with acting_for(None), suppress(StopIteration):
+        with acting_for(None), suppress(NoResultFound):
             issue, untrusted = reservation.issue, reservation.untrusted
             return self._certificates.issue(reservation.certificate_id, issue, untrusted=untrusted)
         raise CertificateNotUsable(
@@ -325,8 +337,8 @@ class LedgerService:
 
 async def _forecast(ledger: StoredLedger, cost: RunCost, certificate_id: str) -> Forecast | None:
     """Return the forecast, or None if the certificate has another unit or adjacency."""
-    if (cost["unit"], cost["adjacency"]) != (ledger.scope.unit, ledger.scope.adjacency):
+    if (cost.unit, cost.adjacency) != (ledger.scope.unit, ledger.scope.adjacency):
         return None
     return await run_in_threadpool(
-        forecast_of, ledger, Cost.read(cost["cost"]), certificate_id, certain=cost["certain"]
+        forecast_of, ledger, cost.cost, certificate_id, certain=cost.certain
     )

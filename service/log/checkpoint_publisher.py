@@ -155,10 +155,6 @@ class UrlDestination:
         """The host only, because a URL may contain a secret."""
         return httpx.URL(self._url).host
 
-    def last(self) -> Checkpoint | None:
-        """Return None: a URL is not read back."""
-        return None
-
     def send(self, stored: StoredCheckpoint) -> None:
         """Post the note. Raises ``PublishError``."""
         response = post(self._url, stored.note.encode(), TEXT_TYPE)
@@ -251,8 +247,8 @@ def _parse_destination(text: str, log: LogReader, cosignatures: Cosignatures | N
 
 
 def published_checkpoints(places: Iterable[Destination]) -> list[Checkpoint]:
-    """Read the checkpoints back from ``places``; raises ``LogDamaged``."""
-    checkpoints = (place.last() for place in places)
+    """Read the checkpoints back from the files among ``places``; raises ``LogDamaged``."""
+    checkpoints = (place.last() for place in places if isinstance(place, FileDestination))
     return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
 
 

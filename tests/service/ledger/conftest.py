@@ -17,7 +17,7 @@ from affidavit.service.certificates.store import CertificateStore, PlanRequest, 
 from affidavit.service.certificates.submit_plan import sign
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger.service import cost_of_bundle
+from affidavit.service.ledger.service import RunCost, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, StoredReservation
 from affidavit.service.ledger.store import (
     CostedRun,
@@ -41,18 +41,19 @@ def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> Co
 def claim_of(certificate: StoredCertificate, **changes: Any) -> CostedRun:
     """The run of a certificate with its cost, as the ledger service computes it."""
     result = cost_of_bundle(certificate.bundle)
+    assert isinstance(result, RunCost), result
     return CostedRun(
         **{
             "scope": LedgerScope(
                 dataset=certificate.dataset or "",
-                unit=result["unit"],
-                adjacency=result["adjacency"],
+                unit=result.unit,
+                adjacency=result.adjacency,
             ),
             "certificate": certificate,
-            "steps": result["steps"],
-            "cost": Cost.read(result["cost"]),
-            "event": result["event"],
-            "certain": result["certain"],
+            "steps": result.steps,
+            "cost": result.cost,
+            "event": result.event,
+            "certain": result.certain,
             **changes,
         }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import position_of, summary_of
-from affidavit.service.ledger.service import compose_events, cost_of_bundle
+from affidavit.service.ledger.service import LedgerService, RunCost, compose_events, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
 from affidavit.service.ledger.store import (
     CertificateNotUsable,
@@ -48,6 +49,12 @@ def state(bench: Bench, scope: LedgerScope = TOY) -> Any:
     stored = bench.ledger.read(repository.find_ledger, scope)
     assert stored is not None
     return stored.state
+
+
+def cost_of(bundle: bytes, steps: int | None = None) -> Cost:
+    result = cost_of_bundle(bundle, steps)
+    assert isinstance(result, RunCost), result
+    return result.cost
 
 
 def fill(bench: Bench, claim: CostedRun) -> int:
@@ -279,13 +286,13 @@ def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Ben
     claim = bench.claim()
     result, _ = bench.ledger.reserve(claim, call())
     bench.commit(result.id)
-    four = Cost.read(cost_of_bundle(claim.certificate.bundle, 4)["cost"])
+    four = cost_of(claim.certificate.bundle, 4)
     settled = bench.settled_by_record(result.id, 4, RECORD, four)
     assert (settled.state, settled.steps_run, settled.record) == ("settled", 4, RECORD)
     assert settled.charged == four == state(bench).spent
     assert four.within(claim.cost)
     assert four != claim.cost
-    assert four == Cost.read(cost_of_bundle(bench.certified(steps=4).bundle)["cost"])
+    assert four == cost_of(bench.certified(steps=4).bundle)
     assert not replay(bench.engine)
 
 
@@ -592,3 +599,12 @@ def test_a_replay_finds_a_state_that_does_not_add_up(bench: Bench) -> None:
             follows="reserve", state=first, body='{"reason": ""}')  # fmt: skip
     codes = {item.code for item in replay(bench.engine)}
     assert codes == {"state_differs", "not_logged"}
+
+
+def test_the_cost_of_a_certificate_that_is_not_stored_is_refused(bench: Bench) -> None:
+    bench.budget()
+    reservation, _ = bench.ledger.reserve(bench.claim(), call())
+    unused: Any = None
+    service = LedgerService(bench.ledger, bench.store, unused, unused, loopback=True)
+    with pytest.raises(CertificateNotUsable, match="not stored"):
+        asyncio.run(service.cost_of_steps(replace(reservation, issue=9), 1))
