@@ -1,4 +1,4 @@
-"""What an assessment says as a result document."""
+"""An assessment as a result document."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_of_phases_each_release_says_which_it_is_of(make_plan: Any) -> None:
 
 def test_what_is_alone_stands_without_a_list(make_plan: Any) -> None:
     result = certify(make_plan(), second_opinion=False)
-    told = result.as_result()
-    assert "strategy" not in told
-    assert told["sampling"]["scheme"] == "shuffled"
-    assert all("phase" not in item for item in told["noise_multiplier"]["releases"])
+    data = result.as_result()
+    assert "strategy" not in data
+    assert data["sampling"]["scheme"] == "shuffled"
+    assert all("phase" not in item for item in data["noise_multiplier"]["releases"])
     one, other = {"name": "one"}, {"name": "other"}
     assert replace(result, strategies=(one,)).as_result()["strategy"] == one
     assert replace(result, strategies=(one, other)).as_result()["strategy"] == [one, other]
@@ -49,17 +49,21 @@ def test_every_number_has_its_own_place(make_plan: Any) -> None:
         mu=9.0,
         reasons=(REASON,),
     )
-    told = result.as_result()
-    assert told["epsilon"] == {"lower": 1.0, "upper": 2.0}
-    assert told["delta"] == {"lower": 3.0, "upper": 4.0}
-    assert told["target"] == {"epsilon": 5.0, "delta": 6.0}
-    assert (told["noise_multiplier"]["joint"], told["sensitivity"], told["mu"]) == (7.0, 8.0, 9.0)
-    assert told["reasons"] == [REASON.as_dict()]
-    assert told["confidence"] is None
-    assert (told["adjacency"], told["unit"]) == ("zero_out", result.unit)
-    assert told["plan_digest"] == result.plan_digest
-    assert told["obligations"] == list(result.obligations)
-    assert told["assumptions"] == list(result.assumptions)
+    data = result.as_result()
+    assert data["epsilon"] == {"lower": 1.0, "upper": 2.0}
+    assert data["delta"] == {"lower": 3.0, "upper": 4.0}
+    assert data["target"] == {"epsilon": 5.0, "delta": 6.0}
+    assert (data["noise_multiplier"]["joint"], data["sensitivity"], data["mu"]) == (
+        7.0,
+        8.0,
+        9.0,
+    )
+    assert data["reasons"] == [REASON.as_dict()]
+    assert data["confidence"] is None
+    assert (data["adjacency"], data["unit"]) == ("zero_out", result.unit)
+    assert data["plan_digest"] == result.plan_digest
+    assert data["obligations"] == list(result.obligations)
+    assert data["assumptions"] == list(result.assumptions)
 
 
 def test_what_has_no_bound_is_null_and_never_infinite() -> None:
@@ -68,8 +72,8 @@ def test_what_has_no_bound_is_null_and_never_infinite() -> None:
 
 
 def test_a_line_that_is_no_plan_is_refused_with_the_fields_of_a_result() -> None:
-    told = malformed_result((REASON,))
-    assert told["verdict"] == "refused"
-    assert told["reasons"] == [REASON.as_dict()]
-    assert told["plan_digest"] is told["epsilon"] is told["delta"] is None
-    assert told["accountants"] == told["warnings"] == told["obligations"] == []
+    data = malformed_result((REASON,))
+    assert data["verdict"] == "refused"
+    assert data["reasons"] == [REASON.as_dict()]
+    assert data["plan_digest"] is data["epsilon"] is data["delta"] is None
+    assert data["accountants"] == data["warnings"] == data["obligations"] == []

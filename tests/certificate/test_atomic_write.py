@@ -1,4 +1,4 @@
-"""A file is whole or as it was, with its mode, and has its name on the disk."""
+"""A file is complete or unchanged, with its mode, and its name is on the disk."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def test_a_power_cut_leaves_it_whole_and_once_it_is_written_leaves_it_so(tmp_pat
         drawn, folder = random.Random(seed), tmp_path / str(seed)
         folder.mkdir()
         write_atomically(folder / "file", b"old content")
-        told = False
+        data = False
         with disk(folder, drawn.randint(1, 3), drawn) as failing:
             try:
                 write_atomically(folder / "file", b"what is new")
-                told = True
+                data = True
                 failing.cut()
             except PowerCut:
                 pass
-        assert failing.left["file"] in WHOLE[told:]
+        assert failing.left["file"] in WHOLE[data:]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -1,4 +1,4 @@
-"""What a plan leaves open is solved for to the last record."""
+"""A plan's unknown is solved for to the last record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is certified is enough, what is not enough is never certified."""
+"""Certified noise suffices, and insufficient noise is never certified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bound that rests on draws carries its confidence and its seed wherever it is stated."""
+"""A sampled bound has its confidence and its seed wherever it is stated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A constructed strategy is certified as the numbers that were found, and found only once."""
+"""A constructed strategy is certified by its actual numbers and constructed only once."""
 
 from __future__ import annotations
 

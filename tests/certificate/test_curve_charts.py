@@ -1,4 +1,4 @@
-"""What each picture of a plan's curves shows: the certified numbers, beside what no leak is."""
+"""The charts of a plan's curves show the certified numbers and the reference without leakage."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def test_the_profile_is_a_band_of_proved_ends_with_the_target(charts: dict[str, 
 
 
 def test_the_document_says_what_was_asked_beside_what_was_found(found: Curves) -> None:
-    told = found.as_document()
-    assert told["target"] == {"epsilon": 8.0, "delta": 1e-5}
-    assert (told["verdict"], told["adjacency"], told["unit"]) == (
+    data = found.as_document()
+    assert data["target"] == {"epsilon": 8.0, "delta": 1e-5}
+    assert (data["verdict"], data["adjacency"], data["unit"]) == (
         "certified",
         "add_remove",
         "example",
     )
     # One Gaussian of ten steps at 20.
-    assert told["mu"] == pytest.approx(math.sqrt(10) / 20, rel=1e-12)
-    assert told["rho"] == pytest.approx(10 / 20**2 / 2, rel=1e-12)
-    alphas = [item["type_one"] for item in told["trade_off"]]
+    assert data["mu"] == pytest.approx(math.sqrt(10) / 20, rel=1e-12)
+    assert data["rho"] == pytest.approx(10 / 20**2 / 2, rel=1e-12)
+    alphas = [item["type_one"] for item in data["trade_off"]]
     tenths = [place / 20 for place in range(2, 20)]
     assert alphas == [1e-4, 1e-3, 0.01, 0.05, *tenths, 0.99, 0.999]
 

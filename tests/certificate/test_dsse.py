@@ -1,4 +1,4 @@
-"""The envelope is DSSE as others read and write it."""
+"""The envelope is DSSE as other implementations read and write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers at the ends of what a plan may say: each plan gets a verdict, and never an exception.
+"""Plans with extreme numbers always get a verdict and never an exception.
 
 What is only information beside a verdict is left out where no double holds it.
 """

@@ -1,4 +1,4 @@
-"""Groups and other relations: bounds that hold, and are exact where a run can be accounted anew."""
+"""Bounds of groups and other relations hold, and are exact if the run can be accounted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lower end is of something that one record can do, whatever the upper end rests on."""
+"""A lower end is attained by one record, whatever the upper end rests on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice and comparison: every row is certified, measured at that noise, and told apart."""
+"""Advice and strategy comparison: every row is certified, measured at its noise, and distinct."""
 
 from __future__ import annotations
 
@@ -288,15 +288,15 @@ def test_pictures_are_svg_with_every_mechanism_in_them(
 def test_a_comparison_s_document_says_what_its_assessment_does(
     comparison: StrategyComparison,
 ) -> None:
-    told, same = comparison.as_document(), comparison.assessment.as_result()
+    data, same = comparison.as_document(), comparison.assessment.as_result()
     for field in ("verdict", "plan_digest", "epsilon", "delta", "adjacency", "mu"):
-        assert told[field] == same[field], field
-    assert told["noise_multiplier"] == same["noise_multiplier"]
-    assert (told["reasons"], told["warnings"]) == (same["reasons"], same["warnings"])
-    assert told["remarks"] == list(comparison.remarks)
-    assert told["comparison"] == [row.as_dict() for row in comparison.rows]
+        assert data[field] == same[field], field
+    assert data["noise_multiplier"] == same["noise_multiplier"]
+    assert (data["reasons"], data["warnings"]) == (same["reasons"], same["warnings"])
+    assert data["remarks"] == list(comparison.remarks)
+    assert data["comparison"] == [row.as_dict() for row in comparison.rows]
     own = comparison.rows[0]
-    shown = told["strategy"]
+    shown = data["strategy"]
     assert (shown["step_noise"], shown["rms_error_at_noise"]) == (own.step, own.rms)
     assert (shown["max_error_at_noise"], shown["steps"]) == (own.max, 60)
     assert shown["streaming"]["buffers"] == own.buffers
@@ -326,24 +326,24 @@ def test_a_row_s_document_says_what_its_assessment_does(plan_of: MakePlan) -> No
     row = measure("mine", plan_of(**FIXED_ORDER))
     result = row.assessment
     assert result is not None
-    told = row.as_dict()
+    data = row.as_dict()
     same = result.as_result()
-    assert {key: told[key] for key in ("verdict", "adjacency", "epsilon", "delta")} == {
+    assert {key: data[key] for key in ("verdict", "adjacency", "epsilon", "delta")} == {
         key: same[key] for key in ("verdict", "adjacency", "epsilon", "delta")
     }
-    assert told["mechanism"] == "mine"
-    assert told["sampler"] == "cyclic"
-    assert told["noise"]["kind"] == "bidiagonal"
-    assert told["noise_multiplier"] == result.joint
-    assert told["confidence"] is None
-    assert told["reasons"] == []
-    assert told["step_noise"] == row.step
+    assert data["mechanism"] == "mine"
+    assert data["sampler"] == "cyclic"
+    assert data["noise"]["kind"] == "bidiagonal"
+    assert data["noise_multiplier"] == result.joint
+    assert data["confidence"] is None
+    assert data["reasons"] == []
+    assert data["step_noise"] == row.step
     assert row.per_step is not None
     assert row.max == max(row.per_step)
     assert row.rms == pytest.approx(math.sqrt(np.mean(row.per_step**2)))
-    assert told["rms_error"] == row.rms
-    assert told["max_error"] == row.max
-    assert told["buffers"] == 1
+    assert data["rms_error"] == row.rms
+    assert data["max_error"] == row.max
+    assert data["buffers"] == 1
 
 
 def test_open_steps_have_no_errors_yet(plan_of: MakePlan) -> None:

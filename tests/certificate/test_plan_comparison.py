@@ -1,4 +1,4 @@
-"""Comparing two plans: differences, single changes, and when guarantees are not ranked."""
+"""The comparison of two plans: differences, single changes, and unranked guarantees."""
 
 from __future__ import annotations
 

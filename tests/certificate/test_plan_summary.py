@@ -1,4 +1,4 @@
-"""A result tells the strategy of correlated noise, and what it does not amplify."""
+"""A result describes the strategy of correlated noise and what is not amplified."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_lambda_zero_is_independent_noise_exactly(plan_of: Make) -> None:
 def test_independent_noise_has_no_strategy(plan_of: Make) -> None:
     assert "strategy" not in result(plan_of())
     in_turn = {"schema": "fixed_epoch", "participations": 3, "separation": 10}
-    told = plan_of(**{**STREAM, "noise": {"kind": "independent"}, "participation": in_turn})
-    assert "strategy" not in result(told)
+    data = plan_of(**{**STREAM, "noise": {"kind": "independent"}, "participation": in_turn})
+    assert "strategy" not in result(data)
 
 
 def test_a_replaced_record_counts_twice_beside_its_strategy(plan_of: Make) -> None:

@@ -1,4 +1,4 @@
-"""A certificate's bound is proved again from the witness in it, or not at all."""
+"""A certificate's bound is proved again from its witness, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proof starts at the plan: σ_joint and sensitivities are proved, or refused by name."""
+"""A proof starts at the plan: σ_joint and sensitivities are proved, or refused with a code."""
 
 from __future__ import annotations
 
@@ -151,12 +151,18 @@ def test_white_noise_is_no_wider_than_the_largest_singular_value_allows(kind: st
     assert float(proof._sensitivity(at)) >= max(norms) * (1 - 1e-12)
 
 
-UNTOLD = ("fresh lots", "fresh lots, scheduled", "groups", "groups, alternating", "groups, matrix")
-"""Plans in which nobody is told where a record was."""
+UNDISCLOSED = (
+    "fresh lots",
+    "fresh lots, scheduled",
+    "groups",
+    "groups, alternating",
+    "groups, matrix",
+)
+"""Plans whose events do not disclose the steps of a record."""
 
 
 @pytest.mark.ordinary("groups, matrix", "fresh lots, scheduled")
-@pytest.mark.parametrize("kind", UNTOLD)
+@pytest.mark.parametrize("kind", UNDISCLOSED)
 def test_what_participations_add_up_to_is_proved_and_no_less(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,23 +193,23 @@ LESS: dict[str, tuple[int, str, Callable[[Any], Any]]] = {
     "chances": (
         2,
         "disclosed_steps",
-        lambda told: replace(told, probability=0.999 * told.probability),
+        lambda data: replace(data, probability=0.999 * data.probability),
     ),
     "norms": (
         3,
         "disclosed_steps",
-        lambda told: replace(told, norms=tuple((s * 0.9999, n) for s, n in told.norms)),
+        lambda data: replace(data, norms=tuple((s * 0.9999, n) for s, n in data.norms)),
     ),
     "large norms": (
         2,
         "disclosed_steps",
-        lambda told: replace(told, norms=((told.norms[0][0], 5), (told.norms[1][0], 400))),
+        lambda data: replace(data, norms=((data.norms[0][0], 5), (data.norms[1][0], 400))),
     ),
-    "steps": (2, "disclosed_steps", lambda told: replace(told, norms=told.norms[:-1])),
+    "steps": (2, "disclosed_steps", lambda data: replace(data, norms=data.norms[:-1])),
     "what is conceded": (
         3,
         "disclosed_steps",
-        lambda told: replace(told, conceded=told.conceded / 1e6),
+        lambda data: replace(data, conceded=data.conceded / 1e6),
     ),
 }
 """The bound of the plan that each changes, and how it is made smaller than it is."""

@@ -1,4 +1,4 @@
-"""Planning figures beside a result: information that changes neither verdict nor events."""
+"""Utility figures change neither verdict nor events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts are well-formed, safe, deterministic SVG, and show what they are given where it is."""
+"""Charts are well-formed, safe and deterministic SVG, and show each mark at its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts that were looked at and found right, to the byte.
+"""Charts that were reviewed, compared byte by byte.
 
 A change of drawing fails here: look at the new pictures, and then write them with
 

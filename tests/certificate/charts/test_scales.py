@@ -1,4 +1,4 @@
-"""Scales: round ends around whatever is shown, few ticks inside them, and texts that say them."""
+"""Scales have round ends around the shown values, few ticks, and texts with their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claim stands for what rounds to it, and no further."""
+"""A claim agrees with the numbers that round to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue's words: every mistake says what is wrong, where it was seen, and what to do."""
+"""Every mistake in the catalogue has an explanation, a source and a fix."""
 
 from __future__ import annotations
 

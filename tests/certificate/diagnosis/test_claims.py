@@ -1,4 +1,4 @@
-"""A claim that cannot be certified blocks its plan; one that can is left in peace."""
+"""A claim that cannot be certified blocks its plan; a correct claim does not."""
 
 from __future__ import annotations
 
@@ -159,5 +159,5 @@ def test_what_is_nearly_right_counts_for_more_where_the_program_is_no_better() -
         (Agreement.NEARLY, 0.1, 0.8),
     ):
         reading = Reading(accountant="prv", epsilon=1.0, cost=0.5, above=above)
-        told = Explanation(ways=(way, way), reading=reading, agreement=agreement, differs_by=0.0)
-        assert told.cost == pytest.approx(2.5 + against), (agreement, above)
+        data = Explanation(ways=(way, way), reading=reading, agreement=agreement, differs_by=0.0)
+        assert data.cost == pytest.approx(2.5 + against), (agreement, above)

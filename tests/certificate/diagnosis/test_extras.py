@@ -1,4 +1,4 @@
-"""Releases outside training: a claim about a plan with any of them gets its answer."""
+"""Claims about plans with releases outside training are diagnosed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random plans: right ones are never accused, and one mistake is found among all of them.
+"""Random plans: correct claims are never called wrong, and single mistakes are found.
 
 Claims are rounded to 2 to 5 digits where they are right and to 4 or 5 where they are wrong,
 as published tables have them. The seeds are fixed; ``make soak`` draws other right ones, and

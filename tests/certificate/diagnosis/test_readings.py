@@ -1,4 +1,4 @@
-"""Readings that no library here gives, against their published formulas."""
+"""Readings that no installed library has, against their published formulas."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def test_where_a_step_of_the_textbook_says_nothing_it_is_not_asked() -> None:
     anything = ClaimedEpsilon(value=10, unit=1e-6, noise_uncertainty=1e9)
     for sigma, requested in ((0.05, False), (0.5, True)):
         parts = ((Part(noise_multiplier=sigma), 3),)
-        told = {reading.accountant for reading in readings(parts, 1e-5, anything, Effort(left=1))}
-        assert ("basic" in told, "advanced" in told) == (requested, requested)
+        data = {reading.accountant for reading in readings(parts, 1e-5, anything, Effort(left=1))}
+        assert ("basic" in data, "advanced" in data) == (requested, requested)

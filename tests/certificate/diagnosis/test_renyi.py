@@ -1,4 +1,4 @@
-"""The quick Rényi readings are those of the programs that they imitate."""
+"""The quick Rényi readings equal those of the programs that they reproduce."""
 
 from __future__ import annotations
 

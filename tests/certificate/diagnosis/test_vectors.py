@@ -1,4 +1,4 @@
-"""Every known mistake, from its source: its number, its name, and the plan put right."""
+"""Every known mistake from its source: the number, the mistake's name, and the corrected plan."""
 
 from __future__ import annotations
 

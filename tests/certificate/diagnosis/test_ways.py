@@ -1,4 +1,4 @@
-"""What a way of being mistaken accounts, in numbers, and where it cannot be made."""
+"""The account of each way of making a mistake, in numbers, and where it does not apply."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_layer_with_the_largest_clip_norm_is_the_likeliest_sensitivity(
     assert f"sensitivity 2 instead of √(ΣC²) = {math.sqrt(5.5):.6g}" in first.text
 
 
-def told(plan: Plan, code: str) -> list[tuple[float, float]]:
+def noise_parts(plan: Plan, code: str) -> list[tuple[float, float]]:
     """Noise before what the optimiser makes of it, and distance, of each way, in units of σ."""
     case = Case.of(plan, 1e-5)
     ways = [way.of(case.account, case.facts).phases[0] for way in CATALOGUE[code].ways(case)]
@@ -105,7 +105,7 @@ def test_a_filter_divides_noise_by_its_norm_and_moves_sums_by_its_distance(
 ) -> None:
     """At κ = γ = 1/2 the combination is c = 2 and 1 - c = -1: the norm is √5, the distance 3."""
     plan = plan_of(optimizer={"name": "dp_disk", "kappa": 0.5, "gamma": 0.5, **options})
-    result = told(plan, "filter_norm")
+    result = noise_parts(plan, "filter_norm")
     assert [scale for scale, _ in result] == pytest.approx([scale for scale, _ in ways])
     assert [distance for _, distance in result] == pytest.approx([reach for _, reach in ways])
 

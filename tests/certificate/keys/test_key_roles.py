@@ -1,4 +1,4 @@
-"""Keys for one role each: what a thief of one of them can forge, and what ends with its window."""
+"""Keys with one role: what a thief can forge, and what expires with the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys are kept whole, private and inside their windows."""
+"""Keys are stored atomically and privately, and sign inside their windows."""
 
 from __future__ import annotations
 

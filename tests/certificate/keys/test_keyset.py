@@ -1,4 +1,4 @@
-"""A keyset counts when t of n trusted roots signed it, and never takes anything back."""
+"""A keyset is accepted if t of n trusted roots signed it and it revokes no less than before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private halves that are not files: taken by their owner's word, checked by the public half."""
+"""Private keys outside files: each signature is checked with the public key."""
 
 from __future__ import annotations
 

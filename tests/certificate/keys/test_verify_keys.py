@@ -1,4 +1,4 @@
-"""A certificate counts by the key that signed it, inside its window and before its loss."""
+"""A certificate is valid if its key signed it inside its window and before its revocation."""
 
 from __future__ import annotations
 

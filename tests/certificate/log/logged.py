@@ -1,4 +1,4 @@
-"""A certificate in a log in memory, for the tests of what proves its place."""
+"""A certificate in a log in memory, for the tests of log proofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of RFC 9162 as its text defines it: recursive, by slices, and slow.
+"""The tree of RFC 9162 by its definition: recursive and slow.
 
 It shares nothing with the product but SHA-256. Section 2.1.1 is ``tree_hash``, 2.1.3.1
 ``path``, 2.1.4.1 ``proof``; inclusion is checked as in 2.1.3.2 but by recursion on the

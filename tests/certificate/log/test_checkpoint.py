@@ -1,4 +1,4 @@
-"""Checkpoints: C2SP's own example, what is refused, and signing with the keys of certificates."""
+"""Checkpoints: C2SP's example, malformed ones, and signing with certificate keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A certificate's leaf follows from its bundle alone, and from every byte of it."""
+"""A certificate's leaf follows from its bundle alone and depends on every byte of it."""
 
 from __future__ import annotations
 

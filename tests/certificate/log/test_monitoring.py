@@ -1,4 +1,4 @@
-"""A monitor follows a log in memory, honest at first and then tampered with in every place."""
+"""A monitor reads an honest log in memory, which is then tampered with in every place."""
 
 from __future__ import annotations
 

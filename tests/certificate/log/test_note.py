@@ -1,4 +1,4 @@
-"""Signed notes against Go's own example, and what Go's reader refuses."""
+"""Signed notes against Go's example, and what Go's reader refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a thief can do with a signing key that was revoked: nothing that verifies."""
+"""A thief with a revoked signing key can produce nothing that verifies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RFC 3161 stamps by authorities of every kind, good and bad, over a checkpoint."""
+"""RFC 3161 timestamps of a checkpoint, by valid and invalid authorities."""
 
 from __future__ import annotations
 

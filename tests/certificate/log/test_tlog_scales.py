@@ -1,4 +1,4 @@
-"""Checkpoints and cosignatures, exchanged with tlog-scales, an implementation that is not ours."""
+"""Checkpoints and cosignatures are exchanged with tlog-scales, an independent implementation."""
 
 from __future__ import annotations
 

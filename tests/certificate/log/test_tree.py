@@ -1,4 +1,4 @@
-"""The tree against the RFC's own definition, published vectors, and hostile proofs."""
+"""The tree against the RFC's definition, published vectors, and hostile proofs."""
 
 from __future__ import annotations
 

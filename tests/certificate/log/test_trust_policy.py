@@ -1,4 +1,4 @@
-"""Verification under a trust policy: one log, enough witnesses, fresh; anything less fails."""
+"""Verification under a trust policy needs the right log, enough witnesses and freshness."""
 
 from __future__ import annotations
 

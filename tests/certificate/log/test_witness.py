@@ -1,4 +1,4 @@
-"""Cosignatures, written here byte by byte as C2SP's tlog-cosignature has them, and requests."""
+"""Cosignatures against C2SP's tlog-cosignature byte by byte, and witness requests."""
 
 from __future__ import annotations
 

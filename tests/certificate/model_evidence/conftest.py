@@ -1,4 +1,4 @@
-"""A model with everything that is signed beside it; its record is written line by line."""
+"""A model with its signed evidence; its record is written line by line."""
 
 from __future__ import annotations
 

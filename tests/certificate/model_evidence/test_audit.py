@@ -1,4 +1,4 @@
-"""What the losses of canaries prove about ε holds with the confidence that is stated."""
+"""The bounds on ε from the losses of canaries hold with the stated confidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's claim in other ecosystems' forms: each is valid there, and says what the claim says.
+"""The exports of a model's claim are valid in their ecosystems and repeat the claim.
 
 mlcroissant brings 400 MB, so that its answer is recorded: ``mlcroissant validate --jsonld
 tests/vectors/croissant.json`` of mlcroissant 1.1.1 finds no error (three recommended properties,

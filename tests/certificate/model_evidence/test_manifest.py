@@ -1,4 +1,4 @@
-"""The manifest is what the package ``model-signing`` computes, and no folder confuses it."""
+"""The manifest equals that of the package ``model-signing``, for hostile folders too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signed model verifies, and whatever is changed in it afterwards is named."""
+"""A signed model verifies, and every later change is reported by file name."""
 
 from __future__ import annotations
 

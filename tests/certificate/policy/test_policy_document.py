@@ -1,4 +1,4 @@
-"""A policy says one thing, or it is refused; and it has one name for ever."""
+"""A policy is unambiguous or refused, and its digest never changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor: a certificate is held against the verifier's policy by what it says."""
+"""A verifier's policy is the floor for a signed certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules only take away: each has a plan it lets through and one it does not, and none gives."""
+"""Rules only restrict: each allows one plan and refuses another."""
 
 from __future__ import annotations
 
@@ -116,16 +116,16 @@ def test_every_rule_has_a_case_each_way() -> None:
     assert set(RULES) - WAIVABLE == {"policy_dataset", "policy_budget"}
 
 
-@pytest.mark.parametrize(("rule", "rules", "changes", "told", "pointer"), CASES)
+@pytest.mark.parametrize(("rule", "rules", "changes", "data", "pointer"), CASES)
 def test_a_rule_tells_what_violates_it_and_where(
     plan_of: MakePlan,
     rule: str,
     rules: dict[str, Any],
     changes: dict[str, Any],
-    told: dict[str, Any],
+    data: dict[str, Any],
     pointer: str,
 ) -> None:
-    result = violations(policy(**rules), facts(plan_of(**changes), **told))
+    result = violations(policy(**rules), facts(plan_of(**changes), **data))
     assert [(item.code, item.pointer) for item in result] == [(rule, pointer)]
     assert result[0].message.endswith(".")
     assert result[0].remedy.endswith(".")
@@ -203,10 +203,13 @@ SAMPLED: list[dict[str, Any]] = [
 
 @given(pairs(), SOME, st.sampled_from(SAMPLED))
 def test_what_a_laxer_policy_refuses_a_stricter_one_refuses(
-    plan_of: MakePlan, both: tuple[Policy, Policy], told: dict[str, Any], changes: dict[str, Any]
+    plan_of: MakePlan,
+    both: tuple[Policy, Policy],
+    data: dict[str, Any],
+    changes: dict[str, Any],
 ) -> None:
     lax, strict = both
-    seen = facts(plan_of(**changes), **told)
+    seen = facts(plan_of(**changes), **data)
     refused = {(violation.code, violation.pointer) for violation in violations(lax, seen)}
     assert refused <= {(item.code, item.pointer) for item in violations(strict, seen)}
 

@@ -1,4 +1,4 @@
-"""A waiver lets one reason pass, visibly, for a time; everything beside that it does not help."""
+"""A waiver waives one reason, visibly, for a time, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a certificate is the one that was asked for, with what it left open as signed."""
+"""The plan of a certificate is the requested one with the signed solution."""
 
 from __future__ import annotations
 

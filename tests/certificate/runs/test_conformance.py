@@ -1,4 +1,4 @@
-"""Every line of a run record, changed, dropped, repeated or moved, is found out.
+"""Every changed, dropped, repeated or moved line of a run record is detected.
 
 The records are written here, line by line, as the format says; no trainer is needed.
 """
@@ -196,9 +196,9 @@ def test_the_document_says_what_was_held_against_what(
 ) -> None:
     predicate, _ = signed
     record = chained(entries_of(predicate)[:-1])
-    told = check_conformance(record, predicate).as_dict()
-    (finding,) = told.pop("findings")
-    assert told == {
+    data = check_conformance(record, predicate).as_dict()
+    (finding,) = data.pop("findings")
+    assert data == {
         "conformant": False,
         "certificate_id": predicate["certificate_id"],
         "plan_digest": digest_of(predicate["plan"]),

@@ -1,4 +1,4 @@
-"""What a certified run costs: all of it, or the steps that were run where those add up."""
+"""The cost of a certified run: in full, or of the steps that were run if those add up."""
 
 from __future__ import annotations
 

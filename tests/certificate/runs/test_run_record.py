@@ -1,4 +1,4 @@
-"""Lines of a run's record: each thing that a line can be wrong by has its own code."""
+"""Each fault of a line of a run record has its own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ε over the steps of a run: never below what that many steps cost, and the whole at the end."""
+"""ε over the steps of a run is never below the cost of those steps, and complete at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each step of a run must be, as numbers that are never below what was certified."""
+"""The requirements of each step, as numbers that are never below the certified ones."""
 
 from __future__ import annotations
 
