@@ -32,7 +32,6 @@ import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import adjusted
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
@@ -40,6 +39,7 @@ from affidavit.accountants.protocol import (
     require_delta,
     require_epsilon,
 )
+from affidavit.accountants.rounding import Array
 from affidavit.plan import Composed, Event, SampledColumns
 
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)

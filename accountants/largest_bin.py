@@ -32,7 +32,6 @@ from scipy.special import gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import EMPTY_CURVE, GaussianCurve
 from affidavit.accountants.monte_carlo.dominating_pair import Bins, Pair, build_pair
 from affidavit.accountants.monte_carlo.importance_sampling import Tilt, tilts
@@ -45,6 +44,7 @@ from affidavit.accountants.protocol import (
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.accountants.random_allocation.renyi import power_of_series
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
+from affidavit.accountants.rounding import Array
 from affidavit.plan import Event, RandomAllocationGaussian
 
 ROUNDING = 1e-9

@@ -28,7 +28,6 @@ from scipy.special import betainc, gammaln, log_ndtr, ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import MinimumCurve
 from affidavit.accountants.composition import leaves, parts
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import EMPTY_CURVE, MAX_MU, GaussianCurve
 from affidavit.accountants.protocol import (
     OutOfReach,
@@ -38,6 +37,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import AFFIDAVIT_VERSION, find_curve
+from affidavit.accountants.rounding import Array
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,

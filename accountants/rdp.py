@@ -29,10 +29,10 @@ from scipy.special import gammaln
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.fourier.schedules import merge_kinds
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import RDP
+from affidavit.accountants.rounding import Array
 from affidavit.plan import (
     BallsInBinsGaussian,
     Event,

@@ -70,8 +70,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import AccountantError, OutOfReach, PrivacyCurve
+from affidavit.accountants.rounding import Array
 
 MAX_EPSILON = 690.0
 """Nats. Beyond it e^ε overflows; such a line bounds nothing for any α above 1e-299."""

@@ -15,7 +15,7 @@ composed. So the run's curve is at most the composition of the blocks.
 
 Everything is on one lattice, tilted by e^{λ·loss} as in ``transform.py``. Errors bounded here:
 
-* that of a transform, by ``cyclic_convolution``, is added to every value of a curve;
+* that of a transform, by ``transform_rounding``, is added to every value of a curve;
 * the measure of a step is the second difference of its curve, with any rounding. Its own curve is
   then compared with the step's, and raised where it is lower;
 * losses above the lattice are infinite, and losses below it are raised to its first node.
@@ -36,7 +36,6 @@ from scipy import fft
 from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.cyclic_convolution import norm, rounding
 from affidavit.accountants.fourier.cache import SharedCache, down
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
@@ -58,6 +57,7 @@ from affidavit.accountants.fourier.spectrum import Complex
 from affidavit.accountants.fourier.tilting import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
+from affidavit.accountants.rounding import norm, transform_rounding
 
 MAX_STEPS = 256
 """Steps of one block. Its work grows with its steps, and the loss falls like their root."""
@@ -372,7 +372,7 @@ class Block:
 
     def _error(self, total: float, size: float, length: int) -> float:
         """Bound the error of convolving masses of sum ``total`` and a kernel of 2-norm ``size``."""
-        return 4 * rounding(length) * total * size
+        return 4 * transform_rounding(length) * total * size
 
     def _masses(self, curve: Array) -> Array:
         """Return the tilted masses of the measure of a tilted curve that is 0 at the last node."""

@@ -35,10 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from affidavit.accountants.cyclic_convolution import folded, transform_error
 from affidavit.accountants.fourier.cache import up
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array
+from affidavit.accountants.rounding import folded, transform_error
 
 Complex = NDArray[np.complex128]
 

@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky
 
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 from affidavit.plan import BallsInBinsGaussian, Gaussian, Leaf
 
 MAX_PRODUCT = 1e4
@@ -35,7 +34,6 @@ MAX_COPIES = 64
 """Runs with their own bins in one composition; each is sampled."""
 MAX_EXTRA_LENGTH = 40.0
 """A b-dimensional standard normal is longer than √b plus this with probability e^-800."""
-_UNIT = sys.float_info.epsilon / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ class Bins:
         largest = float(self.squares.max())
         length = math.sqrt(self.count) + MAX_EXTRA_LENGTH
         reach = math.sqrt(largest) * length + (shift + 1) * largest + 1
-        return 4 * (self.count + 16) * _UNIT * reach
+        return 4 * (self.count + 16) * UNIT_ROUNDOFF * reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ class Pair:
     @cached_property
     def bias(self) -> float:
         """Total variation between the table's law of bins and the exact law, for one draw."""
-        return math.fsum(24 * item.count**2 * item.copies * _UNIT for item in self.bins)
+        return math.fsum(24 * item.count**2 * item.copies * UNIT_ROUNDOFF for item in self.bins)
 
     def loss_error(self, shift: float) -> float:
         """Return a bound (nats) on the rounding of the loss of one draw."""
@@ -120,7 +118,7 @@ def build_pair(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
     for leaf, count in parts:
         match leaf:
             case Gaussian(noise_multiplier=sigma):
-                precisions.append(count / sigma / sigma * (1 + 8 * _UNIT))
+                precisions.append(count / sigma / sigma * (1 + 8 * UNIT_ROUNDOFF))
             case BallsInBinsGaussian():
                 binned.append((leaf, count))
             case _:
@@ -140,7 +138,7 @@ def build_pair(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
             "Keep the bins of the first epoch in the later ones.",
         )
     result = []
-    mu_squared = math.fsum(precisions) * (1 + 8 * _UNIT)
+    mu_squared = math.fsum(precisions) * (1 + 8 * UNIT_ROUNDOFF)
     for leaf, count in binned:
         first = 1 if mu_squared else 0
         if first:
@@ -170,13 +168,13 @@ def _seed(binned: list[tuple[BallsInBinsGaussian, int]]) -> str:
 
 def _bins(leaf: BallsInBinsGaussian, copies: int, mu_squared: float) -> Bins:
     gram = np.array(leaf.gram.rows, dtype=np.float64)
-    requested = gram / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + mu_squared
+    requested = gram / leaf.noise_multiplier**2 * (1 + 8 * UNIT_ROUNDOFF) + mu_squared
     factor, products, slack = _dominating_factor(requested)
     return Bins(
         factor=factor,
         products=products,
         copies=copies,
-        excess=float(np.max(products + slack - requested * (1 - 32 * _UNIT))),
+        excess=float(np.max(products + slack - requested * (1 - 32 * UNIT_ROUNDOFF))),
     )
 
 
@@ -188,7 +186,7 @@ def _dominating_factor(requested: Array) -> tuple[Array, Array, float]:
     """
     bins = len(requested)
     scale = float(np.max(np.diag(requested)))
-    slack = 4 * (bins + 4) * _UNIT * scale
+    slack = 4 * (bins + 4) * UNIT_ROUNDOFF * scale
     lift = 4 * slack
     while lift <= 1e-8 * scale:
         raised = requested + lift

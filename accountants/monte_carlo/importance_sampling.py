@@ -44,8 +44,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.monte_carlo.dominating_pair import Bins, Pair
+from affidavit.accountants.rounding import Array
 
 CHUNK_NORMALS = 1 << 19
 """Normals in one chunk: four megabytes."""

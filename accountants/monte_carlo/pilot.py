@@ -31,7 +31,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.monte_carlo.importance_sampling import (
     DIRECTIONS,
     Direction,
@@ -40,6 +39,7 @@ from affidavit.accountants.monte_carlo.importance_sampling import (
     chunk_rows,
     draw,
 )
+from affidavit.accountants.rounding import Array
 
 MAX_BET = 0.9
 """Larger bets gain nothing."""

@@ -45,12 +45,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import MAX_MU, MIN_MU, GaussianCurve
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost, Step
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
 from affidavit.accountants.protocol import AccountantError
 from affidavit.accountants.registry import accountant
+from affidavit.accountants.rounding import Array
 from affidavit.plan import Repeated
 
 GAUSSIAN_SHARE = 0.5

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
@@ -49,6 +48,7 @@ from affidavit.accountants.random_allocation.directions import (
     Direction,
     PartialDirection,
 )
+from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 
 Ordered = Direction | PartialDirection
 Orders = tuple[Ordered, Ordered]

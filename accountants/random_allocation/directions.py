@@ -25,7 +25,6 @@ from functools import cache
 import numpy as np
 from scipy.special import ndtr
 
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.accountants.random_allocation.lattice import (
     ConvolutionPower,
@@ -42,6 +41,7 @@ from affidavit.accountants.random_allocation.tail_truncation import (
     choose_cut,
     min_small_term,
 )
+from affidavit.accountants.rounding import Array
 
 MAX_POINTS = 1 << 23
 """Longest lattice or transform; 64 MiB an array of doubles."""

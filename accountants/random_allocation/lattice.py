@@ -43,7 +43,7 @@ as long as the transform. Errors are added (upper) or subtracted (lower), with u
 
 * aliasing: cyclic c is never below c. Mass outside the window, which may replace mass inside, is
   bounded by Chernoff with the lattice law's own moments;
-* the forward transform of π wrapped to n points (``cyclic_convolution``), b-fold in the power, the
+* the forward transform of π wrapped to n points (``rounding``), b-fold in the power, the
   power (64 + 16 b roundings a frequency) and the inverse transform; by Cauchy-Schwarz at most
   ‖g‖₂ times as much in the sum, where ‖g‖₂² <= max g (max g + 1/(hθ²)), max g = 1/(eθ);
 * tilting: θ|a| + 8 roundings a mass, b-fold;
@@ -67,13 +67,13 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import ndtr
 
-from affidavit.accountants.cyclic_convolution import (
+from affidavit.accountants.rounding import (
     UNIT_ROUNDOFF,
     Array,
     folded,
     norm,
-    rounding,
     transform_error,
+    transform_rounding,
 )
 
 Side = Literal["remove", "add"]
@@ -284,9 +284,8 @@ class ConvolutionPower:
         one = transform_error(wrapped, law.size)
         growth = math.exp(min(700.0, copies * one * math.sqrt(size)))
         transform = copies * one * growth
-        self._error = transform + 2 * (UNIT_ROUNDOFF * (64 + 16 * copies) + rounding(size)) * (
-            norm(result) + transform
-        )
+        power_error = UNIT_ROUNDOFF * (64 + 16 * copies) + transform_rounding(size)
+        self._error = transform + 2 * power_error * (norm(result) + transform)
         low, high = float(self._sums[0]), float(self._sums[-1])
         self._below = _chernoff(law, nodes, copies, -window.below, low)
         self._above = _chernoff(law, nodes, copies, window.above, high)

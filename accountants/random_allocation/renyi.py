@@ -32,11 +32,11 @@ from scipy.special import gammaln, logsumexp
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.schedules import MAX_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
+from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 from affidavit.plan import (
     Event,
     Gaussian,

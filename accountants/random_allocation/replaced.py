@@ -24,7 +24,6 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.directions import (
@@ -34,6 +33,7 @@ from affidavit.accountants.random_allocation.directions import (
     moments,
 )
 from affidavit.accountants.random_allocation.lattice import Calls, ConvolutionPower, upper_masses
+from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 
 TOLERANCE = 1e-3
 """About the share of δ of each error."""

@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr
 
-from affidavit.accountants.cyclic_convolution import Array
+from affidavit.accountants.rounding import Array
 
 _Z = np.linspace(-10.0, 10.0, 1001)
 _TILTS = np.logspace(-7.0, 3.0, 81)

@@ -30,7 +30,6 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import BracketingCurve, orders_of
 from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import EMPTY_CURVE
 from affidavit.accountants.participations import with_bins_known
 from affidavit.accountants.protocol import (
@@ -41,6 +40,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import AFFIDAVIT_VERSION, find_curve
+from affidavit.accountants.rounding import Array
 from affidavit.accountants.selection.attacks import (
     DELTA_DIVISOR,
     first_engine_result,

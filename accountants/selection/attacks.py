@@ -19,7 +19,6 @@ import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import adjusted
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import (
     Accountant,
     AccountantError,
@@ -28,6 +27,7 @@ from affidavit.accountants.protocol import (
     Unsupported,
 )
 from affidavit.accountants.registry import accountant
+from affidavit.accountants.rounding import Array
 from affidavit.accountants.selection.pair_bounds import MAX_LOSS, Masses, PairBounds
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
 from affidavit.plan import Event, RepeatAndSelect

@@ -28,8 +28,8 @@ from itertools import pairwise
 import numpy as np
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import AccountantError, OutOfReach, PrivacyCurve
+from affidavit.accountants.rounding import Array
 
 MAX_LOSS = 600.0
 """Nats. Beyond it e^loss is close to overflow."""

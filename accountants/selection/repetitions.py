@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from affidavit.accountants.cyclic_convolution import Array
+from affidavit.accountants.rounding import Array
 
 ROUNDING = 1e-9
 """Relative allowance for rounding, far above what is lost."""

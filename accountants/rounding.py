@@ -1,4 +1,4 @@
-"""Laws on a lattice wrapped around a cycle, and the errors of their Fourier transforms.
+"""Rounding errors of arrays, and of Fourier transforms of laws wrapped around a cycle.
 
 A real transform of n points has a 2-norm error of at most η = 16 u log2(n) times the norm of its
 input, u = 2**-53 ([1] Theorem 24.2 gives 7 u for radix 2 with rounded twiddles; doubled for mixed
@@ -34,7 +34,7 @@ def folded(law: Array, size: int) -> Array:
     return wrapped
 
 
-def rounding(size: int) -> float:
+def transform_rounding(size: int) -> float:
     """Return η, the error of a transform of ``size`` points over the 2-norm of its input."""
     return 16 * UNIT_ROUNDOFF * math.log2(size)
 
@@ -44,7 +44,7 @@ def transform_error(wrapped: Array, points: int) -> float:
 
     ``wrapped`` has shape (n,).
     """
-    roundings = rounding(wrapped.size) + UNIT_ROUNDOFF * -(-points // wrapped.size)
+    roundings = transform_rounding(wrapped.size) + UNIT_ROUNDOFF * -(-points // wrapped.size)
     return roundings * norm(wrapped)
 
 
