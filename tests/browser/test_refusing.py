@@ -40,7 +40,7 @@ def test_a_refusal_is_found_and_explained(visitor: Any, officer: str) -> None:
     page.locator("caption:has-text('1 certificate')").wait_for()
     page.fill("#keep-name", f"refused {visitor.kind}")
     page.click("button:text-is('Save')")
-    assert f"refused {visitor.kind}" in page.inner_text(".kept")
+    assert f"refused {visitor.kind}" in page.inner_text(".saved-searches")
     page.click("tbody th a")
     visitor.sees("No guarantee can be certified")
     visitor.sees("fixed_size_needs_replace_one")
@@ -79,10 +79,10 @@ def test_a_certificate_shows_curves_and_downloads(visitor: Any, officer: str) ->
     visitor.look("certificate")
     for link, begins in (("a.button:text-is('PDF')", b"%PDF-"), ("text=registry", b"# Complete")):
         with page.expect_download() as waiting:
-            page.click(f".takes >> {link}")
+            page.click(f".actions >> {link}")
         with open(waiting.value.path(), "rb") as file:
             assert file.read().startswith(begins)
     page.emulate_media(media="print")
     assert not page.locator("nav.places").is_visible()
-    assert not page.locator(".takes").is_visible()
+    assert not page.locator(".actions").is_visible()
     visitor.sees("ε ≤ 0.56129")

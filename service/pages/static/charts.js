@@ -1,7 +1,7 @@
-// Charts of the pages, drawn by uPlot: values under the pointer, logarithmic axes, downloads.
-// The SVG beside each stays for print and for screen readers.
+// Interactive charts with uPlot: values under the pointer, logarithmic axes, downloads.
+// The SVG of each chart remains for print and screen readers.
 (() => {
-  // uPlot throws where the browser's language is no language tag, as in one that has no locale.
+  // uPlot throws if the browser's language is not a valid language tag.
   try {
     new Intl.NumberFormat(navigator.language);
   } catch {
@@ -12,13 +12,13 @@
   const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [1, 2]];
   const HEIGHT = 260;
 
-  const button = (text, does) => {
-    const made = document.createElement("button");
-    made.type = "button";
-    made.className = "quiet";
-    made.textContent = text;
-    made.addEventListener("click", () => does(made));
-    return made;
+  const button = (text, onClick) => {
+    const element = document.createElement("button");
+    element.type = "button";
+    element.className = "quiet";
+    element.textContent = text;
+    element.addEventListener("click", onClick);
+    return element;
   };
 
   const save = (name, type, content) => {
@@ -29,7 +29,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
 
-  const file = (chart, ending) => `${chart.title.replace(/[^\p{L}\p{N}]+/gu, "-")}.${ending}`;
+  const file = (chart, extension) => `${chart.title.replace(/[^\p{L}\p{N}]+/gu, "-")}.${extension}`;
 
   // A text cell that no spreadsheet takes for a formula.
   const cell = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
@@ -49,7 +49,7 @@
     return Math.abs(exponent) < 4 ? String(Number(value.toPrecision(3))) : "10" + String(exponent).replace(/./g, (digit) => (digit === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]));
   };
 
-  const plotted = (holder, chart, log) => {
+  const createPlot = (holder, chart, log) => {
     const style = getComputedStyle(holder);
     const ink = style.color;
     const grid = style.getPropertyValue("--line");
@@ -57,9 +57,9 @@
     const lines = chart.series.map((line) => ({ ...line, points: line.points.filter(([x, y]) => shown(x, y)) }));
     const xs = lines.flatMap((line) => line.points.map(([x]) => x));
     if (!xs.length) return null;
-    const ends = [Math.min(...xs), Math.max(...xs)];
+    const bounds = [Math.min(...xs), Math.max(...xs)];
     for (const line of chart.across) {
-      if (shown(1, line.at)) lines.push({ ...line, points: ends.map((x) => [x, line.at]), faint: true });
+      if (shown(1, line.at)) lines.push({ ...line, points: bounds.map((x) => [x, line.at]), faint: true });
     }
     const tables = lines.map((line) => [line.points.map(([x]) => x), line.points.map(([, y]) => y)]);
     const value = (_, raw) => (raw == null ? "" : String(raw));
@@ -106,7 +106,7 @@
     );
   };
 
-  const alive = (element, chart) => {
+  const makeInteractive = (element, chart) => {
     const svg = element.querySelector("svg");
     const log = { x: chart.x.scale === "log", y: chart.y.scale === "log" };
     const holder = document.createElement("div");
@@ -116,7 +116,7 @@
     let plot = null;
     const redraw = () => {
       plot?.destroy();
-      plot = plotted(holder, chart, log);
+      plot = createPlot(holder, chart, log);
       return plot;
     };
     const heading = document.createElement("p");
@@ -150,23 +150,23 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   };
 
-  const wake = () => {
+  const initialise = () => {
     for (const element of document.querySelectorAll(".chart[data-chart]")) {
       const chart = JSON.parse(element.dataset.chart);
       element.removeAttribute("data-chart");
-      // A chart in a tab that is not open has no width yet.
-      new IntersectionObserver((seen, observer) => {
-        if (!seen.some((each) => each.isIntersecting)) return;
+      // A chart in a closed tab has no width yet.
+      new IntersectionObserver((entries, observer) => {
+        if (!entries.some((entry) => entry.isIntersecting)) return;
         observer.disconnect();
-        alive(element, chart);
+        makeInteractive(element, chart);
       }).observe(element);
     }
   };
 
-  // After uPlot, which is loaded next.
+  // uPlot is loaded after this script.
   addEventListener("DOMContentLoaded", () => {
     if (!window.uPlot) return;
-    wake();
-    document.addEventListener("htmx:load", () => wake());
+    initialise();
+    document.addEventListener("htmx:load", () => initialise());
   });
 })();

@@ -1,6 +1,6 @@
-// σ against ε as one drags: each place of the slider is a row of the table, computed by the server.
+// A slider for σ against ε; its positions are the rows of the table that the server computed.
 (() => {
-  const wake = () => {
+  const initialise = () => {
     const slider = document.getElementById("noise-at");
     const holder = slider?.closest("#noise");
     if (!slider || !holder.querySelector(".slider[hidden]")) return;
@@ -8,7 +8,7 @@
     const output = holder.querySelector("output");
     const show = () => {
       const row = rows[slider.value];
-      const [sigma, epsilon] = [...row.cells].map((each) => each.textContent.trim());
+      const [sigma, epsilon] = [...row.cells].map((cell) => cell.textContent.trim());
       output.textContent = `σ = ${sigma}: ε ≤ ${epsilon}`;
       slider.setAttribute("aria-valuetext", output.textContent);
       const use = row.querySelector("button");
@@ -20,6 +20,6 @@
     holder.querySelector(".slider").hidden = false;
     show();
   };
-  wake();
-  document.addEventListener("htmx:load", wake);
+  initialise();
+  document.addEventListener("htmx:load", initialise);
 })();

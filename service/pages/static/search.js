@@ -1,8 +1,8 @@
-// The key "/" goes to the search box, unless one is writing.
+// The key "/" focuses the search box, except in a text field.
 addEventListener("keydown", (event) => {
-  const writing = event.target.closest("input, textarea, select, [contenteditable]");
+  const isEditing = event.target.closest("input, textarea, select, [contenteditable]");
   const box = document.getElementById("everything");
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || writing || !box) return;
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isEditing || !box) return;
   event.preventDefault();
   box.focus();
 });
