@@ -84,7 +84,7 @@ class CutLots:
             more = at_least(number + 1, self.steps, chance)
             if more <= conceded:
                 return number, more
-        raise no_statement("so many cut lots with one record")
+        raise no_statement(f"more than {MAX_CUT_LOTS} cut lots with one record")
 
 
 def toeplitz_products(
@@ -167,7 +167,7 @@ def is_participation_covered(
     missed = 1 - rational(draws.probability)
     mean = -draws.max_draws * missed.log()
     if not mean < MAX_MEAN_PARTICIPATIONS:
-        raise no_statement("so many participations of one record")
+        raise no_statement(f"{MAX_MEAN_PARTICIPATIONS} participations of one record or more")
     largest, moments = _moments(products)
     conceded, displaced = arb(leaf.conceded), 0
     if cut is not None:

@@ -154,7 +154,7 @@ def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tu
         elif law.removed:
             infinite += mass * ratio.max(arb(0))
         else:
-            # The curve does not increase: beyond ``largest`` it is at most what it is there.
+            # The curve does not increase: beyond ``largest`` it is at most its value there.
             infinite += mass * (1 + largest * (-ratio).max(arb(0)))
     return points, infinite
 

@@ -143,7 +143,7 @@ class FourierAccountant:
         neighbours, records = of_one_record(event)
         if least == event and neighbours is None:
             return _after_concessions(curve)
-        # A transform tilted for the bound of the run would resolve little of what it attains.
+        # A transform tilted for the bound of the run would resolve little of the attained law.
         attained_curve = self._curve(least)
         below = [attained_curve, _after_concessions(curve)]
         visible = directions(event, lots="visible")
@@ -248,7 +248,7 @@ def _upper_curves(
 ) -> tuple[PrivacyCurve, ...]:
     """Return upper ends of ``event`` with cut lots revealed, by ``curve``, and hidden if any are.
 
-    ``attained_curve`` is that of what the event attains.
+    ``attained_curve`` is the curve of the attained event.
     """
     hidden, revealed = directions(event, lots="hidden"), _after_concessions(curve)
     if hidden == curve.directions:
@@ -471,7 +471,8 @@ class ConcedingCurve:
         rest = delta - self._conceded
         if rest <= _MIN_DELTA_SHARE * delta:
             raise OutOfReach(
-                f"δ = {delta:g} is too small for what the bound concedes.", "Choose a larger δ."
+                f"δ = {delta:g} is too small for the probability that the bound concedes.",
+                "Choose a larger δ.",
             )
         return Bracket(lower=0.0, upper=self.curve.epsilon(rest).upper)
 

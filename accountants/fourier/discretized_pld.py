@@ -251,7 +251,7 @@ def _remove_negative_masses(signed: Array, losses: Array) -> Array:
 def _bridge_negative_masses(signed: Array, losses: Array) -> Array:
     """Return ``signed`` with a chord laid over every negative mass.
 
-    A chord from the node before it ends at the first node above that outweighs what it passes.
+    A chord from the node before it ends at the first node above that outweighs the passed masses.
     Where that node before becomes negative, the chord begins at the first node below that outweighs
     it, and so on at either end: a bridge of the curve's convex hull.
     """
@@ -276,7 +276,7 @@ def _bridge_negative_masses(signed: Array, losses: Array) -> Array:
 def _end_chord(masses: Array, losses: Array, start: int, left: int) -> int | None:
     """Lay the chord from ``left`` over the negative mass at ``start``; return its end.
 
-    With A_j = 1 - e^{l_left - l_j}, what has been passed stands at node k with Σ m_j A_j / A_k,
+    With A_j = 1 - e^{l_left - l_j}, the passed masses stand at node k with Σ m_j A_j / A_k,
     so the first k at which that sum is not negative ends the chord. ``left`` takes the rest, and
     may become negative. Before the first node there is none, and all moves up to k.
     """

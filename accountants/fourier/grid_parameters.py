@@ -1,4 +1,4 @@
-"""Tilt, cut, step, window and grids: what makes a bracket narrow, never what makes it true.
+"""The choice of tilt, cut, step, window and grids, which narrows a bracket but proves nothing.
 
 The step follows from the discretisation error. Moving the mass of a loss at distance d from the
 nearest of two nodes onto both spreads it by d(h-d). Over T releases at tilt λ such a variance v
@@ -166,7 +166,7 @@ def choose_grid(
     """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step (nats).
 
     The curve will be read at ``epsilon``, where it is about ``delta``. The latter sets which losses
-    are too rare to matter, and must be what the saddle was found with: another cut can move the
+    are too rare to matter, and must be the δ of the saddle: another cut can move the
     tilted law by orders of magnitude.
     """
     atoms, tops = laws.cut(_CUT_SHARE * delta)

@@ -57,7 +57,7 @@ _MIN_UNCOVERED = 1e-3
 """Probability outside of a cover below which rounding would decide its losses."""
 _MIN_CROWDED_SHARE, _CONCEDED_DEVIATIONS = 0.05, 6.3
 """Least share of a cover that is given up because two of the others may coincide; it is larger if
-fewer standard deviations than these would remain to what is conceded."""
+fewer standard deviations than these would remain to the conceded outputs."""
 _MAX_LOSS = 650.0
 """Loss (nats) beyond which either probability underflows."""
 _MAX_VISIBLE_NOISE = 20.0
@@ -275,7 +275,7 @@ def _lot_masses(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cover:
-    """The lots that hide a record in a lot of L - 1 others, whoever these are.
+    """The lots that hide a record in a lot of any L - 1 others.
 
     The share ``spent`` of the lots of L - 2 others without the record and some of those of L others
     are at any place at least as likely as the additional ``lots`` of L - 1 others, except for

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, evaluation, refinement
+from affidavit.accountants.fourier import (
+    FourierAccountant,
+    approximate_epsilon,
+    evaluation,
+    refinement,
+)
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
@@ -386,3 +391,15 @@ def test_two_releases_far_out_are_bounded_on_both_sides() -> None:
     assert result.upper >= 1.7815009739225e-27 * (1 - 1e-10)
     assert result.width <= 1e-4 * result.upper
     assert curve.delta(9.0).upper < 1e-22
+
+
+def test_approximations_are_near_where_many_releases_compose() -> None:
+    event = poisson(0.05, 2.0, 2000)
+    curve = FourierAccountant().curve(event)
+    assert approximate_epsilon(event, 1e-6) == pytest.approx(curve.epsilon(1e-6).upper, rel=0.01)
+
+
+def test_the_approximation_of_one_release_with_little_noise_is_its_closed_form() -> None:
+    event = poisson(0.1, 1e-6, 1)
+    upper = FourierAccountant().curve(event).epsilon(1e-5).upper
+    assert approximate_epsilon(event, 1e-5) == pytest.approx(upper, rel=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -223,8 +224,8 @@ def test_the_atom_at_zero_is_in_the_cell_that_holds_it(
     assert cells.p[6:].sum() == pytest.approx(float(tail[0]), abs=1e-12)
 
 
-def test_debts_are_paid_without_raising_the_curve() -> None:
-    """A steep end leaves nodes that owe; what remains is a measure below what was there."""
+def test_negative_masses_are_removed_without_raising_the_curve() -> None:
+    """A steep end leaves negative masses; the result is a measure below the signed one."""
     law = NormalMixtureLaw(kind="remove", noise_multiplier=0.5, sampling_probability=1e-5)
     for step in (4e-3, 7e-4):
         grid = Grid(origin=-2 * step - 3e-5, step=step, size=int(4 / step))
@@ -279,3 +280,13 @@ def test_a_chord_measure_with_a_mass_removed_fails_the_check() -> None:
     )
     curve = Curve(thinned)
     assert any(curve(epsilon) < exact(law, epsilon) for epsilon in places(law, grid))
+
+
+def test_an_edge_near_zero_is_off_by_roundings_of_the_origin() -> None:
+    law = NormalMixtureLaw(kind="add", noise_multiplier=0.2, sampling_probability=1e-4)
+    grid = Grid(origin=-30.0000123, step=1e-3 / 3, size=100_000)
+    cells, edges = grid.cells(law), grid.edges()
+    for index in np.argsort(np.abs(edges))[:2000]:
+        true = Fraction(grid.origin) + Fraction(grid.step) * Fraction(int(index) - 1, 2)
+        error = abs(Fraction(float(edges[index])) - true)
+        assert error <= min(cells.edge_error[index], cells.edge_error[index + 1])

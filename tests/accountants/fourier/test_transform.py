@@ -180,3 +180,20 @@ def test_the_peak_of_g() -> None:
         places = np.linspace(1e-6, 40.0, 2_000_001)
         largest = float(np.max(np.exp(-order * places) * -np.expm1(-places)))
         assert largest == pytest.approx(math.exp(log_peak(order)), rel=1e-6)
+
+
+def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
+    """Against the sum and the transform in extended precision, in the 2-norm."""
+    rows, size = 1 << 15, 32
+    index = np.arange(rows * size)
+    law = 1.0 + 0.3 * np.sin(0.37 * index) ** 2
+    law /= law.sum()
+    part = LatticeMeasure(grid=Grid(origin=0.0, step=1e-9, size=law.size), masses=law, infinite=0.0)
+    tilted = TiltedLaw.of(part, 1, 1e-3, None)
+    assert tilted is not None
+    result = composed([tilted], size)
+    folded = tilted.common.astype(np.longdouble).reshape(rows, size).sum(axis=0)
+    true = fft.rfft(folded)[result.indices]
+    twice = np.where((result.indices == 0) | (2 * result.indices == size), 1.0, 2.0)
+    off = math.sqrt(float(np.sum(twice * np.abs(result.values - true) ** 2)) / size)
+    assert off <= result.error

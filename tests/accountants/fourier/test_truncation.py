@@ -564,3 +564,21 @@ def test_what_is_out_of_reach_is_refused_however_lots_are_hidden(neighbours: Nei
     curve = FourierAccountant().curve(Repeated(event=leaf, count=2000))
     with pytest.raises(OutOfReach):
         curve.epsilon(1e-31)
+
+
+@pytest.mark.ordinary("0.1", "1e-06")
+@pytest.mark.parametrize("delta", [1e-1, 3.1622776601683794e-3, 1e-6, 1e-12])
+def test_the_quantile_of_a_revealed_mixture_bounds_both_laws_together(delta: float) -> None:
+    """Both laws of a revealed mixture can exceed it, and together no more than that."""
+    leaf = TruncatedPoissonGaussian(
+        dataset_size=30,
+        sampling_probability=0.05,
+        max_lot_size=4,
+        noise_multiplier=0.2,
+        neighbours="add_remove",
+    )
+    law = truncated_law(leaf, "remove")
+    assert law.tails(np.array([law.upper_quantile(delta)]))[0][0] <= delta * (1 + 1e-9)
+    curve = FourierAccountant().curve(leaf)
+    # The two brackets are of the same dominating law, so one inverts the other.
+    assert curve.delta(curve.epsilon(delta).upper).upper <= delta * (1 + 1e-3)

@@ -1,7 +1,7 @@
-"""Lower measures with nodes that owe: how the debts are paid, held against the curves.
+"""Lower measures with negative masses, and how they are removed, compared with the curves.
 
-The curve of a measure is Σ m_j (1 - e^{ε - l_j}) over the nodes above ε. A node that owes is a
-bend the wrong way, which no measure without debts has.
+The curve of a measure is Σ m_j (1 - e^{ε - l_j}) over the nodes above ε. A negative mass bends it
+the wrong way, which no measure of positive masses does.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ def curve(masses: Array, losses: Array, at: Array) -> Array:
     return result
 
 
-def drawn(seed: int, debts: int, share: float) -> tuple[Array, Array]:
-    """Nodes and masses, of which some owe about ``share`` of what others have."""
+def random_measure(seed: int, negative: int, share: float) -> tuple[Array, Array]:
+    """Masses and nodes; ``negative`` of the masses are about -``share`` of the others."""
     source = np.random.default_rng(seed)
     masses = source.random(SIZE) * np.exp(-np.arange(SIZE) / 20)
-    owing = source.choice(np.arange(1, SIZE - 15), debts, replace=False)
-    masses[owing] *= -share
+    places = source.choice(np.arange(1, SIZE - 15), negative, replace=False)
+    masses[places] *= -share
     return masses, STEP * np.arange(-20, SIZE - 20, dtype=np.float64)
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("debts", [1, 4, 12])
-def test_a_debt_that_is_followed_is_paid_along_a_chord(seed: int, debts: int) -> None:
+@pytest.mark.parametrize("negative", [1, 4, 12])
+def test_a_negative_mass_is_replaced_by_a_chord(seed: int, negative: int) -> None:
     """A chord keeps the mass and the curve left of it, and lies nowhere above the curve."""
-    masses, losses = drawn(seed, debts, 0.5)
-    paid = _bridge_negative_masses(masses, losses)
-    assert paid.size == SIZE
-    assert paid.min() >= 0.0
-    assert paid.sum() == pytest.approx(masses.sum(), rel=1e-11)
-    assert paid @ np.exp(-losses) == pytest.approx(masses @ np.exp(-losses), rel=1e-11)
+    masses, losses = random_measure(seed, negative, 0.5)
+    result = _bridge_negative_masses(masses, losses)
+    assert result.size == SIZE
+    assert result.min() >= 0.0
+    assert result.sum() == pytest.approx(masses.sum(), rel=1e-11)
+    assert result @ np.exp(-losses) == pytest.approx(masses @ np.exp(-losses), rel=1e-11)
     at = np.linspace(losses[0] - 1, losses[-1], 400)
-    assert np.all(curve(paid, losses, at) <= curve(masses, losses, at) + 1e-12)
+    assert np.all(curve(result, losses, at) <= curve(masses, losses, at) + 1e-12)
 
 
 def convex_hull(places: Array, values: Array) -> Array:
@@ -60,31 +60,34 @@ def convex_hull(places: Array, values: Array) -> Array:
     return result
 
 
-@pytest.mark.parametrize("owed", [0.01, 0.05, 0.2])
-def test_one_debt_among_many_small_masses_leaves_the_convex_hull(owed: float) -> None:
-    """Hundreds of nodes on either side pay it."""
+@pytest.mark.parametrize("mass", [0.01, 0.05, 0.2])
+def test_one_negative_mass_among_many_small_ones_leaves_the_convex_hull(mass: float) -> None:
+    """Hundreds of nodes on either side are needed to outweigh it."""
     losses = np.linspace(-4.0, 4.0, 1501)
     masses = np.exp(-((losses - 0.5) ** 2) / 2)
     masses /= masses.sum()
-    masses[600] = -owed
-    paid = _bridge_negative_masses(masses, losses)
-    assert paid.min() >= 0.0
-    passed = np.flatnonzero(paid == 0.0)
+    masses[600] = -mass
+    result = _bridge_negative_masses(masses, losses)
+    assert result.min() >= 0.0
+    passed = np.flatnonzero(result == 0.0)
     assert passed.size > 3
     places = np.append(0.0, np.exp(losses))
-    below, at = np.append(masses.sum(), curve(masses, losses, losses)), curve(paid, losses, losses)
+    below, at = (
+        np.append(masses.sum(), curve(masses, losses, losses)),
+        curve(result, losses, losses),
+    )
     hull = convex_hull(places, below)[1:]
     assert np.all(at <= hull + 1e-14)
     assert at == pytest.approx(hull, abs=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("debts", "share"), [(1, 0.5), (5, 1.0), (15, 0.5)])
-def test_what_is_cut_lies_nowhere_above_and_owes_nothing(
-    seed: int, debts: int, share: float
+@pytest.mark.parametrize(("negative", "share"), [(1, 0.5), (5, 1.0), (15, 0.5)])
+def test_a_truncated_measure_lies_nowhere_above_and_has_no_negative_mass(
+    seed: int, negative: int, share: float
 ) -> None:
-    masses, losses = drawn(seed, debts, share)
-    masses[-3:] = -0.01  # nothing can pay these
+    masses, losses = random_measure(seed, negative, share)
+    masses[-3:] = -0.01  # nothing above outweighs these
     result = _truncated(masses, losses)
     stored = losses[: result.size]
     assert result.min() >= 0.0
@@ -96,6 +99,6 @@ def test_what_is_cut_lies_nowhere_above_and_owes_nothing(
     assert result.sum() > 0.5 * masses.sum()
 
 
-def test_without_debts_nothing_is_truncated() -> None:
-    masses, losses = drawn(3, 0, 0.0)
+def test_without_negative_masses_nothing_is_truncated() -> None:
+    masses, losses = random_measure(3, 0, 0.0)
     assert _truncated(masses, losses) == pytest.approx(masses, abs=1e-12)

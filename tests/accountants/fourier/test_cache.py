@@ -1,4 +1,4 @@
-"""Answers that are kept: the same as those found anew, in any order, and boundedly many."""
+"""Cached answers equal computed ones, in any order, and the cache is bounded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(engine: FourierAccountant, steps: int, delta: float) -> tuple[Bracket, B
     return epsilon, curve.delta(epsilon.upper)
 
 
-def test_answers_do_not_depend_on_what_was_asked_before() -> None:
+def test_answers_do_not_depend_on_earlier_requests() -> None:
     alone = [ask(FourierAccountant(), *question) for question in QUESTIONS]
     engine = FourierAccountant()
     assert [ask(engine, *question) for question in QUESTIONS] == alone
@@ -44,7 +44,7 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
 
 
 @pytest.mark.soak
-def test_a_sweep_shares_measures_and_finds_what_its_plans_find_alone(
+def test_a_sweep_shares_measures_and_answers_as_its_plans_do_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured, true = [], Grid.cells
@@ -63,14 +63,14 @@ def test_a_sweep_shares_measures_and_finds_what_its_plans_find_alone(
     assert len(measured) - apart < apart / 2
 
 
-def test_a_question_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FourierAccountant()
     curve = engine.curve(plan(50))
     first, wide = curve.epsilon(1e-6), curve.with_width(1e-2).epsilon(1e-6)
     assert first.width < wide.width
 
     def never(*_: object) -> float:
-        raise AssertionError("worked out again")
+        raise AssertionError("computed again")
 
     monkeypatch.setattr(accountant, "saddle_at_delta", never)
     assert engine.curve(plan(50)).epsilon(1e-6) == first
@@ -85,7 +85,7 @@ def test_a_refusal_is_given_again() -> None:
             curve.epsilon(1e-6)
 
 
-def test_the_least_recently_used_are_forgotten() -> None:
+def test_the_least_recently_used_are_evicted() -> None:
     stored = SharedCache(10)
 
     def asked(key: int, found: int) -> int:
@@ -98,13 +98,13 @@ def test_the_least_recently_used_are_forgotten() -> None:
     assert [asked(0, 99), asked(19, 99), asked(3, 99)] == [0, 19, 99]
 
 
-def test_what_would_drive_out_the_others_is_not_kept() -> None:
+def test_a_value_that_would_evict_the_others_is_not_cached() -> None:
     stored = SharedCache(10)
     assert [stored.get("large", lambda at=at: at, lambda _: 3) for at in (1, 2)] == [1, 2]  # type: ignore[misc]
     assert len(stored) == 0
 
 
-def test_a_copy_for_another_process_begins_empty() -> None:
+def test_a_copy_for_another_process_is_empty() -> None:
     engine = FourierAccountant()
     result = engine.curve(plan(50)).epsilon(1e-6)
     copy = pickle.loads(pickle.dumps(engine))
