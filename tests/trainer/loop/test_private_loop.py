@@ -17,7 +17,7 @@ from affidavit.certificate import verify
 from affidavit.certificate.runs.conformance import check_conformance
 from affidavit.trainer import LoopError, PrivateRun, private
 from affidavit.trainer.errors import MixedRecords, RunFailure, UnsupportedModel
-from affidavit.trainer.loop import train
+from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import (
     DEVICE,
@@ -31,6 +31,7 @@ from tests.trainer.loop.made import (
     plan_with,
 )
 
+DATA = Made()
 BUNDLES: dict[str, bytes] = {}
 
 
@@ -51,25 +52,35 @@ def losses(model: nn.Module, batch: Any) -> Tensor:
     return (model(x).squeeze(1) - y).square()
 
 
-def begun(
-    out: Path,
-    *,
-    batch_size: int = 5,
-    optimizer: Any = torch.optim.SGD,
-    loss: Any = losses,
-    model: nn.Module | None = None,
-    changes: dict[str, Any] | None = None,
-    **arguments: Any,
+def begin_run(
+    out: Path, model: nn.Module | None = None, *, batch_size: int = 5, **changes: Any
 ) -> PrivateRun:
-    """A run of the small plan, whose optimiser is of this class."""
-    content, plan = bundle(**(changes or {}))
-    data, model = Made(), model or Small().module
-    loader = DataLoader(TensorDataset(data.x, data.y), batch_size=batch_size)
-    made = optimizer(model.parameters(), lr=0.1) if optimizer else None
+    """Begin a run of the small plan; ``changes`` are other arguments of ``private``."""
+    content, plan = bundle(**changes.pop("plan", {}))
+    model = model or Small().module
+    arguments: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loader": DataLoader(TensorDataset(DATA.x, DATA.y), batch_size=batch_size),
+        "losses": losses,
+        **changes,
+    }
     return private(
-        model, made, loader, losses=loss, certificate=content, plan=plan, out=out,
-        trusted=[KEY.public], **arguments,
-    )  # fmt: skip
+        model, certificate=content, plan=plan, out=out, trusted=[KEY.public], **arguments
+    )
+
+
+def take_step(run: PrivateRun, batch: Any) -> None:
+    """Take a step as the documentation shows."""
+    run.loss(batch).backward()  # type: ignore[no-untyped-call]
+    run.optimizer.step()
+
+
+def finish(run: PrivateRun) -> Outcome:
+    """Take all steps."""
+    for batch in run:
+        take_step(run, batch)
+    assert run.outcome is not None
+    return run.outcome
 
 
 def require_conformant(out: Path, content: bytes) -> None:
@@ -96,8 +107,8 @@ def test_it_trains_as_the_command_does(
     )  # fmt: skip
     draws = entropy_of(1)
     monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", draws)
-    run = begun(tmp_path / "loop", batch_size=batch_size, model=Small().module.to(DEVICE))
-    model = run._model.module
+    model = Small().module.to(DEVICE)
+    run = begin_run(tmp_path / "loop", model, batch_size=batch_size)
     for batch in run:
         (run.loss(batch) / 7).backward()  # its scale has no meaning
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)  # and there is no gradient to spoil
@@ -112,27 +123,20 @@ def test_it_trains_as_the_command_does(
 
 def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
     content, _ = bundle()
-    rates, older = [], []
-
-    def scheduled(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        made = torch.optim.SGD(parameters, lr=lr)
-        older.append(torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5))
-        return made
-
-    for optimizer in (scheduled, torch.optim.SGD):
-        run = begun(
-            tmp_path,
-            optimizer=optimizer,
-            settings=Settings(device=DEVICE, microbatch=60, checkpoint_every=1),
-        )
-        scheduler = (
-            older.pop() if older else torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
-        )
+    rates = []
+    settings = Settings(device=DEVICE, microbatch=60, checkpoint_every=1)
+    for before_the_run in (True, False):
+        model = Small().module
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if before_the_run:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        run = begin_run(tmp_path, model, optimizer=optimizer, settings=settings)
+        if not before_the_run:
+            scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
         run.keep(scheduler=scheduler)
         for batch in run:
-            run.loss(batch).backward()
             before = run.step
-            run.optimizer.step()
+            take_step(run, batch)
             rates.append(run.optimizer.param_groups[0]["lr"])
             scheduler.step()
             if before == 3:
@@ -156,7 +160,7 @@ def test_a_paused_loop_loses_no_step(tmp_path: Path) -> None:
     content, _ = bundle()
     model = Small().module
     for last in (4, STEPS):
-        run = begun(tmp_path, batch_size=60, model=model)
+        run = begin_run(tmp_path, model, batch_size=60)
         for batch in run:
             run.optimizer.step(partial(backward, run, batch))
             if run.step >= last:
@@ -167,7 +171,7 @@ def test_a_paused_loop_loses_no_step(tmp_path: Path) -> None:
 
 
 def test_a_lot_cannot_be_left_by_a_pause(tmp_path: Path) -> None:
-    run = begun(tmp_path, batch_size=60)
+    run = begin_run(tmp_path, batch_size=60)
     next(iter(run))
     with pytest.raises(LoopError, match="pause"):
         run.pause()
@@ -177,25 +181,20 @@ def test_a_lot_cannot_be_left_by_a_pause(tmp_path: Path) -> None:
 def test_epochs_are_one_stream(tmp_path: Path) -> None:
     content, _ = bundle()
     (tmp_path / "record.jsonl").touch()  # of a run that died before it began
-    run = begun(tmp_path)
+    run = begin_run(tmp_path)
     for _ in range(STEPS):
         for batch in run:
-            run.loss(batch).backward()
-            run.optimizer.step()
+            take_step(run, batch)
             break
-    for batch in run:
-        run.loss(batch).backward()
-        run.optimizer.step()
-    assert run.outcome is not None
+    finish(run)
     require_conformant(tmp_path, content)
 
 
 def test_an_early_stop_ends_the_record(tmp_path: Path) -> None:
     content, _ = bundle()
-    run = begun(tmp_path, optimizer=None)
+    run = begin_run(tmp_path, optimizer=None)
     for batch in run:
-        run.loss(batch).backward()
-        run.optimizer.step()
+        take_step(run, batch)
         if run.step == 4:
             run.stop()
     assert run.outcome is not None
@@ -205,11 +204,10 @@ def test_an_early_stop_ends_the_record(tmp_path: Path) -> None:
 
 
 def test_evaluation_between_steps_is_the_model_as_it_is(tmp_path: Path) -> None:
-    run = begun(tmp_path, model=nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1)))
-    model = run._model.module
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    run = begin_run(tmp_path, model)
     for batch in run:
-        run.loss(batch).backward()
-        run.optimizer.step()
+        take_step(run, batch)
         model.eval()
         with torch.no_grad():
             model(torch.randn(7, 3))
@@ -218,12 +216,11 @@ def test_evaluation_between_steps_is_the_model_as_it_is(tmp_path: Path) -> None:
 
 
 def test_lots_without_records_are_noise_alone(tmp_path: Path) -> None:
-    run = begun(tmp_path, changes={"sampling": {"scheme": "poisson", "lot_size": 1}})
+    run = begin_run(tmp_path, plan={"sampling": {"scheme": "poisson", "lot_size": 1}})
     batches = 0
     for batch in run:
         batches += 1
-        run.loss(batch).backward()
-        run.optimizer.step()
+        take_step(run, batch)
     assert run.outcome is not None
     assert run.outcome.released == STEPS
     assert batches <= STEPS
@@ -242,8 +239,7 @@ def no_step(run: PrivateRun, batch: Any) -> None:
 
 def two_steps(run: PrivateRun, batch: Any) -> None:
     """A step more."""
-    run.loss(batch).backward()
-    run.optimizer.step()
+    take_step(run, batch)
     run.optimizer.step()
 
 
@@ -278,7 +274,7 @@ def step_caught(run: PrivateRun, batch: Any) -> None:
     "wrong", [no_loss, no_step, two_steps, two_losses, their_own, loss_caught, step_caught]
 )
 def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) -> None:
-    run = begun(tmp_path, batch_size=60)
+    run = begin_run(tmp_path, batch_size=60)
     before = [item.clone() for item in run._model.module.parameters()]
 
     def go() -> None:
@@ -298,7 +294,7 @@ def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) 
 
 
 def test_a_model_that_moves_after_the_run_began_is_refused(tmp_path: Path) -> None:
-    run = begun(tmp_path, batch_size=60)
+    run = begin_run(tmp_path, batch_size=60)
     batch = next(iter(run))
     run._model.module.to("meta")
     with pytest.raises(LoopError, match="is on meta"):
@@ -314,28 +310,24 @@ def mixed(model: nn.Module, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"loss": mixed}, MixedRecords, "mixes records"),
-        ({"loss": lambda m, b: losses(m, b).mean()}, MixedRecords, "one value for each"),
+        ({"losses": mixed}, MixedRecords, "mixes records"),
+        ({"losses": lambda m, b: losses(m, b).mean()}, MixedRecords, "one value for each"),
         ({"model": nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1))}, UnsupportedModel, "BatchN"),
-        (
-            {"optimizer": lambda p, lr: torch.optim.SGD([next(iter(p))], lr)},
-            UnsupportedModel,
-            "bias",
-        ),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, UnsupportedModel, "bias"),
         ({"blocks": {"all": ["0.*"]}}, UnsupportedModel, "2.weight"),
-        ({"changes": {"dataset": {"name": "made-up", "size": 61}}}, RunFailure, "60 records"),
+        ({"plan": {"dataset": {"name": "made-up", "size": 61}}}, RunFailure, "60 records"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_lot(
     tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        begun(tmp_path, **changes)
+        begin_run(tmp_path, **changes)
     assert not (tmp_path / "record.jsonl").exists()
 
 
 def test_a_grad_scaler_is_refused_by_name(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
+    run = begin_run(tmp_path / "run")
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(run.loss(next(iter(run)))).backward()
     with pytest.raises(LoopError, match="GradScaler"):
@@ -351,10 +343,7 @@ def test_float16_by_autocast_trains(tmp_path: Path) -> None:
         with torch.autocast("cpu", dtype=torch.float16):
             return losses(model, batch)
 
-    run = begun(tmp_path / "run", loss=narrow)
-    for batch in run:
-        run.loss(batch).backward()
-        run.optimizer.step()
+    finish(begin_run(tmp_path / "run", losses=narrow))
     require_conformant(tmp_path / "run", bundle()[0])
 
 
@@ -366,4 +355,4 @@ def packed(model: nn.Module, batch: Any) -> Tensor:
 
 def test_records_that_are_packed_into_one_row_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MixedRecords, match="pad"):
-        begun(tmp_path / "run", loss=packed)
+        begin_run(tmp_path / "run", losses=packed)

@@ -1,4 +1,4 @@
-"""A model that FSDP2 shards trains as the whole model does in one process, up to rounding."""
+"""A model that ranks share, by rows or by layers, trains as in one process, up to rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 from affidavit.certificate import check_conformance, verify
 from affidavit.trainer.distributed.shards import row_range
@@ -26,13 +29,16 @@ from affidavit.trainer.run_folder import checkpoint as checkpoints
 from tests.trainer.loop.made import KEY, STEPS, entries_of
 from tests.trainer.loop.sharded import (
     CHANGES,
+    STYLES,
     certified,
     final,
     in_a_group,
     model_of,
     on_ranks,
+    parallel_transformer,
     sharded_model,
     trained,
+    transformer,
     weights,
 )
 
@@ -40,12 +46,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage")  # PyTorch 2.7's 
 
 WITHIN = 1e-6
 PAUSES = (4, 7, 10, -1)
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], nn.Module]]] = {
+    "rows": (model_of, sharded_model),
+    "layers": (transformer, parallel_transformer),
+}
+"""By what ranks share: the model of one process, and of a rank."""
+ALL_BUT_DENOISED = tuple(name for name in CHANGES if name != "denoised")
 
 
-def sharded_runs(folder: Path, names: Sequence[str], replicas: int) -> None:
-    """On a rank: each of these runs."""
+def train_on_rank(folder: Path, names: Sequence[str], shared: str, groups: int) -> None:
+    """On a rank: train each of these runs."""
     for name in names:
-        trained(folder, name, f"{name}.sharded", sharded_model(replicas))
+        trained(folder, name, f"{name}.sharded", MODELS[shared][1](groups))
 
 
 def require_same(folder: Path, name: str, one: str, other: str) -> None:
@@ -62,22 +74,25 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "replicas", "names"),
+    ("shared", "size", "groups", "names"),
     [
-        pytest.param(2, 1, ("muonbc",), marks=pytest.mark.soak),
-        (4, 2, ("blt",)),
-        pytest.param(2, 1, tuple(CHANGES), marks=pytest.mark.soak),
-        pytest.param(4, 1, tuple(CHANGES), marks=pytest.mark.soak),
-        pytest.param(4, 2, tuple(CHANGES), marks=pytest.mark.soak),
+        ("rows", 4, 2, ("blt",)),
+        pytest.param("rows", 2, 1, tuple(CHANGES), marks=pytest.mark.soak),
+        pytest.param("rows", 4, 1, tuple(CHANGES), marks=pytest.mark.soak),
+        pytest.param("rows", 4, 2, tuple(CHANGES), marks=pytest.mark.soak),
+        ("layers", 2, 1, ("muonbc",)),
+        pytest.param("layers", 2, 1, ALL_BUT_DENOISED, marks=pytest.mark.soak),
+        pytest.param("layers", 4, 2, ALL_BUT_DENOISED, marks=pytest.mark.soak),
     ],
 )
-def test_ranks_that_share_the_rows_train_as_one_process(
-    tmp_path: Path, size: int, replicas: int, names: tuple[str, ...]
+def test_ranks_that_share_a_model_train_as_one_process(
+    tmp_path: Path, shared: str, size: int, groups: int, names: tuple[str, ...]
 ) -> None:
-    certified(tmp_path, names)
+    certified(tmp_path, names, transformer=shared == "layers")
     for name in names:
-        trained(tmp_path, name, f"{name}.whole", model_of())
-    assert on_ranks(size, in_a_group, sharded_runs, tmp_path, names, replicas) == [0] * size
+        trained(tmp_path, name, f"{name}.whole", MODELS[shared][0]())
+    ended = on_ranks(size, in_a_group, train_on_rank, tmp_path, names, shared, groups)
+    assert ended == [0] * size
     for name in names:
         require_same(tmp_path, name, f"{name}.whole", f"{name}.sharded")
         entries = entries_of(tmp_path / f"{name}.sharded")
@@ -86,22 +101,25 @@ def test_ranks_that_share_the_rows_train_as_one_process(
         assert entries[0]["tensors"] == whole[0]["tensors"]
 
 
-def part(folder: Path, out: str, own: bool, until: int, replicas: int = 1) -> None:
-    """On a rank: some steps of one run."""
-    trained(folder, "blt", out, sharded_model(replicas), own=own, until=until)
+def train_part(folder: Path, shared: str, own: bool, until: int, groups: int = 1) -> None:
+    """On a rank: take some steps of one run."""
+    trained(folder, "blt", "resharded", MODELS[shared][1](groups), own=own, until=until)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("own", [False, True])
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, *, own: bool) -> None:
-    certified(tmp_path, ["blt"])
+@pytest.mark.parametrize(("shared", "own"), [("rows", False), ("rows", True), ("layers", False)])
+def test_a_run_goes_on_with_another_number_of_ranks(
+    tmp_path: Path, shared: str, *, own: bool
+) -> None:
+    certified(tmp_path, ["blt"], transformer=shared == "layers")
+    build = MODELS[shared][0]
     for until in PAUSES:
-        trained(tmp_path, "blt", "whole", model_of(), own=own, until=until)
+        trained(tmp_path, "blt", "whole", build(), own=own, until=until)
     two, four, one, last = PAUSES
-    assert on_ranks(2, in_a_group, part, tmp_path, "resharded", own, two) == [0] * 2
-    assert on_ranks(4, in_a_group, part, tmp_path, "resharded", own, four, 2) == [0] * 4
-    trained(tmp_path, "blt", "resharded", model_of(), own=own, until=one)
-    assert on_ranks(2, in_a_group, part, tmp_path, "resharded", own, last) == [0] * 2
+    assert on_ranks(2, in_a_group, train_part, tmp_path, shared, own, two) == [0] * 2
+    assert on_ranks(4, in_a_group, train_part, tmp_path, shared, own, four, 2) == [0] * 4
+    trained(tmp_path, "blt", "resharded", build(), own=own, until=one)
+    assert on_ranks(2, in_a_group, train_part, tmp_path, shared, own, last) == [0] * 2
     expected, got = weights(tmp_path / "whole"), weights(tmp_path / "resharded")
     assert all(torch.allclose(got[key], expected[key], rtol=0, atol=WITHIN) for key in expected)
     assert not list((tmp_path / "resharded").glob("checkpoint*"))
@@ -130,6 +148,24 @@ def test_what_is_not_sharded_by_rows_is_refused_and_a_checkpoint_that_was_altere
     with pytest.raises(RunFailure) as caught:
         trained(tmp_path, "muon", "altered", model_of())
     assert caught.value.code == "no_checkpoint"
+
+
+def refused_layers(folder: Path) -> None:
+    """On a rank: layouts under which no rank has a record's gradient."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    in_parts = parallelize_module(transformer(), mesh, {**STYLES, "first": SequenceParallel()})
+    with pytest.raises(UnsupportedModel, match=r"first\.weight: .* other parallel styles"):
+        trained(folder, "muon", "sequence", in_parts)
+    by_heads = parallelize_module(transformer(), mesh, STYLES)
+    by_heads.each = nn.RMSNorm(2)  # a rank has only the gradient of its own heads
+    with pytest.raises(UnsupportedModel, match=r"each\.weight: each rank .* another gradient"):
+        trained(folder, "muon", "heads", by_heads)
+
+
+@pytest.mark.soak
+def test_gradients_that_no_rank_has_are_refused(tmp_path: Path) -> None:
+    certified(tmp_path, ["muon"], transformer=True)
+    assert on_ranks(2, in_a_group, refused_layers, tmp_path) == [0, 0]
 
 
 def dies(folder: Path) -> None:

@@ -19,72 +19,43 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from affidavit.trainer import LoopError, PrivateRun, private
+from affidavit.trainer import LoopError, PrivateRun
 from affidavit.trainer.errors import MixedRecords, NotCertified, RunFailure, UnsupportedModel
 from affidavit.trainer.settings import Settings
-from tests.trainer.loop.made import KEY, RECORDS, Made, entropy_of
-from tests.trainer.loop.test_private_loop import bundle, losses
-
-DATA = Made()
-
-
-def network() -> nn.Sequential:
-    """Two layers."""
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-
-def run_of(out: Path, model: nn.Module, **changes: Any) -> PrivateRun:
-    """A run in microbatches of 4, unless ``changes`` say otherwise."""
-    content, plan = changes.pop("certified", None) or bundle()
-    arguments: dict[str, Any] = {
-        "losses": losses,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "loader": DataLoader(TensorDataset(DATA.x, DATA.y), batch_size=4),
-        **changes,
-    }
-    return private(
-        model, certificate=content, plan=plan, out=out, trusted=[KEY.public], **arguments
-    )
-
+from tests.trainer.loop.made import RECORDS, Small, entropy_of
+from tests.trainer.loop.test_private_loop import DATA, begin_run, finish, losses, take_step
 
 Loop = Callable[[PrivateRun, Any, Any], None]
 
 
-def step(run: PrivateRun, batch: Any) -> None:
-    """As a loop is meant."""
-    run.loss(batch).backward()  # type: ignore[no-untyped-call]
-    run.optimizer.step()
-
-
 def unfreezing(run: PrivateRun, model: Any, batch: Any) -> None:
     """Trains a frozen layer from the second batch on."""
-    step(run, batch)
+    take_step(run, batch)
     model[0].requires_grad_(True)
 
 
 def adding(run: PrivateRun, model: Any, batch: Any) -> None:
     """Adds a layer, to the optimiser as well."""
-    step(run, batch)
+    take_step(run, batch)
     model.more = nn.Linear(1, 1)
     run.optimizer.add_param_group({"params": list(model.more.parameters())})
 
 
 def replacing(run: PrivateRun, model: Any, batch: Any) -> None:
     """Puts another tensor in the place of one that is trained."""
-    step(run, batch)
+    take_step(run, batch)
     model[2].bias = nn.Parameter(torch.ones(1))
 
 
 def hooking(run: PrivateRun, model: Any, batch: Any) -> None:
     """Compares the records of a batch in a hook that was not there when the run began."""
-    step(run, batch)
+    take_step(run, batch)
     model[1].register_forward_hook(lambda _, inputs, result: result - inputs[0].mean(0))
 
 
 def normalising_later(run: PrivateRun, model: Any, batch: Any) -> None:
     """The same in a layer without parameters."""
-    step(run, batch)
+    take_step(run, batch)
     model[1] = nn.BatchNorm1d(4, affine=False, track_running_stats=False)
 
 
@@ -96,7 +67,7 @@ def regularising(run: PrivateRun, model: Any, batch: Any) -> None:
 
 def tuning(run: PrivateRun, model: Any, batch: Any) -> None:
     """Takes a step without noise by another optimiser, and leaves no gradient behind."""
-    step(run, batch)
+    take_step(run, batch)
     beside = torch.optim.SGD(model.parameters(), lr=0.1)
     losses(model, batch).mean().backward()
     beside.step()
@@ -106,7 +77,7 @@ def tuning(run: PrivateRun, model: Any, batch: Any) -> None:
 def writing(run: PrivateRun, model: Any, batch: Any) -> None:
     """Writes to a parameter before the step, where autograd does not see it."""
     model[0].bias.data.add_(batch[0].mean())
-    step(run, batch)
+    take_step(run, batch)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +96,9 @@ def writing(run: PrivateRun, model: Any, batch: Any) -> None:
 def test_what_would_train_without_noise_stops_the_run(
     tmp_path: Path, loop: Loop, message: str
 ) -> None:
-    model = network()
+    model = Small().module
     model[0].requires_grad_(loop is not unfreezing)
-    run = run_of(tmp_path / "run", model)
+    run = begin_run(tmp_path / "run", model)
 
     def go() -> None:
         for batch in run:
@@ -145,7 +116,7 @@ def test_a_term_of_the_same_activations_is_an_error(tmp_path: Path) -> None:
         seen.append(model(batch[0]).squeeze(1))
         return (seen[-1] - batch[1]).square()
 
-    run = run_of(tmp_path / "run", network(), losses=noted)
+    run = begin_run(tmp_path / "run", Small().module, losses=noted)
     loss = run.loss(next(iter(run)))
     with pytest.raises(RuntimeError):
         (loss + seen[-1].var()).backward()  # type: ignore[no-untyped-call]
@@ -165,13 +136,13 @@ def evaluating(run: PrivateRun, model: Any, batch: Any) -> None:
 def zeroing(run: PrivateRun, model: Any, batch: Any) -> None:
     """Has zeros for gradients."""
     del model
-    step(run, batch)
+    take_step(run, batch)
     run.optimizer.zero_grad(set_to_none=False)
 
 
 def probing(run: PrivateRun, model: Any, batch: Any) -> None:
     """Takes gradients of its own between batches."""
-    step(run, batch)
+    take_step(run, batch)
     (1e6 * losses(model, batch).sum()).backward()
 
 
@@ -186,13 +157,13 @@ def detached(run: PrivateRun, model: Any, batch: Any) -> None:
 def averaging(run: PrivateRun, model: Any, batch: Any) -> None:
     """Copies a model that has the run, as averages of a framework's module do."""
     model.run = run
-    step(run, batch)
+    take_step(run, batch)
     assert copy.deepcopy(model).run is run
 
 
 def swapping(run: PrivateRun, model: Any, batch: Any) -> None:
     """Evaluates other weights, and puts back those that are trained."""
-    step(run, batch)
+    take_step(run, batch)
     own = copy.deepcopy(model.state_dict())
     model.load_state_dict({name: item / 2 for name, item in own.items()})
     model(batch[0])
@@ -212,7 +183,7 @@ def mixed_in_place(batch: Any) -> Any:
 
 @pytest.mark.parametrize("change", [mixed_up, mixed_in_place])
 def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -> None:
-    run = run_of(tmp_path / "run", network())
+    run = begin_run(tmp_path / "run", Small().module)
     batch = next(iter(run))
     with pytest.raises(LoopError, match="may mix records"):
         run.loss(change(batch))
@@ -220,10 +191,10 @@ def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -
 
 
 def test_weights_that_are_clipped_between_steps_are_accepted(tmp_path: Path) -> None:
-    model = network()
-    run = run_of(tmp_path / "run", model)
+    model = Small().module
+    run = begin_run(tmp_path / "run", model)
     for batch in run:
-        step(run, batch)
+        take_step(run, batch)
         model[0].weight.data.clamp_(-0.01, 0.01)
         run.accept_weights()
     assert run.outcome is not None
@@ -233,7 +204,7 @@ def test_weights_that_are_clipped_between_steps_are_accepted(tmp_path: Path) -> 
 def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
     shown = Settings(device="cpu", microbatch=4, show_private=True)
     for settings, is_shown in ((None, False), (shown, True)):
-        run = run_of(tmp_path / str(is_shown), network(), settings=settings)
+        run = begin_run(tmp_path / str(is_shown), Small().module, settings=settings)
         assert bool(run.loss(next(iter(run)))) is is_shown
         run.close()
 
@@ -253,7 +224,7 @@ def test_users_have_no_more_records_than_certified(
     users_of = {"size": RECORDS, "unit": "user", "contributions_per_user": 2}
 
     def begin() -> PrivateRun:
-        return run_of(tmp_path / "run", network(), users=users, certified=bundle(dataset=users_of))
+        return begin_run(tmp_path / "run", Small().module, users=users, plan={"dataset": users_of})
 
     if message is None:
         begin().close()
@@ -268,10 +239,10 @@ def test_what_a_loop_does_beside_its_steps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Loop
 ) -> None:
     trained = []
-    for each in (loop, lambda run, _, batch: step(run, batch)):
+    for each in (loop, lambda run, _, batch: take_step(run, batch)):
         monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(2))
-        model = network()
-        run = run_of(tmp_path / f"run-{len(trained)}", model)
+        model = Small().module
+        run = begin_run(tmp_path / f"run-{len(trained)}", model)
         for batch in run:
             each(run, model, batch)
         assert run.outcome is not None
@@ -346,19 +317,29 @@ SCALE = nn.Parameter(torch.ones(1))
     [
         (lambda: Between(keeping), losses, MixedRecords, "second pass"),
         (lambda: Between(mixing_up), losses, MixedRecords, "mixes records"),
-        (network, lambda m, b: Coupled.apply(losses(m, b)), MixedRecords, "losses of others"),
+        (
+            lambda: Small().module,
+            lambda m, b: Coupled.apply(losses(m, b)),
+            MixedRecords,
+            "losses of others",
+        ),
         (lambda: Between(normalising), losses, UnsupportedModel, "autograd"),
-        (network, labels_at_random, MixedRecords, "mixes records"),
-        (network, labels_now_and_then, MixedRecords, "mixes records"),
-        (network, lambda m, b: losses(m, b).squeeze(), MixedRecords, r"shape \(\)"),
-        (network, lambda m, b: losses(m, b) * SCALE, UnsupportedModel, r"shape \(1,\)"),
+        (lambda: Small().module, labels_at_random, MixedRecords, "mixes records"),
+        (lambda: Small().module, labels_now_and_then, MixedRecords, "mixes records"),
+        (lambda: Small().module, lambda m, b: losses(m, b).squeeze(), MixedRecords, r"shape \(\)"),
+        (
+            lambda: Small().module,
+            lambda m, b: losses(m, b) * SCALE,
+            UnsupportedModel,
+            r"shape \(1,\)",
+        ),
     ],
 )
 def test_a_model_that_mixes_records_out_of_sight_is_refused(
     tmp_path: Path, make: Any, loss: Any, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        run_of(tmp_path / "run", make(), losses=loss)
+        begin_run(tmp_path / "run", make(), losses=loss)
     assert not (tmp_path / "run" / "record.jsonl").exists()
 
 
@@ -397,17 +378,17 @@ def test_padding_that_a_loss_sees_is_refused(tmp_path: Path) -> None:
         return ((model(x).squeeze(2) * counts).sum(1) / counts.sum(1) - y).square()
 
     loader = DataLoader(Long(), batch_size=4, collate_fn=padded)
-    hidden = network()
+    hidden = Small().module
     nn.init.zeros_(hidden[2].weight)  # type: ignore[arg-type]
     shorter = DataLoader(Long(), batch_size=4, collate_fn=cut)
     for model, loss, of in (
-        *((network(), unmasked, loader), (hidden, unmasked, loader)),
-        (network(), summed, shorter),
+        *((Small().module, unmasked, loader), (hidden, unmasked, loader)),
+        (Small().module, summed, shorter),
     ):
         with pytest.raises(MixedRecords, match="padding"):
-            run_of(tmp_path / "no", model, losses=loss, loader=of)
-    run = run_of(tmp_path / "yes", network(), losses=masked, loader=loader)
-    step(run, next(iter(run)))
+            begin_run(tmp_path / "no", model, losses=loss, loader=of)
+    run = begin_run(tmp_path / "yes", Small().module, losses=masked, loader=loader)
+    take_step(run, next(iter(run)))
     run.close()
 
 
@@ -430,10 +411,8 @@ def test_batches_may_have_names_and_texts(tmp_path: Path) -> None:
         return losses(model, (batch.x, lengths))
 
     loader = DataLoader(Named(), batch_size=4, shuffle=True, drop_last=True, num_workers=2)
-    run = run_of(tmp_path / "run", network(), losses=by_text, loader=loader)
-    for batch in run:
-        step(run, batch)
-    assert run.outcome is not None
+    run = begin_run(tmp_path / "run", Small().module, losses=by_text, loader=loader)
+    finish(run)
 
 
 OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -446,14 +425,14 @@ OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_run_does_not_go_on_with_another_optimiser(tmp_path: Path, other: str) -> None:
-    model = network()
-    run = run_of(tmp_path / "run", model)
+    model = Small().module
+    run = begin_run(tmp_path / "run", model)
     while run.step < 1:
-        step(run, next(iter(run)))
+        take_step(run, next(iter(run)))
     run.pause()
     with pytest.raises(RunFailure, match="another optimiser"):
-        run_of(tmp_path / "run", model, optimizer=OTHERS[other](model))
-    run_of(tmp_path / "run", model).close()
+        begin_run(tmp_path / "run", model, optimizer=OTHERS[other](model))
+    begin_run(tmp_path / "run", model).close()
 
 
 @dataclass
@@ -476,13 +455,13 @@ def test_batches_may_have_attributes(tmp_path: Path, form: Any) -> None:
     loader: Any = DataLoader(
         TensorDataset(DATA.x, DATA.y), batch_size=4, collate_fn=lambda items: form(*stacked(items))
     )
-    run = run_of(
+    run = begin_run(
         tmp_path / "run",
-        network(),
+        Small().module,
         loader=loader,
         losses=lambda model, batch: losses(model, (batch.x, batch.y)),
     )
-    step(run, next(iter(run)))
+    take_step(run, next(iter(run)))
     run.close()
 
 
@@ -517,9 +496,9 @@ REFUSED: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
 def test_loaders_losses_and_optimisers_of_other_kinds_are_refused(
     message: str, tmp_path: Path
 ) -> None:
-    model = network()
+    model = Small().module
     with pytest.raises(UnsupportedModel, match=message):
-        run_of(tmp_path / "run", model, **REFUSED[message](model))
+        begin_run(tmp_path / "run", model, **REFUSED[message](model))
 
 
 class Closureless(torch.optim.SGD):
@@ -531,20 +510,18 @@ class Closureless(torch.optim.SGD):
 
 
 def test_an_optimiser_whose_step_takes_no_closure_trains(tmp_path: Path) -> None:
-    model = network()
+    model = Small().module
     before = copy.deepcopy(model.state_dict())
-    run = run_of(tmp_path / "run", model, optimizer=Closureless(model.parameters(), lr=0.1))
-    for batch in run:
-        step(run, batch)
-    assert run.outcome is not None
+    run = begin_run(tmp_path / "run", model, optimizer=Closureless(model.parameters(), lr=0.1))
+    finish(run)
     assert any(not torch.equal(item, before[name]) for name, item in model.state_dict().items())
 
 
 def test_a_gradient_hook_of_a_parameter_is_refused(tmp_path: Path) -> None:
-    model = network()
+    model = Small().module
     model[0].weight.register_hook(lambda grad: grad)
     with pytest.raises(UnsupportedModel, match=r"0\.weight has a gradient hook"):
-        run_of(tmp_path / "run", model)
+        begin_run(tmp_path / "run", model)
 
 
 class Dropping(nn.Module):
@@ -561,20 +538,18 @@ class Dropping(nn.Module):
 
 
 def test_a_layer_that_is_left_out_at_random_trains(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", Dropping())
-    for batch in run:
-        step(run, batch)
-    assert run.outcome is not None
+    run = begin_run(tmp_path / "run", Dropping())
+    finish(run)
 
 
 @pytest.mark.soak
 def test_what_was_compiled_before_the_run_trains_and_works_after_it(tmp_path: Path) -> None:
-    model = network()
+    model = Small().module
     plain = copy.deepcopy(model)
     model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
-    run = run_of(tmp_path / "run", model)
+    run = begin_run(tmp_path / "run", model)
     for batch in run:
-        step(run, batch)
+        take_step(run, batch)
     state = {name.replace("_orig_mod.", ""): item for name, item in model.state_dict().items()}
     plain.load_state_dict(state)
     assert torch.equal(model(DATA.x), plain(DATA.x))
@@ -623,12 +598,12 @@ AUGMENTED: dict[str, dict[str, Any]] = {
 def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_resuming(
     tmp_path: Path, source: str
 ) -> None:
-    model = network()
+    model = Small().module
     for _ in range(2):
         loader: Any = DataLoader(batch_size=RECORDS, **AUGMENTED[source])
-        run = run_of(tmp_path / "run", model, loader=loader)
+        run = begin_run(tmp_path / "run", model, loader=loader)
         for batch in run:
-            step(run, batch)
+            take_step(run, batch)
             if run.step == 2:
                 run.pause()
     assert run.outcome is not None
@@ -638,10 +613,10 @@ def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_res
 @pytest.mark.parametrize("seed", range(3))
 def test_a_collate_fn_that_mixes_records_at_random_is_refused(tmp_path: Path, seed: int) -> None:
     loader: Any = DataLoader(Read(lambda x: x), batch_size=4, collate_fn=blended)
-    model = network()
+    model = Small().module
     torch.manual_seed(seed)
     with pytest.raises(MixedRecords, match="what collate_fn makes of two records"):
-        run_of(tmp_path / "run", model, loader=loader)
+        begin_run(tmp_path / "run", model, loader=loader)
 
 
 def lengths(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -668,4 +643,4 @@ def test_draws_that_cannot_be_told_from_mixing_are_refused(
 
     data: Any = DataLoader(batch_size=4, **loader)
     with pytest.raises(UnsupportedModel, match=message):
-        run_of(tmp_path / "run", network(), loader=data, losses=first)
+        begin_run(tmp_path / "run", Small().module, loader=data, losses=first)
