@@ -116,12 +116,12 @@ class Certifications(Store):
     def find(self, identity: str, requester: str) -> Row[Any] | None:
         """Return a certification of that requester, and record the poll, which keeps it running."""
         now = self._now()
-        mine = (certifications.c.id == identity) & (certifications.c.requester == requester)
+        condition = (certifications.c.id == identity) & (certifications.c.requester == requester)
         with self._reader.connect() as connection:
-            row = connection.execute(select(certifications).where(mine)).first()
+            row = connection.execute(select(certifications).where(condition)).first()
         if row is not None and row.state == "running":
             with self._writer.begin() as connection:
-                connection.execute(update(certifications).where(mine).values(asked_at=now))
+                connection.execute(update(certifications).where(condition).values(asked_at=now))
         return row
 
     def state_of(self, row: Row[Any]) -> Literal["running", "done", "failed"]:
@@ -180,8 +180,8 @@ class Certifications(Store):
 
     def _write(self, identity: str, values: dict[str, Any]) -> None:
         with self._writer.begin() as connection:
-            mine = certifications.c.id == identity
-            connection.execute(update(certifications).where(mine).values(**values))
+            condition = certifications.c.id == identity
+            connection.execute(update(certifications).where(condition).values(**values))
 
     async def _renew_all(self) -> None:
         """Renew the running certifications, and end abandoned ones."""
@@ -197,12 +197,12 @@ class Certifications(Store):
                     self._cancel(identity, ABANDONED)
 
     def _renew(self, running: Sequence[str]) -> Sequence[str]:
-        now, mine = self._now(), certifications.c.id.in_(running)
+        now, condition = self._now(), certifications.c.id.in_(running)
         with self._writer.begin() as connection:
-            connection.execute(update(certifications).where(mine).values(alive_at=now))
+            connection.execute(update(certifications).where(condition).values(alive_at=now))
             abandoned = certifications.c.asked_at < now - ABANDONED_AFTER
             return (
-                connection.execute(select(certifications.c.id).where(mine, abandoned))
+                connection.execute(select(certifications.c.id).where(condition, abandoned))
                 .scalars()
                 .all()
             )

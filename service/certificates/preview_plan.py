@@ -175,7 +175,9 @@ class PreviewPlan:
         tried: list[tuple[ChangeTrial, Assessment | None]] = []
         for trial in change_trials(first, second):
             tried.append(await self._try(trial, end))
-        path = [(made, await self._in_time(plan, end)) for made, plan in path_trials(first, second)]
+        path = [
+            (change, await self._in_time(plan, end)) for change, plan in path_trials(first, second)
+        ]
         return comparison_of(sides[0], sides[1], tried, path)
 
     async def _try(self, trial: ChangeTrial, end: float) -> tuple[ChangeTrial, Assessment | None]:
@@ -276,7 +278,7 @@ def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
             if partial is None
             else partial.completed(dict(entered), "the document", opacus_noise_multiplier)
         )
-        whole = plan_from(document)
+        completed = plan_from(document)
     except MalformedPlan as error:
         reasons = error.reasons if partial is None else _with_unread(error.reasons, partial)
         return ReadDocument(kind=None if partial is None else partial.kind, reasons=reasons)
@@ -284,7 +286,7 @@ def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
         return _refused("not_imported", "it is nested too deeply to be read.")
     if partial is None:
         return ReadDocument(document=document)
-    schemes = {phase.sampling.scheme for phase in whole.phases}
+    schemes = {phase.sampling.scheme for phase in completed.phases}
     return ReadDocument(
         kind=partial.kind,
         document=document,
@@ -292,7 +294,7 @@ def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
         broken=tuple(
             (fault.message, fault.remedy)
             for fault in partial.broken
-            if fault.applies(whole.adjacency, schemes)
+            if fault.applies(completed.adjacency, schemes)
         ),
     )
 
@@ -334,7 +336,7 @@ def _with_unread(reasons: tuple[Reason, ...], partial: PartialPlan) -> tuple[Rea
         replace(
             reason,
             message=" ".join(
-                (reason.message, *(why for at, why in partial.unread if _overlaps(at, reason)))
+                (reason.message, *(note for at, note in partial.unread if _overlaps(at, reason)))
             ),
         )
         for reason in reasons

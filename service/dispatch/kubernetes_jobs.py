@@ -141,7 +141,7 @@ def _state(entry: Mapping[str, Any]) -> JobState:
     status = entry.get("status", {})
     ends = {"Complete", "Failed", "FailureTarget", "SuccessCriteriaMet"}
     conditions = status.get("conditions") or []
-    if any(one["type"] in ends and one["status"] == "True" for one in conditions):
+    if any(entry["type"] in ends and entry["status"] == "True" for entry in conditions):
         return "ended"
     return "running" if status.get("active") else "waiting"
 
@@ -174,7 +174,7 @@ class AdmissionCheck:
         missing = (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN)
         path = f"/apis/{KUEUE_VERSION}/admissionchecks"
         listed = request_json(self._client, "GET", path, accept=missing).get("items", [])
-        checks = [one for one in listed if one["spec"]["controllerName"] == CONTROLLER]
+        checks = [entry for entry in listed if entry["spec"]["controllerName"] == CONTROLLER]
         for check in checks:
             self._activate(check, at)
         if not checks:
@@ -274,7 +274,7 @@ def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:
     conditions = status.get("conditions", [])
-    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+    return any(entry["type"] == kind and entry["status"] == "True" for entry in conditions)
 
 
 def _instant(at: datetime) -> str:

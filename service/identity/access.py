@@ -179,15 +179,15 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
 def require_serves(actor: Actor, *, queue: str | None = None, dataset: str | None = None) -> None:
     """Raise ``Problem`` unless the worker's token names that queue or data set."""
     if queue is not None and queue not in actor.serves.queues:
-        what, option = f"work for the queue {queue}", f"--queue {queue}"
+        action, option = f"work for the queue {queue}", f"--queue {queue}"
     elif dataset is not None and dataset not in actor.serves.datasets:
-        what, option = f"use reservations of {dataset} by hand", f"--dataset {dataset}"
+        action, option = f"use reservations of {dataset} by hand", f"--dataset {dataset}"
     else:
         return
     raise Problem(
         403,
         "not_permitted",
-        f"You don't have permission to {what}. Ask an administrator for a token that names it: "
+        f"You don't have permission to {action}. Ask an administrator for a token that names it: "
         f"affidavit tokens new --scope work {option}",
     )
 

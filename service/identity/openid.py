@@ -245,8 +245,8 @@ class ProviderTokens:
         scopes: dict[str | None, frozenset[Scope]] = {}
         for group in self._groups(claims):
             if group in self._provider.scopes:
-                held = scopes.get(team_of.get(group), frozenset())
-                scopes[team_of.get(group)] = held | self._provider.scopes[group]
+                granted = scopes.get(team_of.get(group), frozenset())
+                scopes[team_of.get(group)] = granted | self._provider.scopes[group]
         ordered = sorted(scopes, key=lambda team: (team is None, team))
         return tuple(Actor(name, scopes[team], team) for team in ordered) or (
             Actor(name, frozenset()),
@@ -335,10 +335,10 @@ class SignInAttempt:
     next: str
 
     @classmethod
-    def new(cls, to: str) -> SignInAttempt:
+    def new(cls, next_path: str) -> SignInAttempt:
         """Create an attempt with new secrets."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        return cls(state, nonce, verifier, to)
+        return cls(state, nonce, verifier, next_path)
 
     def to_cookie(self) -> str:
         """Encode the attempt for a cookie."""
@@ -374,14 +374,14 @@ class CodeFlow:
         self._client = client
         self._tokens = ProviderTokens(replace(provider, audience=client.client_id), keys, now)
 
-    def authorization_url(self, attempt: SignInAttempt, back: str) -> str:
-        """Return the provider's URL for the browser, which returns to ``back``."""
+    def authorization_url(self, attempt: SignInAttempt, redirect_uri: str) -> str:
+        """Return the provider's URL for the browser, which returns to ``redirect_uri``."""
         challenge = hashlib.sha256(attempt.verifier.encode()).digest()
         query = urlencode(
             {
                 "response_type": "code",
                 "client_id": self._client.client_id,
-                "redirect_uri": back,
+                "redirect_uri": redirect_uri,
                 "scope": self._client.scope,
                 "state": attempt.state,
                 "nonce": attempt.nonce,
@@ -393,7 +393,7 @@ class CodeFlow:
         return f"{url}{'&' if urlsplit(url).query else '?'}{query}"
 
     def complete(
-        self, attempt: SignInAttempt | None, response: Mapping[str, str], back: str
+        self, attempt: SignInAttempt | None, response: Mapping[str, str], redirect_uri: str
     ) -> tuple[Actor, ...]:
         """Return the person who signed in, once for each team. Raises ``AuthenticationError``."""
         if attempt is None or not _is_equal(attempt.state, response.get("state", "")):
@@ -407,7 +407,7 @@ class CodeFlow:
             raise AuthenticationError(
                 "sign_in_refused", "the provider denied the sign-in; sign in again."
             )
-        token = self._exchange(code, attempt.verifier, back)
+        token = self._exchange(code, attempt.verifier, redirect_uri)
         claims = self._tokens.claims(token)
         if not _is_equal(str(claims.get("nonce", "")), attempt.nonce):
             raise invalid_token("the token belongs to another sign-in; sign in again.")
@@ -420,19 +420,21 @@ class CodeFlow:
             )
         return actors
 
-    def _exchange(self, code: str, verifier: str, back: str) -> str:
+    def _exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": back,
+            "redirect_uri": redirect_uri,
             "code_verifier": verifier,
         }
         headers = {"accept": "application/json"}
         client = self._client
         if client.client_secret:
             # RFC 6749, 2.3.1: both are written as in a form before they are joined.
-            pair = f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
-            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+            credentials = (
+                f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
+            )
+            headers["authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
         else:
             form["client_id"] = client.client_id
         try:
@@ -454,5 +456,5 @@ class CodeFlow:
         return token
 
 
-def _is_equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+def _is_equal(first: str, second: str) -> bool:
+    return hmac.compare_digest(first.encode(), second.encode())

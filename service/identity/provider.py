@@ -163,12 +163,12 @@ def _read_roles(text: str) -> Mapping[str, Role]:
 
 
 def _read_role(group: str, role: Any, remedy: str) -> Role:
-    what = f"{PREFIX}SCOPES: {group[:80]!r}"
+    subject = f"{PREFIX}SCOPES: {group[:80]!r}"
     team = None
     if isinstance(role, dict):
         if set(role) != {"team", "scopes"} or not _is_team_name(role["team"]):
             raise SettingsError(
-                f"{what} must have a team of letters a to z, digits and -, and scopes{remedy}"
+                f"{subject} must have a team of letters a to z, digits and -, and scopes{remedy}"
             )
         team, role = role["team"], role["scopes"]
     known = [
@@ -176,7 +176,7 @@ def _read_role(group: str, role: Any, remedy: str) -> Role:
     ]
     for scope in (role if isinstance(role, list) else [None]) or [None]:
         if scope not in known:
-            raise SettingsError(f"{what} must have a list of {', '.join(known)}{remedy}")
+            raise SettingsError(f"{subject} must have a list of {', '.join(known)}{remedy}")
     return frozenset(Scope(scope) for scope in role), team
 
 

@@ -208,8 +208,8 @@ class Token:
     def serves_text(self) -> str:
         """The queues and data sets of a worker's token as text; empty for other tokens."""
         by_hand = [f"{name} by hand" for name in sorted(self.serves.datasets)]
-        named = sorted(self.serves.queues) + by_hand
-        return ", ".join(named) if Scope.WORK in self.scopes else ""
+        targets = sorted(self.serves.queues) + by_hand
+        return ", ".join(targets) if Scope.WORK in self.scopes else ""
 
 
 class TokenRepository(Store):
@@ -422,32 +422,34 @@ def _require_team_scopes(team: str, scopes: Iterable[Scope]) -> None:
             f"the team {team[:80]!r} is not valid; use 1 to 64 of the letters a to z, digits "
             "and -, starting and ending with a letter or digit"
         )
-    if wrong := sorted(ORGANISATION_ONLY_SCOPES & set(scopes)):
-        raise TokenError(f"the scope {wrong[0]} is for the whole organisation; omit it or the team")
+    if forbidden := sorted(ORGANISATION_ONLY_SCOPES & set(scopes)):
+        raise TokenError(
+            f"the scope {forbidden[0]} is for the whole organisation; omit it or the team"
+        )
 
 
 def _parse_serves(
     scopes: Iterable[Scope], queues: Iterable[str], datasets: Iterable[str]
 ) -> dict[str, list[str]]:
     """Return the queues and data sets of a worker's token; empty for other tokens."""
-    named = {"queues": sorted(set(queues)), "datasets": sorted(set(datasets))}
-    for name in named["queues"] + named["datasets"]:
+    targets = {"queues": sorted(set(queues)), "datasets": sorted(set(datasets))}
+    for name in targets["queues"] + targets["datasets"]:
         if WORK_TARGET_PATTERN.fullmatch(name) is None:
             raise TokenError(
                 f"{name[:80]!r} is not a valid name of a queue or data set; use 1 to 64 of the "
                 "letters A to Z, digits and . _ -"
             )
     if Scope.WORK not in scopes:
-        if any(named.values()):
+        if any(targets.values()):
             raise TokenError("queues and data sets require the scope work; add it")
         return {}
-    return named if any(named.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
+    return targets if any(targets.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
 
 
 def _match_digest(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
     digest = stored[1] if stored is not None else "0" * 64
-    same = hmac.compare_digest(digest, text.digest)
-    return stored[0] if stored is not None and same else None
+    is_same = hmac.compare_digest(digest, text.digest)
+    return stored[0] if stored is not None and is_same else None
 
 
 def _find(connection: Connection, token_id: str) -> Token | None:
@@ -459,8 +461,8 @@ def _token_of_row(row: Any) -> Token:
     known = {item.value for item in Scope}
     serves = DEFAULT_QUEUE
     if row.serves is not None:
-        named = json.loads(row.serves).items()
-        serves = Serves(**{kind: frozenset(names) for kind, names in named})
+        targets = json.loads(row.serves).items()
+        serves = Serves(**{kind: frozenset(names) for kind, names in targets})
     # Scopes of later releases are ignored.
     scopes = tuple(Scope(entry) for entry in row.scopes.split() if entry in known)
     facts = {**row._mapping, "scopes": scopes, "serves": serves}

@@ -252,7 +252,7 @@ def _check_ledger(
 ) -> Iterator[LedgerFinding]:
     filter_ = Filter.read(json.loads(row.filter))
     reserved = select(reservations).where(reservations.c.ledger_id == row.id)
-    reservations_by_id = {each.id: each for each in connection.execute(reserved)}
+    reservations_by_id = {item.id: item for item in connection.execute(reserved)}
     events = select(ledger_events).where(ledger_events.c.ledger_id == row.id)
     ordered = connection.execute(events.order_by(ledger_events.c.seq)).all()
     state: LedgerState | None = None

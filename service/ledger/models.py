@@ -214,8 +214,8 @@ def forecast_of(
     state = ledger.state
     budget = state.budget_for(ledger.filter, cost)
     runs = budget.forecast(state.spent, cost)
-    beyond = [decimal_up(budget.spent(state.spent + cost.times(runs + n)), 6) for n in (0, 1)]
-    sums = f": after them ε ≤ {beyond[0]} of {state.budget.epsilon}; one more needs {beyond[1]}"
+    epsilons = [decimal_up(budget.spent(state.spent + cost.times(runs + n)), 6) for n in (0, 1)]
+    sums = f": after them ε ≤ {epsilons[0]} of {state.budget.epsilon}; one more needs {epsilons[1]}"
     if runs == 0 and state.rule_for(ledger.filter, cost, certain=certain) is not None:
         runs, sums = 1, ", by its own certificate"
     at_least = runs == MAX_FORECAST
@@ -226,7 +226,7 @@ def forecast_of(
         at_least=at_least,
         message=f"{count} of this size fit{'' if at_least else sums}."
         if runs
-        else f"no run of this size fits: it needs {beyond[1]} of {state.budget.epsilon}.",
+        else f"no run of this size fits: it needs {epsilons[1]} of {state.budget.epsilon}.",
         cost=charge_of(cost),
     )
 

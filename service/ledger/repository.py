@@ -256,12 +256,12 @@ def reservations_before(
     Each comes with the number of its ``reserve`` event.
     """
     events = ledger_events.c
-    made = select(events.seq, events.reservation_id).where(
+    reserve_events = select(events.seq, events.reservation_id).where(
         events.ledger_id == ledger_id, events.kind == "reserve"
     )
     if before is not None:
-        made = made.where(events.seq < before)
-    rows = connection.execute(made.order_by(events.seq.desc()).limit(limit)).all()
+        reserve_events = reserve_events.where(events.seq < before)
+    rows = connection.execute(reserve_events.order_by(events.seq.desc()).limit(limit)).all()
     query = _RESERVATIONS.where(reservations.c.id.in_([row.reservation_id for row in rows]))
     stored = _reservations_of(connection.execute(query))
     by_id = {reservation.id: reservation for reservation in stored}
@@ -315,14 +315,14 @@ def states_of(
 
 def unused_reservations(at: datetime) -> Select[Any]:
     """Return the query for expired reservations that have no run and were never used."""
-    made = and_(
+    reserve_events = and_(
         ledger_events.c.reservation_id == reservations.c.id,
         ledger_events.c.kind == "reserve",
         ledger_events.c.at < at - UNUSED_LIFETIME,
     )
     return (
         select(reservations.c.id)
-        .join(ledger_events, made)
+        .join(ledger_events, reserve_events)
         .where(~exists().where(runs.c.reservation_id == reservations.c.id))
         .where(~_has_event(reservations.c.id, "commit", "release"))
         .order_by(ledger_events.c.at)

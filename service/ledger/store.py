@@ -150,8 +150,10 @@ def require_usable(
             f"it is {certificate.status.value.replace('_', ' ')}.", _remedy_for_status(certificate)
         )
     if certificate.dataset != dataset:
-        about = certificate.dataset or "a data set without a name"
-        raise _not_usable(f"it is about {about}, not {dataset}.", "Name the data set in the plan.")
+        subject = certificate.dataset or "a data set without a name"
+        raise _not_usable(
+            f"it is about {subject}, not {dataset}.", "Name the data set in the plan."
+        )
     if certificate.untrusted and not allow_untrusted:
         raise _not_usable(
             "it was signed by a development key.",

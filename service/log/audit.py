@@ -162,10 +162,10 @@ def _compare_entry(row: Row[Any]) -> Iterator[AuditFinding]:
     try:
         content = json.loads(row.content)
         columns = (row.kind, row.subject, row.at.isoformat(timespec="microseconds"))
-        same = (content["kind"], content["subject"], content["at"]) == columns
+        is_same = (content["kind"], content["subject"], content["at"]) == columns
     except (ValueError, TypeError, KeyError):
-        same = False
-    if not same:
+        is_same = False
+    if not is_same:
         where = f"log_entries {row.entry_id}"
         yield AuditFinding("entry_changed", where, "its columns contradict its hashed bytes.")
 
@@ -472,8 +472,8 @@ def _compare_policies(connection: Connection) -> Iterator[AuditFinding]:
 def _compare_decisions(connection: Connection) -> Iterator[AuditFinding]:
     """Compare the issues of approvals and revocations with the envelopes that they name."""
     for table in (approvals, revocations):
-        named = table.c.envelope_digest == certificates.c.envelope_digest
-        query = select(table.c.id).outerjoin(certificates, and_(same_issue(table), named))
+        has_envelope = table.c.envelope_digest == certificates.c.envelope_digest
+        query = select(table.c.id).outerjoin(certificates, and_(same_issue(table), has_envelope))
         for row_id in connection.execute(query.where(certificates.c.id.is_(None))).scalars():
             where = f"{table.name} {row_id}"
             yield AuditFinding("row_changed", where, "it is not about the issue of its envelope.")

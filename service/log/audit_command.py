@@ -223,8 +223,8 @@ def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:
 def _public_keys(connection: Connection, settings: Settings) -> Iterator[PublicKey]:
     records = list(connection.execute(select(signing_keys.c.record)).scalars())
     with suppress(KeyFailure):  # an auditor's machine has no keys
-        own = Keyring(settings.key_directory, settings.halves).public_records()
-        records += map(json.dumps, own)
+        local = Keyring(settings.key_directory, settings.halves).public_records()
+        records += map(json.dumps, local)
     for record in records:
         with suppress(LogDamaged):  # reported by the audit
             yield key_of(record)

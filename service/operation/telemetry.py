@@ -174,8 +174,8 @@ def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
             f"{ENDPOINT_VARIABLES[0]} asks for traces; run: pip install 'affidavit[otel]'"
         ) from None
     # The operator's own name for the service takes precedence.
-    named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "affidavit"}
-    provider = TracerProvider(resource=Resource.create(named))
+    attributes = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "affidavit"}
+    provider = TracerProvider(resource=Resource.create(attributes))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Tracing(provider)
 

@@ -391,18 +391,18 @@ def _revoked_in_log(connection: Connection) -> set[str]:
 
 
 def _policy_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:
-    what = f"the policy {row.name} version {row.version}"
-    document = _open_document("policy", row, keys, what)
+    label = f"the policy {row.name} version {row.version}"
+    document = _open_document("policy", row, keys, label)
     try:
         policy = policy_from(document)
     except MalformedPolicy as error:
-        raise PolicyTampered(f"{what} cannot be read: {error.reasons[0]}") from None
+        raise PolicyTampered(f"{label} cannot be read: {error.reasons[0]}") from None
     if (policy.name, policy.version, policy.digest()) != (
         row.name,
         row.version,
         row.digest,
     ):
-        raise PolicyTampered(f"{what} does not match its signed document")
+        raise PolicyTampered(f"{label} does not match its signed document")
     return StoredPolicy(
         policy=policy,
         created_by=row.created_by,
@@ -412,19 +412,19 @@ def _policy_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> Stor
 
 
 def _waiver_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredWaiver:
-    what = f"the waiver {row.waiver_id}"
-    document = _open_document("waiver", row, keys, what)
+    label = f"the waiver {row.waiver_id}"
+    document = _open_document("waiver", row, keys, label)
     try:
         waiver = Waiver.model_validate(document)
     except ValidationError as error:
-        raise PolicyTampered(f"{what} cannot be read: {error.error_count()} errors") from None
+        raise PolicyTampered(f"{label} cannot be read: {error.error_count()} errors") from None
     if (waiver.id, waiver.owner, waiver.created_by, waiver.expires) != (
         row.waiver_id,
         row.owner,
         row.created_by,
         row.expires_at,
     ):
-        raise PolicyTampered(f"{what} does not match its signed document")
+        raise PolicyTampered(f"{label} does not match its signed document")
     return StoredWaiver(
         waiver=waiver,
         envelope=bytes(row.envelope),
@@ -436,11 +436,11 @@ def _waiver_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> Stor
 
 
 def _open_document(
-    kind: Any, row: Row[Any], keys: Mapping[str, Mapping[str, Any]], what: str
+    kind: Any, row: Row[Any], keys: Mapping[str, Mapping[str, Any]], label: str
 ) -> dict[str, Any]:
     """Open the signed document; the key directory's record of a key takes precedence."""
     try:
         record = keys.get(row.key_id) or json.loads(row.key_record)
         return open_document(kind, bytes(row.envelope), PublicKey.from_record(dict(record)))
     except (BadSignedDocument, KeyFailure, ValueError, TypeError) as error:
-        raise PolicyTampered(f"{what} does not match its signature: {error}") from None
+        raise PolicyTampered(f"{label} does not match its signature: {error}") from None

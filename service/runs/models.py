@@ -157,7 +157,7 @@ class FailureRequest(FencedRequest):
 def run_of(run: StoredRun, refusal: str | None = None) -> Run:
     """Build the response for ``run``, whose job the engine refused for ``refusal``."""
     outcome = run.outcome or {}
-    same = (
+    copied = (
         *("id", "state", "issue", "plan_digest", "queue", "worker"),
         *("cancel_asked", "requested_by", "requested_at", "changed_at"),
     )
@@ -169,7 +169,7 @@ def run_of(run: StoredRun, refusal: str | None = None) -> Run:
     }
     return Run.model_validate(
         {
-            **{name: getattr(run, name) for name in same},
+            **{name: getattr(run, name) for name in copied},
             **{name: run.request[name] for name in ("requirements", *TRAINER_FIELDS)},
             **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
             "certificate": run.certificate_id,

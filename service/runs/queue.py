@@ -270,8 +270,8 @@ class LockedRun:
         if plan_digest != run.plan_digest:
             return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
         hold_certificate(self.connection, run.certificate_id)
-        held = self._lock_reservation()
-        reservation = held.reservation
+        locked = self._lock_reservation()
+        reservation = locked.reservation
         if reservation.state != ("committed" if run.has_begun else "reserved"):
             message = f"the reservation is {reservation.state}."
             return {"code": "reservation_not_usable", "message": message}
@@ -279,7 +279,7 @@ class LockedRun:
             require_reserved_usable(self.connection, reservation)
         except DomainError as refusal:
             return {"code": refusal.code, "message": refusal.message}
-        held.commit()
+        locked.commit()
         return None
 
     def _lock_reservation(self) -> LockedReservation:
@@ -308,10 +308,10 @@ class LockedRun:
 
     def _settle(self, steps: int, record: str | None, cost: Cost | None) -> int:
         """Charge the run for ``steps``, at most once; return the charged steps."""
-        held = self._lock_reservation()
-        if held.reservation.state == "settled":
-            return int(held.reservation.steps_run or 0)
-        held.settle(steps, record, cost)
+        locked = self._lock_reservation()
+        if locked.reservation.state == "settled":
+            return int(locked.reservation.steps_run or 0)
+        locked.settle(steps, record, cost)
         return steps
 
     def _end_without_record(self, body: dict[str, Any]) -> StoredRun:
@@ -320,9 +320,9 @@ class LockedRun:
             charged = self._settle(self.run.certified_steps, None, None)
             body = {**body, "steps_charged": charged}
         else:
-            held = self._lock_reservation()
-            if held.reservation.state == "reserved":
-                held.release(f"run {self.run.id}: {body['code']}")
+            locked = self._lock_reservation()
+            if locked.reservation.state == "reserved":
+                locked.release(f"run {self.run.id}: {body['code']}")
         return self._write("cancelled" if self.run.cancel_asked else "failed", body, state="ended")
 
     def _requeue(self, body: dict[str, Any]) -> StoredRun:

@@ -433,8 +433,8 @@ def log_record_head(
 
 def logged_records(connection: Connection, run_id: str) -> frozenset[str]:
     """Return the digests of the run that ``log_record_head`` logged."""
-    about = (json.loads(content) for content in entries.logged(connection, run_id))
-    return frozenset(str(entry["body"]["record"]) for entry in about if entry["kind"] == "record")
+    logged = (json.loads(content) for content in entries.logged(connection, run_id))
+    return frozenset(str(entry["body"]["record"]) for entry in logged if entry["kind"] == "record")
 
 
 def add_record_part(

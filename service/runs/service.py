@@ -206,8 +206,8 @@ class RunService:
             raise BadProvenance(
                 "a keyset revokes the key that signed it.", "Give the worker a new key."
             )
-        about = (signed.run, signed.certificate, signed.plan_digest)
-        if about != (run.id, run.certificate_id, run.plan_digest):
+        subject = (signed.run, signed.certificate, signed.plan_digest)
+        if subject != (run.id, run.certificate_id, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")
         records = self.queue.read(repository.records_of, run.id)
         issue = self._store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
@@ -240,7 +240,7 @@ def _insert_run(
     certificate = require_reserved_usable(connection, reservation)
     _require_search(request, certificate.bundle)
     run_id, document = str(uuid.uuid4()), request.model_dump(mode="json")
-    same = {"queue": request.queue, "requested_at": context.at}
+    shared = {"queue": request.queue, "requested_at": context.at}
     row = {
         "id": run_id,
         "certificate_id": request.certificate,
@@ -253,11 +253,11 @@ def _insert_run(
         "idempotency_key": context.idempotency_key,
         "request_digest": context.request_digest,
         "team": certificate.team,
-        **same,
+        **shared,
     }
     connection.execute(insert(runs), row)
     lease = {"run_id": run_id, "state": "queued", "fence": 0, "steps": 0, "cancel": False}
-    connection.execute(insert(run_leases), {**lease, **same})
+    connection.execute(insert(run_leases), {**lease, **shared})
     body = {
         "certificate": request.certificate,
         "issue": reservation.issue,
