@@ -217,10 +217,7 @@ def read_cosigned(document: Any) -> CosignedEnvelope:
     return _read(CosignedEnvelope, document)
 
 
-Kind = TypeVar("Kind", bound=CosignedEnvelope)
-
-
-def _read(kind: type[Kind], document: Any) -> Kind:
+def _read(kind: type[Model], document: Any) -> Model:
     try:
         return validated(kind, document)
     except ValueError as error:

@@ -141,7 +141,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
 def current_status(
     raw: bytes,
     trusted: Sequence[PublicKey],
-    seen: Mapping[str, SeenStatus | tuple[int, str]],
+    seen: Mapping[str, SeenStatus],
     now: datetime,
 ) -> tuple[StatusList, Envelope]:
     """Parse a list that is signed, valid at ``now`` and not older than ``seen``.
@@ -155,7 +155,7 @@ def current_status(
     _require_fresh(status_list, now)
     last = seen.get(status_list.issuer)
     if last is not None:
-        _require_newer(status_list, signed, SeenStatus(*last), by_id(trusted), now)
+        _require_newer(status_list, signed, last, by_id(trusted), now)
     return status_list, signed
 
 

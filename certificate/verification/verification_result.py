@@ -85,7 +85,7 @@ class VerificationOptions:
     consistency: Consistency | None = None
     status: bytes | None = None
     require_status: bool = False
-    status_seen: Mapping[str, SeenStatus | tuple[int, str]] = field(default_factory=dict)
+    status_seen: Mapping[str, SeenStatus] = field(default_factory=dict)
     trust: TrustPolicy | None = None
     used_at: datetime | None = None
 

@@ -20,6 +20,7 @@ from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.status import PAYLOAD_TYPE as STATUS_PAYLOAD
 from affidavit.certificate.verification.status import current_status, sign_status
 from affidavit.certificate.verification.verification_result import (
+    SeenStatus,
     VerificationError,
     VerificationOptions,
 )
@@ -152,14 +153,19 @@ def test_a_number_never_goes_back_and_stands_for_one_list(
 ) -> None:
     status = sign_status(content(key), key)
     digest = read_envelope(json.loads(status)).digest
-    for seen in ({}, {"a": (5, digest)}, {"a": (4, "x")}, {"b": (9, "x")}):
+    for seen in (
+        {},
+        {"a": SeenStatus(5, digest)},
+        {"a": SeenStatus(4, "x")},
+        {"b": SeenStatus(9, "x")},
+    ):
         verify(
             usable.bundle,
             [key.public],
             options=VerificationOptions(status=status, status_seen=seen),
         )
-    assert code(usable, key, status, status_seen={"a": (6, "x")}) == "status_rollback"
-    assert code(usable, key, status, status_seen={"a": (5, "x")}) == "status_rollback"
+    assert code(usable, key, status, status_seen={"a": SeenStatus(6, "x")}) == "status_rollback"
+    assert code(usable, key, status, status_seen={"a": SeenStatus(5, "x")}) == "status_rollback"
 
 
 def test_a_list_speaks_for_the_keys_that_it_names_and_no_others(

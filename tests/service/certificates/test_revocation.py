@@ -13,6 +13,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import (
+    SeenStatus,
     VerificationError,
     VerificationOptions,
     current_status,
@@ -54,7 +55,7 @@ def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> 
     assert "wrong data set" not in json.dumps(listed)
     assert rejected(company, company.bundle(result), after) == "revoked"
     # The list from before is well signed and not stale; only memory finds it out.
-    seen = {"status_seen": {content(after)["issuer"]: (content(after)["sequence"], "x")}}
+    seen = {"status_seen": {content(after)["issuer"]: SeenStatus(content(after)["sequence"], "x")}}
     with pytest.raises(VerificationError) as caught:
         verify(
             company.bundle(result),
