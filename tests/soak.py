@@ -66,7 +66,7 @@ PARTS = (
     Part(
         name="soundness",
         of="plans held to every law of a bracket",
-        module=("tests.accountants.soak", "{seed}", "20"),
+        module=("tests.accountants.soundness", "{seed}", "20"),
         draws=20,
     ),
     Part(

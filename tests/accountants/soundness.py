@@ -1,12 +1,17 @@
 """Random plans over the whole declared range, and the laws that every answer must keep.
 
-Used by the tests in a fixed number, and without end by ``make soak``. A law broken is told
-with the plan as something that can be pasted.
+The tests check a fixed number, ``make soak`` an unlimited number. Each broken law is reported with
+a plan that can be pasted.
+
+python -m tests.accountants.soundness [SEED [NUMBER]]
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import secrets
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -191,3 +196,35 @@ def broken(case: Case) -> Iterator[str]:
     for law, holds in LAWS.items():
         if not holds(case, base):
             yield f"{law}: {base}\n  {case!r}"
+
+
+def main(arguments: list[str]) -> int:
+    """Draw and check until interrupted or ``NUMBER`` is reached; 1 if a law was broken."""
+    seed = int(arguments[0]) if arguments else secrets.randbits(32)
+    number = int(arguments[1]) if len(arguments) > 1 else None
+    source = np.random.default_rng(seed)
+    sys.stdout.write(f"seed {seed}\n")
+    failures = answered = narrow = 0
+    try:
+        for index in itertools.count() if number is None else range(number):
+            case = draw(source)
+            for line in broken(case):
+                failures += 1
+                sys.stdout.write(f"seed {seed}, case {index}: {line}\n")
+            base = ours(case.event, case.delta)
+            if base is not None:
+                answered += 1
+                narrow += is_narrow(base)
+            if index % 20 == 19:
+                sys.stdout.write(
+                    f"{index + 1} plans, {answered} answered, {narrow} as narrow as promised, "
+                    f"{failures} laws broken\n"
+                )
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        pass
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -19,17 +19,12 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import NoSolution, OutOfReach
 from affidavit.accountants.registry import accountant
-from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
+from tests.accountants.events import poisson
 from tests.seeds import examples
 
 
 def gaussian_epsilon(scale: float) -> float:
     return GaussianCurve(mu=3.0 / scale).epsilon(1e-5).upper
-
-
-def poisson(q: float, sigma: float, steps: int) -> Event:
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=step, count=steps)
 
 
 @settings(max_examples=examples(60))

@@ -9,12 +9,8 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
-
-
-def poisson(q: float, sigma: float, steps: int) -> Event:
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=step, count=steps)
+from affidavit.plan import Composed, Gaussian, Repeated
+from tests.accountants.events import poisson
 
 
 def subsampled_divergence(q: float, sigma: float, order: int) -> float:

@@ -6,15 +6,10 @@ import pytest
 
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.registry import accountant
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from tests.accountants.events import poisson
 
 E2E = 1024 / 42043
 DART = 1024 / 60591
-
-
-def poisson(q: float, sigma: float, steps: int) -> Repeated:
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=step, count=steps)
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,15 @@ from affidavit.accountants.bracketing_curves import attained_event
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
-    Event,
     Gaussian,
     Gram,
     Laplace,
-    PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
 )
-
-
-def poisson(q: float, sigma: float, steps: int = 1) -> Event:
-    event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=event, count=steps)
+from tests.accountants.events import poisson
 
 
 def one_release(q: float, sigma: float, delta: float) -> float:

@@ -32,12 +32,12 @@ from affidavit.plan import (
     GaussianMixture,
     Gram,
     Laplace,
-    PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
     WithoutReplacementGaussian,
 )
+from tests.accountants.events import poisson as sampled
 
 LAWS = [(10.0, 1.0), (10.0, 0.0), (3.0, 0.5), (10.0, math.inf), (200.0, 1.0), (1.0, 1.0)]
 laws = pytest.mark.parametrize(("mean", "shape"), LAWS)
@@ -45,15 +45,6 @@ laws = pytest.mark.parametrize(("mean", "shape"), LAWS)
 
 def selection(run: Event, mean: float = 10.0, shape: float = 1.0) -> RepeatAndSelect:
     return RepeatAndSelect(event=run, mean=mean, shape=shape)
-
-
-def sampled(q: float, sigma: float, steps: int, pair: str = "add_remove") -> Event:
-    step = PoissonSubsampledGaussian(
-        sampling_probability=q,
-        noise_multiplier=sigma,
-        pair=pair,  # type: ignore[arg-type]
-    )
-    return Repeated(event=step, count=steps)
 
 
 def upper(event: Event, delta: float = 1e-6) -> float:

@@ -26,7 +26,8 @@ from affidavit.accountants.tradeoff import (
     sample_trade_off,
     type_two_gaps,
 )
-from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from tests.accountants.events import poisson
 from tests.seeds import examples
 
 ALPHAS = [*(index / 50 for index in range(51)), *(10.0**-k for k in range(2, 13)), 0.999999]
@@ -35,11 +36,6 @@ ALPHAS = [*(index / 50 for index in range(51)), *(10.0**-k for k in range(2, 13)
 def gaussian_type_two(mu: float, alpha: float) -> float:
     """f(α) = Φ(Φ⁻¹(1 - α) - μ); Dong, Roth and Su, arXiv:1905.02383, (6)."""
     return float(norm.cdf(norm.isf(alpha) - mu))
-
-
-def poisson(q: float, sigma: float, steps: int) -> Event:
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=step, count=steps)
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0])

@@ -24,15 +24,11 @@ from affidavit.accountants.privacy_filter.privacy_filter import (
 )
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
 from affidavit.accountants.protocol import AccountantError
-from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, Event, Gaussian, Repeated
+from tests.accountants.events import poisson
 from tests.seeds import seeded
 
 DELTA = 1e-5
-
-
-def poisson(q: float, sigma: float, steps: int) -> Event:
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=leaf, count=steps)
 
 
 RUNS: dict[str, Event] = {

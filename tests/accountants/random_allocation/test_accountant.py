@@ -24,10 +24,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Repeated,
 )
-
-
-def allocated(bins: int, sigma: float) -> RandomAllocationGaussian:
-    return RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
+from tests.accountants.events import allocated
 
 
 def epsilon(bins: int, sigma: float, delta: float, width: float = 1e-4) -> Bracket:

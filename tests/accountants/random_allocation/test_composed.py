@@ -28,10 +28,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Repeated,
 )
-
-
-def allocated(bins: int, sigma: float) -> Event:
-    return RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
+from tests.accountants.events import allocated
 
 
 def repeated(event: Event, count: int) -> Event:

@@ -24,13 +24,9 @@ from affidavit.plan import (
     Event,
     Gaussian,
     PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
     Repeated,
 )
-
-
-def allocated(bins: int, sigma: float) -> RandomAllocationGaussian:
-    return RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
+from tests.accountants.events import allocated
 
 
 def divergences(event: Event) -> tuple[np.ndarray, np.ndarray]:
