@@ -13,10 +13,11 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from affidavit.plan.diagnostics import FIELD_SYNONYMS, MalformedPlan, pointer_to
 from affidavit.plan.document import (
+    PHASE_FIELDS,
     Adjacency,
     Allocation,
     Dataset,
@@ -28,6 +29,7 @@ from affidavit.plan.document import (
     Target,
 )
 from affidavit.plan.optimizer import Optimizer
+from affidavit.plan.types import StrictModel
 
 
 class PlanFields(TypedDict, total=False):
@@ -98,18 +100,28 @@ class PlanFields(TypedDict, total=False):
     claim: Mapping[str, Any] | float | str
 
 
-_DATASET = {
-    "dataset": "name",
-    **{field: field for field in Dataset.model_fields if field != "name"},
+Scope = Literal["plan", "phase", "release"]
+
+
+def _part_fields(
+    scope: Scope, part: str, model: type[StrictModel], main: str
+) -> dict[str, tuple[Scope, str, str]]:
+    """Return the fields of a part, whose ``main`` field is set by the name of the part."""
+    return {part: (scope, part, main)} | {
+        name: (scope, part, name) for name in model.model_fields if name != main
+    }
+
+
+_PLACES: dict[str, tuple[Scope, str, str]] = {
+    **{name: ("plan", "", name) for name in PlanDocument.model_fields if name != "version"},
+    **{name: ("release", "", name) for name in Release.model_fields.keys() - {"name", "count"}},
+    **{name: ("phase", "", name) for name in PHASE_FIELDS - {"sampling"}},
+    **_part_fields("phase", "sampling", Sampling, "scheme"),
+    **_part_fields("plan", "target", Target, ""),
+    **_part_fields("plan", "optimizer", Optimizer, "name"),
+    **_part_fields("plan", "dataset", Dataset, "name"),
 }
-_SAMPLING = {"sampling": "scheme", **{f: f for f in Sampling.model_fields if f != "scheme"}}
-_OPTIMIZER = {"optimizer": "name", **{f: f for f in Optimizer.model_fields if f != "name"}}
-_TARGET = {"target": "", **{field: field for field in Target.model_fields}}
-_RELEASE = frozenset(Release.model_fields) - {"name", "count"}
-_PHASE = frozenset(
-    {"steps", "epochs", "releases", "clipping", "noise", "participation", "clip_schedule"}
-)
-_TOP = frozenset(PlanDocument.model_fields) - {"dataset", "optimizer", "target", "version"}
+"""For each field: whether it belongs to the plan, a phase or a release, its part, and its name."""
 _REPLACES = {
     "steps": "epochs",
     "epochs": "steps",
@@ -128,26 +140,19 @@ def with_fields(document: Mapping[str, Any], /, **fields: Any) -> dict[str, Any]
     result = copy.deepcopy(dict(document))
     phases: list[dict[str, Any]] = result.get("phases", [result])
     for name, value in fields.items():
-        if name in _DATASET:
-            _set_part(result, "dataset", _DATASET[name], value)
-        elif name in _OPTIMIZER:
-            _set_part(result, "optimizer", _OPTIMIZER[name], value)
-        elif name in _TARGET:
-            _set_part(result, "target", _TARGET[name], value)
-        elif name in _SAMPLING:
-            for phase in phases:
-                _set_part(phase, "sampling", _SAMPLING[name], value)
-        elif name in _PHASE:
-            for phase in phases:
-                _set(phase, name, value)
-        elif name in _RELEASE:
-            for phase in phases:
-                for release in phase.get("releases", ()):
-                    _set(release, name, value)
-        elif name in _TOP:
-            _set(result, name, value)
-        else:
+        if name not in _PLACES:
             raise _unknown(name)
+        scope, part, field = _PLACES[name]
+        owners = {
+            "plan": [result],
+            "phase": phases,
+            "release": [release for phase in phases for release in phase.get("releases", ())],
+        }
+        for owner in owners[scope]:
+            if part:
+                _set_part(owner, part, field, value)
+            else:
+                _set(owner, field, value)
     return result
 
 

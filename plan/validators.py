@@ -108,23 +108,11 @@ def _length(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
     pointer = plan.pointer(index, "steps")
     if phase.steps is not None and phase.epochs is not None:
         yield conflict(pointer, "both steps and epochs are given.", "Keep one of the two.")
-    if not phase.asks_for_steps:
-        return
-    if "steps" not in phase.model_fields_set:
+    if phase.asks_for_steps and "steps" not in phase.model_fields_set:
         yield missing_field(
             pointer,
             "the length of training is missing.",
             "Give steps or epochs, or steps: null to ask for the most that fit.",
-        )
-    elif len(plan.phases) > 1:
-        yield conflict(
-            pointer,
-            "steps: null cannot be used with several phases.",
-            "Give the steps of every phase.",
-        )
-    elif plan.asks_for_noise:
-        yield conflict(
-            pointer, "the steps and the noise cannot both be solved for.", "Give one of the two."
         )
 
 
@@ -259,58 +247,49 @@ def _blocks(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
 def _unknowns(plan: PlanDocument) -> Iterator[Reason]:
     """Only one quantity is solved for, in a plan with one phase and a full target."""
     for index, phase in enumerate(plan.phases):
-        if phase.asks_for_lot_size:
-            yield from _unknown(plan, index, "lot_size", "lot size")
-        if phase.asks_for_probability:
-            yield from _unknown(plan, index, "probability", "sampling probability")
+        if phase.asks_for_steps and "steps" in phase.model_fields_set:
+            yield from _unknown(plan, "steps", "steps", plan.pointer(index, "steps"))
+        for name, words, is_open in (
+            ("lot_size", "lot size", phase.asks_for_lot_size),
+            ("probability", "sampling probability", phase.asks_for_probability),
+        ):
+            if is_open:
+                yield from _unknown(plan, name, words, plan.pointer(index, "sampling", name))
+        if phase.asks_for_probability and phase.epochs is not None:
+            yield conflict(
+                plan.pointer(index, "epochs"),
+                "epochs cannot be converted to steps if the probability is solved for.",
+                "Give steps instead.",
+            )
+    if plan.asks_for_lot_size and plan.dataset.size is None:
+        yield missing_field(
+            "/dataset/size",
+            "the largest lot size needs the size of the data set.",
+            "Give dataset.size, or ask for probability: null.",
+        )
 
 
-def _unknown(plan: PlanDocument, index: int, name: str, words: str) -> Iterator[Reason]:
-    phase, pointer = plan.phases[index], plan.pointer(index, "sampling", name)
+def _unknown(plan: PlanDocument, name: str, words: str, pointer: str) -> Iterator[Reason]:
     if len(plan.phases) > 1:
         yield conflict(
             pointer,
             f"{name}: null cannot be used with several phases.",
             f"Give the {words} of every phase.",
         )
-    elif phase.asks_for_lot_size and phase.asks_for_probability:
+    elif name != "steps" and plan.asks_for_lot_size and plan.asks_for_probability:
         if name == "probability":
             yield conflict(
                 pointer,
                 "the lot size and the probability cannot both be solved for.",
                 "Remove one of the two.",
             )
-    elif plan.asks_for_noise or plan.asks_for_steps:
+    elif plan.asks_for_noise or (plan.asks_for_steps and name != "steps"):
         other = "noise" if plan.asks_for_noise else "steps"
         yield conflict(
             pointer,
             f"the {words} and the {other} cannot both be solved for.",
             "Give one of the two.",
         )
-    if phase.epochs is not None and name == "probability":
-        yield conflict(
-            plan.pointer(index, "epochs"),
-            "epochs cannot be converted to steps if the probability is solved for.",
-            "Give steps instead.",
-        )
-    if name == "lot_size" and plan.dataset.size is None:
-        yield missing_field(
-            "/dataset/size",
-            "the largest lot size needs the size of the data set.",
-            "Give dataset.size, or ask for probability: null.",
-        )
-    if plan.target.epsilon is not None or plan.target.delta is not None:
-        yield from _full_target(plan, words)
-
-
-def _full_target(plan: PlanDocument, words: str) -> Iterator[Reason]:
-    for field in ("epsilon", "delta"):
-        if getattr(plan.target, field) is None:
-            yield missing_field(
-                f"/target/{field}",
-                f"solving for the {words} needs both epsilon and delta.",
-                f"Give target.{field}, or the {words}.",
-            )
 
 
 def _additional_releases(plan: PlanDocument) -> Iterator[Reason]:
@@ -396,17 +375,27 @@ def _optimizer(plan: PlanDocument) -> Iterator[Reason]:
 
 
 def _target(plan: PlanDocument) -> Iterator[Reason]:
-    epsilon, delta = plan.target.epsilon, plan.target.delta
-    if epsilon is None and delta is None:
+    if plan.target.epsilon is None and plan.target.delta is None:
         yield missing_field(
             "/target",
             "neither epsilon nor delta is given.",
             "Give delta to get epsilon, or both to check them.",
         )
-    elif plan.asks_for_noise:
-        yield from _full_target(plan, "noise")
-    elif plan.asks_for_steps:
-        yield from _full_target(plan, "steps")
+        return
+    unknowns = {
+        "noise": plan.asks_for_noise,
+        "steps": plan.asks_for_steps,
+        "lot size": plan.asks_for_lot_size,
+        "sampling probability": plan.asks_for_probability,
+    }
+    words = next((words for words, is_open in unknowns.items() if is_open), None)
+    for field in ("epsilon", "delta"):
+        if words is not None and getattr(plan.target, field) is None:
+            yield missing_field(
+                f"/target/{field}",
+                f"solving for the {words} needs both epsilon and delta.",
+                f"Give target.{field}, or the {words}.",
+            )
 
 
 def _allocation(plan: PlanDocument) -> Iterator[Reason]:

@@ -63,8 +63,8 @@ def optimal_toeplitz(
     loss = ToeplitzLoss.of(steps=steps, workload=workload, participation=participation)
     width = min(bands or steps, steps)
     if participation.max_participations(steps) == 1 or width <= participation.separation:
-        return _unconstrained(loss.of_strategy, _root(width), _iterations(steps))
-    narrow = _unconstrained(loss.of_strategy, _root(participation.separation), _iterations(steps))
+        return _search(loss.of_strategy, _root(width), _iterations(steps))
+    narrow = _search(loss.of_strategy, _root(participation.separation), _iterations(steps))
     search = _nonnegative if participation.schema == "fixed_epoch" else _decreasing
     starts = [_root(width)]
     if np.all(np.diff(narrow, append=0.0) <= 0):
@@ -88,7 +88,7 @@ def optimal_banded_inverse(
         banded_inverse_root(steps, bands=width, momentum=momentum).noise_coefficients[:width]
         for momentum in sorted({0.0, workload.momentum})
     ]
-    result = [_unconstrained(loss.of_noise, root, _iterations(steps)) for root in roots]
+    result = [_search(loss.of_noise, root, _iterations(steps)) for root in roots]
     return min(result, key=lambda column: loss.of_noise(column)[0])
 
 
@@ -102,30 +102,29 @@ def _root(bands: int) -> Array:
     return banded_root(bands, bands=bands).strategy_coefficients
 
 
-def _unconstrained(loss: LossAndGradient, start: Array, iterations: int) -> Array:
-    """Return the best column with first entry 1; entries are multiples of ``start``."""
-    return _scaled_search(loss, start, start, None, iterations)
-
-
-def _nonnegative(loss: LossAndGradient, start: Array, iterations: int) -> Array:
-    """Return the best non-negative column with first entry 1."""
-    return _scaled_search(loss, start, _root(len(start)), 0.0, iterations)
-
-
-def _scaled_search(
-    loss: LossAndGradient, start: Array, scale: Array, floor: float | None, iterations: int
+def _search(
+    loss: LossAndGradient, start: Array, iterations: int, *, scale: Array | None = None
 ) -> Array:
+    """Return the best column with first entry 1, as multiples of ``start``.
+
+    With ``scale`` the entries are non-negative multiples of that column instead.
+    """
     if len(start) == 1:
         return np.ones(1)
-    tail = scale[1:]
+    tail = start[1:] if scale is None else scale[1:]
 
     def relative(multiples: Array) -> tuple[float, Array]:
         value, gradient = loss(np.concatenate([[1.0], tail * multiples]))
         return value, gradient[1:] * tail
 
-    bounds = None if floor is None else [(floor, None)] * len(tail)
+    bounds = None if scale is None else [(0.0, None)] * len(tail)
     minimum = minimize_loss(relative, start[1:] / tail, bounds=bounds, iterations=iterations)
     return np.concatenate([[1.0], tail * minimum.point])
+
+
+def _nonnegative(loss: LossAndGradient, start: Array, iterations: int) -> Array:
+    """Return the best non-negative column with first entry 1."""
+    return _search(loss, start, iterations, scale=_root(len(start)))
 
 
 def _decreasing(loss: LossAndGradient, start: Array, iterations: int) -> Array:
