@@ -304,7 +304,7 @@ class Correlation:
         at, sampler, phase = self.at(steps), self._sampler, self._phase
         separation = phase.sampling.separation
         if at.route == "balls_in_bins":
-            gram = self._gram(at, seen=True)
+            gram = self._gram(at, visible_only=True)
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
         if sampler.probability is None and not sampler.fresh:
             sensitivity = self._attained_sensitivity(at, steps)
@@ -453,8 +453,8 @@ class Correlation:
         separation = self._phase.sampling.separation
         return separation is not None and strategy.bands <= separation
 
-    def _gram(self, at: CorrelatedRun, *, seen: bool = False) -> Gram:
-        rows = gram(at.strategy, at.turn, seen=seen)
+    def _gram(self, at: CorrelatedRun, *, visible_only: bool = False) -> Gram:
+        rows = gram(at.strategy, at.turn, visible_only=visible_only)
         return Gram(rows=tuple(tuple(map(float, row)) for row in rows))
 
     def _require_values_per_step(self, steps: int) -> None:

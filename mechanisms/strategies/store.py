@@ -75,8 +75,8 @@ class Store:
         try:
             stored = _read_npz(read_limited(archived, MAX_FILE_BYTES))
             description["digest"] = coefficients_digest(stored)
-            beside = json.loads(read_limited(described, MAX_DESCRIPTION_BYTES))
-            if all(beside.get(name) == value for name, value in description.items()):
+            stored_description = json.loads(read_limited(described, MAX_DESCRIPTION_BYTES))
+            if all(stored_description.get(name) == value for name, value in description.items()):
                 return stored
         except (ValueError, OSError, EOFError, RecursionError, AttributeError, zipfile.BadZipFile):
             pass  # the entry is corrupt or missing

@@ -267,18 +267,18 @@ def column_norms(strategy: Strategy) -> Array:
     return np.asarray(np.sqrt(squares) * (1 - slack))
 
 
-def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
+def gram(strategy: Strategy, bins: int, *, visible_only: bool = False) -> Array:
     """Return ⟨m_i, m_j⟩ in squared clip norms, shape (bins, bins), rounded up; zeros stay zero.
 
-    ``seen`` uses only the visible rows of C. Raises ``ValueError`` if C has a negative entry and
-    ``TooLarge`` for more than ``MAX_ENTRIES``.
+    ``visible_only`` leaves out the rows of C that an observer does not see. Raises ``ValueError``
+    if C has a negative entry, and ``TooLarge`` for more than ``MAX_ENTRIES``.
     """
     if not strategy.is_nonnegative:
         raise ValueError("the Gram matrix of bins needs a strategy without negative entries")
     steps = strategy.steps
     if steps * bins > MAX_ENTRIES:
         raise TooLarge(f"{bins} bins over {steps} steps")
-    means = _means(strategy, bins, seen)
+    means = _means(strategy, bins, visible_only)
     result = means.T @ means
     result = np.maximum(result, result.T) * (1 + gamma(len(means) + steps) + COEFFICIENT_ERROR)
     if strategy.residual:
@@ -288,11 +288,11 @@ def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
     return np.asarray(result)
 
 
-def _means(strategy: Strategy, bins: int, seen: bool) -> Array:
+def _means(strategy: Strategy, bins: int, visible_only: bool) -> Array:
     """Return m_0, ..., m_{b-1} as columns."""
     column = strategy.strategy_coefficients
     if column is None:
-        matrix = strategy.visible_matrix() if seen else strategy.strategy_matrix()
+        matrix = strategy.visible_matrix() if visible_only else strategy.strategy_matrix()
         return np.stack([matrix[:, place::bins].sum(axis=1) for place in range(bins)], axis=1)
     steps = len(column)
     whole = -(-steps // bins)
