@@ -82,7 +82,7 @@ class Page(ResponseModel, Generic[Item]):
 
 
 class Interval(ResponseModel):
-    """A lower and an upper bound; null where there is none."""
+    """A lower and an upper bound; ``upper`` is null if there is none."""
 
     lower: float
     upper: float | None
@@ -94,7 +94,8 @@ class Interval(ResponseModel):
 class Certification(ResponseModel):
     """The progress of a plan that takes longer to certify than a request.
 
-    ``certificate`` is its id once it is ``done``, and ``problem`` (RFC 9457) why it ``failed``.
+    ``certificate`` is the id when it is ``done``, and ``problem`` (RFC 9457) the error if it
+    ``failed``.
     """
 
     id: str
@@ -116,7 +117,7 @@ class PolicyReference(ResponseModel):
 
 
 class PolicySummary(PolicyReference):
-    """A version of a policy in a list; nobody created the built-in one."""
+    """A version of a policy in a list; the built-in policy has no creator."""
 
     datasets: Literal["default"] | list[str]
     active: bool = Field(description="Whether it applies to new plans.")
@@ -143,7 +144,7 @@ REVOCATION_CODES = {
     "run_error": "the run did not do what was certified",
     "data_withdrawn": "the data may no longer be used",
     "policy_violation": "the organisation's policies do not allow it",
-    "key_compromise": "somebody else may have used the signing key",
+    "key_compromise": "another party may have used the signing key",
     "other": "see the reason",
 }
 """Codes of a revocation; they never change their meaning."""
@@ -201,7 +202,7 @@ class Budget(ResponseModel):
 
 
 class Reading(ResponseModel):
-    """The spending by one composition; ``decides`` tells whether it admits runs."""
+    """The spending by one composition; ``decides`` is true if it admits or refuses runs."""
 
     epsilon: Bound
     delta: Bound
@@ -210,7 +211,7 @@ class Reading(ResponseModel):
 
 
 class Composition(ResponseModel):
-    """ε of all runs, composed as if fixed in advance; null where no engine bounds it."""
+    """ε of all runs, composed as if fixed in advance; null if no engine bounds it."""
 
     engine: str | None
     epsilon: Interval | None
@@ -231,13 +232,13 @@ class Spent(ResponseModel):
 
 
 class Remaining(ResponseModel):
-    """What the privacy filter leaves, rounded down."""
+    """The budget that remains by the privacy filter, rounded down."""
 
     epsilon: Bound
 
 
 class RunCharge(ResponseModel):
-    """A cost in the two forms that people compare: ε with δ, and μ where it is one Gaussian."""
+    """A cost as ε with δ, and as μ if it is one Gaussian mechanism."""
 
     epsilon: Bound
     delta: Bound
@@ -255,7 +256,7 @@ class LedgerSummary(ScopedModel):
 
 
 class Grant(ResponseModel):
-    """What a team may do with another's data set: reserve, read the ledger, or nothing."""
+    """The access of a team to the data set of another: reserve, read the ledger, or nothing."""
 
     dataset: str
     team: str
@@ -266,7 +267,7 @@ class Grant(ResponseModel):
 
 
 class Proposal(ResponseModel):
-    """A budget or grant that waits until administrators send its ``content`` too."""
+    """A budget or grant that needs the same ``content`` from further administrators."""
 
     digest: Identifier
     kind: Literal["budget", "grant"]
@@ -284,7 +285,7 @@ class StepCounts(ResponseModel):
 
 
 class Reservation(ScopedModel):
-    """A reservation: what it reserved, and what it counts for now."""
+    """A reservation, with its reserved and its current charge."""
 
     id: str
     certificate: Identifier
@@ -324,7 +325,7 @@ class Ledger(LedgerSummary):
 
 
 class RunRequirements(ResponseModel):
-    """What an engine gives the run: GPUs on each of its hosts, and memory in MiB."""
+    """The resources of a run: GPUs on each of its hosts, and memory in MiB."""
 
     gpus: int
     hosts: int = 1
@@ -343,7 +344,7 @@ class RunSteps(ResponseModel):
 class Run(ResponseModel):
     """A run: the request, its worker, its progress and its outcome.
 
-    ``refusal`` is why the engine refused the job of a waiting run when it was last submitted.
+    ``refusal`` is the engine's reason for refusing the last job of a waiting run.
     """
 
     id: str

@@ -121,7 +121,9 @@ def _change_table(comparison: PlanComparison) -> Table:
     for value in values:
         value.overflow = "fold"
     for effect in comparison.effects:
-        moved = (MOVE_LABELS.get(way or "") for way in (effect.moved, effect.noise_moved))
+        moved = (
+            MOVE_LABELS.get(direction or "") for direction in (effect.moved, effect.noise_moved)
+        )
         table.add_row(
             escape(effect.change.pointer),
             *(escape(value or "-") for value in effect.change.texts(MAX_VALUE_LENGTH)),

@@ -1,7 +1,7 @@
 """``affidavit keys``, ``roots`` and ``keyset``: signing keys, root keys, and lists of keys.
 
-A keyset is drafted where the public records of the signing keys are, signed by each root key where
-that key is stored, checked, and published to the service.
+A keyset is drafted with the public records of the signing keys, signed on the machine of each root
+key, checked, and published to the service.
 """
 
 from __future__ import annotations
@@ -270,9 +270,9 @@ def keyset_sign(
     with usage_errors():
         signer = read_root_key(key)
         signed = read_keyset(read_file(file))
-    listed = {root.key_id for root in signed.keyset.roots.keys}
+    current_roots = {root.key_id for root in signed.keyset.roots.keys}
     write(file, signed.signed_by(signer).as_bytes())
-    origin = "" if signer.key_id in listed else ", a root of the previous version"
+    origin = "" if signer.key_id in current_roots else ", a root of the previous version"
     say(f"signed by {signer.key_id[:16]}{origin}")
 
 

@@ -250,24 +250,26 @@ def _conclusion(verified: VerifiedCertificate) -> str:
 def _recompute(verified: VerifiedCertificate) -> str | None:
     """Run the accountants again; return their contradiction of the certificate, or None."""
     predicate = verified.predicate
-    fresh = certify(plan_from(predicate["plan"]))
+    recomputed = certify(plan_from(predicate["plan"]))
     # A policy may refuse a proved guarantee, so this compares the accountants' verdicts.
     # Earlier certificates say ``under_noised`` where later ones say ``unproved``.
     unmet = {"under_noised", "unproved"}
     certified = accounting_verdict(predicate)
-    if fresh.verdict != certified and not {fresh.verdict, certified} <= unmet:
-        reason = "".join(f" {reason.message} {reason.remedy}" for reason in fresh.reasons[:1])
-        return f"the verdict is now {fresh.verdict}, not {predicate['verdict']}.{reason}"
-    if predicate["guarantee"] is None or fresh.epsilon is None:
+    if recomputed.verdict != certified and not {recomputed.verdict, certified} <= unmet:
+        reason = "".join(f" {reason.message} {reason.remedy}" for reason in recomputed.reasons[:1])
+        return f"the verdict is now {recomputed.verdict}, not {predicate['verdict']}.{reason}"
+    if predicate["guarantee"] is None or recomputed.epsilon is None:
         return None
-    stated = float(predicate["guarantee"]["epsilon"]["upper"])
-    if fresh.epsilon.lower > stated * (1 + RECOMPUTE_TOLERANCE):
-        return f"ε is at least {fresh.epsilon.lower:.6g}, above the {stated:.6g} certified."
+    certified_epsilon = float(predicate["guarantee"]["epsilon"]["upper"])
+    if recomputed.epsilon.lower > certified_epsilon * (1 + RECOMPUTE_TOLERANCE):
+        lower = recomputed.epsilon.lower
+        return f"ε is at least {lower:.6g}, above the {certified_epsilon:.6g} certified."
     seed = predicate["guarantee"].get("seed")
-    if fresh.confidence is None or seed != fresh.confidence.seed:
+    if recomputed.confidence is None or seed != recomputed.confidence.seed:
         return None
-    if abs(fresh.epsilon.upper / stated - 1) > RECOMPUTE_TOLERANCE:
-        return f"draws from its seed give ε ≤ {fresh.epsilon.upper:.6g}, not {stated:.6g}."
+    upper = recomputed.epsilon.upper
+    if abs(upper / certified_epsilon - 1) > RECOMPUTE_TOLERANCE:
+        return f"draws from its seed give ε ≤ {upper:.6g}, not {certified_epsilon:.6g}."
     return None
 
 

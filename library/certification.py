@@ -45,7 +45,7 @@ class Bound(float):
     _confidence: float | None
 
     def __new__(cls, upper: float, *, lower: float = 0.0, confidence: float | None = None) -> Bound:
-        """Raises ``ValueError`` unless ``lower <= upper``."""
+        """Create a bound; raises ``ValueError`` unless ``lower <= upper``."""
         Bracket(lower=lower, upper=upper)
         bound = super().__new__(cls, upper)
         bound._lower, bound._confidence = lower, confidence

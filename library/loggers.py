@@ -80,16 +80,16 @@ def epsilon_over_steps(answer: Certification) -> list[tuple[int, float]]:
 
     Raises ``NotCertified`` if the plan is not certified.
     """
-    whole = answer.require().epsilon
-    if whole is None or answer.steps is None:
+    certified = answer.require().epsilon
+    if certified is None or answer.steps is None:
         return []
     plan, total = answer.plan, answer.steps
-    last = (total, whole.upper)
+    last = (total, certified.upper)
     divisible = len(plan.phases) == 1 and Execution.of(plan).has_independent_steps
     if not divisible or plan.extra or plan.phases[0].clip_schedule is not None:
         return [last]
     steps = sorted({-(-total * part // CURVE_POINTS) for part in range(1, CURVE_POINTS)} - {total})
-    spent = [(step, min(epsilon(plan, steps=step).upper, whole.upper)) for step in steps]
+    spent = [(step, min(epsilon(plan, steps=step).upper, certified.upper)) for step in steps]
     return [*spent, last]
 
 

@@ -45,7 +45,7 @@ class RunQueueClient:
         )
 
     def report(self, job: Job, action: str, **body: Any) -> Any:
-        """``start`` or ``fail`` the run, add a part of its ``record``, or ``complete`` it."""
+        """Report the ``start``, a part of the ``record``, ``fail`` or ``complete`` of a run."""
         return _retry(lambda: self._post(job, action, body))
 
     def bundle(self, job: Job) -> bytes:

@@ -55,23 +55,23 @@ def _proposals(source: Source, assessment: Assessment) -> Iterator[tuple[str, li
 
 
 def _more_noise(source: Source, assessment: Assessment) -> Iterator[Change]:
-    places = [
+    paths = [
         (*base, "releases", index)
         for base in _phases(source.data)
         for index in range(len(_value_at(source.data, (*base, "releases"))))
     ]
-    if len(places) != len(assessment.releases):
+    if len(paths) != len(assessment.releases):
         return
-    for place, noise in zip(places, assessment.releases, strict=True):
+    for path, noise in zip(paths, assessment.releases, strict=True):
         if noise.required is None:
             continue
-        release = _value_at(source.data, place)
+        release = _value_at(source.data, path)
         field, needed = "noise_multiplier", noise.required
         if release.get("noise_std") is not None:
             std = noise.required * float(release["clip_norm"])
             field, needed = "noise_std", float(decimal_up(std * (1 + 1e-15), SIGNIFICANT_DIGITS))
         if needed > float(release[field]):
-            yield (*place, field), release[field], needed
+            yield (*path, field), release[field], needed
 
 
 def _larger_truncation(source: Source, base: Tokens) -> Change | None:
@@ -106,11 +106,13 @@ def _fewer_steps(source: Source, base: Tokens) -> Change | None:
     if before is None:
         return ((*base, "steps"), phase.get("steps"), int(steps))
     # Reduce epochs in proportion, rounded down; the result is certified afterwards.
-    whole = _certify_document(source.data)
-    now = whole.sampling[0].get("steps") if whole is not None and whole.sampling else None
-    if not now:
+    unchanged = _certify_document(source.data)
+    steps_now = None
+    if unchanged is not None and unchanged.sampling:
+        steps_now = unchanged.sampling[0].get("steps")
+    if not steps_now:
         return None
-    epochs = math.floor(float(before) * int(steps) / int(now) * 1000) / 1000
+    epochs = math.floor(float(before) * int(steps) / int(steps_now) * 1000) / 1000
     return ((*base, "epochs"), before, epochs) if epochs > 0 else None
 
 
@@ -135,16 +137,16 @@ def _build_fix(source: Source, description: str, changes: list[Change]) -> Fix |
     if fixed is None or fixed.verdict != "certified" or fixed.epsilon is None:
         return None
     edits = [_edit(source, tokens, after) for tokens, _, after in changes]
-    possible = tuple(edit for edit in edits if edit is not None)
-    if source.imported is not None and possible:
-        changed = source.find_same(apply_edits(source.text, possible).encode())
+    usable = tuple(edit for edit in edits if edit is not None)
+    if source.imported is not None and usable:
+        changed = source.find_same(apply_edits(source.text, usable).encode())
         if changed is None or changed.data != document:
-            possible = ()  # the script derives another value from this number
+            usable = ()  # the script derives another value from this number
     return Fix(
         description=f"{description} (ε ≤ {decimal_up(fixed.epsilon.upper, 6)})",
         changes=tuple((pointer_to(*tokens), before, after) for tokens, before, after in changes),
         epsilon=fixed.epsilon.upper,
-        edits=possible if len(possible) == len(changes) else (),
+        edits=usable if len(usable) == len(changes) else (),
     )
 
 
@@ -188,8 +190,8 @@ def _edit(source: Source, tokens: Tokens, value: Any) -> Edit | None:
     line, first, _, last = span
     lines = source.text.split("\n")
     columns = [len(lines[line - 1].encode()[:column].decode()) for column in (first, last)]
-    above = sum(len(text) + 1 for text in lines[: line - 1])
-    start, end = ((above + column, line - 1, column) for column in columns)
+    line_start = sum(len(text) + 1 for text in lines[: line - 1])
+    start, end = ((line_start + column, line - 1, column) for column in columns)
     return _replacement(source.text, start, end, value)
 
 

@@ -75,8 +75,8 @@ class ServiceCheck:
             else "The policy allows checks to continue without the service.",
         )
         finding = GateFinding.of(source.file, reason, "error" if blocks else "warning")
-        worse = Exit.UNDECIDED if blocks and local.exit is Exit.CERTIFIED else local.exit
-        return replace(local, exit=worse, findings=(*local.findings, finding))
+        code = Exit.UNDECIDED if blocks and local.exit is Exit.CERTIFIED else local.exit
+        return replace(local, exit=code, findings=(*local.findings, finding))
 
 
 def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> CheckResult:
@@ -100,8 +100,8 @@ def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> Chec
         message = f"its certificate is {str(status).replace('_', ' ')}."
         findings.append(_finding(source, str(status or "no_status"), message))
     findings += [_refusal_finding(source, reason) for reason in answer.get("reasons", [])]
-    worse = Exit.UNDECIDED if verdict == "undecided" else Exit.BLOCKED
-    return replace(local, exit=worse, findings=tuple(findings), headline=f"blocked: {verdict}")
+    code = Exit.UNDECIDED if verdict == "undecided" else Exit.BLOCKED
+    return replace(local, exit=code, findings=tuple(findings), headline=f"blocked: {verdict}")
 
 
 def _finding(source: Source, code: str, message: str) -> GateFinding:

@@ -235,7 +235,7 @@ class Source:
 
     def _has_unread_value(self, pointer: str) -> bool:
         """Whether a script has an expression for a field that could not be read."""
-        return any(where == pointer for where, _ in self.unread)
+        return any(name == pointer for name, _ in self.unread)
 
     def _add_missing_fields(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """Add the missing fields that are reported only after the first ones are set."""
@@ -299,10 +299,10 @@ class Source:
 
     def line_of(self, pointer: str) -> int | None:
         """Return the line of the field at ``pointer``, of its source field or of its parent."""
-        own = SOURCE_FIELDS.get(pointer, pointer) if self.imported else pointer
-        if (span := dict(self.literals).get(own)) is not None:
+        field = SOURCE_FIELDS.get(pointer, pointer) if self.imported else pointer
+        if (span := dict(self.literals).get(field)) is not None:
             return span[0]
-        (reason,) = self.locate((Reason(code="", pointer=own, message="", remedy=""),))
+        (reason,) = self.locate((Reason(code="", pointer=field, message="", remedy=""),))
         return reason.line
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
