@@ -3,7 +3,7 @@
 The request is found from the environment variables of GitHub and GitLab pipelines. A comment is
 recognised by its first line (``formats.MARKER``) and replaced in later runs. A suggestion is posted
 once, on the line that it changes. References: GitHub REST API 2022-11-28, issue comments, review
-comments; GitLab REST API v4, notes, discussions and find_suggestions.
+comments; GitLab REST API v4, notes, discussions and suggestions.
 """
 
 from __future__ import annotations
