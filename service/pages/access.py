@@ -13,7 +13,6 @@ provider are stored in a cookie for ten minutes, and deleted when the browser re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -135,27 +134,13 @@ router = APIRouter(include_in_schema=False, default_response_class=Response)
 OPEN = [open_to_all()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignIn:
-    """The sign-in page; ``next`` is the path to open afterwards."""
-
-    next: str
-    ended: bool = False
-    open_here: bool = False
-    with_provider: bool = False
-    wrong: str = ""
-
-
 @router.get("/sign-in", dependencies=OPEN)
 def sign_in(request: Request, services: TheServices) -> Response:
     """Show the sign-in form."""
-    view = SignIn(
-        next=local_path(request.query_params.get("next", "")),
-        ended="ended" in request.query_params,
-        open_here=services.authenticator.allows_anonymous(),
-        with_provider=services.code_flow is not None,
-    )
-    return respond(request, view, template="sign_in.html")
+    to = local_path(request.query_params.get("next", ""))
+    open_here = services.authenticator.allows_anonymous()
+    ended = "ended" in request.query_params
+    return _respond(request, services, to, open_here=open_here, ended=ended)
 
 
 @router.post("/sign-in", dependencies=OPEN)
@@ -169,7 +154,7 @@ async def sign_in_by_token(
         caller = await _caller_by_token(services, form.get("token"))
     except AuthenticationError as error:
         authentication_problem(services, request, error)  # counted as a failed attempt
-        return await run_in_threadpool(_show_error, request, services, to, error.detail, 422)
+        return _respond(request, services, to, 422, wrong=error.detail)
     return await run_in_threadpool(_begin, request, services, caller, to)
 
 
@@ -226,10 +211,10 @@ def return_from_provider(request: Request, services: TheServices) -> Response:
         actor, *others = flow.complete(attempt, dict(request.query_params), _callback(services))
     except AuthenticationError as error:
         authentication_problem(services, request, error)  # counted as a failed attempt
-        response = _show_error(request, services, to, error.detail, 422)
+        response = _respond(request, services, to, 422, wrong=error.detail)
     except ProviderUnavailable:
         detail = "the OpenID provider does not answer; try again later."
-        response = _show_error(request, services, to, detail, 503)
+        response = _respond(request, services, to, 503, wrong=detail)
     else:
         response = _begin(request, services, Caller(actor, actor.name, elsewhere=tuple(others)), to)
     sessions.delete_cookie(request, response, sessions.SIGN_IN)
@@ -262,8 +247,12 @@ def _begin(request: Request, services: Services, caller: Caller, to: str) -> Res
     return response
 
 
-def _show_error(request: Request, services: Services, to: str, wrong: str, status: int) -> Response:
-    view = SignIn(next=to, wrong=wrong, with_provider=services.code_flow is not None)
+def _respond(
+    request: Request, services: Services, to: str, status: int = 200, **changes: Any
+) -> Response:
+    """Show the sign-in form; ``to`` is the path to open afterwards."""
+    view = {"next": to, "wrong": "", "ended": False, "open_here": False, **changes}
+    view["with_provider"] = services.code_flow is not None
     return respond(request, view, template="sign_in.html", status=status)
 
 

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, get_args
 from urllib.parse import quote
 
@@ -69,26 +68,12 @@ class InvalidCheckpoint(Exception):
     """The text is not a checkpoint of this log, for the reason in the message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointComparison:
-    """The comparison of a saved checkpoint of ``then`` entries with the newest one of ``now``.
+def compare_checkpoint(text: str, log: LogReader, keys: Iterable[PublicKey]) -> dict[str, Any]:
+    """Compare the checkpoint in ``text``, of ``then`` entries, with the newest one, of ``now``.
 
-    ``extended``: the log begins with the saved entries. ``signed``: a key of this service signed
-    the saved checkpoint. ``contradiction`` is empty if there is none.
+    ``extended``: the log begins with the saved entries. ``signed``: one of ``keys`` signed the
+    saved checkpoint. ``contradiction`` is empty if there is none. Raises ``InvalidCheckpoint``.
     """
-
-    then: int
-    now: int
-    signed_at: datetime | None
-    signed: bool
-    extended: bool
-    contradiction: str
-
-
-def compare_checkpoint(
-    text: str, log: LogReader, keys: Iterable[PublicKey]
-) -> CheckpointComparison:
-    """Compare the checkpoint in ``text`` with ``log``; raises ``InvalidCheckpoint``."""
     # Browsers change line ends, and drop the last one of a text area.
     note = text.strip().replace("\r\n", "\n") + "\n"
     try:
@@ -103,14 +88,14 @@ def compare_checkpoint(
             f"the checkpoint is of another log, {saved.origin}; this one is {newest.origin}"
         )
     contradiction = _contradiction(saved, newest, log)
-    return CheckpointComparison(
-        then=saved.size,
-        now=newest.size,
-        signed_at=saved.signed_at,
-        signed=_is_signed(note, keys),
-        extended=contradiction == "",
-        contradiction=contradiction,
-    )
+    return {
+        "then": saved.size,
+        "now": newest.size,
+        "signed_at": saved.signed_at,
+        "signed": _is_signed(note, keys),
+        "extended": contradiction == "",
+        "contradiction": contradiction,
+    }
 
 
 def _contradiction(saved: Checkpoint, newest: Checkpoint, log: LogReader) -> str:
@@ -393,9 +378,7 @@ def _verify_requested_range(services: Services, query: AuditQuery) -> tuple[Rang
         return None, f"{capitalized(str(error))}."
 
 
-def _checkpoint_comparison(
-    services: Services, text: str
-) -> tuple[CheckpointComparison | None, str]:
+def _checkpoint_comparison(services: Services, text: str) -> tuple[dict[str, Any] | None, str]:
     """Compare a saved checkpoint with the log; returns the result or the error."""
     if not text.strip():
         return None, ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -34,20 +33,6 @@ MAX_CLAIM_LENGTH = 64
 CHARTS = ("profile", "trade-off", "steps")
 
 router = APIRouter()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
-    """The mistakes that explain a claim; ``wrong`` if the claim is invalid."""
-
-    id: str
-    name: str | None
-    claimed: str
-    summary: str | None = None
-    certified: str | None = None
-    explanations: tuple[dict[str, Any], ...] = ()
-    corrected: str | None = None
-    wrong: str | None = None
 
 
 @page(router, ONE)
@@ -159,27 +144,29 @@ async def diagnosis(
     stored = await run_in_threadpool(services.store.get, certificate_id)
     view = await _diagnose(services, stored, claimed.strip())
     # htmx ignores error responses.
-    status = 422 if view.wrong is not None and not is_fragment(request) else 200
+    status = 422 if view["wrong"] is not None and not is_fragment(request) else 200
     return respond(request, view, template="diagnosis.html", fragment="diagnosis", status=status)
 
 
-async def _diagnose(services: Services, stored: StoredCertificate, claimed: str) -> Diagnosis:
+async def _diagnose(services: Services, stored: StoredCertificate, claimed: str) -> dict[str, Any]:
+    """Return the mistakes that explain a claim, or ``wrong`` if the claim is invalid."""
     plan = statement_in(stored.bundle)["predicate"]["plan"]
-    fields: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
+    view: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
+    view |= dict.fromkeys(("summary", "certified", "corrected", "wrong"))
+    view["explanations"] = ()
     question = {"plan": {**plan, "claim": None}, "claimed_epsilon": claimed}
     try:
         content = json.dumps(question).encode()
         result = await diagnose_request(services.pool, content, "json")
     except MalformedPlan as error:
         wrong = messages_of(error.reasons).replace("claimed_epsilon", "the claim")
-        return Diagnosis(**fields, wrong=wrong)
-    return Diagnosis(
-        **fields,
-        summary=result.get("summary"),
-        certified=result["certified"]["verdict"],
-        explanations=tuple(result["explanations"]),
-        corrected=_correction(result.get("corrected")),
-    )
+        return {**view, "wrong": wrong}
+    return view | {
+        "summary": result.get("summary"),
+        "certified": result["certified"]["verdict"],
+        "explanations": result["explanations"],
+        "corrected": _correction(result.get("corrected")),
+    }
 
 
 def _correction(corrected: dict[str, Any] | None) -> str | None:

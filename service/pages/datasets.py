@@ -114,20 +114,6 @@ class LedgerLine:
         return min(100, math.ceil(100 * self.share))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetsPage:
-    """A page of ledgers, and the submitted ``values`` of the form that sets a budget.
-
-    If several ``administrators`` are required, ``noted`` says who else must agree.
-    """
-
-    datasets: ListPage[LedgerLine]
-    values: Mapping[str, str]
-    wrong: str | None = None
-    noted: str | None = None
-    administrators: int = 1
-
-
 @page(router, "/datasets")
 def datasets(
     request: Request, _: Anyone, services: TheServices, after: ScopeName = None
@@ -205,11 +191,15 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
 def _respond(
     request: Request, services: Services, after: str | None = None, **form: Any
 ) -> Response:
-    """Show the ledgers after ``after``, and the ``form``."""
+    """Show the ledgers after ``after``, and the submitted ``form`` with its error.
+
+    If several administrators are required, ``noted`` says who else must agree.
+    """
     with services.engine.connect() as connection:
         ledgers = ledger_page(connection, services.policies.policy_set(), after)
-    view = DatasetsPage(datasets=ledgers, administrators=services.keysets.administrators(), **form)
-    rows, status = Rows(LedgerLine, ledgers.lines), 422 if view.wrong else 200
+    view = {"datasets": ledgers, "wrong": None, "noted": None, **form}
+    view["administrators"] = services.keysets.administrators()
+    rows, status = Rows(LedgerLine, ledgers.lines), 422 if view["wrong"] else 200
     return respond(request, view, template="datasets.html", rows=rows, status=status)
 
 

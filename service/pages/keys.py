@@ -36,23 +36,15 @@ class Key:
     public_key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """The view; ``keyset`` is the newest one, or None."""
-
-    keys: tuple[Key, ...]
-    keyset: dict[str, Any] | None
-
-
 @page(router, "/keys")
 def keys(request: Request, _: Anyone, services: TheServices) -> Response:
     """List all keys of the service, newest first."""
     view = keys_view(services, services.clock.now())
-    return respond(request, view, template="keys.html", rows=Rows(Key, view.keys))
+    return respond(request, view, template="keys.html", rows=Rows(Key, view["keys"]))
 
 
-def keys_view(services: Services, now: datetime) -> Keys:
-    """Return the keys with their states at ``now``."""
+def keys_view(services: Services, now: datetime) -> dict[str, Any]:
+    """Return the keys with their states at ``now``, and the newest keyset or None."""
     public_keys = map(PublicKey.from_record, services.key_records())
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)
@@ -83,7 +75,7 @@ def keys_view(services: Services, now: datetime) -> Keys:
             "threshold": roots.threshold,
             "roots": [{"key_id": root.key_id, "label": root.label} for root in roots.keys],
         }
-    return Keys(keys=tuple(keys), keyset=keyset)
+    return {"keys": keys, "keyset": keyset}
 
 
 def _state(public: PublicKey, signing: set[str], since: str | None, now: datetime) -> str:
