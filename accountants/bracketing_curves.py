@@ -41,7 +41,7 @@ from affidavit.plan import (
 
 Truncated = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
 NARROW_WIDTH = 2e-6
-"""Relative width of a bracket from which no other is computed."""
+"""Relative width of a bracket that is narrow enough: no other curve is evaluated."""
 ROUNDING = 1e-8
 """Relative difference of two equal Gaussian-DP parameters by rounding."""
 

@@ -36,7 +36,7 @@ Group = (
     PoissonSampledGroupGaussian | TruncatedPoissonGroupGaussian | WithoutReplacementGroupGaussian
 )
 NARROW_WIDTH = 1e-2
-"""Relative width of a bracket from which no chain is computed."""
+"""Relative width of a bracket that is narrow enough: no chain is computed."""
 _MAX_REFINED_LINKS = 8
 """Links whose narrower bounds are fast enough."""
 _MIN_DELTA = 1e-300
@@ -45,7 +45,7 @@ _BISECTIONS, _MIN_DELTA_SHARE, _DELTA_RATIO = 40, 1e-30, 0.25
 at which the curve of neighbours is sampled."""
 
 
-def of_one_record(event: Event) -> tuple[Event | None, int]:
+def neighbour_event(event: Event) -> tuple[Event | None, int]:
     """Return ``event`` of users with m records as that of neighbours in one record, and m.
 
     The event is None unless all releases sample users with the same m. It is also None if all are
@@ -60,14 +60,14 @@ def of_one_record(event: Event) -> tuple[Event | None, int]:
         return None, 0
     result = []
     for leaf, count in parts:
-        one = _of_one_record(leaf) if isinstance(leaf, Group) else None
+        one = _neighbour_leaf(leaf) if isinstance(leaf, Group) else None
         if one is None:
             return None, 0
         result.append(Repeated(event=one, count=count))
     return Composed(events=tuple(result)), samples[0].records
 
 
-def _of_one_record(leaf: Group) -> Leaf | None:
+def _neighbour_leaf(leaf: Group) -> Leaf | None:
     if isinstance(leaf, PoissonSampledGroupGaussian):
         return PoissonSubsampledGaussian(
             sampling_probability=leaf.sampling_probability,

@@ -32,7 +32,7 @@ from affidavit.accountants.registry import certain_accountants
 from affidavit.plan import Event, Laplace
 
 NARROW_WIDTH = 1e-3
-"""Relative width of a bracket that needs no other lower bound."""
+"""Relative width of a bracket that is narrow enough: no other lower bound is computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,10 @@ class CountingAttack:
         return true_positive, np.minimum(tail, union + 1e-14 * (1 + whole)).clip(max=0.0)
 
     def _count_probabilities(self) -> tuple[Array, float, Array]:
-        """Return the probability that a release with the record is counted, the probability that
-        it is without, and the log probability that one without it is counted, (thresholds, 1).
+        """Return probabilities of one release by threshold, shape (thresholds, 1).
+
+        They are the probability that it has the record and is counted, the probability that it does
+        not have the record, and the log probability that it is then counted.
         """
         sigma = self.leaf.noise_multiplier
         if isinstance(self.leaf, Laplace):
@@ -309,7 +311,7 @@ def distance_if_drawn(leaf: Leaf) -> float:
 
 
 def with_bins_known(event: Event) -> Event:
-    """Return ``event`` with known bins of correlated noise: Gaussian releases, which cost more."""
+    """Return ``event`` with known bins of correlated noise, which costs no less."""
     result: list[Event] = []
     for part, count in parts(event):
         release: Event = part

@@ -180,7 +180,7 @@ class RdpAccountant:
 def _with_rounding(
     part: Leaf | RepeatAndSelect, ledger: LibraryAccountant
 ) -> tuple[Leaf | RepeatAndSelect, Array | float]:
-    """Return ``part``, or a like one that costs no less, and the rounding of each divergence.
+    """Return ``part``, or a similar one that costs no less, and the rounding of divergences.
 
     A moment is a sum of terms with rounded logarithms, and its own logarithm may be smaller than
     their rounding: the library then returns zero or less, and an ε of zero. Shape (orders,).

@@ -35,7 +35,7 @@ from affidavit.accountants.bracketing_curves import (
     orders_of,
     refined_curve,
 )
-from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_record
+from affidavit.accountants.chains import ChainedCurve, chained_epsilon, neighbour_event
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
@@ -140,7 +140,7 @@ class FourierAccountant:
         if len(bounds) > 1 or isinstance(bounds[0], ChainOfNeighbours):
             return self._curve_of_bounds(bounds)
         curve, least = self._curve(event), attained_event(event)
-        neighbours, records = of_one_record(event)
+        neighbours, records = neighbour_event(event)
         if least == event and neighbours is None:
             return _after_concessions(curve)
         # A transform tilted for the bound of the run would resolve little of the attained law.

@@ -29,7 +29,7 @@ al., arXiv:2412.16802; docs/theorems/balls-in-bins-correlated.md for what is pro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from scipy.special import log_ndtr
@@ -40,7 +40,6 @@ from affidavit.accountants.gaussian import EMPTY_CURVE, GaussianCurve
 from affidavit.accountants.monte_carlo.dominating_pair import Pair, build_pair
 from affidavit.accountants.monte_carlo.importance_sampling import (
     DIRECTIONS,
-    Direction,
     Draws,
     Tilt,
     draw,
@@ -112,7 +111,6 @@ class MonteCarloCurve:
 
     pair: Pair
     failure_probability: float
-    _families: dict[Direction, tuple[Tilt, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def confidence(self) -> float:
@@ -136,8 +134,7 @@ class MonteCarloCurve:
                 "Choose δ in that range.",
             )
         best = Bracket(lower=0.0, upper=0.0)
-        for direction in DIRECTIONS:
-            family = self._family(direction)
+        for family in self._families:
             if not self._is_ruled_out(family, best.upper, delta):
                 best = best.larger(self._epsilon(family, delta))
         return best
@@ -150,8 +147,7 @@ class MonteCarloCurve:
         require_epsilon(epsilon)
         # A δ that underflows is still bounded above zero.
         best = Bracket(lower=0.0, upper=math.ulp(0.0))
-        for direction in DIRECTIONS:
-            family = self._family(direction)
+        for family in self._families:
             certain = min(1.0, math.exp(min(tilt.log_range(epsilon) for tilt in family)))
             if certain > best.lower:
                 best = best.larger(self._delta(family, epsilon, certain))
@@ -160,8 +156,7 @@ class MonteCarloCurve:
     def predicted_epsilon(self, delta: float) -> float:
         """Return about the upper bound of ``epsilon(delta)``, from pilot draws; **not a bound**."""
         result = 0.0
-        for direction in DIRECTIONS:
-            family = self._family(direction)
+        for family in self._families:
             if min(tilt.epsilon(delta) for tilt in family) > result:
                 result = max(result, predicted_epsilon(family, delta, self._log_failure))
         return result
@@ -171,10 +166,10 @@ class MonteCarloCurve:
         """log(1/β) of one test, over brackets, directions, both sides and the ruling-out tests."""
         return math.log(MAX_BRACKETS * len(DIRECTIONS) * 2 * 2 / self.failure_probability)
 
-    def _family(self, direction: Direction) -> tuple[Tilt, ...]:
-        if direction not in self._families:
-            self._families[direction] = tilts(self.pair, direction)
-        return self._families[direction]
+    @cached_property
+    def _families(self) -> tuple[tuple[Tilt, ...], ...]:
+        """The tilts of each direction."""
+        return tuple(tilts(self.pair, direction) for direction in DIRECTIONS)
 
     def _is_ruled_out(self, family: tuple[Tilt, ...], epsilon: float, delta: float) -> bool:
         """Return whether this direction is shown to reach ``delta`` at or before ``epsilon``."""

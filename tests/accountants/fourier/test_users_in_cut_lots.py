@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
 from affidavit.accountants.bracketing_curves import orders_of
-from affidavit.accountants.chains import ChainedCurve, of_one_record
+from affidavit.accountants.chains import ChainedCurve, neighbour_event
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.group_sampling import binomial_weights
@@ -209,15 +209,15 @@ def test_a_chain_in_one_order_is_above_what_users_of_two_records_attain() -> Non
 
 
 def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set() -> None:
-    one, records = of_one_record(leaf(3, 100, 20, "add_remove"))
+    one, records = neighbour_event(leaf(3, 100, 20, "add_remove"))
     assert records == 3
     [(neighbours, _)] = leaves(one) if one is not None else ()
     assert isinstance(neighbours, TruncatedPoissonGaussian)
     assert neighbours.dataset_size == 102
     beside = Composed(events=(leaf(3, 100, 20, "add_remove"), Gaussian(noise_multiplier=9.0)))
-    assert of_one_record(beside)[0] is None
+    assert neighbour_event(beside)[0] is None
     two = Composed(events=(leaf(3, 100, 20, "add_remove"), leaf(2, 100, 20, "add_remove")))
-    assert of_one_record(two)[0] is None
+    assert neighbour_event(two)[0] is None
 
 
 @pytest.mark.soak
