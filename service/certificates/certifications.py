@@ -82,11 +82,9 @@ class Certifications(Store):
     async def submit(
         self, requester: str, work: Coroutine[Any, Any, Submission], seconds: float
     ) -> Submission | str:
-        """Return the result of ``work`` within ``seconds``, or the id of the continued
-        certification.
+        """Return the result of ``work`` within ``seconds``, or else the certification's id.
 
-        Raises what ``work`` raises in that time, and ``TooBusy``. Cancellation also cancels the
-        work.
+        Raises what ``work`` raises in that time, and ``TooBusy``. Cancellation cancels the work.
         """
         task = asyncio.create_task(work)
         try:

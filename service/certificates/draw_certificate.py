@@ -67,8 +67,7 @@ class DrawCertificate:
         self._charts: ComputationCache[Charts] = ComputationCache(MAX_RESULTS)
 
     async def curves(self, certificate: StoredCertificate) -> CurvesText:
-        """Return the curves of ``certificate``; raises ``NoCurve`` and
-        ``AccountingUnavailable``."""
+        """Return the curves of a certificate; raises ``NoCurve`` or ``AccountingUnavailable``."""
         result = await self._curves(
             certificate.id, lambda: self._pool.run_long(compute_curves, plan_of(certificate))
         )

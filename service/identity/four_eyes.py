@@ -95,8 +95,7 @@ class FourEyes(Store):
         reason: str = "",
         scope: Scope = Scope.ADMIN,
     ) -> Result:
-        """Carry out ``change`` if enough people with ``scope`` requested it, else record the
-        request.
+        """Carry out ``change`` if enough people requested it; else record the request.
 
         ``change`` calls its argument in its transaction, before it writes. Raises ``Problem``.
         """

@@ -200,8 +200,7 @@ class LockedRun:
     # ---- the dispatcher --------------------------------------------------------------
 
     def end_lease(self, fence: int, reason: str, *, expired: bool = False) -> bool:
-        """End the lease under ``fence``, if it is current and, with ``expired``, was not
-        renewed."""
+        """End a current lease under ``fence``; with ``expired`` only if it was not renewed."""
         run = self.run
         renewed = expired and run.expires_at is not None and run.expires_at >= self.context.at
         if run.fence != fence or run.state not in HELD_STATES or renewed:
