@@ -470,27 +470,27 @@ class Correlation:
         raise RefusedPlan.with_reason(
             code="steps_mismatch",
             pointer=pointer,
-            message=f"the {what} do not have one value for each of the {steps} steps.",
-            remedy="Give one per step.",
+            message=f"the {what} must have one value for each of the {steps} steps.",
+            remedy="Give one value per step.",
         )
 
     def _require_any_length(self) -> None:
         """Require noise and participation that do not depend on the steps, to solve for them."""
         phase = self._phase
         if self.workload.learning_rates is not None:
-            field, what = "steps", "the workload has a learning rate for each"
+            field, why = "steps", "the workload lists a learning rate per step"
         elif phase.clip_schedule is not None:
-            field, what = "clip_schedule", "each has a clip norm of its own"
+            field, why = "clip_schedule", "the clip schedule lists a factor per step"
         elif phase.participation is not None and phase.participation.participations is not None:
-            field, what = "participation", "the participations are given"
+            field, why = "participation", "the participations are given"
         elif phase.noise.depends_on_steps:
-            field, what = "noise", f"a strategy of kind {phase.noise.kind} is made for its steps"
+            field, why = "noise", f"the {phase.noise.kind} strategy depends on the number of steps"
         else:
             return
         raise self._refused(
             code="steps_not_open",
             field=field,
-            message=f"the plan asks for the most steps, but {what}.",
+            message=f"the steps cannot be solved for, because {why}.",
             remedy="Give the steps.",
         )
 

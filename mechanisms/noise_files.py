@@ -136,7 +136,7 @@ def _read(directory: Path, name: str, pointer: str) -> bytes:
         if not path.resolve().is_relative_to(directory.resolve()):
             raise _bad_file(pointer, "the file is outside the plan's folder.")
         if not path.is_file():
-            raise _bad_file(pointer, f"file not found beside the plan: {name}.")
+            raise _bad_file(pointer, f"{name} does not exist beside the plan.")
         content = read_limited(path, MAX_FILE_BYTES)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         detail = getattr(error, "strerror", None) or error

@@ -161,7 +161,7 @@ class Mechanism:
                 pointer=plan.pointer(index, "noise", "kind"),
                 message=f"{self.name} is defined with {self.noise_description} noise, "
                 f"not {phase.noise.kind}.",
-                remedy="Change noise.kind, or name the optimiser that you run.",
+                remedy="Change noise.kind, or name the optimiser of your run.",
             )
             for index, phase in enumerate(plan.phases)
             if not self.accepts(phase.noise.kind)

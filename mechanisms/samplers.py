@@ -119,7 +119,7 @@ class RunSampler:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scheme:
+class SchemeSamplers:
     """The samplers of a scheme, with independent and with correlated noise."""
 
     independent: Callable[[Plan, int], Sampled] | None = None
@@ -202,8 +202,8 @@ def _draw_each_record(
             plan,
             index,
             "user_level_sampling",
-            f"a user has up to {records} records, and sampling them one by one is accounted for "
-            f"at most {MAX_RECORDS}.",
+            f"a user has up to {records} records, and sampling them one by one is accounted for at "
+            f"most {MAX_RECORDS} records.",
             f"Keep at most {MAX_RECORDS} records a user, or sample users: clip each user's sum "
             "once, with contributions_per_user: 1.",
         )
@@ -282,7 +282,7 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
             index,
             "fixed_size_needs_replace_one",
             f"lots of fixed size without replacement are not certified under {plan.adjacency}: "
-            "removing a record changes every other record's chance of being drawn.",
+            "removing a record changes the sampling probability of all others.",
             "Write adjacency: replace_one, or sample by poisson.",
         )
     size, lot = _sizes(plan, index)
@@ -322,7 +322,7 @@ def _truncated_poisson(plan: Plan, index: int) -> Sampled:
             plan,
             index,
             "unsupported",
-            "every record is drawn and every lot is cut: that is a lot of fixed size.",
+            "every record is drawn and every lot is truncated, which is a lot of fixed size.",
             "Write scheme: fixed_size with this lot size.",
         )
     most = "one more" if records == 1 else f"{records} more"
@@ -531,9 +531,9 @@ def _removal_moves_records(plan: Plan, index: int) -> RefusedPlan:
         plan,
         index,
         "removal_moves_records",
-        f"under add_remove a removed record moves the other records of a "
-        f"{plan.phases[index].sampling.scheme} run to other lots, so that its effect is not "
-        "bounded by its own clip norm.",
+        f"under add_remove, removing a record moves other records of a "
+        f"{plan.phases[index].sampling.scheme} run to other lots, so its effect is not bounded by "
+        "its clip norm.",
         "Write adjacency: zero_out or replace_one, or sample by poisson.",
     )
 
@@ -547,16 +547,16 @@ def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> Re
     )
 
 
-SCHEMES: dict[str, Scheme] = {
-    "poisson": Scheme(independent=_poisson, correlated=_fresh_run),
-    "truncated_poisson": Scheme(independent=_truncated_poisson, correlated=_fresh_run),
-    "fixed_size": Scheme(independent=_fixed_size, correlated=_fresh_run),
-    "full_batch": Scheme(independent=_full_batch, correlated=_full_batch_run),
-    "cyclic": Scheme(independent=_fixed_order, correlated=_cyclic_run),
-    "shuffled": Scheme(independent=_shuffled, correlated=_shuffled_run),
-    "balls_in_bins": Scheme(independent=_balls_in_bins, correlated=_balls_in_bins_run),
-    "cyclic_poisson": Scheme(correlated=_cyclic_poisson_run),
-    "b_min_sep": Scheme(correlated=_b_min_sep_run),
+SCHEMES: dict[str, SchemeSamplers] = {
+    "poisson": SchemeSamplers(independent=_poisson, correlated=_fresh_run),
+    "truncated_poisson": SchemeSamplers(independent=_truncated_poisson, correlated=_fresh_run),
+    "fixed_size": SchemeSamplers(independent=_fixed_size, correlated=_fresh_run),
+    "full_batch": SchemeSamplers(independent=_full_batch, correlated=_full_batch_run),
+    "cyclic": SchemeSamplers(independent=_fixed_order, correlated=_cyclic_run),
+    "shuffled": SchemeSamplers(independent=_shuffled, correlated=_shuffled_run),
+    "balls_in_bins": SchemeSamplers(independent=_balls_in_bins, correlated=_balls_in_bins_run),
+    "cyclic_poisson": SchemeSamplers(correlated=_cyclic_poisson_run),
+    "b_min_sep": SchemeSamplers(correlated=_b_min_sep_run),
 }
 """The samplers of each scheme. Without an entry for independent noise, a run of it counts as
 correlated by the identity."""

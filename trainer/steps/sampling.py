@@ -49,7 +49,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from affidavit.plan import Plan, schedule
+from affidavit.plan import FRESH_LOTS, Plan, schedule
 from affidavit.trainer.noise.chacha import derived_key, raw_words
 
 RUN_STEP = 2**63
@@ -239,17 +239,13 @@ def _lots_per_epoch(size: int, lot_size: int) -> int:
     return size // lot_size
 
 
-INDEPENDENT_SCHEMES = frozenset({"poisson", "truncated_poisson", "fixed_size"})
-"""Schemes that draw each lot independently."""
-
-
 class LotSampler:
     """The lots of phase ``index``; ``key`` is the run's key for draws that outlast a step."""
 
     def __init__(self, plan: Plan, index: int, key: bytes) -> None:
         self._plan, self._index = plan, index
         phase_key = derived_key(key, f"affidavit lots of phase {index}")
-        fresh = plan.phases[index].sampling.scheme in INDEPENDENT_SCHEMES
+        fresh = plan.phases[index].sampling.scheme in FRESH_LOTS
         self._phase_sampler = None if fresh else build_sampler(plan, index, phase_key)
 
     def of(self, place: int, step_key: bytes) -> Tensor:
