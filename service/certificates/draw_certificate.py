@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from affidavit.accountants import AccountantError
 from affidavit.certificate import (
     Assessment,
-    Curves,
     curves,
     draw_curves,
     profile_chart,
@@ -62,9 +62,8 @@ class DrawCertificate:
 
     def __init__(self, pool: AccountingPool) -> None:
         self._pool = pool
-        self._curves: ComputationCache[CurvesText | tuple[Reason, ...]]
-        self._curves = ComputationCache(MAX_RESULTS)
-        self._charts: ComputationCache[Charts] = ComputationCache(MAX_RESULTS)
+        self._curves = ComputationCache[CurvesText | tuple[Reason, ...]](MAX_RESULTS)
+        self._charts = ComputationCache[Charts](MAX_RESULTS)
 
     async def curves(self, certificate: StoredCertificate) -> CurvesText:
         """Return the curves of a certificate; raises ``NoCurve`` or ``AccountingUnavailable``."""
@@ -106,32 +105,20 @@ def compute_curves(plan: Plan) -> CurvesText | tuple[Reason, ...]:
     )
 
 
-def compute_curve_charts(plan: Plan) -> Charts:
-    """Compute, in the pool, the privacy profile and the trade-off function of ``plan``."""
+def compute_charts(plan: Plan, steps_run: int | None, *, with_steps: bool = True) -> Charts:
+    """Compute, in the pool, the privacy profile, the trade-off function, and ε over the steps."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return Charts({}, result.reasons)
-    return Charts(_curve_charts(result))
-
-
-def _curve_charts(result: Curves) -> dict[str, Chart]:
-    return {"profile": profile_chart(result), "trade-off": trade_off_chart(result)}
-
-
-def compute_charts(plan: Plan, steps_run: int | None) -> Charts:
-    """Compute, in the pool, the charts of ``plan`` with ε over the steps."""
-    result = curves(plan)
-    if isinstance(result, Assessment):
-        return Charts({}, result.reasons)
-    charts = _curve_charts(result)
+    charts = {"profile": profile_chart(result), "trade-off": trade_off_chart(result)}
     epsilon = result.assessment.epsilon
+    if not with_steps or epsilon is None:
+        return Charts(charts)
     extra_steps = () if steps_run is None else (steps_run,)
-    try:
+    with suppress(AccountantError):
         spent = spending(plan, result.engine["name"], result.delta, extra_steps=extra_steps)
-    except AccountantError:
-        spent = ()
-    if spent and epsilon is not None:
-        charts["steps"] = spending_chart(
-            spent, certified=epsilon.upper, delta=result.delta, run=steps_run
-        )
+        if spent:
+            charts["steps"] = spending_chart(
+                spent, certified=epsilon.upper, delta=result.delta, run=steps_run
+            )
     return Charts(charts)

@@ -58,7 +58,7 @@ from affidavit.plan import (
     locate_in_document,
     plan_from,
 )
-from affidavit.service.certificates.draw_certificate import Charts, NoCurve, compute_curve_charts
+from affidavit.service.certificates.draw_certificate import Charts, NoCurve, compute_charts
 from affidavit.service.certificates.submit_plan import Position
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
@@ -147,7 +147,8 @@ class PreviewPlan:
     async def draw(self, plan: Plan) -> Pictures:
         """Draw the privacy profile and the trade-off function; raises ``NoCurve`` too."""
         drawn: Charts = await self._cache(
-            f"curve {digest(plan)}", lambda: self._pool.run_long(compute_curve_charts, plan)
+            f"curve {digest(plan)}",
+            lambda: self._pool.run_long(compute_charts, plan, None, with_steps=False),
         )
         if not drawn.charts:
             raise NoCurve(drawn.reasons)

@@ -174,7 +174,7 @@ def test_neither_timestamps_nor_a_witness_alone_hide_what_more_witnesses_saw(
     both = cosigned(log.grow(1).note, 0, 1)
     stamped = log.grow(1).note
     for note in (alone[0], stamped):
-        for number in range(3):  # as keep_timestamp stores them
+        for number in range(3):  # as store_timestamp stores them
             store._insert(
                 note, f"{reader.TIMESTAMP_PREFIX}{number}", timestamp_line(b"%d" % number), now
             )
