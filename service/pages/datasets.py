@@ -362,7 +362,9 @@ def dataset_view(
     Reservations are listed before the event number ``before``.
     """
     ledgers = repository.all_ledgers(connection, name)
-    chosen = _chosen(ledgers, scope)
+    in_scope = [
+        ledger for ledger in ledgers if scope in (None, (ledger.scope.unit, ledger.scope.adjacency))
+    ]
     policy = rules.policy_of(name)
     caps = policy.cap(name)
     line = policy_line(StoredPolicy(policy=policy), rules)
@@ -370,12 +372,16 @@ def dataset_view(
         name=name,
         policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),
     )
-    if chosen is None:
+    if not in_scope:
         return view, None
+    chosen = in_scope[0]
     numbered = repository.reservations_before(connection, chosen.id, before, PAGE_SIZE + 1)
     entries = [reservation for _, reservation in numbered[:PAGE_SIZE]]
     latest = entries[0] if entries and before is None else None
     amounts = _amounts(connection, chosen)
+    forecast = None
+    if latest is not None:  # the privacy filter decides, because the ledger is not empty
+        forecast = forecast_of(chosen, latest.cost, latest.certificate_id, certain=False).message
     run_ids = repository.runs_of(connection, [entry.id for entry in entries])
     return replace(
         view,
@@ -385,7 +391,7 @@ def dataset_view(
         shown=ledger_line(chosen, rules),
         entries=tuple(_entry(entry, run_ids.get(entry.id)) for entry in entries),
         next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
-        forecast=None if latest is None else _forecast(chosen, latest),
+        forecast=forecast,
         forecast_of=None if latest is None else latest.certificate_id,
         not_conformant=_not_conformant(connection, chosen),
     ), chosen
@@ -452,17 +458,6 @@ def _read(
             grants = repository.grants_of(connection, name)
         view = replace(view, proposals=proposals, grants=tuple(map(dict, grants)))
         return view, stored, None if stored is None else spent_chart(connection, stored)
-
-
-def _chosen(ledgers: Sequence[StoredLedger], scope: tuple[str, str] | None) -> StoredLedger | None:
-    return next(
-        (
-            ledger
-            for ledger in ledgers
-            if scope is None or (ledger.scope.unit, ledger.scope.adjacency) == scope
-        ),
-        None,
-    )
 
 
 async def _with_quick_composition(
@@ -539,9 +534,3 @@ def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, 
         .limit(MAX_NOT_CONFORMANT)
     )
     return tuple(connection.execute(query).scalars())
-
-
-def _forecast(ledger: StoredLedger, latest: StoredReservation) -> str:
-    # The privacy filter decides, because the ledger is not empty.
-    forecast = forecast_of(ledger, latest.cost, latest.certificate_id, certain=False)
-    return forecast.message

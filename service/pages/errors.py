@@ -83,7 +83,10 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
             "problem.html",
             {
                 "problem": problem,
-                "sentences": _sentences(problem),
+                "sentences": [
+                    for_people(f"{item['message']} {item['remedy']}") for item in problem["reasons"]
+                ]
+                or [for_people(problem["detail"])],
                 "heading": HEADINGS.get(response.status_code, problem["title"]),
                 "advice": _advice(
                     response.status_code, problem["code"], headers.get("retry-after")
@@ -94,12 +97,6 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
         )
 
     return as_page
-
-
-def _sentences(problem: dict[str, Any]) -> list[str]:
-    """Return the message and remedy of each reason."""
-    reasons = [f"{item['message']} {item['remedy']}" for item in problem["reasons"]]
-    return [for_people(text) for text in reasons or [problem["detail"]]]
 
 
 def _advice(status: int, code: str, retry_after: str | None) -> str:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request
 
 from affidavit.service.dependencies import Services
 from affidavit.service.pages import sessions
@@ -108,24 +108,13 @@ SubmittedForm = Annotated[Form, Depends(read_form)]
 # ---- forged requests ----------------------------------------------------------------
 
 
-class FormToken:
-    """The token of the forms of a page; its cookie is set only if the page has a form."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._secret = _secret(request)
-        self._is_new = False
-
-    def __str__(self) -> str:
-        """Return the token."""
-        if self._secret is None:
-            self._secret, self._is_new = secrets.token_urlsafe(32), True
-        return _token(self._secret)
-
-    def bind(self, response: Response) -> None:
-        """Set the cookie if it is new and a form contains its token."""
-        if self._is_new and self._secret is not None:
-            sessions.write_cookie(self._request, response, sessions.FORM, self._secret)
+def form_token(request: Request) -> tuple[str, str | None]:
+    """Return the token for the forms of a page, and the secret of a new cookie or None."""
+    secret = _secret(request)
+    if secret is not None:
+        return _token(secret), None
+    secret = secrets.token_urlsafe(32)
+    return _token(secret), secret
 
 
 def require_form_token(request: Request, form: Form) -> None:

@@ -160,14 +160,10 @@ def overview_view(
         failed=_failed(connection),
         checkpoint=checkpoint_of(connection),
         troubles=reasons,
-        anything=_has_certificates(connection),
+        # Sorted by an index, the query reads one row.
+        anything=connection.scalar(select(certificates.c.id).order_by(certificates.c.id).limit(1))
+        is not None,
     )
-
-
-def _has_certificates(connection: Connection) -> bool:
-    """Return whether there is a certificate; sorted by an index, the query reads one row."""
-    first = select(certificates.c.id).order_by(certificates.c.id).limit(1)
-    return connection.execute(first).first() is not None
 
 
 def _totals(connection: Connection, now: datetime) -> Totals:

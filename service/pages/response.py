@@ -37,7 +37,7 @@ from affidavit.service.dependencies import Services
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import sessions
-from affidavit.service.pages.forms import FormToken
+from affidavit.service.pages.forms import form_token
 from affidavit.service.pages.templating import environment, groups_for, may_open
 from affidavit.service.pages.text import spreadsheet_safe
 
@@ -223,7 +223,7 @@ def html(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Render ``template`` as a page, or its block ``fragment`` for htmx."""
-    token = FormToken(request)
+    token, new_secret = form_token(request)
     source = environment().get_template(template)
     context = {**_page_context(request), **values, "csrf": lambda: _CSRF_FIELD.format(token)}
     if fragment is not None and is_fragment(request):
@@ -232,7 +232,8 @@ def html(
         text = source.render(context)
     content = text.encode("utf-8", "backslashreplace")
     response = Response(content, status, {**PRIVATE, **(headers or {})}, "text/html; charset=utf-8")
-    token.bind(response)
+    if new_secret is not None and token in text:  # only for a page with a form
+        sessions.write_cookie(request, response, sessions.FORM, new_secret)
     return response
 
 
