@@ -213,7 +213,7 @@ class Cost:
         )
 
     @classmethod
-    def nothing(cls, orders: int) -> Self:
+    def zero(cls, orders: int) -> Self:
         """Return the cost of no runs at ``orders`` orders."""
         return cls.of(renyi=(0.0,) * orders, mu_squared=0.0, epsilon=0.0, delta=0.0, steps=Steps())
 

@@ -129,14 +129,14 @@ class Filter:
 class Budget:
     """A budget (ε in nats, δ) and its filter.
 
-    ``taken`` is the δ of a run admitted by its own certificate. ``base`` dominates the steps of the
-    first run, and is None if that has other releases.
+    ``delta_taken`` is the δ of a run admitted by its own certificate. ``base`` dominates the steps
+    of the first run, and is None if that has other releases.
     """
 
     epsilon: float
     delta: float
     filter: Filter
-    taken: float = 0.0
+    delta_taken: float = 0.0
     base: Step | None = None
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class Budget:
 
     @property
     def _free_delta(self) -> float:
-        return (self.delta - self.taken) * (1 - 1e-12)
+        return (self.delta - self.delta_taken) * (1 - 1e-12)
 
     def spent(self, total: Cost) -> float:
         """Return the least ε (nats), rounded up, that admits ``total``, or infinity.

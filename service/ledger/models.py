@@ -294,7 +294,7 @@ def amounts_of(ledger: StoredLedger, open_: Mapping[str, Cost]) -> dict[str, Dec
     result, before = {}, Decimal(0)
     for name in ("spent", "committed", "reserved"):
         total = total if name == "spent" else total + open_[name]
-        is_nonzero = total != Cost.nothing(len(total.renyi))
+        is_nonzero = total != Cost.zero(len(total.renyi))
         spent = replace(ledger, state=replace(state, spent=total)).spent_epsilon()
         if not math.isfinite(spent):
             return None

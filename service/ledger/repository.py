@@ -286,7 +286,7 @@ def open_costs(connection: Connection, ledger_id: int, orders: int) -> dict[str,
         )
         .where(events.kind.in_(("reserve", "commit")))
     )
-    result = {name: Cost.nothing(orders) for name in ("reserved", "committed")}
+    result = {name: Cost.zero(orders) for name in ("reserved", "committed")}
     for row in connection.execute(query):
         result[STATES[row.kind]] += Cost.read(json.loads(row.cost))
     return result
@@ -369,7 +369,7 @@ def _reservation(first: Row[Any], last: Row[Any]) -> StoredReservation:
     if last.kind == "settle":
         charged = Cost.read(body["cost"])
     elif last.kind == "release":
-        charged = Cost.nothing(len(cost.renyi))
+        charged = Cost.zero(len(cost.renyi))
     plain = (
         *("id", "ledger_id", "certificate_id", "issue", "untrusted", "plan_digest", "name"),
         *("certified_steps", "rule", "team"),

@@ -203,7 +203,7 @@ class LedgerState:
             epsilon=float(self.budget.epsilon),
             delta=float(self.budget.delta),
             filter=filter_,
-            taken=self.alone.value(DELTA_UNIT),
+            delta_taken=self.alone.value(DELTA_UNIT),
             base=self.base if run is None else self._base_with(run),
         )
 
@@ -288,7 +288,7 @@ class LedgerState:
         return cls(
             seq=1,
             budget=BudgetVersion(number=1, epsilon=epsilon, delta=delta),
-            spent=Cost.nothing(len(filter_.orders)),
+            spent=Cost.zero(len(filter_.orders)),
         )
 
     @classmethod

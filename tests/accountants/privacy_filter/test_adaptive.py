@@ -133,7 +133,7 @@ def test_no_strategy_over_a_menu_passes_delta(seed: int) -> None:
     def admits(runs: Sequence[Binary]) -> bool:
         times = tuple(runs.count(item) for item in menu)
         if times not in known:
-            total = Cost.nothing(len(ORDERS))
+            total = Cost.zero(len(ORDERS))
             for entry, count in zip(menu, times, strict=True):
                 total += costs[entry].times(count)
             known[times] = len(runs) <= 3 and budget.admits(total)

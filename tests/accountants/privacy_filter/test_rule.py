@@ -60,7 +60,7 @@ def composed_and_read(seed: int | str) -> tuple[Bracket, float]:
     draw = random.Random(seed)
     names = [name for name in RUNS if draw.random() < 0.7] or ["gaussian"]
     counts = {name: draw.randint(1, 4) for name in names}
-    total = Cost.nothing(len(ORDERS))
+    total = Cost.zero(len(ORDERS))
     for name, count in counts.items():
         total += COSTS[name].times(count)
     events = tuple(Repeated(event=RUNS[name], count=count) for name, count in counts.items())
@@ -121,12 +121,12 @@ def test_several_orders_never_read_below_the_best_of_them_alone() -> None:
 def test_order_does_not_matter_and_more_is_never_admitted_where_less_was_not(
     names: list[str], another: str, draw: random.Random
 ) -> None:
-    total = Cost.nothing(len(ORDERS))
+    total = Cost.zero(len(ORDERS))
     for name in names:
         total += COSTS[name]
     shuffled = list(names)
     draw.shuffle(shuffled)
-    again = Cost.nothing(len(ORDERS))
+    again = Cost.zero(len(ORDERS))
     for name in shuffled:
         again += COSTS[name]
     assert total == again
@@ -144,7 +144,7 @@ def test_the_forecast_is_the_last_run_that_fits(name: str) -> None:
     fits = one.forecast(COSTS["small"], cost)
     assert one.admits(COSTS["small"] + cost.times(fits))
     assert not one.admits(COSTS["small"] + cost.times(fits + 1))
-    assert one.forecast(COSTS["small"], Cost.nothing(len(ORDERS))) == MAX_FORECAST
+    assert one.forecast(COSTS["small"], Cost.zero(len(ORDERS))) == MAX_FORECAST
 
 
 def test_the_reading_is_where_admission_begins() -> None:
@@ -161,7 +161,7 @@ def test_the_reading_is_where_admission_begins() -> None:
 
 def test_nothing_spent_reads_nothing_and_what_nothing_bounds_reads_infinity() -> None:
     one = budget()
-    empty = Cost.nothing(len(ORDERS))
+    empty = Cost.zero(len(ORDERS))
     assert one.spent(empty) == 0.0
     assert one.admits(empty)
     endless = Cost.of(renyi=[math.inf] * len(ORDERS), mu_squared=math.inf, epsilon=1.0, delta=1e-6)
@@ -175,8 +175,8 @@ def test_delta_that_a_run_alone_took_is_gone() -> None:
     one, cost = budget(2.0), COSTS["gaussian"]
     weights = one.filter
     assert one.admits(cost)
-    assert not Budget(epsilon=2.0, delta=DELTA, filter=weights, taken=DELTA).admits(cost)
-    half = Budget(epsilon=2.0, delta=DELTA, filter=weights, taken=DELTA / 2)
+    assert not Budget(epsilon=2.0, delta=DELTA, filter=weights, delta_taken=DELTA).admits(cost)
+    half = Budget(epsilon=2.0, delta=DELTA, filter=weights, delta_taken=DELTA / 2)
     assert one.spent(cost) < half.spent(cost)
 
 

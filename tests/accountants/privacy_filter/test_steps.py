@@ -144,7 +144,7 @@ def test_steps_add_subtract_and_are_written_exactly() -> None:
     assert not one.within(other)
     assert one.least(other).steps == other.steps
     assert Cost.read(one.as_document()) == one
-    assert "steps" not in Cost.nothing(2).as_document()
+    assert "steps" not in Cost.zero(2).as_document()
     with pytest.raises(ValueError, match="kind of step"):
         Steps.read(
             {
