@@ -50,14 +50,12 @@ def main() -> None:
     sys.stdout.write(" left open |\n|---|---|---|---|---|---|\n")
     for size in SIZES:
         tensors = {"w": TensorNoise(shape=(size,), scale=0.7)}
-        sums, opened[0] = {"w": torch.randn(size)}, 0
-        ordinary, exact = (
-            NoiseSource(secrets.token_bytes(32), tensors, exact=which) for which in (False, True)
-        )
+        key, sums, opened[0] = secrets.token_bytes(32), {"w": torch.randn(size)}, 0
+        ordinary, exact = (NoiseSource(tensors, exact=which) for which in (False, True))
         for source in (ordinary, exact):
-            source.add_to({"w": sums["w"].clone()})
+            source.add_to({"w": sums["w"].clone()}, key)
         times = [
-            tuple(seconds(partial(source.add_to, sums)) for source in (ordinary, exact))
+            tuple(seconds(partial(source.add_to, sums, key)) for source in (ordinary, exact))
             for _ in range(TURNS)
         ]
         before, after = (statistics.median(column) for column in zip(*times, strict=True))

@@ -308,7 +308,7 @@ def parts(machine: TrainingState, case: Case, device: str) -> tuple[float, float
     tensors = {n: p for of in machine.layout.tensors.values() for n, p in of.items()}
     sums = {name: torch.zeros_like(item) for name, item in tensors.items()}
     (source,) = machine._noise
-    noise = seconds(lambda: source.add_to(sums), device, case.repeats)
+    noise = seconds(lambda: source.add_to(sums, bytes(32)), device, case.repeats)
     matrices = [sums[name] for name in machine.layout.tensors["hidden"]]
     dtype = torch.bfloat16 if device == "cuda" else None
     newton_schulz = seconds(

@@ -8,13 +8,13 @@ lot: it is added once per lot of any size, also to an empty lot.
 
 Guarantees
     * Steps are taken in order, each once, and none beyond those of the strategy.
-    * No two tensors, and no two steps under one key, share a word of a stream. A resumed
-      run continues with a new key (``rekey``) and the stored state.
-    * The state does not contain the key. It is as secret as the noise itself.
+    * No two tensors, and no two steps under one key, share a word of a stream. Each step has its
+      key, so a resumed run continues with new keys and the stored state.
+    * The state does not contain a key. It is as secret as the noise itself.
 
->>> source = NoiseSource(bytes(32), {"w": TensorNoise(shape=(2,), scale=0.5)})
+>>> source = NoiseSource({"w": TensorNoise(shape=(2,), scale=0.5)})
 >>> sums = {"w": torch.zeros(2)}
->>> source.add_to(sums)
+>>> source.add_to(sums, bytes(32))
 >>> expected = 0.5 * standard_normal(bytes(32), step=0, tensor=0, shape=(2,))
 >>> bool((sums["w"] == expected).all()), source.step
 (True, 1)
@@ -93,16 +93,15 @@ class TensorNoise:
 class NoiseSource:
     """Noise for ``tensors`` under ``strategy``, by default independent in every step.
 
-    ``key`` has 32 bytes and serves only the noise. ``dtype`` is the type of stored and added
-    tensors; z is always drawn in float32. With ``exact``, the noisy sum is rounded to a grid
-    (``affidavit.trainer.noise.grid``).
+    ``dtype`` is the type of stored and added tensors; z is always drawn in float32. With ``exact``,
+    the noisy sum is rounded to a grid (``affidavit.trainer.noise.grid``). The key of a step has
+    32 bytes and serves only the noise.
 
     Raises ``ValueError`` for ``exact`` with correlated noise.
     """
 
     def __init__(
         self,
-        key: bytes,
         tensors: Mapping[str, TensorNoise],
         *,
         strategy: Strategy | None = None,
@@ -110,7 +109,7 @@ class NoiseSource:
         dtype: torch.dtype = torch.float32,
         exact: bool = False,
     ) -> None:
-        self._key, self._tensors = key, dict(tensors)
+        self._tensors = dict(tensors)
         self._strategy = identity(1) if strategy is None else strategy
         self._max_steps = None if strategy is None else strategy.steps
         self._recurrence = recurrence_of(self._strategy)
@@ -125,11 +124,9 @@ class NoiseSource:
         """The step whose noise comes next, from 0."""
         return self._step
 
-    def rekey(self, key: bytes) -> None:
-        """Draw the following noise from another key."""
-        self._key = key
-
-    def add_to(self, sums: Mapping[str, Tensor], scales: Mapping[str, float] | None = None) -> None:
+    def add_to(
+        self, sums: Mapping[str, Tensor], key: bytes, scales: Mapping[str, float] | None = None
+    ) -> None:
         """Add this step's noise to the clipped sum of each tensor, in place, and advance.
 
         ``scales`` are the scales of this step if clip norms, and the noise with them, are adapted.
@@ -151,13 +148,13 @@ class NoiseSource:
         with torch.no_grad():
             for place, (name, tensor) in enumerate(self._tensors.items()):
                 if self._exact:
-                    self._add_exactly(at, place, tensor, sums[name], scales[name])
+                    self._add_exactly(key, at, place, tensor, sums[name], scales[name])
                 else:
                     sums[name].add_(
-                        self._draw_correlated(at, place, name, tensor), alpha=scales[name]
+                        self._draw_correlated(key, at, place, name, tensor), alpha=scales[name]
                     )
 
-    def skip_step(self) -> None:
+    def skip_step(self, key: bytes) -> None:
         """Skip a step whose release was lost: its noise enters the state but no sum.
 
         Later steps then continue the certified sequence. Independent noise stores nothing, so none
@@ -171,7 +168,7 @@ class NoiseSource:
             return
         with torch.no_grad():
             for place, (name, tensor) in enumerate(self._tensors.items()):
-                self._draw_correlated(at, place, name, tensor)
+                self._draw_correlated(key, at, place, name, tensor)
 
     def _require_steps_left(self) -> None:
         if self._max_steps is not None and self._step >= self._max_steps:
@@ -183,9 +180,11 @@ class NoiseSource:
         """Return σ_g C_g of each tensor."""
         return {name: tensor.scale for name, tensor in self._tensors.items()}
 
-    def _draw_correlated(self, at: int, place: int, name: str, tensor: TensorNoise) -> Tensor:
+    def _draw_correlated(
+        self, key: bytes, at: int, place: int, name: str, tensor: TensorNoise
+    ) -> Tensor:
         drawn = standard_normal(
-            self._key,
+            key,
             step=at,
             tensor=place,
             shape=tensor.drawn_shape,
@@ -196,14 +195,12 @@ class NoiseSource:
         return z if self._recurrence is None else self._recurrence(at, z, self._kept[name])
 
     def _add_exactly(
-        self, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float
+        self, key: bytes, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float
     ) -> None:
         wide = total if tensor.columns is None else total.new_zeros(tensor.drawn_shape)
         if tensor.columns is not None:
             _slice_columns(wide, tensor).copy_(total)
-        add_grid_noise(
-            wide, self._key, step=at, tensor=place, scale=scale, first=tensor.first_entry
-        )
+        add_grid_noise(wide, key, step=at, tensor=place, scale=scale, first=tensor.first_entry)
         if tensor.columns is not None:
             total.copy_(_slice_columns(wide, tensor))
 

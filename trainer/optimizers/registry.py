@@ -4,7 +4,8 @@ A new optimiser is a file and a line here, or a rule of ``entrywise``. The optim
 package's mechanism is an entry point ``affidavit.optimizers``.
 
 The names are those of ``affidavit.mechanisms.catalogue``: everything that can be certified can be
-trained. ``optimizer_of`` refuses what the mechanism refuses, so that a form that was
+trained. ``optimizer_of`` refuses what the mechanism refuses, so no uncertified form of an optimiser
+runs (DP-DiSK that combines after clipping, DP-Dice without its clip norm).
 
 >>> OPTIMIZERS["dp_muon"].__name__
 'Muon'

@@ -3,7 +3,7 @@
 The records of a lot are processed in microbatches; each record adds its clipped contribution to
 the sums, over all devices. Noise is then added once, and the sum is divided by the fixed
 divisor B, never by the number of records. A lot without records is noise alone.
-Nothing of a record's gradients is stored but the sums.
+Of the records' gradients, only the sums are stored.
 
 There are three ways to a clipped sum:
 

@@ -189,7 +189,6 @@ class TrainingState:
             execution.lengths, self._config.strategies, execution.plan.phases, strict=True
         ):
             source = NoiseSource(
-                bytes(32),  # replaced by the key of each step
                 self.layout.noise(execution.at(first)),
                 strategy=strategy,
                 device=str(self._peers.device),
@@ -355,7 +354,9 @@ class TrainingState:
         required = self._requirement(step)
         noise_std = {name: item.scale for name, item in self.layout.noise(required).items()}
         before = self.noise_test.entries(sums, noise_std)
-        self._noise_source(required, ratchet).add_to(sums, noise_std if self._adaptation else None)
+        self._noise_source(required).add_to(
+            sums, ratchet.key_for("noise"), noise_std if self._adaptation else None
+        )
         self.noise_test.observe(
             before,
             sums,
@@ -386,20 +387,19 @@ class TrainingState:
         self._peers.all_reduce({"counts": sums})
         noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
         key, device = ratchet.key_for("clipping counts"), str(self._peers.device)
-        NoiseSource(key, {"counts": noise}, device=device, exact=exact).add_to({"counts": sums})
+        NoiseSource({"counts": noise}, device=device, exact=exact).add_to({"counts": sums}, key)
         return dict(zip(adaptation.factors, sums.tolist(), strict=True))
 
     def skip_step(self, step: int, ratchet: Ratchet) -> None:
         """Skip ``step``, which was charged and lost."""
-        self._noise_source(self._config.execution.at(step), ratchet).skip_step()
+        self._noise_source(self._config.execution.at(step)).skip_step(ratchet.key_for("noise"))
         if self._feedback is not None:
             self._feedback.load_private_state_dict(self._new_error_feedback().private_state_dict())
 
-    def _noise_source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
+    def _noise_source(self, required: StepRequirement) -> NoiseSource:
         source = self._noise[required.phase]
         if source.step != required.place:
             raise RuntimeError("the noise and the run are at different steps")
-        source.rekey(ratchet.key_for("noise"))
         return source
 
     def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:

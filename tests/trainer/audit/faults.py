@@ -33,15 +33,18 @@ class RootK(TrainingState):
             name: TensorNoise(shape=item.shape, scale=item.scale / blocks**0.5)
             for name, item in self.layout.noise(required).items()
         }
-        return [NoiseSource(bytes(32), tensors)]
+        return [NoiseSource(tensors)]
 
 
 class Reseeded(TrainingState):
     """The generator of the noise starts again at every step."""
 
-    def _noise_source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
+    def release(self, step: int, ratchet: Ratchet, sums: dict[str, Tensor]) -> None:
         self._first = getattr(self, "_first", ratchet)
-        return NoiseSource(self._first.key_for("noise"), self.layout.noise(required))
+        super().release(step, self._first, sums)
+
+    def _noise_source(self, required: StepRequirement) -> NoiseSource:
+        return NoiseSource(self.layout.noise(required))
 
 
 class RealisedLot(TrainingState):
@@ -68,17 +71,17 @@ class LeftOut(TrainingState):
 
     tensor = "norm.bias"
 
-    def _noise_source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
-        return _AllButOne(super()._noise_source(required, ratchet), self.tensor)  # type: ignore[return-value]
+    def _noise_source(self, required: StepRequirement) -> NoiseSource:
+        return _AllButOne(super()._noise_source(required), self.tensor)  # type: ignore[return-value]
 
 
 class _AllButOne:
     def __init__(self, source: NoiseSource, tensor: str) -> None:
         self._noise_source, self._tensor = source, tensor
 
-    def add_to(self, sums: Mapping[str, Tensor], *scales: Any) -> None:
+    def add_to(self, sums: Mapping[str, Tensor], *given: Any) -> None:
         stored = sums[self._tensor].clone()
-        self._noise_source.add_to(sums, *scales)
+        self._noise_source.add_to(sums, *given)
         sums[self._tensor].copy_(stored)
 
 

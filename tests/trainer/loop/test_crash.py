@@ -292,18 +292,17 @@ def test_passing_over_a_step_leaves_what_comes_after_as_it_was() -> None:
     tensors = {"w": TensorNoise(shape=(3,), scale=1.0)}
 
     def noise(passed: int | None) -> list[Tensor]:
-        created = NoiseSource(bytes(32), tensors, strategy=Bidiagonal.of(0.5, steps=4))
+        created = NoiseSource(tensors, strategy=Bidiagonal.of(0.5, steps=4))
         result = []
         for step in range(4):
-            created.rekey(bytes([step + 1]) * 32)
-            sums = {"w": torch.zeros(3)}
+            key, sums = bytes([step + 1]) * 32, {"w": torch.zeros(3)}
             if step == passed:
-                created.skip_step()
+                created.skip_step(key)
             else:
-                created.add_to(sums)
+                created.add_to(sums, key)
             result.append(sums["w"])
         with pytest.raises(WrongState):
-            created.skip_step()
+            created.skip_step(bytes(32))
         return result
 
     whole, passed = noise(None), noise(1)

@@ -250,7 +250,7 @@ def test_the_noise_of_the_parts_is_that_of_the_tensor(
     shapes = {"a": (9, 5), "b": (1,), "c": (130, 7), "d": (6, 3, 2)}
     whole = {name: torch.ones(shape) for name, shape in shapes.items()}
     tensors = {name: TensorNoise(shape=shape, scale=1.5) for name, shape in shapes.items()}
-    NoiseSource(bytes(32), tensors, exact=exact).add_to(whole)
+    NoiseSource(tensors, exact=exact).add_to(whole, bytes(32))
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in shapes}
     along = {name: 0 if name != "c" or not columns else 1 for name in shapes}
     for rank in range(size):
@@ -264,7 +264,7 @@ def test_the_noise_of_the_parts_is_that_of_the_tensor(
             for name, shape in shapes.items()
         }
         sums = {name: torch.ones(of.local_shape) for name, of in here.items()}
-        NoiseSource(bytes(32), here, exact=exact).add_to(sums)
+        NoiseSource(here, exact=exact).add_to(sums, bytes(32))
         for name, item in sums.items():
             parts[name].append(item)
     for name, of in parts.items():

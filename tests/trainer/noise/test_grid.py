@@ -130,7 +130,7 @@ def test_the_set_of_releases_does_not_depend_on_the_sum(dtype: torch.dtype) -> N
 def ordinary(x: Tensor, scale: float) -> Tensor:
     """``x`` with noise in floating point, as the trainer adds it."""
     sums = {"w": x.clone()}
-    NoiseSource(KEY, {"w": TensorNoise(shape=tuple(x.shape), scale=scale)}).add_to(sums)
+    NoiseSource({"w": TensorNoise(shape=tuple(x.shape), scale=scale)}).add_to(sums, KEY)
     return sums["w"]
 
 
@@ -199,11 +199,11 @@ def test_no_small_delta_holds_for_ordinary_noise() -> None:
 
 def test_a_source_with_exact_noise_draws_it_for_every_tensor_and_step() -> None:
     tensors = {name: TensorNoise(shape=(3, 2), scale=0.5) for name in "ab"}
-    source = NoiseSource(KEY, tensors, exact=True)
+    source = NoiseSource(tensors, exact=True)
     seen = []
     for _ in range(2):
         sums = {name: torch.zeros(2, 3).t() for name in "ab"}  # not contiguous
-        source.add_to(sums)
+        source.add_to(sums, KEY)
         seen += [sums["a"].flatten(), sums["b"].flatten()]
     assert len({tuple(item.tolist()) for item in seen}) == 4
     assert all(bool((item != 0).all()) for item in seen)

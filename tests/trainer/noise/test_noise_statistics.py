@@ -116,14 +116,14 @@ def banded() -> tuple[Strategy, int]:
 def test_correlated_noise_is_solved_for_what_it_is_made_of(fault: str | None) -> None:
     strategy, steps = banded()
     tensors = {"w": TensorNoise(shape=(2000,), scale=3.0 * (0.97 if fault == "scale" else 1))}
-    source = NoiseSource(bytes(32), tensors, strategy=None if fault == "independent" else strategy)
+    source = NoiseSource(tensors, strategy=None if fault == "independent" else strategy)
     test = NoiseTest({"w": "all"}, {"w": 2000})
 
     def go() -> None:
         for step in range(steps):
             sums = {"w": torch.zeros(2000)}
             before = test.entries(sums, {"w": 3.0})
-            source.add_to(sums)
+            source.add_to(sums, bytes(32))
             test.observe(before, sums, {"w": 3.0}, strategy=strategy, place=step)
 
     if fault is None:
@@ -146,9 +146,9 @@ def test_a_run_with_less_noise_is_stopped_before_it_releases(
 ) -> None:
     add_to = NoiseSource.add_to
 
-    def less(self: NoiseSource, sums: dict[str, Tensor], *scales: Any) -> None:
+    def less(self: NoiseSource, sums: dict[str, Tensor], *given: Any) -> None:
         before = {name: item.clone() for name, item in sums.items()}
-        add_to(self, sums, *scales)
+        add_to(self, sums, *given)
         for name, item in sums.items():
             item.copy_(before[name] + 0.1 * (item - before[name]))
 

@@ -87,12 +87,14 @@ def injected(strategy: Strategy) -> Array:
     return seen[:, np.argsort(np.argmax(seen != 0, axis=0))]
 
 
-def run(source: NoiseSource, shapes: dict[str, tuple[int, ...]], steps: int) -> list[Tensor]:
+def run(
+    source: NoiseSource, shapes: dict[str, tuple[int, ...]], steps: int, key: bytes = KEY
+) -> list[Tensor]:
     """What is added to sums of zero, all tensors in one row a step."""
     result = []
     for _ in range(steps):
         sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        source.add_to(sums)
+        source.add_to(sums, key)
         result.append(torch.cat([item.flatten() for item in sums.values()]))
     return result
 
@@ -100,10 +102,10 @@ def run(source: NoiseSource, shapes: dict[str, tuple[int, ...]], steps: int) -> 
 SHAPES = {"weight": (3, 4), "bias": (5,)}
 
 
-def source_of(strategy: Strategy | None, scale: float = 1.0, key: bytes = KEY) -> NoiseSource:
+def source_of(strategy: Strategy | None, scale: float = 1.0) -> NoiseSource:
     """In float64."""
     tensors = {name: TensorNoise(shape=shape, scale=scale) for name, shape in SHAPES.items()}
-    return NoiseSource(key, tensors, strategy=strategy, dtype=torch.float64)
+    return NoiseSource(tensors, strategy=strategy, dtype=torch.float64)
 
 
 def draws(steps: int) -> Tensor:
@@ -137,10 +139,10 @@ def test_every_kind_of_noise_of_a_plan_is_among_them() -> None:
 )
 def test_without_correlation_the_noise_is_the_draws_bit_for_bit(strategy: Strategy | None) -> None:
     tensors = {name: TensorNoise(shape=shape, scale=1.0) for name, shape in SHAPES.items()}
-    source = NoiseSource(KEY, tensors, strategy=strategy)
+    source = NoiseSource(tensors, strategy=strategy)
     for row in draws(STEPS).float():
         sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        source.add_to(sums)
+        source.add_to(sums, KEY)
         assert torch.equal(torch.cat([item.flatten() for item in sums.values()]), row)
     assert not any(source.state_dict()["kept"].values())
 
@@ -151,7 +153,7 @@ def test_as_many_tensors_are_kept_as_the_certificate_says(name: str) -> None:
     source = source_of(strategy)
     most = 0
     for _ in range(STEPS):
-        source.add_to({n: torch.zeros(shape).double() for n, shape in SHAPES.items()})
+        source.add_to({n: torch.zeros(shape).double() for n, shape in SHAPES.items()}, KEY)
         most = max(most, len(source.state_dict()["kept"]["weight"]))
     assert most <= strategy.streaming.buffers
 
@@ -175,11 +177,10 @@ def test_a_new_key_changes_what_is_to_come_and_keeps_the_past() -> None:
     old, new = source_of(strategy), source_of(strategy)
     run(old, SHAPES, 3)
     run(new, SHAPES, 3)
-    new.rekey(bytes(32))
-    fresh = NoiseSource(bytes(32), {"all": TensorNoise(shape=(12,), scale=1.0)})
+    fresh = NoiseSource({"all": TensorNoise(shape=(12,), scale=1.0)})
     fresh.load_state_dict({**fresh.state_dict(), "step": 3})
-    expected = run(fresh, {"all": (12,)}, 1)[0] - 0.5 * draws(3)[2][:12]
-    assert torch.allclose(run(new, SHAPES, 1)[0][:12], expected, atol=1e-6)
+    expected = run(fresh, {"all": (12,)}, 1, bytes(32))[0] - 0.5 * draws(3)[2][:12]
+    assert torch.allclose(run(new, SHAPES, 1, bytes(32))[0][:12], expected, atol=1e-6)
 
 
 def covariance_is(found: Array, expected: Array, entries: int) -> bool:
@@ -194,7 +195,7 @@ def covariance_is(found: Array, expected: Array, entries: int) -> bool:
 def test_the_covariance_is_the_certified_one(name: str) -> None:
     """In float32, as a run has it; another strategy's covariance would not pass."""
     entries, strategy = 20_000, STRATEGIES[name]
-    source = NoiseSource(KEY, {"w": TensorNoise(shape=(entries,), scale=3.0)}, strategy=strategy)
+    source = NoiseSource({"w": TensorNoise(shape=(entries,), scale=3.0)}, strategy=strategy)
     rows = torch.stack(run(source, {"w": (entries,)}, STEPS)).numpy()
     result, matrix = rows @ rows.T / entries, 3 * injected(strategy)
     assert covariance_is(result, matrix @ matrix.T, entries)
@@ -216,9 +217,9 @@ def test_what_is_not_this_run_is_refused() -> None:
     louder = source_of(Bidiagonal.of(0.5, STEPS), 2.0).state_dict()
     refused(lambda s: s.load_state_dict(louder), WrongState, "another strategy")
     part = {"weight": torch.zeros(3, 4)}
-    refused(lambda s: s.add_to(part), ValueError, "bias: not among the tensors")
+    refused(lambda s: s.add_to(part, KEY), ValueError, "bias: not among the tensors")
     wrong = {"weight": torch.zeros(4, 3), "bias": torch.zeros(5)}
-    refused(lambda s: s.add_to(wrong), ValueError, "weight: not among the tensors")
+    refused(lambda s: s.add_to(wrong, KEY), ValueError, "weight: not among the tensors")
 
 
 def test_no_noise_is_made_beyond_the_steps_certified() -> None:
@@ -248,12 +249,12 @@ def test_the_noise_of_each_tensor_does_not_depend_on_chunks(
     for groups in (1, 2, 5, 100):
         monkeypatch.setattr(normal, "CHUNK_GROUPS", groups)
         sums = {name: item.clone() for name, item in start.items()}
-        NoiseSource(KEY, tensors).add_to(sums)
+        NoiseSource(tensors).add_to(sums, KEY)
         for name, result in sums.items():
             assert torch.equal(result, start[name].add(noise[name], alpha=0.3))
     transpose_conv1d = {**start, "e": start["e"].clone().mT}  # whose memory is in another order
     before = transpose_conv1d["e"].clone()
-    NoiseSource(KEY, tensors).add_to(transpose_conv1d)
+    NoiseSource(tensors).add_to(transpose_conv1d, KEY)
     assert torch.allclose(transpose_conv1d["e"], before + 0.3 * noise["e"], atol=1e-6)
 
 
