@@ -42,6 +42,10 @@ class Patterns:
     fixed_separation: bool = True
     white_noise: bool = False
 
+    def count(self, steps: int) -> int:
+        """Return the largest number of participations in ``steps`` steps."""
+        return min(self.max_participations, -(-steps // self.separation))
+
 
 def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared: arb) -> bool:
     """Return whether ``multiplier`` ² · ``squared`` ≤ σ_joint² is certain.
@@ -88,21 +92,17 @@ def toeplitz_sensitivity(
     require_affordable(steps)
     column = first_column(coefficients, steps, inverse=inverse)
     sizes = [_units(c) for c in column]
-    max_participations = min(patterns.max_participations, -(-steps // separation))
+    count = patterns.count(steps)
     if patterns.white_noise:
         # The middle of a long run: the first iterate of the bound for shorter ones.
         sums = [sum(sizes[first::separation]) for first in range(min(separation, steps))]
     else:
-        if max_participations > 1 and not patterns.fixed_separation and any(sizes[separation:]):
+        if count > 1 and not patterns.fixed_separation and any(sizes[separation:]):
             sizes = list(accumulate(reversed(sizes), max))[::-1]
         sums = []
         for t, size in enumerate(sizes):
             earlier = sums[t - separation] if t >= separation else 0
-            ended = (
-                sizes[t - max_participations * separation]
-                if t >= max_participations * separation
-                else 0
-            )
+            ended = sizes[t - count * separation] if t >= count * separation else 0
             sums.append(size + earlier - ended)
     squared = arb(fmpz(sum(s * s for s in sums))) / UNIT**2
     if patterns.white_noise and steps <= MAX_ITERATED:
@@ -128,12 +128,12 @@ def matrix_sensitivity(
     no later and no farther one exceeds. Raises ``Unproved``.
     """
     steps, separation = len(factors), patterns.separation
-    max_participations = min(patterns.max_participations, -(-steps // separation))
+    count = patterns.count(steps)
     require_affordable(
-        steps**2 * (1 if patterns.white_noise or patterns.fixed_separation else max_participations)
+        steps**2 * (1 if patterns.white_noise or patterns.fixed_separation else count)
     )
     matrix = strategy_matrix(rows, inverse=inverse)
-    if max_participations == 1 and not patterns.white_noise:
+    if count == 1 and not patterns.white_noise:
         columns = zip(*matrix.tolist(), strict=True)
         norms = (sum((x * x for x in column), arb(0)).sqrt() for column in columns)
         scaled = (_units(norm * arb(own)) for norm, own in zip(norms, factors, strict=True))
@@ -146,17 +146,15 @@ def matrix_sensitivity(
     if patterns.white_noise:
         return _largest_of_groups(sizes, separation).sqrt()
     if patterns.fixed_separation:
-        turns = [range(first, steps, separation)[:max_participations] for first in range(steps)]
+        turns = [range(first, steps, separation)[:count] for first in range(steps)]
         best = max(sum(sizes[i][j] for i in turn for j in turn) for turn in turns)
     else:
         bounds = []
         for i, row in enumerate(sizes):
             others = [0 if abs(i - j) < separation else size for j, size in enumerate(row)]
-            bounds.append(row[i] + _max_separated_sum(others, max_participations - 1, separation))
-        best = min(
-            _max_separated_sum(bounds, max_participations, separation),
-            _falling_bound(sizes, max_participations, separation),
-        )
+            bounds.append(row[i] + _max_separated_sum(others, count - 1, separation))
+        separated = _max_separated_sum(bounds, count, separation)
+        best = min(separated, _falling_bound(sizes, count, separation))
     return (arb(fmpz(best)) / UNIT).sqrt()
 
 
@@ -230,17 +228,17 @@ def _coefficients(product: arb_poly, steps: int) -> list[arb]:
     return [product[place] for place in range(steps)]
 
 
-def _max_separated_sum(values: Sequence[int], max_participations: int, separation: int) -> int:
-    """Return the largest sum of ``max_participations`` values, ``separation`` apart."""
+def _max_separated_sum(values: Sequence[int], count: int, separation: int) -> int:
+    """Return the largest sum of ``count`` of ``values``, ``separation`` apart."""
     steps = len(values)
     later = [0] * (steps + separation)
-    for _ in range(max_participations):
+    for _ in range(count):
         here = [value + later[i + separation] for i, value in enumerate(values)]
         later[:steps] = list(accumulate(reversed(here), max))[::-1]
     return later[0]
 
 
-def _falling_bound(sizes: Sequence[Sequence[int]], max_participations: int, separation: int) -> int:
+def _falling_bound(sizes: Sequence[Sequence[int]], count: int, separation: int) -> int:
     """Return Σ over m, n of the largest size from step m ``separation`` on, as far apart.
 
     The m-th step of a pattern is not before that, and the n-th at least as far away.
@@ -251,11 +249,8 @@ def _falling_bound(sizes: Sequence[Sequence[int]], max_participations: int, sepa
         for distance in reversed(range(steps - i)):
             later, farther = largest[i + 1][distance], largest[i][distance + 1]
             largest[i][distance] = max(sizes[i][i + distance], later, farther)
-    return sum(
-        largest[min(m, n) * separation][abs(m - n) * separation]
-        for m in range(max_participations)
-        for n in range(max_participations)
-    )
+    places = range(0, count * separation, separation)
+    return sum(largest[min(i, j)][abs(i - j)] for i in places for j in places)
 
 
 def _reciprocal(series: Sequence[arb], steps: int) -> list[arb]:
@@ -283,17 +278,14 @@ before the first and after the last of these, counted up to the separation."""
 
 def tree_sensitivity(steps: int, period: int, patterns: Patterns) -> arb:
     """Return sens of consecutive trees of ``period`` steps; raises ``Unproved``."""
-    max_participations, separation = (
-        min(patterns.max_participations, -(-steps // patterns.separation)),
-        patterns.separation,
-    )
-    if max_participations == 1:
+    count, separation = patterns.count(steps), patterns.separation
+    if count == 1:
         return arb(period.bit_length()).sqrt()
-    require_affordable(steps * max_participations * period.bit_length())
+    require_affordable(steps * count * period.bit_length())
     if patterns.fixed_separation:
-        turns = (range(first, steps, separation)[:max_participations] for first in range(steps))
+        turns = (range(first, steps, separation)[:count] for first in range(steps))
         return arb(max(_sum_of_squares(steps, period, turn) for turn in turns)).sqrt()
-    return arb(_Search(steps, period, max_participations, separation).worst()).sqrt()
+    return arb(_Search(steps, period, count, separation).worst()).sqrt()
 
 
 def _sum_of_squares(steps: int, period: int, places: Sequence[int]) -> int:
@@ -310,15 +302,10 @@ def _sum_of_squares(steps: int, period: int, places: Sequence[int]) -> int:
 class _Search:
     """The search for the worst pattern, which joins stretches from single nodes upwards."""
 
-    def __init__(self, steps: int, period: int, max_participations: int, separation: int) -> None:
-        self.steps, self.period, self.max_participations, self.separation = (
-            steps,
-            period,
-            max_participations,
-            separation,
-        )
-        starts, turns = range(0, period, 1 << separation.bit_length()), range(max_participations)
-        require_affordable(len(starts) * max_participations)
+    def __init__(self, steps: int, period: int, count: int, separation: int) -> None:
+        self.steps, self.period, self.count, self.separation = steps, period, count, separation
+        starts, turns = range(0, period, 1 << separation.bit_length()), range(count)
+        require_affordable(len(starts) * count)
         self.places = sorted(
             {(start + turn * separation) % period for start in starts for turn in turns}
         )
@@ -365,7 +352,7 @@ class _Search:
             result[key] = max(value, result.get(key, 0))
         for (m, first, end), value in left.items():
             for (n, start, last), more in right.items():
-                if end + start >= free and m + n <= self.max_participations:
+                if end + start >= free and m + n <= self.count:
                     key = (m + n, first, last)
                     result[key] = max(value + more, result.get(key, 0))
         return self._undominated(result)

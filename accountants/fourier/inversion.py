@@ -40,6 +40,7 @@ from affidavit.accountants.fourier.tilting import (
     at_delta,
     at_epsilon,
     at_order,
+    bounded_exp,
     log_peak,
 )
 
@@ -127,7 +128,7 @@ class Inversion:
         self._terms = self._slopes / s
         sizes = np.abs(kernel / s) * np.exp(log_sizes)
         wrong += UNIT_ROUNDOFF * (128.0 + s.size + 8.0 * apart * self._thetas)
-        self._error = 1.1 * (float(sizes @ wrong) + _exp(left_out))
+        self._error = 1.1 * (float(sizes @ wrong) + bounded_exp(left_out))
         self._turned = 8.0 * UNIT_ROUNDOFF * float(sizes @ self._thetas)
         # exp(log - order · ε) is Chernoff's bound of all images on one side.
         logs = moments[1:] + self._wrong[1:] + 1e-9 * (1 + 1e-5 * np.abs(moments[1:]))
@@ -158,7 +159,9 @@ class Inversion:
     def _scale(self, epsilon: float, sign: float) -> float:
         exponent = self._log_moment - self._order * epsilon
         size = 1 + self._sizes + abs(self._order * epsilon)
-        return _exp(exponent + sign * (16 * UNIT_ROUNDOFF * size + 1.1 * float(self._wrong[0])))
+        return bounded_exp(
+            exponent + sign * (16 * UNIT_ROUNDOFF * size + 1.1 * float(self._wrong[0]))
+        )
 
     def upper(self, epsilon: float) -> float:
         """Return an upper bound of δ at ``epsilon`` (nats), at most 1."""
@@ -176,7 +179,7 @@ class Inversion:
         one, other = self._below(epsilon)
         result = self._scale(epsilon, -1.0) * max(0.0, total) - self._rounded * (one + other)
         result -= one - other * (1 - self._outside_q)
-        result -= sum(_exp(log - o * epsilon) for o, log in self._images) + self._added
+        result -= sum(bounded_exp(log - o * epsilon) for o, log in self._images) + self._added
         return result if result > 0 else 0.0
 
     def crossing(self, delta: float, start: float) -> Bracket:
@@ -214,32 +217,28 @@ class Inversion:
 
 def invert_epsilon(directions: Sequence[Direction], delta: float) -> Bracket | None:
     """Return ε (nats) at ``delta`` over all ``directions``; None if the method has no answer."""
-    try:
-        with np.errstate(all="ignore"):
-            return _bracket_both_ends(directions, lambda ends: _worst_epsilon(ends, delta))
-    except (Unanswered, ArithmeticError, ValueError):
-        return None
+    return _bracket(directions, lambda pairs: _worst_epsilon(pairs, delta))
 
 
 def invert_delta(directions: Sequence[Direction], epsilon: float) -> Bracket | None:
     """Return δ at ``epsilon`` (nats) over all ``directions``; None if the method has no answer."""
+    return _bracket(directions, lambda pairs: _worst_delta(pairs, epsilon))
+
+
+def _bracket(
+    directions: Sequence[Direction], bracket: Callable[[Sequence[Direction]], Bracket]
+) -> Bracket | None:
+    """Return the upper end of dominating laws and the lower end of attained laws, or None."""
     try:
         with np.errstate(all="ignore"):
-            return _bracket_both_ends(directions, lambda ends: _worst_delta(ends, epsilon))
+            if not any(direction.has_gap for direction in directions):
+                return bracket(directions)
+            above, below = zip(*(direction.one_sided for direction in directions), strict=True)
+            # The method may have no answer for the dominating laws, so they come first.
+            upper = bracket(above).upper
+            return Bracket(lower=bracket(below).lower, upper=upper)
     except (Unanswered, ArithmeticError, ValueError):
         return None
-
-
-def _bracket_both_ends(
-    directions: Sequence[Direction], bracket: Callable[[Sequence[Direction]], Bracket]
-) -> Bracket:
-    """Return the upper end of dominating laws and the lower end of attained laws."""
-    if not any(direction.has_gap for direction in directions):
-        return bracket(directions)
-    above, below = zip(*(direction.one_sided for direction in directions), strict=True)
-    # The method may have no answer for the dominating laws, so they come first.
-    upper = bracket(above).upper
-    return Bracket(lower=bracket(below).lower, upper=upper)
 
 
 def _worst_epsilon(directions: Sequence[Direction], delta: float) -> Bracket:
@@ -335,7 +334,7 @@ def _is_ruled_out(releases: Releases, order: float, epsilon: float, delta: float
         transform = law.transform(np.array([order]), np.zeros(1), -36.0)
         log += count * float(transform.log_moments[0] + transform.moment_errors[0])
     outside = sum(count * law.outside[0] for law, count in releases)
-    return _exp(log + 1e-9 * (1 + abs(log))) + outside <= delta
+    return bounded_exp(log + 1e-9 * (1 + abs(log))) + outside <= delta
 
 
 def _window(atoms: Composition, saddle: Saddle, delta: float) -> tuple[float, float, float, float]:
@@ -395,7 +394,3 @@ def _sinc_bound(x: Array) -> Array:
 
 def _log_expm1(x: float) -> float:
     return x * (1 - 1e-12) + math.log(-math.expm1(-x * (1 - 1e-12)))
-
-
-def _exp(exponent: float) -> float:
-    return math.exp(exponent) if exponent < 700.0 else math.inf

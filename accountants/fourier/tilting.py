@@ -165,6 +165,11 @@ def log_peak(order: float) -> float:
     return -math.log1p(order) - order * math.log1p(1 / order)
 
 
+def bounded_exp(exponent: float) -> float:
+    """Return e^``exponent``, infinite where a double overflows."""
+    return math.exp(exponent) if exponent < 700.0 else math.inf
+
+
 def tilted_window(
     atoms: Composition,
     saddle: Saddle,

@@ -43,7 +43,7 @@ from affidavit.accountants.fourier.spectrum import (
     fast_length,
     log_moment,
 )
-from affidavit.accountants.fourier.tilting import Window, log_peak
+from affidavit.accountants.fourier.tilting import Window, bounded_exp, log_peak
 
 
 class ComposedTransform:
@@ -158,7 +158,7 @@ class ComposedTransform:
         total = max(total, 0.0) + error + self._above * beyond
         if epsilon < self._loss(self._first):
             total += self._below * self._peak
-        return min(1.0, _exp(log_scale + relative) * total + self._infinite * (1 + 1e-12))
+        return min(1.0, bounded_exp(log_scale + relative) * total + self._infinite * (1 + 1e-12))
 
     def lower(self, epsilon: float) -> float:
         """Return a lower bound of δ at ``epsilon`` (nats), at least 0."""
@@ -170,8 +170,4 @@ class ComposedTransform:
         total, error = self._sum(epsilon)
         log_scale, relative = self._scale(epsilon)
         total -= error + (self._below + self._above) * self._peak
-        return max(0.0, _exp(log_scale - relative) * total)
-
-
-def _exp(exponent: float) -> float:
-    return math.exp(exponent) if exponent < 700.0 else math.inf
+        return max(0.0, bounded_exp(log_scale - relative) * total)
