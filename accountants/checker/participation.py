@@ -44,6 +44,15 @@ _SIZE_LEVELS = 4096
 """Distinct sizes of products, to which others are rounded up."""
 _MIN_ORDER, _MAX_ORDER, _ORDER_COUNT = 1e-3, 1e4, 256
 """Orders of moments, times the largest product, and their number."""
+_STEP_ORDERS = [0.02 * 200 ** (place / 23) for place in range(24)]
+"""Orders of the moments of numbers of large steps."""
+_GROWTH_ROUNDS = 8
+"""Blocks after which the growth of a moment is bounded."""
+_MAX_PHASES = 64
+"""Phases of a block: some seconds for each size."""
+
+Blocks = Sequence[tuple[int, Fraction]]
+"""Counts and noise multipliers of a lot's blocks."""
 
 Products = Iterable[tuple[int, int, int]]
 """Distances of two steps, sizes of G in units of 2^-256, and numbers of pairs with no more."""
@@ -154,15 +163,15 @@ def matrix_products(
 
 def is_participation_covered(
     leaf: GaussianMixture,
-    blocks: Iterable[tuple[int, Fraction]],
+    blocks: Blocks,
     products: Products,
     draws: Draws,
     cut: CutLots | None = None,
 ) -> bool:
     """Return whether ``leaf`` certainly bounds how far a record moves the run.
 
-    ``blocks`` are counts and noise multipliers of a lot's blocks, whose joint deviation is the
-    unit. Lots may be ``cut``. Raises ``Unproved`` if it would take too long.
+    The unit is the joint deviation of ``blocks``. Lots may be ``cut``. Raises ``Unproved`` if it
+    would take too long.
     """
     missed = 1 - rational(draws.probability)
     mean = -draws.max_draws * missed.log()
@@ -243,15 +252,6 @@ def _tails(
     return tails
 
 
-_MOMENT_ORDERS = [0.02 * 200 ** (place / 23) for place in range(24)]
-_GROWTH_ROUNDS = 8
-"""Blocks after which the growth of a moment is bounded."""
-_MAX_PHASES = 64
-"""Phases of a block: some seconds for each size."""
-
-Blocks = Sequence[tuple[int, Fraction]]
-
-
 def max_by_distance(products: Products) -> list[int]:
     """Return the largest of ``products`` at each distance."""
     result: dict[int, int] = {}
@@ -286,8 +286,7 @@ def is_disclosure_covered(
 ) -> bool:
     """Return whether ``leaves`` bound the releases at the disclosed steps.
 
-    A block has ``stretches`` stretches. ``blocks`` are counts and noise multipliers of a lot's
-    blocks.
+    A block of steps has ``stretches`` stretches.
     """
     bands = max(distance for distance, size in enumerate(products) if size) + 1
     phases = -(-(bands - 1) // stretches)
@@ -344,7 +343,7 @@ def _chance_of_more(
 
     @cache
     def bound(place: int) -> arb:
-        order = arb(_MOMENT_ORDERS[place])
+        order = arb(_STEP_ORDERS[place])
         factors = [(order * number).exp() / phases for number in range(max_count + 1)]
         grown = [arb_mat([[factors[f] for f in row] for row in rows]) for rows in exceeding]
         moments, growth, rounds = arb_mat([[1] * phases] * phases), arb(1), min(run, _GROWTH_ROUNDS)
@@ -359,7 +358,7 @@ def _chance_of_more(
         mean = sum(moments.entries(), arb(0)) / phases**2
         return mean * growth ** (run - rounds) * (-order * (count + 1)).exp()
 
-    low, high = 0, len(_MOMENT_ORDERS) - 1
+    low, high = 0, len(_STEP_ORDERS) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if bound(middle) <= bound(middle + 1) else (middle + 1, high)

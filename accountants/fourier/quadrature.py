@@ -165,12 +165,8 @@ class AnalyticPart:
             ends = np.exp(-((edges - mean) ** 2) / 2)
             density += weight * np.maximum(ends[:, 1:], ends[:, :-1])
         angle = mu * across
-        steep, cos, sin, slant = (
-            angle > math.pi / 2,
-            np.cos(angle),
-            np.sin(angle),
-            np.cos(angle / 2),
-        )
+        steep, slant = angle > math.pi / 2, np.cos(angle / 2)
+        cos, sin = np.cos(angle), np.sin(angle)
 
         def bounds(low: Array, high: Array) -> tuple[Array, Array, Array]:
             """Return log of the largest and of the least size, and the largest argument."""

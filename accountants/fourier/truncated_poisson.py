@@ -253,10 +253,8 @@ class _LotProbabilities:
     def of(cls, leaf: TruncatedPoissonGaussian) -> _LotProbabilities:
         """Return those of the largest data set."""
         q = leaf.sampling_probability
-        almost, cut = (
-            _draw_probability(leaf, leaf.max_lot_size - 1),
-            cut_probability(leaf, _max_others(leaf)),
-        )
+        almost = _draw_probability(leaf, leaf.max_lot_size - 1)
+        cut = cut_probability(leaf, _max_others(leaf))
         if leaf.neighbours == "add_remove":
             cut = min(cut * (1 + BINOMIAL_ERROR), 1 - almost)
             return cls(record=q * (almost + cut), others=almost, cut=cut)
@@ -294,18 +292,14 @@ class Cover:
     @lru_cache(maxsize=64)
     def of(cls, leaf: TruncatedPoissonGaussian) -> Cover | None:
         """Return a good cover for ``leaf``, or None if there is none; any choice is sound."""
-        lots, sigma, q = (
-            _LotProbabilities.of(leaf),
-            leaf.noise_multiplier,
-            leaf.sampling_probability,
-        )
+        lots = _LotProbabilities.of(leaf)
+        sigma, q = leaf.noise_multiplier, leaf.sampling_probability
         private = leaf.neighbours == "add_remove"
         absent = 1.0 if private else 1 - q
         two_less = _draw_probability(leaf, leaf.max_lot_size - 2)
         # Others that may take the last two places of a cut lot, in the smallest data set.
-        left = (
-            (leaf.dataset_size // 2 + 1 if private else leaf.dataset_size) + 1 - leaf.max_lot_size
-        )
+        smallest = leaf.dataset_size // 2 + 1 if private else leaf.dataset_size
+        left = smallest + 1 - leaf.max_lot_size
         if left < 2 or lots.cut <= 0 or two_less <= 0:
             return None
         apart = math.exp(-1 / sigma**2)
