@@ -90,9 +90,9 @@ class CutLots:
         room = self.largest - self.records + 1
         chance = drawn * at_least(room, self.others, rational(self.probability))
         for number in range(MAX_CUT_LOTS + 1):
-            more = at_least(number + 1, self.steps, chance)
-            if more <= conceded:
-                return number, more
+            excess = at_least(number + 1, self.steps, chance)
+            if excess <= conceded:
+                return number, excess
         raise no_statement(f"more than {MAX_CUT_LOTS} cut lots with one record")
 
 
@@ -151,7 +151,7 @@ def matrix_products(
         raise no_statement(f"a matrix of {steps} steps")
     entries = strategy_matrix(rows, inverse=inverse).tolist()
     sizes = arb_mat(
-        [[abs(x) * own for x, own in zip(row, factors, strict=True)] for row in entries]
+        [[abs(x) * factor for x, factor in zip(row, factors, strict=True)] for row in entries]
     )
     gram = sizes.transpose() * sizes
     for i in range(0, steps, turn):
@@ -173,31 +173,31 @@ def is_participation_covered(
     The unit is the joint deviation of ``blocks``. Lots may be ``cut``. Raises ``Unproved`` if it
     would take too long.
     """
-    missed = 1 - rational(draws.probability)
-    mean = -draws.max_draws * missed.log()
+    miss = 1 - rational(draws.probability)
+    mean = -draws.max_draws * miss.log()
     if not mean < MAX_MEAN_PARTICIPATIONS:
         raise no_statement(f"{MAX_MEAN_PARTICIPATIONS} participations of one record or more")
     largest, moments = _moments(products)
     conceded, displaced = arb(leaf.conceded), 0
     if cut is not None:
-        lots, more = cut.fewest(conceded)
-        conceded, displaced = conceded - more, lots * cut.moved
+        lots, excess = cut.fewest(conceded)
+        conceded, displaced = conceded - excess, lots * cut.moved
     # The leaf's distances over the longest column, less the displacement in cut lots.
     square = 1 / (
         rational(Fraction(leaf.noise_multiplier) ** 2 * joint_precision(blocks)) * largest
     )
-    left = [square.sqrt() * place - displaced for place in range(len(leaf.weights))]
-    squares = [distance.max(arb(0)) ** 2 for distance in left]
+    distances = [square.sqrt() * place - displaced for place in range(len(leaf.weights))]
+    squares = [distance.max(arb(0)) ** 2 for distance in distances]
     above = [conceded]
     for weight in leaf.weights[:0:-1]:
         above.append(above[-1] + weight)
     bounds = above[::-1]
-    drawn = 1 - missed**draws.max_draws
+    participates = 1 - miss**draws.max_draws
     max_count = int(float(mean) + 20 * float(mean) ** 0.5) + 40
     tails = _tails(squares, mean, max_count, moments)
     return all(
-        (tail.min(drawn) if distance >= 0 else 1) <= bound
-        for distance, tail, bound in zip(left, tails, bounds, strict=True)
+        (tail.min(participates) if distance >= 0 else 1) <= bound
+        for distance, tail, bound in zip(distances, tails, bounds, strict=True)
     )
 
 
@@ -269,8 +269,9 @@ def is_separated_participation_covered(
     rate, chance = rational(draws.probability), arb(leaf.conceded)
     for place in reversed(range(len(leaf.weights))):
         # A record that moves farther than this distance participates more often than this.
-        taken = _squared(Fraction(leaf.noise_multiplier), place, blocks) // products[0]
-        if not at_least(taken + 1, draws.max_draws - taken * (separation - 1), rate) <= chance:
+        participations = _squared(Fraction(leaf.noise_multiplier), place, blocks) // products[0]
+        trials = draws.max_draws - participations * (separation - 1)
+        if not at_least(participations + 1, trials, rate) <= chance:
             return False
         chance += leaf.weights[place]
     return True
@@ -322,13 +323,13 @@ def _squared(multiplier: Fraction, place: int, blocks: Blocks) -> int:
 
 def _rate(chance: arb, stretches: int, phases: int) -> arb:
     """Return the largest probability of a step given its phase and the past, above 1 if none."""
-    ahead, left, largest = phases * chance, arb(1), arb(0)
+    rate, remaining, largest = phases * chance, arb(1), arb(0)
     for _ in range(stretches):
-        if not left > 0:
+        if not remaining > 0:
             return arb(2)
-        largest = largest.max(ahead / left)
-        left -= ahead
-        ahead *= (1 - chance) ** phases
+        largest = largest.max(rate / remaining)
+        remaining -= rate
+        rate *= (1 - chance) ** phases
     return largest
 
 
@@ -372,21 +373,24 @@ def _exceeding(
 
     It is indexed by the phases of the block, of the one before and of the one after.
     """
-    length, own = stretches * phases, range(stretches)
-    reached = [*products, *[0] * (2 * length)]
+    length, steps = stretches * phases, range(stretches)
+    padded = [*products, *[0] * (2 * length)]
 
-    def met(step: int, later: int) -> int:
+    def next_sum(step: int, later: int) -> int:
         """Return the products of a step with the next block, whose phase is ``later`` by this."""
-        return sum(reached[length + (other - step) * phases + later] for other in own)
+        return sum(padded[length + (other - step) * phases + later] for other in steps)
 
-    within = [sum(reached[abs(step - other) * phases] for other in own) for step in own]
-    ahead = [{d: met(step, d) for d in range(1 - phases, phases)} for step in own]
-    behind = [{d: met(stretches - 1 - step, d) for d in ahead[0]} for step in own]
+    own_sums = [sum(padded[abs(step - other) * phases] for other in steps) for step in steps]
+    next_sums = [{d: next_sum(step, d) for d in range(1 - phases, phases)} for step in steps]
+    previous_sums = [{d: next_sum(stretches - 1 - step, d) for d in next_sums[0]} for step in steps]
     places = range(phases)
     return [
         [
             [
-                sum(within[i] + behind[i][v - u] + ahead[i][w - v] > square for i in own)
+                sum(
+                    own_sums[i] + previous_sums[i][v - u] + next_sums[i][w - v] > square
+                    for i in steps
+                )
                 for w in places
             ]
             for u in places

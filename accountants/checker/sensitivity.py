@@ -136,12 +136,12 @@ def matrix_sensitivity(
     if count == 1 and not patterns.white_noise:
         columns = zip(*matrix.tolist(), strict=True)
         norms = (sum((x * x for x in column), arb(0)).sqrt() for column in columns)
-        scaled = (_units(norm * arb(own)) for norm, own in zip(norms, factors, strict=True))
+        scaled = (_units(norm * arb(factor)) for norm, factor in zip(norms, factors, strict=True))
         return arb(fmpz(max(scaled))) / UNIT
     gram = matrix.transpose() * matrix
     sizes = [
-        [_units(gram[i, j] * arb(own) * arb(other)) for j, other in enumerate(factors)]
-        for i, own in enumerate(factors)
+        [_units(gram[i, j] * arb(f) * arb(g)) for j, g in enumerate(factors)]
+        for i, f in enumerate(factors)
     ]
     if patterns.white_noise:
         return _largest_of_groups(sizes, separation).sqrt()

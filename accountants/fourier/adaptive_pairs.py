@@ -246,21 +246,23 @@ class AdaptiveCurve:
 
     def _blocks(
         self,
-        followed: tuple[Atoms, int],
+        release_atoms: tuple[Atoms, int],
         parameters: GridParameters,
         delta: float,
     ) -> list[tuple[LatticeMeasure, int]]:
-        atoms, count = followed
+        atoms, count = release_atoms
         blocks = -(-count // MAX_STEPS)
         steps, longer = divmod(count, blocks)
         lengths = {steps: blocks - longer, steps + 1: longer}
-        most = steps + bool(longer)
-        block = Block.of(atoms, self.release, parameters, most, down(delta / blocks, _DELTA_RUNGS))
+        max_steps = steps + bool(longer)
+        block = Block.of(
+            atoms, self.release, parameters, max_steps, down(delta / blocks, _DELTA_RUNGS)
+        )
 
         def measures() -> list[tuple[LatticeMeasure, int]]:
             return [
                 (measure, lengths[step])
-                for step, measure in enumerate(block.measures(most), 1)
+                for step, measure in enumerate(block.measures(max_steps), 1)
                 if lengths.get(step)
             ]
 

@@ -235,9 +235,9 @@ def _remove_negative_masses(signed: Array, losses: Array) -> Array:
         after = np.searchsorted(kept, removed)
         before = np.maximum(after - 1, 0)
         first = after == 0
-        at, beside = losses[nodes[removed]], losses[nodes[kept]]
-        width = np.where(first, 1.0, np.expm1(beside[before] - beside[after]))
-        shares = np.where(first, 1.0, np.expm1(beside[before] - at) / width)
+        at, neighbours = losses[nodes[removed]], losses[nodes[kept]]
+        width = np.where(first, 1.0, np.expm1(neighbours[before] - neighbours[after]))
+        shares = np.where(first, 1.0, np.expm1(neighbours[before] - at) / width)
         amounts = masses[removed] * (1.0 + _ARITHMETIC_ERROR)
         nodes, masses = nodes[kept], masses[kept]
         masses = masses + np.bincount(after, amounts * shares, masses.size)

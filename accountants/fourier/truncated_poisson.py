@@ -406,11 +406,11 @@ def attained_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
 def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
     """Return the probability that a record is in the used lot, rounded down."""
     others = leaf.dataset_size - 1
-    whole = leaf.sampling_probability * float(
+    uncut = leaf.sampling_probability * float(
         binomial().cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
     )
     cut = leaf.max_lot_size / leaf.dataset_size * _overfull_probability(leaf, leaf.dataset_size)
-    return min(leaf.sampling_probability, whole + cut) * (1 - 2 * BINOMIAL_ERROR)
+    return min(leaf.sampling_probability, uncut + cut) * (1 - 2 * BINOMIAL_ERROR)
 
 
 def cut_probability_with_record(leaf: TruncatedPoissonGaussian) -> float:
@@ -486,13 +486,13 @@ def _visible_shelves(leaf: TruncatedPoissonGaussian) -> Shelves:
     shelf = np.where(height >= 1, np.floor(height), 0.0)
     result = []
     for number in np.unique(shelf[shelf > 0]):
-        here = shelf == number
-        record, chance = float(drawn[here].sum()), float((drawn + absent)[here].sum())
+        on_shelf = shelf == number
+        record, chance = float(drawn[on_shelf].sum()), float((drawn + absent)[on_shelf].sum())
         result.append((chance * (1 - _RATE_ERROR), record / chance * (1 - _RATE_ERROR)))
-    seen = sum(chance * at for chance, at in result) * (1 + 4 * _RATE_ERROR)
-    if seen < _MIN_SEEN_SHARE * rate or seen >= rate:
+    seen_rate = sum(chance * at for chance, at in result) * (1 + 4 * _RATE_ERROR)
+    if seen_rate < _MIN_SEEN_SHARE * rate or seen_rate >= rate:
         return alone
-    return ((1.0, (rate - seen) / (1 - sum(chance for chance, _ in result))), *result)
+    return ((1.0, (rate - seen_rate) / (1 - sum(chance for chance, _ in result))), *result)
 
 
 def _visible_probabilities(leaf: TruncatedPoissonGaussian) -> tuple[Array, Array]:
