@@ -63,7 +63,6 @@ from .registry import SOLVER_NAMES as SOLVER_NAMES
 from .registry import accountant as accountant
 from .registry import certain_accountants as certain_accountants
 from .registry import engine_versions as engine_versions
-from .registry import find_curve as find_curve
 from .tradeoff import TradeOff as TradeOff
 from .tradeoff import belief as belief
 from .tradeoff import guess_accuracy as guess_accuracy
