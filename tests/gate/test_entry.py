@@ -256,7 +256,7 @@ def test_without_what_posix_alone_has(
     monkeypatch.setitem(sys.modules, "msvcrt", windows)
     for module, name in ((os, "fchmod"), (os, "O_DIRECTORY"), (signal, "SIGALRM")):
         monkeypatch.delattr(module, name)
-    monkeypatch.setattr(manifest, "FLAGS", dict.fromkeys(manifest.FLAGS, 0))
+    monkeypatch.setattr(manifest, "OPEN_FLAGS", dict.fromkeys(manifest.OPEN_FLAGS, 0))
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     bundle = str(tmp_path / "bundle.json")
     assert inside("keys", "new").code == 0
