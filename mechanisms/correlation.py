@@ -234,7 +234,7 @@ class Correlation:
             return
         with suppress(TooLarge):
             if self._pair == "replace_one" and not self._is_whole_run:
-                raise TooLarge("a lattice for so many moves of a replaced record")
+                raise TooLarge("a common lattice for the moves of a replaced record")
             mixture = self._participation_mixture(step, at)
             for number, more in counts.items():
                 moved = displaced_mixture(mixture, number * half * _max_column_norm(at.strategy))

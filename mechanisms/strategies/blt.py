@@ -88,7 +88,7 @@ class Blt(Toeplitz):
         Source: docs/theorems/correlated-noise.md, Theorem 10.
         """
         if participation.schema != "fixed_epoch" and math.fsum(self.scales) > 1 - 1e-12:
-            raise Unaffordable(f"scales of more than 1 in all over {self.steps} steps")
+            raise Unaffordable(f"scales that add up to more than 1 over {self.steps} steps")
         rates, scales = -np.log(np.asarray(self.decays)), np.asarray(self.scales)
         most, separation = participation.max_participations(self.steps), participation.separation
         tail, weights, sums = (

@@ -44,8 +44,8 @@ MAX_STEPS, MAX_DENSE_STEPS = 1_000_000, 2048
 """Steps up to which products of columns are computed, for Toeplitz C and for others."""
 MAX_PARTICIPATIONS = 1500
 _STEP_BANDS, _MAX_TRANSFORMED = (8, 64), 6_400_000
-"""Least and largest number of bands of later steps, and their numbers in all: a band has the
-products of its first step, and long runs have few bands."""
+"""The least and largest number of bands of later steps, and a limit of bands times steps. The
+products of a band are those of its first step, and long runs have few bands."""
 _VALUES = 4096
 """Number of distinct product sizes."""
 _ORDERS = 1e-3, 1e4, 256
