@@ -85,12 +85,12 @@ class _Processes:
                 raise _RecentUseExceeded
             # Replacing a broken pool blocks, so it happens in a thread.
             pool = self._pool if self._pool.active else await run_in_threadpool(self.usable)
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 future = pool.schedule(work, args=args, kwargs=kwargs, timeout=seconds)
                 result: T = await asyncio.wrap_future(future)
             finally:
-                use.add(CALLER.get(), time.monotonic() - began)
+                use.add(CALLER.get(), time.monotonic() - started_at)
         return result
 
     def usable(self) -> ProcessPool:

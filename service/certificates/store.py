@@ -166,16 +166,16 @@ class CertificateStore(Store):
         request: PlanRequest,
         *,
         is_stale: IsStale = is_expired,
-        within: Callable[[Connection], None] | None = None,
+        precondition: Callable[[Connection], None] | None = None,
     ) -> tuple[StoredCertificate, bool]:
         """Store ``certificate``, signed by ``key`` (a public record), for ``request``.
 
-        The previous issue, if any, must be stale. ``within`` runs first in the transaction and may
-        raise to abort it. Returns the stored certificate and whether it is the given one.
+        The previous issue, if any, must be stale. ``precondition`` runs first in the transaction
+        and may raise to abort it. Returns the stored certificate and whether it is the given one.
         """
         new = [NewCertificate(certificate=certificate, request=request, is_stale=is_stale)]
         try:
-            self.add_all(new, key, within=within)
+            self.add_all(new, key, precondition=precondition)
         except (IntegrityError, ConcurrentUpdate):
             stored = self.repeat(
                 certificate.id, request, untrusted_too=certificate.untrusted, is_stale=is_stale
@@ -183,7 +183,7 @@ class CertificateStore(Store):
             if stored is not None:
                 return stored, False
             # Another process stored not the certificate but its key, which exists now.
-            self.add_all(new, key, within=within)
+            self.add_all(new, key, precondition=precondition)
         return certificate, True
 
     def add_all(
@@ -191,17 +191,17 @@ class CertificateStore(Store):
         new: Sequence[NewCertificate],
         key: Mapping[str, Any],
         *,
-        within: Callable[[Connection], None] | None = None,
+        precondition: Callable[[Connection], None] | None = None,
     ) -> None:
         """Store certificates of one key in one transaction, each as ``add`` would.
 
-        Raises ``ConcurrentUpdate``, ``IntegrityError`` or what ``within`` raises; then none of
-        them is stored.
+        Raises ``ConcurrentUpdate``, ``IntegrityError`` or what ``precondition`` raises; then none
+        of them is stored.
         """
         ids = sorted({item.certificate.id for item in new})
         with self._writer.begin() as connection:
-            if within is not None:
-                within(connection)
+            if precondition is not None:
+                precondition(connection)
             for certificate_id in ids:  # sorted, so that two batches never deadlock
                 hold(connection, certificate_id)
             previous = currents(connection, ids, untrusted=new[0].certificate.untrusted)

@@ -286,7 +286,7 @@ class SubmitPlan:
         signed = [result for result in results if isinstance(result, SignedCertificate)]
         if len(signed) < len(results):
             raise ConcurrentUpdate
-        self._store.add_all(signed, key.public.as_record(), within=self._revalidate(signed))
+        self._store.add_all(signed, key.public.as_record(), precondition=self._revalidate(signed))
         return [Submission(item.certificate, created=True) for item in signed]
 
     def _persist_one(self, job: CertificationJob) -> Submission:
@@ -302,7 +302,7 @@ class SubmitPlan:
                     key.public.as_record(),
                     signed.request,
                     is_stale=signed.is_stale,
-                    within=self._revalidate([signed]),
+                    precondition=self._revalidate([signed]),
                 )
             except PoliciesChanged:
                 requested = self._policies.certification_request(

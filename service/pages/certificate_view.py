@@ -151,7 +151,7 @@ def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
             at_least=round_down(accountant["epsilon"]["lower"], 8),
             at_most=round_up(accountant["epsilon"]["upper"], 8),
             decides=number == 0,
-            agrees=_agrees(accountants[0]["epsilon"], accountant["epsilon"])
+            agrees=_agreement_code(accountants[0]["epsilon"], accountant["epsilon"])
             if number
             else "decides",
         )
@@ -159,7 +159,7 @@ def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
     )
 
 
-def _agrees(first: Mapping[str, str], second: Mapping[str, str]) -> str:
+def _agreement_code(first: Mapping[str, str], second: Mapping[str, str]) -> str:
     lower = max(float(first["lower"]), float(second["lower"]))
     return "near" if lower > min(float(first["upper"]), float(second["upper"])) else "meets"
 

@@ -171,7 +171,7 @@ def certificate_list(
     if tally.is_partial and unfaceted != search:
         exact = _tally(connection, tally_query(search, now, revoked))
     return CertificateList(
-        order=_time(search),
+        order=_time_column(search),
         lines=tuple(map(_line, rows)),
         total=exact.count(search.filters),
         facets=tuple(_facets(search, tally)),
@@ -192,7 +192,7 @@ def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str])
             *certificate_facets.c,
             status_at(now).label("status"),
         )
-        .select_from(_joined(outer=True))
+        .select_from(_join_facets(outer=True))
         .where(*conditions_of(search, now, revoked))
     )
 
@@ -203,9 +203,11 @@ def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]
         select(
             certificates.c.verdict.label("verdict"),
             case(*((inside, band) for band, (_, inside) in BANDS.items())).label("epsilon"),
-            case(*((inside, ends) for ends, inside in _ends(now).items())).label("ends"),
+            case(*((inside, ends) for ends, inside in _validity_conditions(now).items())).label(
+                "ends"
+            ),
         )
-        .select_from(_joined(outer=False) if _by_facets(search) else certificates)
+        .select_from(_join_facets(outer=False) if _by_facets(search) else certificates)
         .where(*conditions_of(search, now, revoked))
         .order_by(_sort_key(search)[0].desc())
         .limit(MAX_COUNTED + 1)
@@ -230,17 +232,17 @@ def _sort_key(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
     columns, facets = certificates.c, certificate_facets.c
     if _by_facets(search):
         return facets.created_at, facets.certificate_id, facets.untrusted
-    return columns[_time(search)], columns.id, columns.untrusted
+    return columns[_time_column(search)], columns.id, columns.untrusted
 
 
-def _time(search: CertificateSearch) -> Time:
+def _time_column(search: CertificateSearch) -> Time:
     """Return the time column by which the list is sorted."""
     # Expired certificates are old, and rare among the newest.
     expired = search.ends == "over" or search.standing == "expired"
     return "not_after" if expired and not _by_facets(search) else "created_at"
 
 
-def _joined(*, outer: bool) -> Any:
+def _join_facets(*, outer: bool) -> Any:
     return certificates.join(certificate_facets, same_issue(certificate_facets), isouter=outer)
 
 
@@ -263,9 +265,9 @@ def conditions_of(
     if search.epsilon is not None:
         conditions.append(BANDS[search.epsilon][1])
     if search.ends is not None:
-        conditions.append(_ends(now)[search.ends])
+        conditions.append(_validity_conditions(now)[search.ends])
     if search.standing is not None:
-        conditions += _standing(search.standing, now, revoked)
+        conditions += _status_conditions(search.standing, now, revoked)
     return conditions
 
 
@@ -278,7 +280,7 @@ def _matches_prefix(text: str) -> ColumnElement[bool]:
     return or_(*(column.startswith(text, autoescape=True) for column in names))
 
 
-def _ends(now: datetime) -> dict[Ends, ColumnElement[bool]]:
+def _validity_conditions(now: datetime) -> dict[Ends, ColumnElement[bool]]:
     """Return the condition of each validity."""
     return {
         "over": now > _NOT_AFTER,
@@ -287,7 +289,7 @@ def _ends(now: datetime) -> dict[Ends, ColumnElement[bool]]:
     }
 
 
-def _standing(
+def _status_conditions(
     standing: StatusFilter, now: datetime, revoked: Sequence[str]
 ) -> list[ColumnElement[bool]]:
     """Return the conditions of a status, equal to ``status_at`` but with an index for each."""

@@ -30,7 +30,7 @@ from affidavit.service.pages.text import escape_invisible, group_digits
 # ---- the deployments registry --------------------------------------------------------
 
 REVISION = "c1d3d30939608c9a448d6bec5bdcbd35d5facfea"
-UNKNOWN = "FILL IN"
+FILL_IN = "FILL IN"
 METRICS = {
     "add_remove": "one {unit} added or removed",
     "replace_one": "one {unit} replaced by any other",
@@ -51,12 +51,12 @@ def registry_entry(
         "deployment": {
             "basic": {
                 "name": name,
-                "data_curators": [f"{UNKNOWN}: who publishes it"],
+                "data_curators": [f"{FILL_IN}: who publishes it"],
                 "description": "A model trained with differential privacy on the data set "
                 f"{plan['dataset'].get('name') or 'of the plan'}.",
-                "intended_use": f"{UNKNOWN}: intended use",
+                "intended_use": f"{FILL_IN}: intended use",
                 "data_product_type": "Machine learning model",
-                "data_product_region": f"{UNKNOWN}: whose data and whose law",
+                "data_product_region": f"{FILL_IN}: whose data and whose law",
                 "publication_date": f"{published:%Y-%m-%d}",
             },
             "dp_flavor": {
@@ -90,9 +90,9 @@ def registry_entry(
                 + ".",
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": f"{UNKNOWN}: and whether it was counted",
+                "preprocessing_and_hyperparameter_tuning": f"{FILL_IN}: and whether it was counted",
                 "mechanisms": _mechanisms(predicate),
-                "justification": f"{UNKNOWN}: why these parameters",
+                "justification": f"{FILL_IN}: why these parameters",
             },
             "administrative": {
                 "sources": f"Affidavit certificate {certificate}",
@@ -107,7 +107,7 @@ def as_yaml(entry: Mapping[str, Any]) -> bytes:
     yaml = YAML()
     yaml.width = 100
     output = io.StringIO()
-    output.write(f"# Complete every field that says {UNKNOWN}, then submit it to the registry.\n")
+    output.write(f"# Complete every field that says {FILL_IN}, then submit it to the registry.\n")
     yaml.dump(_quoted(dict(entry)), output)
     return output.getvalue().encode("utf-8")
 
@@ -169,14 +169,14 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     if view.untrusted:
         yield "\n**Untrusted: signed with a development key.**"
     yield "\n## 1. Purpose\n"
-    yield f"{UNKNOWN}: what the model is for, who provides it, and whom it affects."
+    yield f"{FILL_IN}: what the model is for, who provides it, and whom it affects."
     yield "\n## 2. Data\n"
     dataset = view.plan["dataset"]
     yield f"- Data set: {_plain(view.dataset or 'not named')}"
     size = dataset.get("size")
     yield f"- Size: {group_digits(size) + ' records' if size else 'not in the plan'}"
     yield f"- Privacy unit: one {dataset['unit']}"
-    yield f"- Origin, legal basis and preparation: {UNKNOWN}"
+    yield f"- Origin, legal basis and preparation: {FILL_IN}"
     yield "\n## 3. Method\n"
     yield f"- Mechanism: {_plain(view.mechanism)}"
     for noise in view.noise:

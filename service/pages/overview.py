@@ -27,7 +27,7 @@ from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import AWAITING
 from affidavit.service.pages.audit import checkpoint_of
-from affidavit.service.pages.certificates import conditions_of
+from affidavit.service.pages.certificates import EXPIRING_SOON, conditions_of
 from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.response import Rows, page, respond, view_of
@@ -39,7 +39,6 @@ router = APIRouter()
 
 MAX_ITEMS = 6
 """Items of a list."""
-EXPIRING_SOON = timedelta(days=30)
 MAX_LEDGER_PAGES = 4
 """Pages of ledgers that are searched for nearly spent budgets."""
 WEEKS = 12
