@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from affidavit.certificate import SearchOpening
 from affidavit.plan import Selection
 from affidavit.trainer import search
-from tests.trainer.loop.made import bundle_of, plan_with
+from tests.trainer.loop.small_run import bundle_of, plan_with
 
 SELECTION = {"kind": "repeat_and_select", "name": "s", "distribution": "geometric", "mean": 8}
 

@@ -24,7 +24,7 @@ from tests import ray_cluster
 from tests.processes import find_processes, parent_of
 from tests.ray_cluster import RayCluster
 from tests.service.conftest import Server
-from tests.trainer.loop.made import KEY, bundle_of, entries_of, plan_with, ran
+from tests.trainer.loop.small_run import KEY, bundle_of, entries_of, plan_with, train_small
 from tests.waiting import wait_until
 from tests.worker.conftest import PLAN
 from tests.worker.test_faults import LIMIT, settled_once, told
@@ -196,7 +196,7 @@ def ranks(cluster: RayCluster, folder: Path, *what: str) -> int:
 def test_ranks_on_two_nodes_train_as_one_process_does(cluster: RayCluster, shared: Path) -> None:
     assert ranks(cluster, shared) == 0
     one, other = (torch.load(shared / f"values.{rank}") for rank in (0, 1))
-    alone = ran(None, out=shared / "alone", seed=1)
+    alone = train_small(None, out=shared / "alone", seed=1)
     for name, value in alone.model.module.state_dict().items():
         assert torch.equal(one[name], other[name])
         assert torch.allclose(one[name], value, atol=1e-6)

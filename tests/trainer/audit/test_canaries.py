@@ -29,7 +29,7 @@ from affidavit.trainer.loop import train
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 from tests.trainer.audit import faults
-from tests.trainer.loop.made import KEY, bundle_of
+from tests.trainer.loop.small_run import KEY, bundle_of
 
 COUNT, RECORDS, STEPS = 400, 40, 120
 PLAN = plan_from(

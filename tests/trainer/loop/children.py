@@ -11,7 +11,7 @@ from typing import Any
 
 from affidavit.plan import Plan
 from tests.forked import Forked, call
-from tests.trainer.loop.made import KEY, ran
+from tests.trainer.loop.small_run import KEY, train_small
 
 MODULE = "tests.trainer.loop.forked_ranks"
 SECONDS = 120.0
@@ -19,17 +19,17 @@ CALLS = ("write", "fsync", "replace", "ftruncate", "unlink")
 """What changes files."""
 
 
-def start(
+def start_run(
     plan: Plan, out: Path, *, dies_at: int = 0, calls: Sequence[str] = CALLS, **arguments: Any
 ) -> Forked:
-    """``ran(plan, out=out, ...)``, which dies at its ``dies_at``-th call of ``calls``, if any."""
-    work = partial(ran, plan, out=out, trusted=[KEY.public], **arguments)
+    """Start ``train_small``, which dies at its ``dies_at``-th call of ``calls``, if any."""
+    work = partial(train_small, plan, out=out, trusted=[KEY.public], **arguments)
     return call(MODULE, partial(_until, dies_at, tuple(calls), work))
 
 
-def killed(plan: Plan, out: Path, **arguments: Any) -> bool:
+def is_killed(plan: Plan, out: Path, **arguments: Any) -> bool:
     """Whether such a run was killed; fails if it ended otherwise than by its last step."""
-    code = start(plan, out, **arguments).wait(SECONDS)
+    code = start_run(plan, out, **arguments).wait(SECONDS)
     assert code in (0, -signal.SIGKILL), code
     return code != 0
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from affidavit.plan import Plan
-from tests.trainer.loop.made import Ran, ran
+from tests.trainer.loop.small_run import FinishedRun, train_small
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Ran]:
-    """``ran``, in a fresh folder unless ``out`` says otherwise."""
+def run(tmp_path: Path) -> Callable[..., FinishedRun]:
+    """``train_small``, in a fresh folder unless ``out`` says otherwise."""
     number = count()
 
-    def make(plan: Plan | None = None, **arguments: Any) -> Ran:
+    def make(plan: Plan | None = None, **arguments: Any) -> FinishedRun:
         out = arguments.pop("out", None) or tmp_path / f"run{next(number)}"
-        return ran(plan, out=out, **arguments)
+        return train_small(plan, out=out, **arguments)
 
     return make

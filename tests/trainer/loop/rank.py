@@ -21,13 +21,13 @@ from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
-from tests.trainer.loop.made import Made, Small, entropy_of, plan_with
+from tests.trainer.loop.small_run import MadeUpData, SmallModel, entropy_of, plan_with
 
 
-class Watched(Made):
+class Watched(MadeUpData):
     """Data that writes down which records this rank reads, and may end it or move ``stray``."""
 
-    def __init__(self, folder: Path, rank: int, die: int | None, stray: Small | None) -> None:
+    def __init__(self, folder: Path, rank: int, die: int | None, stray: SmallModel | None) -> None:
         super().__init__()
         self.path, self.die, self.stray = folder / f"read.{rank}", die, stray
 
@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     peers = Peers.join("cpu")
     die = int(what[1]) if what[:1] == ["die"] and peers.rank else None
-    model: Any = Small(seed=5 + peers.rank)
+    model: Any = SmallModel(seed=5 + peers.rank)
     stray = model if what[:1] == ["stray"] and peers.rank else None
     plan: Plan = plan_with()
     data: Any = Watched(folder, peers.rank, die, stray)

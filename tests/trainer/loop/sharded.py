@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from affidavit.trainer import private, private_loop
 from affidavit.trainer.settings import Settings
 from tests.ports import free_port
-from tests.trainer.loop.made import KEY, Made, bundle_of, entropy_of, plan_with
+from tests.trainer.loop.small_run import KEY, MadeUpData, bundle_of, entropy_of, plan_with
 
 MUON: dict[str, Any] = {"name": "dp_muon", "learning_rate": 0.1, "weight_decay": 0.1}
 CYCLIC = {"sampling": {"scheme": "cyclic", "lot_size": 13}, "adjacency": "zero_out"}
@@ -62,13 +62,13 @@ def plan_of(name: str, transformer: bool = False) -> Any:
     return plan_with(releases=releases, **changes)
 
 
-def certified(folder: Path, names: Sequence[str], *, transformer: bool = False) -> None:
+def write_certificates(folder: Path, names: Sequence[str], *, transformer: bool = False) -> None:
     """Write the certificates of these runs."""
     for name in names:
         (folder / f"{name}.json").write_bytes(bundle_of(plan_of(name, transformer)))
 
 
-def model_of() -> nn.Module:
+def build_model() -> nn.Module:
     """Layers whose rows two and four ranks do not share evenly, and one of a single row."""
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
@@ -76,7 +76,7 @@ def model_of() -> nn.Module:
 
 def sharded_model(replicas: int = 1) -> nn.Module:
     """The same, each rank with some rows, which ``replicas`` ranks have."""
-    model, size = model_of(), dist.get_world_size()
+    model, size = build_model(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
     if replicas > 1:
         shape = (replicas, size // replicas)
@@ -136,12 +136,12 @@ def losses(model: nn.Module, batch: Any) -> Tensor:
     return (model(x).squeeze(1) - y).square()
 
 
-def trained(
+def train_run(
     folder: Path, name: str, out: str, model: nn.Module, *, own: bool = False, until: int = -1
 ) -> None:
     """Train, from where the run in ``out`` stands, to its end or to before step ``until``."""
     private_loop.os = SimpleNamespace(urandom=entropy_of(1))  # type: ignore[attr-defined]
-    data, transformer = Made(), isinstance(model, Transformer)
+    data, transformer = MadeUpData(), isinstance(model, Transformer)
     run = private(
         model,
         torch.optim.AdamW(model.parameters(), lr=0.05) if own else None,
@@ -162,7 +162,7 @@ def trained(
             return
 
 
-def in_a_group(function: Callable[..., None], *arguments: Any) -> None:
+def call_in_group(function: Callable[..., None], *arguments: Any) -> None:
     """Call ``function`` on a rank that has joined the others."""
     dist.init_process_group("gloo")
     function(*arguments)
@@ -195,7 +195,7 @@ def weights(out: Path) -> dict[str, Tensor]:
     return result
 
 
-def final(out: Path) -> dict[str, Any]:
+def read_final_entry(out: Path) -> dict[str, Any]:
     """The last line of a run's record."""
     result: dict[str, Any] = json.loads((out / "record.jsonl").read_text().splitlines()[-1])
     return result

@@ -13,10 +13,18 @@ import torch
 from affidavit.certificate import check_conformance, verify
 from affidavit.certificate.runs.run_record import START, encode_line
 from affidavit.trainer.errors import Interrupted, NotCertified
-from tests.trainer.loop.made import KEY, STEPS, Made, Ran, Small, bundle_of, plan_with
+from tests.trainer.loop.small_run import (
+    KEY,
+    STEPS,
+    FinishedRun,
+    MadeUpData,
+    SmallModel,
+    bundle_of,
+    plan_with,
+)
 from tests.trainer.loop.test_loop import Stopping, gradients, lots_of
 
-Run = Callable[..., Ran]
+Run = Callable[..., FinishedRun]
 
 
 def adapting(**changes: Any) -> Any:
@@ -49,7 +57,7 @@ def followed(entries: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
 
 def within(clip_norms: list[dict[str, float]], seed: int) -> list[dict[str, int]]:
     """Twice the exact sums of the first step: records below the norm less those above."""
-    model, data = Small(), Made()
+    model, data = SmallModel(), MadeUpData()
     values = {name: item.detach().clone() for name, item in model.module.named_parameters()}
     lot = lots_of(seed)[0]
     item = gradients(model, values, data.x[lot], data.y[lot])

@@ -16,17 +16,17 @@ from affidavit.certificate import KeyStore
 from affidavit.gate import app, cli
 from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
-from tests.trainer.loop.made import DEVICE, entries_of, plan_with
+from tests.trainer.loop.small_run import DEVICE, entries_of, plan_with
 
 OWN = """
-from tests.trainer.loop.made import Made, Small
+from tests.trainer.loop.small_run import MadeUpData, SmallModel
 
 def data(argument):
-    return Made(int(argument or 60))
+    return MadeUpData(int(argument or 60))
 
 def model(argument, data):
     assert len(data)
-    return Small()
+    return SmallModel()
 """
 
 

@@ -27,22 +27,31 @@ from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
 from affidavit.trainer.run_folder import checkpoint
 from affidavit.trainer.run_folder.run_log import RunLog
 from tests.seeds import seeded
-from tests.trainer.loop.children import SECONDS, killed, start
-from tests.trainer.loop.made import STEPS, Made, Ran, Small, bundle_of, entries_of, plan_with, ran
+from tests.trainer.loop.children import SECONDS, is_killed, start_run
+from tests.trainer.loop.small_run import (
+    STEPS,
+    FinishedRun,
+    MadeUpData,
+    SmallModel,
+    bundle_of,
+    entries_of,
+    plan_with,
+    train_small,
+)
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
 
-Run = Callable[..., Ran]
+Run = Callable[..., FinishedRun]
 CORRELATED = {**CYCLIC, "noise": {"kind": "bidiagonal", "lambda": 0.9}}
 
 
-def ended(out: Path) -> bool:
+def has_ended(out: Path) -> bool:
     """Whether a run has its last line."""
-    return any(entry["type"] == "final" for entry in entries_whole(out))
+    return any(entry["type"] == "final" for entry in read_complete_entries(out))
 
 
-def begun(out: Path) -> bool:
+def has_begun(out: Path) -> bool:
     """Whether a run has its first checkpoint, so that it is to be resumed."""
-    return any(entry["type"] == "checkpoint" for entry in entries_whole(out))
+    return any(entry["type"] == "checkpoint" for entry in read_complete_entries(out))
 
 
 @pytest.mark.ordinary("correlated")
@@ -55,12 +64,12 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     kills, charged = 0, 0
     for _ in range(30):
         event = drawn.randint(1, 45 if kills >= 3 else 15)  # too soon for the end
-        settings = {"bundle": bundle, "resume": begun(out), "checkpoint_every": 2}
-        kills += killed(plan, out, dies_at=event, **settings)
-        now = sum(entry["type"] == "charge" for entry in entries_whole(out))
+        settings = {"bundle": bundle, "resume": has_begun(out), "checkpoint_every": 2}
+        kills += is_killed(plan, out, dies_at=event, **settings)
+        now = sum(entry["type"] == "charge" for entry in read_complete_entries(out))
         assert charged <= now <= STEPS  # a charge that was there is there for good
         charged = now
-        if ended(out):
+        if has_ended(out):
             break
     assert kills >= 3
     entries = entries_of(out)
@@ -73,7 +82,7 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     assert (out / "weights.pt").exists()
 
 
-def entries_whole(out: Path) -> list[dict[str, Any]]:
+def read_complete_entries(out: Path) -> list[dict[str, Any]]:
     """The lines of a record that have an end."""
     path = out / "record.jsonl"
     if not path.exists():
@@ -90,16 +99,16 @@ def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
     plan, first = plan_with(), tmp_path / "first"
     bundle = bundle_of(plan)
 
-    def killed_at(event: int, call: str, out: Path) -> bool:
-        settings = {"bundle": bundle, "resume": begun(out), "checkpoint_every": 2}
-        return killed(plan, out, dies_at=event, calls=[call], **settings)
+    def is_killed_at(event: int, call: str, out: Path) -> bool:
+        settings = {"bundle": bundle, "resume": has_begun(out), "checkpoint_every": 2}
+        return is_killed(plan, out, dies_at=event, calls=[call], **settings)
 
-    assert killed_at(renaming, "replace", first)
+    assert is_killed_at(renaming, "replace", first)
     for event in range(1, 5):
         out = tmp_path / f"again-{event}"
         shutil.copytree(first, out)
-        assert killed_at(event, "write", out)
-        ran(plan, out=out, bundle=bundle, resume=True, checkpoint_every=2)
+        assert is_killed_at(event, "write", out)
+        train_small(plan, out=out, bundle=bundle, resume=True, checkpoint_every=2)
         result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
         assert result.findings == ()
 
@@ -111,9 +120,9 @@ def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
     bundle = bundle_of(plan)
     kills = 0
     for attempt in range(1, 100):
-        if ended(out):
+        if has_ended(out):
             break
-        child = start(plan, out, bundle=bundle, resume=begun(out), checkpoint_every=3)
+        child = start_run(plan, out, bundle=bundle, resume=has_begun(out), checkpoint_every=3)
         time.sleep(drawn.uniform(0.02, 0.1 * attempt))
         child.kill()
         code = child.wait(SECONDS)
@@ -127,7 +136,7 @@ def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
     assert len(set(keys)) == 60
 
 
-class Stops(Made):
+class Stops(MadeUpData):
     """Data that fails when it is asked for its n-th lot, as a process may die in a step."""
 
     def __init__(self, at: int) -> None:
@@ -140,7 +149,7 @@ class Stops(Made):
         return super().collate(indices)
 
 
-def crashed(run: Run, out: Path, at: int, plan: Any = None, **arguments: Any) -> None:
+def crash_run(run: Run, out: Path, at: int, plan: Any = None, **arguments: Any) -> None:
     """A run that dies in its step ``at``."""
     with pytest.raises(KeyboardInterrupt):
         run(plan, out=out, data=Stops(at), **arguments)
@@ -151,7 +160,7 @@ def test_a_step_that_was_begun_is_charged_and_its_lot_is_not_drawn_again(
 ) -> None:
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
-    crashed(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
+    crash_run(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
     created = run(plan, out=out, bundle=bundle, resume=True)
     # Lots 5 and 6 were released after the checkpoint, lot 7 was begun: all three are spent.
     assert [lot[0] for lot in created.data.asked] == [(step % 5) * 12 for step in range(8, STEPS)]
@@ -161,7 +170,7 @@ def test_a_step_that_was_begun_is_charged_and_its_lot_is_not_drawn_again(
 
 
 def test_a_clean_stop_loses_nothing(run: Run, tmp_path: Path) -> None:
-    class Asks(Made):
+    class Asks(MadeUpData):
         def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
             if len(self.asked) == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -180,7 +189,7 @@ def test_a_clean_stop_loses_nothing(run: Run, tmp_path: Path) -> None:
 def test_out_of_memory_says_what_to_do_and_a_smaller_microbatch_goes_on(
     run: Run, tmp_path: Path
 ) -> None:
-    class Large(Small):
+    class Large(SmallModel):
         fits_without_gradients = True
 
         def losses(self, batch: Any) -> Tensor:
@@ -208,7 +217,7 @@ def test_without_a_word_checkpoints_and_digests_are_made_now_and_then(
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
     settings = {"bundle": bundle, "checkpoint_every": None, "digest_every": None}
-    crashed(run, out, 9, plan, **settings)
+    crash_run(run, out, 9, plan, **settings)
     assert sum(entry["type"] == "checkpoint" for entry in entries_of(out)) >= 2
     created = run(plan, out=out, resume=True, **settings)
     releases = [entry for entry in created.entries if entry["type"] == "release"]
@@ -220,7 +229,7 @@ def test_without_a_word_checkpoints_and_digests_are_made_now_and_then(
 def test_no_step_is_left_when_all_are_charged(run: Run, tmp_path: Path) -> None:
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
-    crashed(run, out, STEPS - 1, plan, bundle=bundle)
+    crash_run(run, out, STEPS - 1, plan, bundle=bundle)
     created = run(plan, out=out, bundle=bundle, resume=True)
     assert created.data.asked == []
     assert (created.outcome.charged, created.outcome.released) == (STEPS, STEPS - 1)
@@ -231,7 +240,7 @@ def test_no_step_is_left_when_all_are_charged(run: Run, tmp_path: Path) -> None:
 def test_two_runs_from_one_checkpoint_share_no_key(run: Run, tmp_path: Path) -> None:
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
-    crashed(run, out, 6, plan, bundle=bundle, checkpoint_every=3)
+    crash_run(run, out, 6, plan, bundle=bundle, checkpoint_every=3)
     twin = tmp_path / "twin"
     twin.mkdir()
     for path in out.iterdir():
@@ -260,7 +269,7 @@ def test_noise_goes_on_as_one_sequence_over_lost_steps(
     monkeypatch.setattr(source, "standard_normal", noted)
     values: list[Tensor] = []
 
-    class Flat(Small):
+    class Flat(SmallModel):
         def losses(self, batch: Any) -> Tensor:
             return super().losses(batch) * 0
 
@@ -273,7 +282,7 @@ def test_noise_goes_on_as_one_sequence_over_lost_steps(
 
     plan = plan_with(**CORRELATED)
     bundle, out = bundle_of(plan), tmp_path / "run"
-    crashed(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
+    crash_run(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
     monkeypatch.setattr(PrivateModel, "accumulate", watched)
     values.clear()
     run(plan, out=out, model=model, bundle=bundle, resume=True)
@@ -313,94 +322,94 @@ def test_passing_over_a_step_leaves_what_comes_after_as_it_was() -> None:
 
 
 @pytest.fixture
-def stopped(run: Run, tmp_path: Path) -> tuple[Path, Callable[..., Ran]]:
+def crashed_run(run: Run, tmp_path: Path) -> tuple[Path, Callable[..., FinishedRun]]:
     """A run that died, and how to go on with it."""
     plan, out = plan_with(), tmp_path / "stopped"
     bundle = bundle_of(plan)
-    crashed(run, out, 6, plan, bundle=bundle, checkpoint_every=3)
+    crash_run(run, out, 6, plan, bundle=bundle, checkpoint_every=3)
 
-    def go_on(**arguments: Any) -> Ran:
+    def resume(**arguments: Any) -> FinishedRun:
         return run(plan, out=out, bundle=arguments.pop("bundle", bundle), resume=True, **arguments)
 
-    return out, go_on
+    return out, resume
 
 
-def failure(go_on: Callable[..., Ran], **arguments: Any) -> str:
+def failure_code(resume: Callable[..., FinishedRun], **arguments: Any) -> str:
     with pytest.raises(RunFailure) as result:
-        go_on(**arguments)
+        resume(**arguments)
     return result.value.code
 
 
 @pytest.mark.parametrize("place", [0, 100, -1])
 def test_an_altered_checkpoint_is_refused(
-    stopped: tuple[Path, Callable[..., Ran]], place: int
+    crashed_run: tuple[Path, Callable[..., FinishedRun]], place: int
 ) -> None:
-    out, go_on = stopped
+    out, resume = crashed_run
     content = bytearray((out / checkpoint.CHECKPOINT_FILE).read_bytes())
     content[place] ^= 1
     (out / checkpoint.CHECKPOINT_FILE).write_bytes(bytes(content))
-    assert failure(go_on) == "no_checkpoint"
+    assert failure_code(resume) == "no_checkpoint"
 
 
 def test_a_checkpoint_that_is_cut_or_gone_is_refused(
-    stopped: tuple[Path, Callable[..., Ran]],
+    crashed_run: tuple[Path, Callable[..., FinishedRun]],
 ) -> None:
-    out, go_on = stopped
+    out, resume = crashed_run
     content = (out / checkpoint.CHECKPOINT_FILE).read_bytes()
     (out / checkpoint.CHECKPOINT_FILE).write_bytes(content[: len(content) // 2])
-    assert failure(go_on) == "no_checkpoint"
+    assert failure_code(resume) == "no_checkpoint"
     (out / checkpoint.CHECKPOINT_FILE).unlink()
-    assert failure(go_on) == "no_checkpoint"
+    assert failure_code(resume) == "no_checkpoint"
 
 
 def test_another_runs_checkpoint_is_refused(
-    run: Run, stopped: tuple[Path, Callable[..., Ran]], tmp_path: Path
+    run: Run, crashed_run: tuple[Path, Callable[..., FinishedRun]], tmp_path: Path
 ) -> None:
-    out, go_on = stopped
-    crashed(run, tmp_path / "foreign", 6, checkpoint_every=3)
+    out, resume = crashed_run
+    crash_run(run, tmp_path / "foreign", 6, checkpoint_every=3)
     foreign = (tmp_path / "foreign" / checkpoint.CHECKPOINT_FILE).read_bytes()
     (out / checkpoint.CHECKPOINT_FILE).write_bytes(foreign)
-    assert failure(go_on) == "no_checkpoint"
+    assert failure_code(resume) == "no_checkpoint"
 
 
 def test_a_record_with_a_line_changed_or_dropped_is_refused(
-    stopped: tuple[Path, Callable[..., Ran]],
+    crashed_run: tuple[Path, Callable[..., FinishedRun]],
 ) -> None:
-    out, go_on = stopped
+    out, resume = crashed_run
     path = out / "record.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:4] + lines[5:]))
-    assert failure(go_on) == "broken_record"
+    assert failure_code(resume) == "broken_record"
     path.write_bytes(b"".join(lines).replace(b'"step":2', b'"step":3', 1))
-    assert failure(go_on) == "broken_record"
+    assert failure_code(resume) == "broken_record"
 
 
 def test_a_record_cut_back_before_its_checkpoint_is_refused(
-    stopped: tuple[Path, Callable[..., Ran]],
+    crashed_run: tuple[Path, Callable[..., FinishedRun]],
 ) -> None:
-    out, go_on = stopped
+    out, resume = crashed_run
     path = out / "record.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:4]))
-    assert failure(go_on) == "no_checkpoint"
+    assert failure_code(resume) == "no_checkpoint"
 
 
 def test_other_data_or_another_certificate_is_refused(
-    stopped: tuple[Path, Callable[..., Ran]],
+    crashed_run: tuple[Path, Callable[..., FinishedRun]],
 ) -> None:
-    _, go_on = stopped
-    assert failure(go_on, data=Made(seed=4)) == "other_run"
+    _, resume = crashed_run
+    assert failure_code(resume, data=MadeUpData(seed=4)) == "other_run"
 
 
 def test_a_folder_serves_one_run_and_one_process(
-    run: Run, stopped: tuple[Path, Callable[..., Ran]], tmp_path: Path
+    run: Run, crashed_run: tuple[Path, Callable[..., FinishedRun]], tmp_path: Path
 ) -> None:
-    out, go_on = stopped
-    assert failure(lambda: run(out=out)) == "run_exists"
-    assert failure(lambda: run(out=tmp_path / "none", resume=True)) == "no_run"
+    out, resume = crashed_run
+    assert failure_code(lambda: run(out=out)) == "run_exists"
+    assert failure_code(lambda: run(out=tmp_path / "none", resume=True)) == "no_run"
     with closing(RunLog.reopen(out)):
-        assert failure(go_on) == "run_in_use"
-    assert go_on().outcome.ended == "completed"
+        assert failure_code(resume) == "run_in_use"
+    assert resume().outcome.ended == "completed"
 
 
 @pytest.mark.ordinary("13")
@@ -423,7 +432,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
         run(plan, out=out, bundle=bundle, checkpoint_every=2)
     monkeypatch.setattr(os, "write", real)
     assert stop.value.code == "not_written"
-    created = run(plan, out=out, bundle=bundle, resume=begun(out))
+    created = run(plan, out=out, bundle=bundle, resume=has_begun(out))
     found_ = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found_.findings == ()
     assert created.outcome.charged == STEPS
@@ -433,12 +442,12 @@ def test_a_run_that_died_before_its_first_checkpoint_is_started_anew(tmp_path: P
     """Its record has a header and nothing else: no key was used, and nothing is charged."""
     plan, out = plan_with(), tmp_path / "run"
     bundle = bundle_of(plan)
-    ran(plan, out=tmp_path / "other", bundle=bundle)
+    train_small(plan, out=tmp_path / "other", bundle=bundle)
     out.mkdir()
     header = (tmp_path / "other/record.jsonl").read_bytes().split(b"\n")[0] + b"\n"
     (out / "record.jsonl").write_bytes(header)
     with pytest.raises(RunFailure, match="without --resume"):
-        ran(plan, out=out, bundle=bundle, resume=True)
-    ran(plan, out=out, bundle=bundle)
-    assert ended(out)
+        train_small(plan, out=out, bundle=bundle, resume=True)
+    train_small(plan, out=out, bundle=bundle)
+    assert has_ended(out)
     assert entries_of(out)[0]["run"] != json.loads(header)["run"]

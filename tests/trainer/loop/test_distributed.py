@@ -19,7 +19,15 @@ from affidavit.trainer.data.numbers import CANARIES, LOSSES
 from affidavit.trainer.loop import train
 from tests.forked import fork
 from tests.ports import free_port
-from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, entropy_of, plan_with
+from tests.trainer.loop.small_run import (
+    KEY,
+    STEPS,
+    FinishedRun,
+    bundle_of,
+    entries_of,
+    entropy_of,
+    plan_with,
+)
 from tests.trainer.loop.test_loop import lots_of, predicate_of
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +69,7 @@ def torchrun(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("start", [both, pytest.param(torchrun, marks=pytest.mark.soak)])
 def test_two_ranks_train_as_one_process_does(
-    run: Callable[..., Ran], folder: Path, start: Callable[[Path], list[int]]
+    run: Callable[..., FinishedRun], folder: Path, start: Callable[[Path], list[int]]
 ) -> None:
     assert start(folder) == [0, 0]
     one, other = (torch.load(folder / f"values.{rank}") for rank in (0, 1))
@@ -111,7 +119,7 @@ def test_two_ranks_have_the_canaries_and_their_losses_of_one_process(folder: Pat
 
 
 def test_a_rank_that_dies_stops_all_and_the_step_stays_charged(
-    run: Callable[..., Ran], folder: Path
+    run: Callable[..., FinishedRun], folder: Path
 ) -> None:
     left, died = both(folder, "die", "6")
     assert left != 0

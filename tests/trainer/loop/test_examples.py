@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 
 from affidavit.certificate import check_conformance, verify
 from affidavit.plan import Plan, parse_plan, syntax_of
-from tests.trainer.loop.made import KEY, bundle_of
 from tests.trainer.loop.sharded import on_ranks
+from tests.trainer.loop.small_run import KEY, bundle_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "train"
 

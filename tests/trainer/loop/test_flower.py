@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from affidavit.certificate import check_conformance, verify
 from examples.train import flower_client
-from tests.trainer.loop.made import KEY
+from tests.trainer.loop.small_run import KEY
 from tests.trainer.loop.test_examples import short
 
 ROUNDS, STEPS = 3, 2

@@ -28,19 +28,19 @@ from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import UnknownSource, load_data
 from affidavit.trainer.steps import sampling
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
-from tests.trainer.loop.made import (
+from tests.trainer.loop.small_run import (
     KEY,
     RECORDS,
     STEPS,
-    Made,
-    Ran,
-    Small,
+    FinishedRun,
+    MadeUpData,
+    SmallModel,
     bundle_of,
     entropy_of,
     plan_with,
 )
 
-Run = Callable[..., Ran]
+Run = Callable[..., FinishedRun]
 
 GROUPS = (("0.weight", "0.bias"), ("2.weight", "2.bias"))
 CYCLIC = {"adjacency": "zero_out", "sampling": {"scheme": "cyclic", "lot_size": 12}}
@@ -67,7 +67,9 @@ def lots_of(seed: int, steps: int = STEPS) -> list[Tensor]:
     return result
 
 
-def gradients(model: Small, values: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def gradients(
+    model: SmallModel, values: dict[str, Tensor], x: Tensor, y: Tensor
+) -> dict[str, Tensor]:
     """Each record's gradient, formed in full."""
 
     def loss(at: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ def gradients(model: Small, values: dict[str, Tensor], x: Tensor, y: Tensor) -> 
 
 def reference(seed: int, clip_norm: float = 0.5, noise_std: float = 1.0) -> dict[str, Tensor]:
     """DP-SGD of the small plan, step by step from the paper's definition."""
-    model, data, ratchet = Small(), Made(), secrets_of(seed).ratchet
+    model, data, ratchet = SmallModel(), MadeUpData(), secrets_of(seed).ratchet
     values = {name: item.detach().clone() for name, item in model.module.named_parameters()}
     for step, lot in enumerate(lots_of(seed)):
         item = gradients(model, values, data.x[lot], data.y[lot])
@@ -195,7 +197,7 @@ def test_lots_are_cut_where_the_plan_says_so(run: Run) -> None:
 def test_every_kind_of_plan_runs_to_its_end_and_conforms(run: Run, changes: dict[str, Any]) -> None:
     plan = plan_with(**changes)
     names = [release.name for release in plan.phases[0].releases]
-    model = Small({"hidden": ("0",), "auxiliary": ("2",)}) if len(names) > 1 else Small()
+    model = SmallModel({"hidden": ("0",), "auxiliary": ("2",)}) if len(names) > 1 else SmallModel()
     bundle = bundle_of(plan)
     created = run(plan, model=model, bundle=bundle, seed=6)
     result = check_conformance((created.out / "record.jsonl").read_bytes(), predicate_of(bundle))
@@ -230,7 +232,7 @@ def test_combined_gradients_are_clipped_as_one(run: Run) -> None:
         steps=2,
         optimizer={"name": "dp_disk", "learning_rate": 1.0, "kappa": 0.3, "gamma": 0.5},
     )
-    model = Small()
+    model = SmallModel()
     before = torch.cat([parameter.detach().flatten() for parameter in model.module.parameters()])
     created = run(plan, model=model, seed=8)
     # g̃_1 + g̃_2 with g̃_2 = (1-κ) g̃_1 + κ r_2, every r of length at most C: no more than 2C,
@@ -247,7 +249,7 @@ def test_combined_gradients_are_those_at_both_points(run: Run) -> None:
         steps=2,
         optimizer={"name": "dp_disk", "learning_rate": 0.01, "kappa": 0.6, "gamma": 0.5},
     )
-    model, data = Small(), Made()
+    model, data = SmallModel(), MadeUpData()
     start = {name: item.detach().clone() for name, item in model.module.named_parameters()}
     created = run(plan, model=model, data=data, seed=9)
 
@@ -285,7 +287,7 @@ def test_autocast_trains_in_bfloat16_with_clipping_in_float32(run: Run) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in created.model.module.parameters())
 
 
-class Narrow(Small):
+class Narrow(SmallModel):
     """Its parameters are in bfloat16, as many published models are."""
 
     def __init__(self) -> None:
@@ -304,7 +306,7 @@ def test_updates_below_the_precision_of_a_parameter_add_up(
     # bfloat16 has 8 bits: most of these updates alone would leave a parameter as it is.
     plan = plan_with(optimizer={"name": name, "learning_rate": rate})
     narrow, start = run(plan, model=Narrow(), seed=3), Narrow()
-    wide = Small()
+    wide = SmallModel()
     wide.module.load_state_dict(start.module.state_dict())
     exact = run(plan, model=wide, seed=3)
     assert {item.dtype for item in narrow.model.module.parameters()} == {torch.bfloat16}
@@ -320,7 +322,7 @@ def test_the_masters_of_narrow_parameters_are_in_a_checkpoint() -> None:
 
     def fresh() -> TrainingState:
         return TrainingState(
-            bound, Narrow(), Made(), settings=Settings(), peers=Peers.alone("cpu"),
+            bound, Narrow(), MadeUpData(), settings=Settings(), peers=Peers.alone("cpu"),
             keys=RunKeys(lots=bytes(32), probes=bytes(32)),
         )  # fmt: skip
 
@@ -335,7 +337,7 @@ def test_the_masters_of_narrow_parameters_are_in_a_checkpoint() -> None:
         assert not torch.equal(master, rounded[name].float())
 
 
-class Stopping(Made):
+class Stopping(MadeUpData):
     """Asks the run to stop in its fifth lot."""
 
     def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +347,7 @@ class Stopping(Made):
 
 
 def test_records_that_are_not_finite_add_nothing(run: Run) -> None:
-    data = Made()
+    data = MadeUpData()
     data.x[::2] = float("nan")
     created = run(data=data, seed=12)
     assert torch.isfinite(created.values).all()
@@ -404,7 +406,7 @@ def test_the_ratchet_gives_the_next_key_and_not_the_one_before() -> None:
 def test_a_tied_tensor_of_which_each_use_is_clipped_keeps_to_both_shares(run: Run) -> None:
     from affidavit.trainer.adapters import Group
 
-    class Tied(Small):
+    class Tied(SmallModel):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)

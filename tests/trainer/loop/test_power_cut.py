@@ -13,20 +13,20 @@ import torch
 from affidavit.certificate import check_conformance
 from tests.disk import PowerCut, disk
 from tests.seeds import seeded
-from tests.trainer.loop.made import STEPS, bundle_of, plan_with, ran
-from tests.trainer.loop.test_crash import begun, ended, entries_whole
+from tests.trainer.loop.small_run import STEPS, bundle_of, plan_with, train_small
+from tests.trainer.loop.test_crash import has_begun, has_ended, read_complete_entries
 from tests.trainer.loop.test_loop import predicate_of
 
 PLAN = plan_with()
 BUNDLE = bundle_of(PLAN)
 
 
-def go_on(out: Path) -> None:
-    ran(PLAN, out=out, bundle=BUNDLE, resume=begun(out), checkpoint_every=4)
+def resume(out: Path) -> None:
+    train_small(PLAN, out=out, bundle=BUNDLE, resume=has_begun(out), checkpoint_every=4)
 
 
 def charges(out: Path) -> list[dict[str, Any]]:
-    return [entry for entry in entries_whole(out) if entry["type"] == "charge"]
+    return [entry for entry in read_complete_entries(out) if entry["type"] == "charge"]
 
 
 def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
@@ -44,7 +44,7 @@ def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path, every: int) -> None:
     with disk(tmp_path / "whole") as counted:
-        go_on(tmp_path / "whole")
+        resume(tmp_path / "whole")
         counted.cut()
     counted.put(tmp_path / "ended")
     require_whole(tmp_path / "ended", charges(tmp_path / "whole"))
@@ -52,13 +52,13 @@ def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path, ever
     for cut in range(1, counted.events + 1, every):
         before, after = tmp_path / f"before{cut}", tmp_path / f"after{cut}"
         with disk(before, cut) as failing, pytest.raises(PowerCut):
-            go_on(before)
+            resume(before)
         failing.put(after)
         charged = charges(after)
         # Every charge but one whose line was being synchronised is there.
         assert len(charges(before)) - len(charged) <= 1
-        if not ended(after):
-            go_on(after)
+        if not has_ended(after):
+            resume(after)
         require_whole(after, charged)
 
 
@@ -67,10 +67,10 @@ def test_power_that_is_cut_again_and_again_takes_no_charge_away(tmp_path: Path) 
     drawn = random.Random(seeded(5))
     charged: list[dict[str, Any]] = []
     out, cuts = tmp_path / "0", 0
-    while not ended(out):
+    while not has_ended(out):
         try:
             with disk(out, drawn.randint(1, 12), drawn) as failing:
-                go_on(out)
+                resume(out)
         except PowerCut:
             cuts += 1
             out = tmp_path / str(cuts)

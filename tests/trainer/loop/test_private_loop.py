@@ -19,19 +19,19 @@ from affidavit.trainer import LoopError, PrivateRun, private
 from affidavit.trainer.errors import MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.settings import Settings
-from tests.trainer.loop.made import (
+from tests.trainer.loop.small_run import (
     DEVICE,
     KEY,
     STEPS,
-    Made,
-    Small,
+    MadeUpData,
+    SmallModel,
     bundle_of,
     entries_of,
     entropy_of,
     plan_with,
 )
 
-DATA = Made()
+DATA = MadeUpData()
 BUNDLES: dict[str, bytes] = {}
 
 
@@ -52,12 +52,17 @@ def losses(model: nn.Module, batch: Any) -> Tensor:
     return (model(x).squeeze(1) - y).square()
 
 
+def network() -> nn.Sequential:
+    """Return two layers, the same in each call."""
+    return SmallModel().module
+
+
 def begin_run(
     out: Path, model: nn.Module | None = None, *, batch_size: int = 5, **changes: Any
 ) -> PrivateRun:
     """Begin a run of the small plan; ``changes`` are other arguments of ``private``."""
     content, plan = bundle(**changes.pop("plan", {}))
-    model = model or Small().module
+    model = model or network()
     arguments: dict[str, Any] = {
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "loader": DataLoader(TensorDataset(DATA.x, DATA.y), batch_size=batch_size),
@@ -96,18 +101,18 @@ def test_it_trains_as_the_command_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
     content, plan = bundle()
-    commanded = Small()
+    commanded = SmallModel()
     first, second = commanded.blocks()["all"]
     joint = type(first)(names=(*first.names, *second.names))
     monkeypatch.setattr(commanded, "blocks", lambda: {"all": (joint,)})
     train(
-        bundle=content, trusted=[KEY.public], plan=plan, data=Made(), model=commanded,
+        bundle=content, trusted=[KEY.public], plan=plan, data=MadeUpData(), model=commanded,
         out=tmp_path / "command", settings=Settings(device=DEVICE, microbatch=batch_size),
         quiet=True, entropy=entropy_of(1),
     )  # fmt: skip
     draws = entropy_of(1)
     monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", draws)
-    model = Small().module.to(DEVICE)
+    model = network().to(DEVICE)
     run = begin_run(tmp_path / "loop", model, batch_size=batch_size)
     for batch in run:
         (run.loss(batch) / 7).backward()  # its scale has no meaning
@@ -126,7 +131,7 @@ def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
     rates = []
     settings = Settings(device=DEVICE, microbatch=60, checkpoint_every=1)
     for before_the_run in (True, False):
-        model = Small().module
+        model = network()
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
         if before_the_run:
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -158,7 +163,7 @@ def backward(run: PrivateRun, batch: Any) -> Tensor:
 
 def test_a_paused_loop_loses_no_step(tmp_path: Path) -> None:
     content, _ = bundle()
-    model = Small().module
+    model = network()
     for last in (4, STEPS):
         run = begin_run(tmp_path, model, batch_size=60)
         for batch in run:

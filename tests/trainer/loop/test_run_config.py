@@ -18,12 +18,20 @@ from affidavit.trainer.adapters import Group
 from affidavit.trainer.errors import NotCertified, UnsupportedModel
 from affidavit.trainer.optimizers.registry import OPTIMIZERS
 from affidavit.trainer.run_config import OBLIGATIONS, bind
-from tests.trainer.loop.made import KEY, RECORDS, Made, Ran, Small, bundle_of, plan_with
+from tests.trainer.loop.small_run import (
+    KEY,
+    RECORDS,
+    FinishedRun,
+    MadeUpData,
+    SmallModel,
+    bundle_of,
+    plan_with,
+)
 
-Run = Callable[..., Ran]
+Run = Callable[..., FinishedRun]
 
 
-def refused(run: Run, out: Path, **arguments: Any) -> str:
+def refusal_code(run: Run, out: Path, **arguments: Any) -> str:
     """The code of the refusal; no folder was made."""
     with pytest.raises(NotCertified) as refusal:
         run(out=out, **arguments)
@@ -34,7 +42,7 @@ def refused(run: Run, out: Path, **arguments: Any) -> str:
 def test_another_plan_is_refused(run: Run, tmp_path: Path) -> None:
     quieter = plan_with(releases=[{"name": "all", "count": 2, "clip_norm": 0.5,
                                    "noise_multiplier": 1.0}])  # fmt: skip
-    code = refused(run, tmp_path / "run", plan=quieter, bundle=bundle_of(plan_with()))
+    code = refusal_code(run, tmp_path / "run", plan=quieter, bundle=bundle_of(plan_with()))
     assert code == "other_plan"
 
 
@@ -42,14 +50,14 @@ def test_a_changed_bundle_is_refused(run: Run, tmp_path: Path) -> None:
     document = json.loads(bundle_of(plan_with()))
     payload = document["envelope"]["payload"]
     document["envelope"]["payload"] = payload[:-8] + ("A" * 4) + payload[-4:]
-    code = refused(run, tmp_path / "run", bundle=json.dumps(document).encode())
+    code = refusal_code(run, tmp_path / "run", bundle=json.dumps(document).encode())
     assert code in {"bad_signature", "bad_form"}
 
 
 @pytest.mark.parametrize("key", [SigningKey.generate("stranger"), development_key()])
 def test_an_untrusted_key_is_refused(run: Run, tmp_path: Path, key: SigningKey) -> None:
     bundle = bundle_of(plan_with(), key=key)
-    assert refused(run, tmp_path / "run", bundle=bundle) in {"unknown_key", "untrusted_key"}
+    assert refusal_code(run, tmp_path / "run", bundle=bundle) in {"unknown_key", "untrusted_key"}
 
 
 def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path) -> None:
@@ -57,18 +65,18 @@ def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path
     evaluation = PolicyEvaluation(policy=BUILT_IN.model_copy(update={"approvals": 1}))
     result = certify(plan, second_opinion=False)
     bundle = issue(result, KEY, requester="tests", issued_at=now, evaluation=evaluation).bundle
-    code = refused(run, tmp_path / "run", bundle=bundle)
+    code = refusal_code(run, tmp_path / "run", bundle=bundle)
     assert "approv" in code
 
 
 def test_a_status_list_that_is_demanded_cannot_be_left_out(run: Run, tmp_path: Path) -> None:
-    code = refused(run, tmp_path / "run", options=VerificationOptions(require_status=True))
+    code = refusal_code(run, tmp_path / "run", options=VerificationOptions(require_status=True))
     assert "status" in code
 
 
 def test_an_expired_certificate_is_refused(run: Run, tmp_path: Path) -> None:
     later = datetime.now(UTC) + timedelta(days=4000)
-    assert refused(run, tmp_path / "run", now=later) == "expired"
+    assert refusal_code(run, tmp_path / "run", now=later) == "expired"
 
 
 @pytest.mark.parametrize(
@@ -78,16 +86,16 @@ def test_an_expired_certificate_is_refused(run: Run, tmp_path: Path) -> None:
 def test_a_verdict_other_than_certified_is_refused(
     run: Run, tmp_path: Path, target: dict[str, float], verdict: str
 ) -> None:
-    assert refused(run, tmp_path / "run", plan=plan_with(target=target)) == verdict
+    assert refusal_code(run, tmp_path / "run", plan=plan_with(target=target)) == verdict
 
 
 def test_data_of_another_size_is_refused(run: Run, tmp_path: Path) -> None:
-    assert refused(run, tmp_path / "run", data=Made(RECORDS - 1)) == "dataset_size"
+    assert refusal_code(run, tmp_path / "run", data=MadeUpData(RECORDS - 1)) == "dataset_size"
 
 
 def test_a_plan_without_a_data_set_size_is_refused(run: Run, tmp_path: Path) -> None:
     plan = plan_with(dataset={}, sampling={"scheme": "poisson", "probability": 0.2})
-    assert refused(run, tmp_path / "run", plan=plan) == "dataset_size"
+    assert refusal_code(run, tmp_path / "run", plan=plan) == "dataset_size"
 
 
 @pytest.mark.parametrize(
@@ -101,11 +109,11 @@ def test_a_plan_without_a_data_set_size_is_refused(run: Run, tmp_path: Path) -> 
 def test_blocks_that_are_not_the_plans_are_refused(
     run: Run, tmp_path: Path, releases: dict[str, tuple[str, ...]]
 ) -> None:
-    assert refused(run, tmp_path / "run", model=Small(releases)) == "blocks"
+    assert refusal_code(run, tmp_path / "run", model=SmallModel(releases)) == "blocks"
 
 
 def test_a_tensor_in_no_block_is_refused_by_name(run: Run, tmp_path: Path) -> None:
-    class Partial(Small):
+    class Partial(SmallModel):
         def blocks(self) -> dict[str, tuple[Group, ...]]:
             return {"all": (Group(names=("0.weight",)), Group(names=("2.weight", "2.bias")))}
 
@@ -117,12 +125,12 @@ def test_a_tensor_in_no_block_is_refused_by_name(run: Run, tmp_path: Path) -> No
 def test_a_model_that_mixes_records_is_refused_before_any_data_is_read(
     run: Run, tmp_path: Path
 ) -> None:
-    class Mixing(Small):
+    class Mixing(SmallModel):
         def losses(self, batch: Any) -> torch.Tensor:
             found = super().losses(batch)
             return found - found.mean()
 
-    data = Made()
+    data = MadeUpData()
     with pytest.raises(Exception, match="mixes records"):
         run(out=tmp_path / "run", model=Mixing(), data=data)
     assert data.asked == []
@@ -138,7 +146,7 @@ def test_a_model_that_mixes_records_is_refused_before_any_data_is_read(
 def test_events_that_belong_into_the_loop_are_refused(
     run: Run, tmp_path: Path, extra: dict[str, Any]
 ) -> None:
-    code = refused(run, tmp_path / "run", plan=plan_with(extra=[extra]))
+    code = refusal_code(run, tmp_path / "run", plan=plan_with(extra=[extra]))
     assert code in {"unsupported", "unknown_obligation"}
 
 

@@ -26,28 +26,28 @@ from affidavit.trainer.errors import RunFailure, UnsupportedModel
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.run_folder import checkpoint as checkpoints
-from tests.trainer.loop.made import KEY, STEPS, entries_of
 from tests.trainer.loop.sharded import (
     CHANGES,
     STYLES,
-    certified,
-    final,
-    in_a_group,
-    model_of,
+    build_model,
+    call_in_group,
     on_ranks,
     parallel_transformer,
+    read_final_entry,
     sharded_model,
-    trained,
+    train_run,
     transformer,
     weights,
+    write_certificates,
 )
+from tests.trainer.loop.small_run import KEY, STEPS, entries_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage")  # PyTorch 2.7's own checkpoints
 
 WITHIN = 1e-6
 PAUSES = (4, 7, 10, -1)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], nn.Module]]] = {
-    "rows": (model_of, sharded_model),
+    "rows": (build_model, sharded_model),
     "layers": (transformer, parallel_transformer),
 }
 """By what ranks share: the model of one process, and of a rank."""
@@ -57,7 +57,7 @@ ALL_BUT_DENOISED = tuple(name for name in CHANGES if name != "denoised")
 def train_on_rank(folder: Path, names: Sequence[str], shared: str, groups: int) -> None:
     """On a rank: train each of these runs."""
     for name in names:
-        trained(folder, name, f"{name}.sharded", MODELS[shared][1](groups))
+        train_run(folder, name, f"{name}.sharded", MODELS[shared][1](groups))
 
 
 def require_same(folder: Path, name: str, one: str, other: str) -> None:
@@ -66,7 +66,10 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
     assert expected.keys() == got.keys()
     for key, value in expected.items():
         assert torch.allclose(got[key], value, rtol=0, atol=WITHIN), key
-    assert final(folder / one)["noise_test"] == final(folder / other)["noise_test"]
+    assert (
+        read_final_entry(folder / one)["noise_test"]
+        == read_final_entry(folder / other)["noise_test"]
+    )
     predicate = verify((folder / f"{name}.json").read_bytes(), [KEY.public]).predicate
     result = check_conformance((folder / other / "record.jsonl").read_bytes(), predicate)
     assert result.conformant, result.findings
@@ -88,10 +91,10 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
 def test_ranks_that_share_a_model_train_as_one_process(
     tmp_path: Path, shared: str, size: int, groups: int, names: tuple[str, ...]
 ) -> None:
-    certified(tmp_path, names, transformer=shared == "layers")
+    write_certificates(tmp_path, names, transformer=shared == "layers")
     for name in names:
-        trained(tmp_path, name, f"{name}.whole", MODELS[shared][0]())
-    ended = on_ranks(size, in_a_group, train_on_rank, tmp_path, names, shared, groups)
+        train_run(tmp_path, name, f"{name}.whole", MODELS[shared][0]())
+    ended = on_ranks(size, call_in_group, train_on_rank, tmp_path, names, shared, groups)
     assert ended == [0] * size
     for name in names:
         require_same(tmp_path, name, f"{name}.whole", f"{name}.sharded")
@@ -103,7 +106,7 @@ def test_ranks_that_share_a_model_train_as_one_process(
 
 def train_part(folder: Path, shared: str, own: bool, until: int, groups: int = 1) -> None:
     """On a rank: take some steps of one run."""
-    trained(folder, "blt", "resharded", MODELS[shared][1](groups), own=own, until=until)
+    train_run(folder, "blt", "resharded", MODELS[shared][1](groups), own=own, until=until)
 
 
 @pytest.mark.soak
@@ -111,34 +114,34 @@ def train_part(folder: Path, shared: str, own: bool, until: int, groups: int = 1
 def test_a_run_goes_on_with_another_number_of_ranks(
     tmp_path: Path, shared: str, *, own: bool
 ) -> None:
-    certified(tmp_path, ["blt"], transformer=shared == "layers")
+    write_certificates(tmp_path, ["blt"], transformer=shared == "layers")
     build = MODELS[shared][0]
     for until in PAUSES:
-        trained(tmp_path, "blt", "whole", build(), own=own, until=until)
+        train_run(tmp_path, "blt", "whole", build(), own=own, until=until)
     two, four, one, last = PAUSES
-    assert on_ranks(2, in_a_group, train_part, tmp_path, shared, own, two) == [0] * 2
-    assert on_ranks(4, in_a_group, train_part, tmp_path, shared, own, four, 2) == [0] * 4
-    trained(tmp_path, "blt", "resharded", build(), own=own, until=one)
-    assert on_ranks(2, in_a_group, train_part, tmp_path, shared, own, last) == [0] * 2
+    assert on_ranks(2, call_in_group, train_part, tmp_path, shared, own, two) == [0] * 2
+    assert on_ranks(4, call_in_group, train_part, tmp_path, shared, own, four, 2) == [0] * 4
+    train_run(tmp_path, "blt", "resharded", build(), own=own, until=one)
+    assert on_ranks(2, call_in_group, train_part, tmp_path, shared, own, last) == [0] * 2
     expected, got = weights(tmp_path / "whole"), weights(tmp_path / "resharded")
     assert all(torch.allclose(got[key], expected[key], rtol=0, atol=WITHIN) for key in expected)
     assert not list((tmp_path / "resharded").glob("checkpoint*"))
 
 
-def refused(folder: Path) -> None:
+def train_half_sharded(folder: Path) -> None:
     """On a rank: what is no sharding of fully_shard's own; and a run to come back to."""
-    partly = model_of()
+    partly = build_model()
     fully_shard(partly[0])
     with pytest.raises(UnsupportedModel, match=r"2\.weight, 2\.bias, .*: trainable"):
-        trained(folder, "muon", "partly", partly)
-    trained(folder, "muon", "altered", sharded_model(), until=3)
+        train_run(folder, "muon", "partly", partly)
+    train_run(folder, "muon", "altered", sharded_model(), until=3)
 
 
 def test_what_is_not_sharded_by_rows_is_refused_and_a_checkpoint_that_was_altered(
     tmp_path: Path,
 ) -> None:
-    certified(tmp_path, ["muon"])
-    assert on_ranks(2, in_a_group, refused, tmp_path) == [0, 0]
+    write_certificates(tmp_path, ["muon"])
+    assert on_ranks(2, call_in_group, train_half_sharded, tmp_path) == [0, 0]
     (checkpoint,) = (tmp_path / "altered").glob("checkpoint-*")
     assert checkpoint.stat().st_mode & 0o077 == 0
     (one, *_) = checkpoint.glob("*.distcp")
@@ -146,29 +149,29 @@ def test_what_is_not_sharded_by_rows_is_refused_and_a_checkpoint_that_was_altere
     content[len(content) // 2] ^= 1
     one.write_bytes(content)
     with pytest.raises(RunFailure) as caught:
-        trained(tmp_path, "muon", "altered", model_of())
+        train_run(tmp_path, "muon", "altered", build_model())
     assert caught.value.code == "no_checkpoint"
 
 
-def refused_layers(folder: Path) -> None:
+def train_unsupported_layers(folder: Path) -> None:
     """On a rank: layouts under which no rank has a record's gradient."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     in_parts = parallelize_module(transformer(), mesh, {**STYLES, "first": SequenceParallel()})
     with pytest.raises(UnsupportedModel, match=r"first\.weight: .* other parallel styles"):
-        trained(folder, "muon", "sequence", in_parts)
+        train_run(folder, "muon", "sequence", in_parts)
     by_heads = parallelize_module(transformer(), mesh, STYLES)
     by_heads.each = nn.RMSNorm(2)  # a rank has only the gradient of its own heads
     with pytest.raises(UnsupportedModel, match=r"each\.weight: each rank .* another gradient"):
-        trained(folder, "muon", "heads", by_heads)
+        train_run(folder, "muon", "heads", by_heads)
 
 
 @pytest.mark.soak
 def test_gradients_that_no_rank_has_are_refused(tmp_path: Path) -> None:
-    certified(tmp_path, ["muon"], transformer=True)
-    assert on_ranks(2, in_a_group, refused_layers, tmp_path) == [0, 0]
+    write_certificates(tmp_path, ["muon"], transformer=True)
+    assert on_ranks(2, call_in_group, train_unsupported_layers, tmp_path) == [0, 0]
 
 
-def dies(folder: Path) -> None:
+def train_and_die(folder: Path) -> None:
     """On a rank: the second one is killed in a step, and the first one cannot go on."""
     model = sharded_model()
     if dist.get_rank():
@@ -180,17 +183,17 @@ def dies(folder: Path) -> None:
 
         model.register_forward_pre_hook(forward_begins)
     with pytest.raises((RunFailure, RuntimeError), match=r"peer|rank"):  # ours, or FSDP's own
-        trained(folder, "muon", "killed", model)
+        train_run(folder, "muon", "killed", model)
     os._exit(0)  # the others will not say goodbye
 
 
 @pytest.mark.soak
 def test_a_rank_that_is_killed_stops_all_and_one_process_goes_on(tmp_path: Path) -> None:
-    certified(tmp_path, ["muon"])
-    assert on_ranks(2, in_a_group, dies, tmp_path) == [0, -signal.SIGKILL]
+    write_certificates(tmp_path, ["muon"])
+    assert on_ranks(2, call_in_group, train_and_die, tmp_path) == [0, -signal.SIGKILL]
     charged = sum(entry["type"] == "charge" for entry in entries_of(tmp_path / "killed"))
     assert 0 < charged < STEPS
-    trained(tmp_path, "muon", "killed", model_of())
+    train_run(tmp_path, "muon", "killed", build_model())
     predicate = verify((tmp_path / "muon.json").read_bytes(), [KEY.public]).predicate
     record = (tmp_path / "killed" / "record.jsonl").read_bytes()
     result = check_conformance(record, predicate)
@@ -198,7 +201,7 @@ def test_a_rank_that_is_killed_stops_all_and_one_process_goes_on(tmp_path: Path)
     assert result.steps_charged == STEPS
 
 
-def strays(folder: Path) -> None:
+def train_and_differ(folder: Path) -> None:
     """On a rank: one of the replicas computes another update, and all end."""
     model = sharded_model(replicas=2)
     if dist.get_rank() == 3:
@@ -212,14 +215,14 @@ def strays(folder: Path) -> None:
 
         Muon.step = step  # type: ignore[method-assign]
     with pytest.raises(RunFailure) as caught:
-        trained(folder, "muon", "strayed", model)
+        train_run(folder, "muon", "strayed", model)
     assert caught.value.code == "ranks_differ"
 
 
 @pytest.mark.soak
 def test_replicas_that_differ_are_stopped(tmp_path: Path) -> None:
-    certified(tmp_path, ["muon"])
-    assert on_ranks(4, in_a_group, strays, tmp_path) == [0] * 4
+    write_certificates(tmp_path, ["muon"])
+    assert on_ranks(4, call_in_group, train_and_differ, tmp_path) == [0] * 4
 
 
 class Planted:

@@ -16,13 +16,21 @@ from affidavit.certificate import Conformance, check_conformance
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.settings import Supervision
-from tests.trainer.loop.children import SECONDS, start
-from tests.trainer.loop.made import STEPS, Made, Ran, bundle_of, entries_of, plan_with, ran
-from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed
+from tests.trainer.loop.children import SECONDS, start_run
+from tests.trainer.loop.small_run import (
+    STEPS,
+    FinishedRun,
+    MadeUpData,
+    bundle_of,
+    entries_of,
+    plan_with,
+    train_small,
+)
+from tests.trainer.loop.test_crash import CORRELATED, Stops, crash_run
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
 from tests.waiting import wait_until
 
-Run = Callable[..., Ran]
+Run = Callable[..., FinishedRun]
 
 
 def entries_now(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -55,7 +63,7 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
     bundle, allowance = bundle_of(plan), tmp_path / "allowance"
     allowance.write_text("4")
     first = Supervision(allowance=allowance)
-    child = start(plan, zombie, bundle=bundle, checkpoint_every=3, supervision=first)
+    child = start_run(plan, zombie, bundle=bundle, checkpoint_every=3, supervision=first)
     try:
         until(zombie, 4)
         time.sleep(0.1)
@@ -66,7 +74,7 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
     finally:
         child.kill()
         child.wait(SECONDS)
-    ran(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=7))
+    train_small(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=7))
     taken, stored = keys_of(zombie), keys_of(heir)
     assert sorted(taken.values()) == list(range(7))
     assert sorted(stored.values()) == list(range(STEPS))
@@ -91,7 +99,7 @@ def test_rows_of_the_noise_that_another_took_are_not_drawn_otherwise(
     monkeypatch.setattr(source, "standard_normal", noted)
     plan, out = plan_with(**CORRELATED), tmp_path / "run"
     bundle = bundle_of(plan)
-    crashed(run, out, 4, plan, bundle=bundle, checkpoint_every=3)
+    crash_run(run, out, 4, plan, bundle=bundle, checkpoint_every=3)
     heir = tmp_path / "heir"
     shutil.copytree(out, heir)
     cut = (heir / "record.jsonl").read_bytes().splitlines(keepends=True)
@@ -128,7 +136,7 @@ def test_a_record_beyond_its_allowance_is_not_gone_on_with(run: Run, tmp_path: P
     plan, out = plan_with(), tmp_path / "run"
     bundle, allowance = bundle_of(plan), tmp_path / "allowance"
     allowance.write_text("12")
-    crashed(run, out, 6, plan, bundle=bundle)
+    crash_run(run, out, 6, plan, bundle=bundle)
     less = Supervision(allowance=allowance, charged=6)
     with pytest.raises(RunFailure, match="only 6 were granted"):
         run(plan, out=out, bundle=bundle, resume=True, supervision=less)
@@ -138,7 +146,7 @@ def test_a_checkpoint_from_before_the_key_was_stirred_is_refused(run: Run, tmp_p
     """Its next key is not that of the steps in the record: they would be passed over wrongly."""
     plan, out = plan_with(), tmp_path / "run"
     bundle = bundle_of(plan)
-    crashed(run, out, 5, plan, bundle=bundle, checkpoint_every=3)
+    crash_run(run, out, 5, plan, bundle=bundle, checkpoint_every=3)
     old = (out / "checkpoint.pt").read_bytes()
     with pytest.raises(KeyboardInterrupt):
         run(plan, out=out, bundle=bundle, resume=True, data=Stops(2))
@@ -153,7 +161,7 @@ def test_a_run_that_is_stopped_for_good_ends_with_the_steps_it_took(
 ) -> None:
     stop = tmp_path / "stop"
 
-    class Asks(Made):
+    class Asks(MadeUpData):
         def collate(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if len(self.asked) == at:
                 stop.touch()
@@ -187,7 +195,7 @@ def test_a_run_that_waits_for_its_allowance_can_be_stopped(run: Run, tmp_path: P
 
     supervision = Supervision(allowance=allowance, stop=tmp_path / "stop")
 
-    class Asks(Made):
+    class Asks(MadeUpData):
         @property
         def digest(self) -> str:
             (tmp_path / "stop").touch()

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from affidavit.trainer import LoopError, PrivateRun
 from affidavit.trainer.errors import MixedRecords, NotCertified, RunFailure, UnsupportedModel
 from affidavit.trainer.settings import Settings
-from tests.trainer.loop.made import RECORDS, Small, entropy_of
-from tests.trainer.loop.test_private_loop import DATA, begin_run, finish, losses, take_step
+from tests.trainer.loop.small_run import RECORDS, entropy_of
+from tests.trainer.loop.test_private_loop import DATA, begin_run, finish, losses, network, take_step
 
 Loop = Callable[[PrivateRun, Any, Any], None]
 
@@ -96,7 +96,7 @@ def writing(run: PrivateRun, model: Any, batch: Any) -> None:
 def test_what_would_train_without_noise_stops_the_run(
     tmp_path: Path, loop: Loop, message: str
 ) -> None:
-    model = Small().module
+    model = network()
     model[0].requires_grad_(loop is not unfreezing)
     run = begin_run(tmp_path / "run", model)
 
@@ -116,7 +116,7 @@ def test_a_term_of_the_same_activations_is_an_error(tmp_path: Path) -> None:
         seen.append(model(batch[0]).squeeze(1))
         return (seen[-1] - batch[1]).square()
 
-    run = begin_run(tmp_path / "run", Small().module, losses=noted)
+    run = begin_run(tmp_path / "run", network(), losses=noted)
     loss = run.loss(next(iter(run)))
     with pytest.raises(RuntimeError):
         (loss + seen[-1].var()).backward()  # type: ignore[no-untyped-call]
@@ -183,7 +183,7 @@ def mixed_in_place(batch: Any) -> Any:
 
 @pytest.mark.parametrize("change", [mixed_up, mixed_in_place])
 def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -> None:
-    run = begin_run(tmp_path / "run", Small().module)
+    run = begin_run(tmp_path / "run", network())
     batch = next(iter(run))
     with pytest.raises(LoopError, match="may mix records"):
         run.loss(change(batch))
@@ -191,7 +191,7 @@ def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -
 
 
 def test_weights_that_are_clipped_between_steps_are_accepted(tmp_path: Path) -> None:
-    model = Small().module
+    model = network()
     run = begin_run(tmp_path / "run", model)
     for batch in run:
         take_step(run, batch)
@@ -204,7 +204,7 @@ def test_weights_that_are_clipped_between_steps_are_accepted(tmp_path: Path) -> 
 def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
     shown = Settings(device="cpu", microbatch=4, show_private=True)
     for settings, is_shown in ((None, False), (shown, True)):
-        run = begin_run(tmp_path / str(is_shown), Small().module, settings=settings)
+        run = begin_run(tmp_path / str(is_shown), network(), settings=settings)
         assert bool(run.loss(next(iter(run)))) is is_shown
         run.close()
 
@@ -224,7 +224,7 @@ def test_users_have_no_more_records_than_certified(
     users_of = {"size": RECORDS, "unit": "user", "contributions_per_user": 2}
 
     def begin() -> PrivateRun:
-        return begin_run(tmp_path / "run", Small().module, users=users, plan={"dataset": users_of})
+        return begin_run(tmp_path / "run", network(), users=users, plan={"dataset": users_of})
 
     if message is None:
         begin().close()
@@ -241,7 +241,7 @@ def test_what_a_loop_does_beside_its_steps_changes_nothing(
     trained = []
     for each in (loop, lambda run, _, batch: take_step(run, batch)):
         monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(2))
-        model = Small().module
+        model = network()
         run = begin_run(tmp_path / f"run-{len(trained)}", model)
         for batch in run:
             each(run, model, batch)
@@ -318,17 +318,22 @@ SCALE = nn.Parameter(torch.ones(1))
         (lambda: Between(keeping), losses, MixedRecords, "second pass"),
         (lambda: Between(mixing_up), losses, MixedRecords, "mixes records"),
         (
-            lambda: Small().module,
+            network,
             lambda m, b: Coupled.apply(losses(m, b)),
             MixedRecords,
             "losses of others",
         ),
         (lambda: Between(normalising), losses, UnsupportedModel, "autograd"),
-        (lambda: Small().module, labels_at_random, MixedRecords, "mixes records"),
-        (lambda: Small().module, labels_now_and_then, MixedRecords, "mixes records"),
-        (lambda: Small().module, lambda m, b: losses(m, b).squeeze(), MixedRecords, r"shape \(\)"),
+        (network, labels_at_random, MixedRecords, "mixes records"),
+        (network, labels_now_and_then, MixedRecords, "mixes records"),
         (
-            lambda: Small().module,
+            network,
+            lambda m, b: losses(m, b).squeeze(),
+            MixedRecords,
+            r"shape \(\)",
+        ),
+        (
+            network,
             lambda m, b: losses(m, b) * SCALE,
             UnsupportedModel,
             r"shape \(1,\)",
@@ -378,16 +383,16 @@ def test_padding_that_a_loss_sees_is_refused(tmp_path: Path) -> None:
         return ((model(x).squeeze(2) * counts).sum(1) / counts.sum(1) - y).square()
 
     loader = DataLoader(Long(), batch_size=4, collate_fn=padded)
-    hidden = Small().module
+    hidden = network()
     nn.init.zeros_(hidden[2].weight)  # type: ignore[arg-type]
     shorter = DataLoader(Long(), batch_size=4, collate_fn=cut)
     for model, loss, of in (
-        *((Small().module, unmasked, loader), (hidden, unmasked, loader)),
-        (Small().module, summed, shorter),
+        *((network(), unmasked, loader), (hidden, unmasked, loader)),
+        (network(), summed, shorter),
     ):
         with pytest.raises(MixedRecords, match="padding"):
             begin_run(tmp_path / "no", model, losses=loss, loader=of)
-    run = begin_run(tmp_path / "yes", Small().module, losses=masked, loader=loader)
+    run = begin_run(tmp_path / "yes", network(), losses=masked, loader=loader)
     take_step(run, next(iter(run)))
     run.close()
 
@@ -411,7 +416,7 @@ def test_batches_may_have_names_and_texts(tmp_path: Path) -> None:
         return losses(model, (batch.x, lengths))
 
     loader = DataLoader(Named(), batch_size=4, shuffle=True, drop_last=True, num_workers=2)
-    run = begin_run(tmp_path / "run", Small().module, losses=by_text, loader=loader)
+    run = begin_run(tmp_path / "run", network(), losses=by_text, loader=loader)
     finish(run)
 
 
@@ -425,7 +430,7 @@ OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_run_does_not_go_on_with_another_optimiser(tmp_path: Path, other: str) -> None:
-    model = Small().module
+    model = network()
     run = begin_run(tmp_path / "run", model)
     while run.step < 1:
         take_step(run, next(iter(run)))
@@ -457,7 +462,7 @@ def test_batches_may_have_attributes(tmp_path: Path, form: Any) -> None:
     )
     run = begin_run(
         tmp_path / "run",
-        Small().module,
+        network(),
         loader=loader,
         losses=lambda model, batch: losses(model, (batch.x, batch.y)),
     )
@@ -496,7 +501,7 @@ REFUSED: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
 def test_loaders_losses_and_optimisers_of_other_kinds_are_refused(
     message: str, tmp_path: Path
 ) -> None:
-    model = Small().module
+    model = network()
     with pytest.raises(UnsupportedModel, match=message):
         begin_run(tmp_path / "run", model, **REFUSED[message](model))
 
@@ -510,7 +515,7 @@ class Closureless(torch.optim.SGD):
 
 
 def test_an_optimiser_whose_step_takes_no_closure_trains(tmp_path: Path) -> None:
-    model = Small().module
+    model = network()
     before = copy.deepcopy(model.state_dict())
     run = begin_run(tmp_path / "run", model, optimizer=Closureless(model.parameters(), lr=0.1))
     finish(run)
@@ -518,7 +523,7 @@ def test_an_optimiser_whose_step_takes_no_closure_trains(tmp_path: Path) -> None
 
 
 def test_a_gradient_hook_of_a_parameter_is_refused(tmp_path: Path) -> None:
-    model = Small().module
+    model = network()
     model[0].weight.register_hook(lambda grad: grad)
     with pytest.raises(UnsupportedModel, match=r"0\.weight has a gradient hook"):
         begin_run(tmp_path / "run", model)
@@ -544,7 +549,7 @@ def test_a_layer_that_is_left_out_at_random_trains(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_what_was_compiled_before_the_run_trains_and_works_after_it(tmp_path: Path) -> None:
-    model = Small().module
+    model = network()
     plain = copy.deepcopy(model)
     model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
     run = begin_run(tmp_path / "run", model)
@@ -598,7 +603,7 @@ AUGMENTED: dict[str, dict[str, Any]] = {
 def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_resuming(
     tmp_path: Path, source: str
 ) -> None:
-    model = Small().module
+    model = network()
     for _ in range(2):
         loader: Any = DataLoader(batch_size=RECORDS, **AUGMENTED[source])
         run = begin_run(tmp_path / "run", model, loader=loader)
@@ -613,7 +618,7 @@ def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_res
 @pytest.mark.parametrize("seed", range(3))
 def test_a_collate_fn_that_mixes_records_at_random_is_refused(tmp_path: Path, seed: int) -> None:
     loader: Any = DataLoader(Read(lambda x: x), batch_size=4, collate_fn=blended)
-    model = Small().module
+    model = network()
     torch.manual_seed(seed)
     with pytest.raises(MixedRecords, match="what collate_fn makes of two records"):
         begin_run(tmp_path / "run", model, loader=loader)
@@ -643,4 +648,4 @@ def test_draws_that_cannot_be_told_from_mixing_are_refused(
 
     data: Any = DataLoader(batch_size=4, **loader)
     with pytest.raises(UnsupportedModel, match=message):
-        begin_run(tmp_path / "run", Small().module, loader=data, losses=first)
+        begin_run(tmp_path / "run", network(), loader=data, losses=first)

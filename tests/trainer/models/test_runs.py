@@ -17,7 +17,7 @@ from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import load_data, load_model
 from affidavit.trainer.steps.blocks import build_layout
-from tests.trainer.loop.made import DEVICE, KEY, bundle_of
+from tests.trainer.loop.small_run import DEVICE, KEY, bundle_of
 
 TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"
 TEXT = f"gpt2:{TRAIN / 'tiny-gpt2.json'},seed=1"

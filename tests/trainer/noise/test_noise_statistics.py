@@ -14,7 +14,7 @@ from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.run_config import strategies_of
-from tests.trainer.loop.made import Made, entries_of, plan_with, ran
+from tests.trainer.loop.small_run import MadeUpData, entries_of, plan_with, train_small
 
 STD = {"w": 2.0, "v": 2.0, "b": 0.5}
 RELEASES = {"w": "hidden", "v": "hidden", "b": "auxiliary"}
@@ -135,7 +135,7 @@ def test_correlated_noise_is_solved_for_what_it_is_made_of(fault: str | None) ->
 
 
 def test_a_run_says_what_noise_it_released(tmp_path: Path) -> None:
-    ran(plan_with(), out=tmp_path, data=Made())
+    train_small(plan_with(), out=tmp_path, data=MadeUpData())
     final = entries_of(tmp_path)[-1]
     assert final["noise_test"]["steps"] == 12
     assert abs(final["noise_test"]["scale"]["all"] - 1) < 0.3
@@ -154,4 +154,4 @@ def test_a_run_with_less_noise_is_stopped_before_it_releases(
 
     monkeypatch.setattr(NoiseSource, "add_to", less)
     with pytest.raises(RunFailure, match="times the certified deviation"):
-        ran(plan_with(), out=tmp_path)
+        train_small(plan_with(), out=tmp_path)

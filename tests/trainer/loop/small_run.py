@@ -54,7 +54,7 @@ def bundle_of(plan: Plan, **changes: Any) -> bytes:
     return issue(result, key, requester="tests", issued_at=changes.get("at", at)).bundle
 
 
-class Made:
+class MadeUpData:
     """Made-up records: x in R³ and a target."""
 
     def __init__(self, records: int = RECORDS, seed: int = 3) -> None:
@@ -75,7 +75,7 @@ class Made:
         return self.x[indices], self.y[indices]
 
 
-class Small:
+class SmallModel:
     """Two layers; ``names`` are the releases and the layers whose tensors they have."""
 
     def __init__(self, releases: dict[str, tuple[str, ...]] | None = None, seed: int = 5) -> None:
@@ -104,12 +104,12 @@ def entropy_of(seed: int) -> Entropy:
 
 
 @dataclass
-class Ran:
+class FinishedRun:
     """A run that was made, its model and what it returned."""
 
     out: Path
-    model: Small
-    data: Made
+    model: SmallModel
+    data: MadeUpData
     outcome: Outcome
 
     @property
@@ -129,11 +129,11 @@ def entries_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "record.jsonl").read_text().splitlines()]
 
 
-def ran(plan: Plan | None = None, *, out: Path, **arguments: Any) -> Ran:
+def train_small(plan: Plan | None = None, *, out: Path, **arguments: Any) -> FinishedRun:
     """Train ``plan`` into ``out``; ``seed`` makes its keys those of every run with that seed."""
     plan = plan or plan_with()
-    model = arguments.pop("model", None) or Small()
-    data = arguments.pop("data", None) or Made()
+    model = arguments.pop("model", None) or SmallModel()
+    data = arguments.pop("data", None) or MadeUpData()
     settings: dict[str, Any] = {"checkpoint_every": 10, "digest_every": 1}
     settings |= {
         name: arguments.pop(name)
@@ -155,4 +155,4 @@ def ran(plan: Plan | None = None, *, out: Path, **arguments: Any) -> Ran:
         **arguments,
     )
     model.module.cpu()
-    return Ran(out=out, model=model, data=data, outcome=outcome)
+    return FinishedRun(out=out, model=model, data=data, outcome=outcome)
