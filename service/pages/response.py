@@ -42,6 +42,7 @@ from affidavit.service.pages.templating import environment, groups_for, may_open
 from affidavit.service.pages.text import spreadsheet_safe
 
 DATA_SUFFIXES = (".json", ".csv")
+_NON_FINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
 _API_PATHS = ("/v1/", "/static/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
 T = TypeVar("T")
@@ -99,8 +100,17 @@ def view_of(cls: type[T], source: Any, **changes: Any) -> T:
 
 
 def to_json(view: object) -> bytes:
-    """Return every field of ``view`` as ASCII JSON: a text may not be valid UTF-8."""
-    return json.dumps(to_jsonable_python(view), ensure_ascii=True, allow_nan=False).encode("ascii")
+    """Return every field of ``view`` as ASCII JSON: a text may not be valid UTF-8.
+
+    JSON has no infinity, so an unbounded ε is a text.
+
+    >>> to_json({"epsilon": float("inf")})
+    b'{"epsilon": "inf"}'
+    """
+    text = json.dumps(to_jsonable_python(view))
+    if "Infinity" in text or "NaN" in text:
+        text = json.dumps(json.loads(text, parse_constant=_NON_FINITE.get))
+    return text.encode("ascii")
 
 
 def to_csv(rows: Rows) -> bytes:
