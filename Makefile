@@ -57,12 +57,12 @@ $(TRAINER): $(STAMP)
 install-browser: $(BROWSER)
 
 # SoftHSM2 and OpenSSL, from Debian's packages if missing.
-$(PROGRAMS): $(STAMP) tests/programs.py
-	$(BIN)/python -m tests.programs
+$(PROGRAMS): $(STAMP) tests/support/external_programs.py
+	$(BIN)/python -m tests.support.external_programs
 	touch $@
 
-$(BROWSER): $(STAMP) tests/browser/program.py
-	$(BIN)/python -m tests.browser.program
+$(BROWSER): $(STAMP) tests/browser/chromium.py
+	$(BIN)/python -m tests.browser.chromium
 	touch $@
 
 # Screenshots of every page (light, dark, phone) in build/gallery/index.html.

@@ -36,8 +36,8 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, text
 
 from affidavit.service.database import open_engine, writer
-from tests.ports import free_port
 from tests.service import postgresql_server
+from tests.support.free_ports import free_port
 
 HERE = Path(__file__).parent
 CONNECTIONS = 16

@@ -17,8 +17,8 @@ from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from affidavit.plan import Plan, plan_from
-from tests.bare_names import rooms_by_their_full_name_only  # noqa: F401
-from tests.databases import (  # noqa: F401
+from tests.service.postgresql_server import binaries
+from tests.support.databases import (  # noqa: F401
     compiled_once,
     database_url,
     migrated_postgresql,
@@ -27,8 +27,8 @@ from tests.databases import (  # noqa: F401
     postgresql_url,
     sqlite_url,
 )
-from tests.seeds import examples
-from tests.service.postgresql_server import binaries
+from tests.support.import_guard import rooms_by_their_full_name_only  # noqa: F401
+from tests.support.random_seeds import examples
 
 settings.register_profile(
     "settled",

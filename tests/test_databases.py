@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from tests.databases import TABLES, Migrated
+from tests.support.databases import TABLES, Migrated
 
 
 @pytest.fixture

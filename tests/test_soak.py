@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.seeds import seeded
 from tests.soak import PARTS, ROOMS, Part, soak
+from tests.support.random_seeds import seeded
 
 TESTS = Path(__file__).parent
 

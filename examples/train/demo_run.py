@@ -29,8 +29,8 @@ import httpx
 from rich.console import Console
 
 from affidavit.certificate import KeyStore
-from tests import ray_cluster, slurm_cluster
 from tests.service import postgresql_server
+from tests.support import ray_cluster, slurm_cluster
 
 HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit") / "demo-run"

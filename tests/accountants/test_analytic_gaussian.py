@@ -11,7 +11,7 @@ from affidavit.accountants.analytic_gaussian import AnalyticCurve, AnalyticGauss
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import Composed, Event, Gaussian, Laplace, Repeated
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:

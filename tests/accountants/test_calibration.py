@@ -20,7 +20,7 @@ from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import NoSolution, OutOfReach
 from affidavit.accountants.registry import accountant
 from tests.accountants.events import poisson
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 
 def gaussian_epsilon(scale: float) -> float:

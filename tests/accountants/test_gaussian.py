@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:

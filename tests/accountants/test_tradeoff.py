@@ -28,7 +28,7 @@ from affidavit.accountants.tradeoff import (
 )
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 from tests.accountants.events import poisson
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 ALPHAS = [*(index / 50 for index in range(51)), *(10.0**-k for k in range(2, 13)), 0.999999]
 

@@ -14,7 +14,7 @@ import pytest
 
 from affidavit.accountants.registry import accountant
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
-from tests.seeds import seeded
+from tests.support.random_seeds import seeded
 
 Side = Literal["remove", "add", "replace"]
 Mixture = list[tuple[mpmath.mpf, int]]

@@ -23,7 +23,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from affidavit.service.operation.database_admin import upgrade
-from tests.browser.program import program
+from tests.browser.chromium import program
 from tests.browser.serving import Site, served, settings_in
 from tests.service.conftest import accounting  # noqa: F401
 

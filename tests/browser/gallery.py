@@ -19,8 +19,8 @@ import yaml
 from playwright.sync_api import sync_playwright
 
 from affidavit.service.operation.database_admin import upgrade
-from tests.browser.company import PEOPLE, Company, settle
-from tests.browser.program import program
+from tests.browser.chromium import program
+from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import served, settings_in
 
 FOLDER = Path("build/gallery")

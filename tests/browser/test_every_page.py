@@ -15,8 +15,8 @@ from playwright.sync_api import expect
 
 from affidavit.service.pages.runs import EVENTS
 from affidavit.service.pages.text import words
-from tests.browser.company import PEOPLE, Company, settle
 from tests.browser.conftest import Kind
+from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import Site, served, settings_in
 from tests.service.pages.test_words import api, glossary
 

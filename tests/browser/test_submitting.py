@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 FIELDS = {
     "dataset.size": "60000",

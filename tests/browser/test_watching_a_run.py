@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.company import Worker
+from tests.browser.sample_company import Worker
 
 pytestmark = pytest.mark.soak
 

@@ -26,7 +26,7 @@ from affidavit.plan import (
     Repeated,
     TruncatedPoissonGaussian,
 )
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 DELTA = 1e-5
 WOBBLE = {

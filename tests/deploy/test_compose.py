@@ -14,8 +14,8 @@ from sqlalchemy import create_engine, text
 
 from affidavit.service.operation.database_admin import grant_application, upgrade
 from tests.deploy.manifests import ROOT, documents, image, parsed, variables
-from tests.ports import free_port
 from tests.service import postgresql_server
+from tests.support.free_ports import free_port
 
 (COMPOSE,) = documents(ROOT / "docker-compose.yml")
 SERVICES: dict[str, Any] = COMPOSE["services"]

@@ -30,7 +30,7 @@ from affidavit.certificate.model_evidence import manifest
 from affidavit.gate import entry
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit
-from tests.seeds import seeded
+from tests.support.random_seeds import seeded
 
 Make = Callable[..., dict[str, Any]]
 BLOCKED = {"target": {"epsilon": 0.1, "delta": 1e-5}}

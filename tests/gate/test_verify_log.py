@@ -16,7 +16,15 @@ from affidavit.certificate import Revocation, Roots, draft_keyset, format_instan
 from affidavit.certificate.keys.key import KeyRole
 from affidavit.certificate.log import Frontier, Place, leaf_hash, read_checkpoint, sign_checkpoint
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
-from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, key_for, log_of
+from tests.certificate.log.logged_certificate import (
+    KEY,
+    NOW,
+    ORIGIN,
+    Log,
+    certified,
+    key_for,
+    log_of,
+)
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 CERTIFY, LOG = (KeyRole.CERTIFICATE,), (KeyRole.CHECKPOINT,)

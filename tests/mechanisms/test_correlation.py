@@ -26,7 +26,7 @@ from affidavit.plan import (
     alternatives,
     explain,
 )
-from tests.mechanisms.strategies.brute import bound
+from tests.mechanisms.strategies.brute_force import bound
 
 Make = Callable[..., Plan]
 STREAM: dict[str, Any] = {

@@ -19,7 +19,7 @@ from affidavit.mechanisms import dp_dice
 from affidavit.mechanisms.dp_dice import by_error_clip, by_pre_clip
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import Gaussian, MalformedPlan, Plan, RefusedPlan
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 Make = Callable[..., Plan]
 Stream = NDArray[np.float64]

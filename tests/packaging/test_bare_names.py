@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOOKS = "from tests.bare_names import rooms_by_their_full_name_only\n"
+LOOKS = "from tests.support.import_guard import rooms_by_their_full_name_only\n"
 
 
 def test_every_session_looks(request: pytest.FixtureRequest) -> None:

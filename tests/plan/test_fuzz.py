@@ -15,7 +15,7 @@ from affidavit.plan import Plan
 from affidavit.plan.diagnostics import MalformedPlan, PlanError, RefusedPlan
 from affidavit.plan.parse import Syntax, parse_plan, plan_from
 from affidavit.plan.serialization import as_document, digest
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 SEEDS: list[dict[str, Any]] = [
     {

@@ -10,7 +10,7 @@ import pytest
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason
 from affidavit.plan.parse import Syntax, parse_plan
-from tests.seconds import best_of_three
+from tests.support.processor_time import best_of_three
 
 TEXT = """\
 {"version": 1,

@@ -20,9 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.ports import free_port
 from tests.release.building import ROOT
 from tests.release.serving import answering
+from tests.support.free_ports import free_port
 
 DOCKERFILE = ROOT / "Dockerfile"
 

@@ -18,9 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.ports import free_port
 from tests.release.building import ROOT, copy_of_the_tree
 from tests.release.serving import answering
+from tests.support.free_ports import free_port
 
 EXAMPLE = ROOT / "examples" / "e2e-dp-muon-corrected.yaml"
 UNDER_NOISED = ROOT / "examples" / "e2e-dp-muon-published.yaml"

@@ -36,9 +36,9 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
-from tests.forked import Process, fork
 from tests.service.forked_service import IN_PROCESS
-from tests.waiting import wait_until
+from tests.support.forked_processes import Process, fork
+from tests.support.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
 PRAGMAS = database.PRAGMAS

@@ -1,4 +1,4 @@
-"""The service as a forked process (``tests/forked.py``), which does its accounting itself.
+"""Run the service as a forked process, with its accounting in the same process.
 
 Everything else of it is as in production. Tests about the program's start, its end, its secrets
 or its other processes run ``python -m affidavit.service``.

@@ -36,7 +36,7 @@ from affidavit.service.operation.database_admin import (
     upgrade,
 )
 from affidavit.service.operation.database_admin import require_head as require
-from tests.service.children import SECONDS, killed, on, start
+from tests.service.child_processes import SECONDS, killed, on, start
 from tests.service.conftest import PRAGMAS
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)

@@ -24,7 +24,7 @@ from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 Plan = Callable[..., dict[str, Any]]
 Headers = dict[str, str]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from affidavit.certificate import KeyStore
-from tests.seconds import best_of_three
+from tests.support.processor_time import best_of_three
 
 SECONDS = 10.0
 YAML, JSON = "application/yaml", "application/json"

@@ -22,7 +22,7 @@ from affidavit.certificate import KeyStore, PublicKey, certificate_id, verify
 from affidavit.plan import digest, plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.serve import listen
-from tests.processes import gone, processes_of
+from tests.support.processes import gone, processes_of
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]

@@ -17,8 +17,8 @@ import pytest
 
 from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
-from tests.forked import Process, fork
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
+from tests.support.forked_processes import Process, fork
 
 PLAN = {
     "version": 1,

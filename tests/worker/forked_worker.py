@@ -1,4 +1,4 @@
-"""A worker as a forked process (``tests/forked.py``), and its trainers forked from it.
+"""Run a worker as a forked process, with its trainers forked from it.
 
 Importing a trainer takes longer than the work it does in these tests. As in production it is a
 child of its worker in its own session, and runs ``affidavit.worker.child``, which ties its life to
@@ -29,7 +29,7 @@ from typing import IO, Any, NoReturn
 
 from affidavit.worker import child, trainer_process
 from affidavit.worker.__main__ import app
-from tests.forked import end
+from tests.support.forked_processes import end
 
 CHILD = [sys.executable, "-m", "affidavit.worker.child"]
 TRAINER = [sys.executable, "-m", "affidavit.trainer"]

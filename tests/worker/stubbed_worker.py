@@ -1,4 +1,4 @@
-"""A forked process (``tests/forked.py``): a real worker whose training is a short sleep.
+"""Run a real worker as a forked process whose training is a short sleep.
 
 Everything else is real: the worker claims, verifies, starts and renews runs, checks the record
 against the certificate, signs and reports. Instead of starting a trainer, ``run`` waits

@@ -16,7 +16,7 @@ from affidavit.trainer.sources import FOLDERS, FileRefused, Options, load_data
 from affidavit.worker.__main__ import app
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.trainer_process import failure_reason
-from tests.forked import fork
+from tests.support.forked_processes import fork
 
 SECRET = "hiv-positive"
 RUN = "00000000-0000-4000-8000-000000000000"

@@ -21,8 +21,8 @@ import pytest
 from affidavit.certificate import Conformance, check_conformance, read_envelope
 from affidavit.trainer.run_folder import checkpoint, run_log, run_writer
 from affidavit.worker import job as job_module
-from tests.forked import Process
-from tests.waiting import wait_until
+from tests.support.forked_processes import Process
+from tests.support.polling import wait_until
 from tests.worker.forked_worker import HELD, HELD_AFTER
 from tests.worker.test_runs import LONG, alive, trainers_of
 

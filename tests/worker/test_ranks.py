@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.forked import Forked, fork
-from tests.processes import find_processes, parent_of
-from tests.waiting import wait_until
+from tests.support.forked_processes import Forked, fork
+from tests.support.polling import wait_until
+from tests.support.processes import find_processes, parent_of
 from tests.worker.conftest import PROGRAM
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "worker.sbatch"

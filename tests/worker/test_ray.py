@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from affidavit.certificate import SearchOpening
-from tests import ray_cluster
-from tests.processes import find_processes, parent_of
-from tests.ray_cluster import RayCluster
 from tests.service.conftest import Server
+from tests.support import ray_cluster
+from tests.support.polling import wait_until
+from tests.support.processes import find_processes, parent_of
+from tests.support.ray_cluster import RayCluster
 from tests.trainer.loop.small_run import KEY, bundle_of, entries_of, plan_with, train_small
-from tests.waiting import wait_until
 from tests.worker.conftest import PLAN
 from tests.worker.test_faults import LIMIT, settled_once, told
 from tests.worker.test_runs import alive

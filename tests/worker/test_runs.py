@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from affidavit.certificate import KeyStore, check_conformance, read_envelope, read_provenance
 from affidavit.gate import app
 from examples.train import demo_run
-from tests.forked import Process
+from tests.support.forked_processes import Process
 from tests.worker.conftest import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.processes import find_processes
-from tests.slurm_cluster import SlurmCluster, slurm_cluster, small_recipe
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
+from tests.support.processes import find_processes
+from tests.support.slurm_cluster import SlurmCluster, slurm_cluster, small_recipe
 from tests.worker.test_faults import LIMIT, settled_once, told
 from tests.worker.test_ray import ROOT, STEPS
 from tests.worker.test_runs import alive

@@ -23,7 +23,7 @@ from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, LossLaw
 from affidavit.plan import WithoutReplacementGaussian
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 
 def exact(law: NormalMixtureLaw, epsilon: float) -> mpmath.mpf:

@@ -26,7 +26,7 @@ from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, diver
 from affidavit.accountants.protocol import AccountantError
 from affidavit.plan import Composed, Event, Gaussian, Repeated
 from tests.accountants.events import poisson
-from tests.seeds import seeded
+from tests.support.random_seeds import seeded
 
 DELTA = 1e-5
 

@@ -25,7 +25,7 @@ from affidavit.accountants.random_allocation.tail_truncation import (
     choose_cut,
     shortfall,
 )
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 
 def call(nodes: Array, masses: Array, at: float) -> float:

@@ -20,7 +20,7 @@ from affidavit.certificate.charts import (
     draw,
     draw_panels,
 )
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)

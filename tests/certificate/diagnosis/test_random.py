@@ -26,7 +26,7 @@ from affidavit.certificate.diagnosis.readings import (
     readings,
 )
 from affidavit.plan import Claim, Plan, plan_from
-from tests.seeds import seeded
+from tests.support.random_seeds import seeded
 
 NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "14"))
 ANYTHING = ClaimedEpsilon(value=10, unit=1e-6, noise_uncertainty=1e9)

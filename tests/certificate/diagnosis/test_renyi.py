@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from affidavit.certificate.diagnosis.account import Part
 from affidavit.certificate.diagnosis.readings import library_epsilon, renyi
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 runs = st.tuples(
     st.floats(-9.0, -1.0).map(math.exp),

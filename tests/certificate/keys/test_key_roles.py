@@ -33,7 +33,7 @@ from affidavit.certificate.verification.verification_result import (
     VerificationError,
     VerificationOptions,
 )
-from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, key_for, log_of
+from tests.certificate.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 

@@ -35,7 +35,7 @@ from affidavit.certificate.verification.verification_result import (
     VerifiedCertificate,
 )
 from affidavit.plan import plan_from
-from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
+from tests.certificate.log.logged_certificate import KEY, NOW, ORIGIN, Log, certified, log_of
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from affidavit.certificate.verification.bundle_verification import (
 )
 from affidavit.certificate.verification.status import current_status, sign_status
 from affidavit.certificate.verification.verification_result import SeenCheckpoint
-from tests.certificate.log.logged import ORIGIN, Log, certified, key_for, log_of
+from tests.certificate.log.logged_certificate import ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC).replace(microsecond=0) + 2 * HOUR

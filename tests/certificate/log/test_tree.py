@@ -27,8 +27,8 @@ from affidavit.certificate.log.tree import (
     verify_consistency,
     verify_inclusion,
 )
-from tests.certificate.log import reference
-from tests.seeds import examples
+from tests.certificate.log import reference_tree
+from tests.support.random_seeds import examples
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors/log/rfc6962.json").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ TREE, NODES = grown(ENTRIES)
 
 
 def root(size: int) -> bytes:
-    return reference.remembered(ENTRIES[:size])
+    return reference_tree.remembered(ENTRIES[:size])
 
 
 def inclusion(index: int, size: int) -> list[bytes]:
@@ -67,7 +67,7 @@ def test_the_published_roots() -> None:
     entries = tuple(bytes.fromhex(vector) for vector in VECTORS["leaves"])
     for size, requested in enumerate(VECTORS["roots"]):
         assert grown(entries[:size])[0].root().hex() == requested
-        assert reference.tree_hash(entries[:size]).hex() == requested
+        assert reference_tree.tree_hash(entries[:size]).hex() == requested
 
 
 @pytest.mark.parametrize("vector", VECTORS["inclusion"], ids=str)
@@ -114,13 +114,13 @@ def test_every_tree_to_70_leaves_is_the_rfcs(size: int) -> None:
     assert Frontier(size, [nodes[place] for place in requested]).root() == root(size)
     for index in range(size):
         created = inclusion(index, size)
-        assert created == reference.path(index, ENTRIES[:size])
+        assert created == reference_tree.path(index, ENTRIES[:size])
         leaf = leaf_hash(ENTRIES[index])
-        assert reference.root_by(index, size, leaf, created) == root(size)
+        assert reference_tree.root_by(index, size, leaf, created) == root(size)
         verify_inclusion(leaf, index=index, size=size, proof=created, root=root(size))
     for first in range(1, size + 1):
         created = consistency(first, size)
-        assert created == reference.proof(first, ENTRIES[:size])
+        assert created == reference_tree.proof(first, ENTRIES[:size])
         check(first, size, root(first), root(size), created)
 
 
@@ -144,7 +144,7 @@ def test_a_hundred_thousand_leaves() -> None:
     for index in (0, 1, 65_535, 65_536, 98_303, 99_998, 99_999):
         proof = assemble(inclusion_path(index, size), nodes)
         leaf = leaf_hash(entries[index])
-        assert reference.root_by(index, size, leaf, proof) == roots[size]
+        assert reference_tree.root_by(index, size, leaf, proof) == roots[size]
         verify_inclusion(leaf, index=index, size=size, proof=proof, root=roots[size])
     for first in sorted(roots):
         check(
@@ -262,7 +262,7 @@ def test_a_fork_has_no_proof_from_the_tree_that_was_seen() -> None:
     _, nodes = grown(forked)
     for second in range(50, LARGEST + 1):
         created = assemble(consistency_path(50, second), nodes)
-        refuse_consistency(50, second, root(50), reference.tree_hash(forked[:second]), created)
+        refuse_consistency(50, second, root(50), reference_tree.tree_hash(forked[:second]), created)
 
 
 @settings(max_examples=examples(60))

@@ -26,7 +26,7 @@ from affidavit.certificate.verification.trust_policy import (
     TrustPolicy,
     parse_trust_policy,
 )
-from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, key_for, log_of
+from tests.certificate.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 SIGNER = key_for(KeyRole.CERTIFICATE)

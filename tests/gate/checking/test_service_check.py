@@ -13,7 +13,7 @@ import pytest
 
 from affidavit.client import calls
 from affidavit.gate.exit_codes import Exit
-from tests.seeds import seeded
+from tests.support.random_seeds import seeded
 
 DIGEST = "sha256:" + "0" * 64
 HOSTILE: tuple[Any, ...] = (

@@ -14,8 +14,8 @@ from scipy.linalg import toeplitz
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
-from tests.mechanisms.strategies.brute import attained, bound, every_pattern
-from tests.seeds import examples
+from tests.mechanisms.strategies.brute_force import attained, bound, every_pattern
+from tests.support.random_seeds import examples
 
 rates = st.one_of(
     st.floats(-1, 1),

@@ -29,7 +29,7 @@ from affidavit.mechanisms.strategies.toeplitz import (
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import NOISE_KINDS, Noise, noise_forms
-from tests.mechanisms.strategies.brute import Array, bound, signed
+from tests.mechanisms.strategies.brute_force import Array, bound, signed
 
 STEPS = 12
 EPOCHS = Participation.fixed_epoch(participations=3, separation=4)

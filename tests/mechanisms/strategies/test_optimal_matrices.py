@@ -19,7 +19,7 @@ from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import matrix_sensitivity
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.workload import Workload
-from tests.mechanisms.strategies.brute import patterns
+from tests.mechanisms.strategies.brute_force import patterns
 
 Array = NDArray[np.float64]
 

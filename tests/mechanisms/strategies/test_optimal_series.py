@@ -36,7 +36,7 @@ from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_root
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan.strategies import BufferedLinearToeplitz
-from tests.mechanisms.strategies import brute
+from tests.mechanisms.strategies import brute_force
 
 Array = NDArray[np.float64]
 
@@ -56,7 +56,7 @@ FEW = [
 def patterns(participation: Participation, steps: int) -> list[NDArray[np.int_]]:
     """Every pattern, those of one length together in rows."""
     result: dict[int, list[tuple[int, ...]]] = {}
-    for pattern in brute.patterns(participation, steps):
+    for pattern in brute_force.patterns(participation, steps):
         result.setdefault(len(pattern), []).append(pattern)
     return [np.array(group) for group in result.values()]
 

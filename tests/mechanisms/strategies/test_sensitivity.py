@@ -21,8 +21,8 @@ from affidavit.mechanisms.strategies.sensitivity import (
 )
 from affidavit.mechanisms.strategies.strategy import IllConditioned
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from tests.mechanisms.strategies.brute import Array, attained, bound, every_pattern, patterns
-from tests.seeds import examples
+from tests.mechanisms.strategies.brute_force import Array, attained, bound, every_pattern, patterns
+from tests.support.random_seeds import examples
 
 CLOSE = 1e-10
 signed = st.floats(-2, 2, allow_subnormal=False).map(lambda value: round(value, 3))

@@ -15,10 +15,10 @@ from affidavit.service.dispatch import dispatcher as dispatcher_module
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engines import EngineUnavailable
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
-from tests.seeds import seeded
 from tests.service.dispatch.conftest import RayCluster, dispatcher_of
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
+from tests.support.random_seeds import seeded
 
 STEPS = 10
 SEEDS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "2"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from affidavit.service.dispatch.engines import EngineUnavailable, Job, Slurm
-from tests.slurm_cluster import SlurmCluster, slurm_cluster
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
+from tests.support.slurm_cluster import SlurmCluster, slurm_cluster
 
 RUN = "6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11"
 LIMIT = 120.0

@@ -22,7 +22,7 @@ from affidavit.service.errors import OperatorError
 from affidavit.service.identity.tokens import parse_token
 from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from affidavit.service.ledger.repository import UNUSED_LIFETIME, orphaned_reservations
 from affidavit.service.ledger.store import LedgerStore
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import Yard
 from tests.service.runs.conftest import yard as yard
 

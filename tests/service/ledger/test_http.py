@@ -19,7 +19,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, ON_SQLITE, token_texts
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 2, "delta": 1e-4}
 RECORD = "sha256:" + "0" * 64

@@ -14,9 +14,9 @@ from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import ledger_events, reservations
 from affidavit.service.ledger.store import LedgerStore, LockedReservation
 from affidavit.service.log.entries import log_entries
-from tests.service.children import killed, on
+from tests.service.child_processes import killed, on
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 
 RECORD = "sha256:" + "0" * 64
 STEPS = ("budget", "reserve", "commit", "settle", "release")

@@ -36,10 +36,10 @@ from affidavit.service.ledger.store import (
 )
 from affidavit.service.log.entries import log_entries
 from affidavit.service.pages.datasets import spent_chart
-from tests.service import children
+from tests.service import child_processes
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
-from tests.service.replay import replay
-from tests.waiting import wait_until
+from tests.service.ledger_replay import replay
+from tests.support.polling import wait_until
 
 TABLES = (ledgers, reservations, ledger_events)
 RECORD = "sha256:" + "0" * 64
@@ -437,11 +437,11 @@ def test_four_processes_at_once_never_overspend(
     bench.budget("2.5")
     start, counts = tmp_path / "start", [tmp_path / str(number) for number in range(4)]
     processes = [
-        children.start(partial(reserve_in_a_process, database_url, claim, start, path))
+        child_processes.start(partial(reserve_in_a_process, database_url, claim, start, path))
         for path in counts
     ]
     start.touch()
-    assert [process.wait(children.SECONDS) for process in processes] == [0] * 4
+    assert [process.wait(child_processes.SECONDS) for process in processes] == [0] * 4
     admitted = sum(int(path.read_text()) for path in counts)
     assert 0 < admitted < 64
     stored = bench.ledger.read(repository.find_ledger, TOY)

@@ -40,7 +40,7 @@ from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from affidavit.service.log.witness_server import FolderWitness, witness_app
 from affidavit.service.settings import Settings
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 NAME = "witness.example.com"
 

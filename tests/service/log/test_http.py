@@ -30,7 +30,7 @@ from affidavit.certificate.log import (
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation import readiness
 from affidavit.service.settings import Settings
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 Client = Any
 

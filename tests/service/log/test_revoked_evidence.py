@@ -36,9 +36,9 @@ from affidavit.service.keys import KeysetStore
 from affidavit.service.log.checkpoint_publisher import Cosignatures
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion
-from tests.certificate.log.logged import NOW, certified, key_for
+from tests.certificate.log.logged_certificate import NOW, certified, key_for
 from tests.service.log.conftest import ORIGIN, Log
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 OTHER_ROOT = "openssl req -x509 -newkey rsa:2048 -nodes -keyout other.key -days 9 -subj /CN=Root"
 HOUR = timedelta(hours=1)

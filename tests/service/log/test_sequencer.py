@@ -23,10 +23,10 @@ from affidavit.service.log.entries import (
     log_leaves,
 )
 from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
-from tests.service import children
-from tests.service.children import killed
+from tests.service import child_processes
+from tests.service.child_processes import killed
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 
 def order(log: Log) -> list[int]:
@@ -157,7 +157,7 @@ def test_killed_before_any_of_its_statements_it_loses_and_doubles_nothing(log: L
         log.enter(3)
         before = log.value("SELECT MAX(leaf_index) FROM log_leaves") + 1
         log.engine.dispose()
-        was_killed = killed(statements, log.url, partial(children.sequence, KEY, ORIGIN))
+        was_killed = killed(statements, log.url, partial(child_processes.sequence, KEY, ORIGIN))
         after = log.value("SELECT MAX(leaf_index) FROM log_leaves") + 1
         assert after == (before if was_killed else log.entered)
         assert log.audit() == []

@@ -20,7 +20,7 @@ from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements
-from tests.service.operation.logged import until_logged
+from tests.service.operation.log_waiting import until_logged
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "backup-and-restore.md"
 

@@ -23,7 +23,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.operation import readiness
 from affidavit.service.settings import Settings, database_url
 from tests.service.operation.databases import statements
-from tests.service.operation.logged import until_logged
+from tests.service.operation.log_waiting import until_logged
 
 Plan = Callable[..., dict[str, Any]]
 

@@ -14,7 +14,7 @@ from affidavit.service.errors import SettingsError
 from affidavit.service.operation.database_admin import grant_application, upgrade
 from affidavit.service.settings import Settings
 from tests.service.operation.databases import statements, with_user
-from tests.service.operation.logged import until_logged
+from tests.service.operation.log_waiting import until_logged
 
 ROLE = 'the "app" role'
 """A name that shows whether names are quoted."""

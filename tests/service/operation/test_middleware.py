@@ -25,7 +25,7 @@ from affidavit.service.operation.telemetry import (
     open_tracing,
 )
 from affidavit.service.settings import Settings
-from tests.service.operation.logged import until_logged
+from tests.service.operation.log_waiting import until_logged
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]

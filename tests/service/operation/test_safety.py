@@ -25,7 +25,7 @@ from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, ON_SQLITE
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
 

@@ -16,7 +16,7 @@ import pytest
 
 from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.telemetry import Metrics
-from tests.processes import gone, processes_of
+from tests.support.processes import gone, processes_of
 
 
 def test_a_request_in_flight_is_answered_kept_and_logged_and_leaves_no_process(

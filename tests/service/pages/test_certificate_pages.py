@@ -31,7 +31,7 @@ from affidavit.service.pages.certificates import CertificateSearch, certificate_
 from affidavit.service.pages.documents import at_least, technical_documentation
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 MARKUP = "<script>alert(1)</script>"
 HOSTILE = f"=cmd|'/C calc'!A0 {MARKUP} a\u202eb"

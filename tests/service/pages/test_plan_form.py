@@ -22,7 +22,7 @@ from affidavit.service.pages.plan_form import (
     release_names,
     yaml_of,
 )
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 EXAMPLES = sorted(Path("examples").glob("*.yaml")) + sorted(Path("examples/train").glob("*.yaml"))
 WHOLE = {

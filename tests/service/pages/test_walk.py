@@ -22,7 +22,7 @@ import pytest
 from affidavit.certificate import KeyStore
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
-from tests.browser.company import PEOPLE, Company, settle
+from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import Site
 
 MARKUP = "<img src=x onerror=alert(1)>"

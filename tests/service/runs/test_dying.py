@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from affidavit.service.log.audit import audit, snapshot
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import Yard
 
 Request = tuple[str, str, dict[str, Any]]

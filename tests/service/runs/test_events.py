@@ -21,7 +21,7 @@ from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs import events
 from tests.service.conftest import Server
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 Event = dict[str, Any]
 

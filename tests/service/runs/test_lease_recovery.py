@@ -24,10 +24,10 @@ from affidavit.service.ledger.store import lock_reservation
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.runs.models import CompletionRequest
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
-from tests.seeds import seeded
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of
+from tests.support.random_seeds import seeded
 
 STEPS = 10
 HAND_OVERS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "2"))

@@ -19,7 +19,7 @@ from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs.models import RunClaimRequest
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS, RunQueue
-from tests.service.replay import replay
+from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record
 

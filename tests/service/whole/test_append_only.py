@@ -20,7 +20,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.service.database import UtcDateTime
 from affidavit.service.operation.database_admin import metadata
-from tests.databases import Migrated
+from tests.support.databases import Migrated
 
 CHANGING = {
     "certifications": "how far long requests are; their certificates are kept elsewhere",

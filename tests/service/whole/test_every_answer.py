@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from affidavit.service.openapi import document_text
-from tests.seeds import seeded
 from tests.service.whole.conftest import ROLES, Asked
+from tests.support.random_seeds import seeded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

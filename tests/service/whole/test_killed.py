@@ -29,9 +29,9 @@ from affidavit.certificate.log import Checkpoint, read_checkpoint
 from affidavit.service.database import open_engine
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
-from tests.forked import Forked, fork
-from tests.seeds import seeded
-from tests.waiting import wait_until
+from tests.support.forked_processes import Forked, fork
+from tests.support.polling import wait_until
+from tests.support.random_seeds import seeded
 
 CERTIFICATE, ENTRY = "INSERT INTO certificates", "INSERT INTO log_entries"
 POINTS = (
@@ -81,7 +81,7 @@ class Mortal:
         """Start it; it will die at ``point`` once armed."""
         (self.home / "armed").unlink(missing_ok=True)
         with (self.home / "said").open("wb") as said_to:
-            module = "tests.service.whole.mortal"
+            module = "tests.service.whole.self_killing_service"
             self.process = fork(module, [point], self.environment, said_to.fileno())
         result = None
         end = time.monotonic() + 30

@@ -24,11 +24,11 @@ from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, open_engine, writer
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation.database_admin import upgrade
-from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
-from tests.service.replay import replay
-from tests.waiting import wait_until
+from tests.service.ledger_replay import replay
+from tests.support.free_ports import free_port
+from tests.support.polling import wait_until
 
 pytestmark = [
     pytest.mark.soak,

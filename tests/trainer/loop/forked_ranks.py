@@ -1,4 +1,4 @@
-"""Forked processes (``tests/forked.py``): a rank of the small run, or torchrun with its ranks."""
+"""Run a rank of the small run, or torchrun with its ranks, as forked processes."""
 
 from __future__ import annotations
 

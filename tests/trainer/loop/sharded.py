@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from affidavit.trainer import private, private_loop
 from affidavit.trainer.settings import Settings
-from tests.ports import free_port
+from tests.support.free_ports import free_port
 from tests.trainer.loop.small_run import KEY, MadeUpData, bundle_of, entropy_of, plan_with
 
 MUON: dict[str, Any] = {"name": "dp_muon", "learning_rate": 0.1, "weight_decay": 0.1}

@@ -26,8 +26,8 @@ from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
 from affidavit.trainer.run_folder import checkpoint
 from affidavit.trainer.run_folder.run_log import RunLog
-from tests.seeds import seeded
-from tests.trainer.loop.children import SECONDS, is_killed, start_run
+from tests.support.random_seeds import seeded
+from tests.trainer.loop.child_runs import SECONDS, is_killed, start_run
 from tests.trainer.loop.small_run import (
     STEPS,
     FinishedRun,

@@ -17,8 +17,8 @@ from affidavit.certificate import check_conformance, read_losses
 from affidavit.trainer import mlp
 from affidavit.trainer.data.numbers import CANARIES, LOSSES
 from affidavit.trainer.loop import train
-from tests.forked import fork
-from tests.ports import free_port
+from tests.support.forked_processes import fork
+from tests.support.free_ports import free_port
 from tests.trainer.loop.small_run import (
     KEY,
     STEPS,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from affidavit.certificate import check_conformance
-from tests.disk import PowerCut, disk
-from tests.seeds import seeded
+from tests.support.power_loss import PowerCut, disk
+from tests.support.random_seeds import seeded
 from tests.trainer.loop.small_run import STEPS, bundle_of, plan_with, train_small
 from tests.trainer.loop.test_crash import has_begun, has_ended, read_complete_entries
 from tests.trainer.loop.test_loop import predicate_of

@@ -16,7 +16,8 @@ from affidavit.certificate import Conformance, check_conformance
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.settings import Supervision
-from tests.trainer.loop.children import SECONDS, start_run
+from tests.support.polling import wait_until
+from tests.trainer.loop.child_runs import SECONDS, start_run
 from tests.trainer.loop.small_run import (
     STEPS,
     FinishedRun,
@@ -28,7 +29,6 @@ from tests.trainer.loop.small_run import (
 )
 from tests.trainer.loop.test_crash import CORRELATED, Stops, crash_run
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
-from tests.waiting import wait_until
 
 Run = Callable[..., FinishedRun]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from affidavit.plan import Plan
 from affidavit.trainer.steps.gradients import ErrorFeedback
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 B, C1, C2 = 10.0, 1.0, 0.05
 SHAPES = {"w": torch.Size([3, 2]), "b": torch.Size([2])}

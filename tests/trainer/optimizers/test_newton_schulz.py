@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from affidavit.trainer.optimizers.muon import map_matrices, orthogonalize
-from tests.seeds import examples
+from tests.support.random_seeds import examples
 
 
 def p(x: float, degree: int) -> float:

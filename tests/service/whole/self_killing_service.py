@@ -1,4 +1,4 @@
-"""The service as a forked process (``tests/forked.py``) that kills itself with SIGKILL.
+"""Run the service as a forked process that kills itself with SIGKILL.
 
 It does so at the point that is its only argument: a moment and the beginning of a statement::
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.support.polling import wait_until
 
 
 def find_processes(matches: Callable[[list[bytes]], bool]) -> list[int]:

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 from affidavit.certificate import SigningKey
 from affidavit.service.database import open_engine
 from affidavit.service.log.sequencer import Sequencer
-from tests.forked import Forked, call
+from tests.support.forked_processes import Forked, call
 
 MODULE = "tests.service.forked_service"
 SECONDS = 60.0

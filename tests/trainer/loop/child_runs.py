@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.plan import Plan
-from tests.forked import Forked, call
+from tests.support.forked_processes import Forked, call
 from tests.trainer.loop.small_run import KEY, train_small
 
 MODULE = "tests.trainer.loop.forked_ranks"

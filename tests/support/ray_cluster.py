@@ -19,9 +19,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.ports import free_port
+from tests.support.free_ports import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STORE = str(80 * 1024 * 1024)
 """Bytes of a node's object store, the least that Ray accepts."""
 

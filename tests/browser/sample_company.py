@@ -4,7 +4,7 @@
 is there which could not come there: budgets that hold, are nearly spent and are
 exhausted; plans that were certified, refused, under-noised, approved, rejected, revoked,
 superseded and that wait; runs in every state; policies in versions; waivers that hold and
-that do not. ``python -m tests.browser.company`` serves one to look at until it is stopped.
+that do not. ``python -m tests.browser.sample_company`` serves one to look at until it is stopped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Slurm cluster of one node on this machine: munged, slurmctld and slurmd, all by this user.
 
-The programs are those of Debian's packages (``tests.programs``). Cores and memory are shared out
-as on a cluster; there are no GPUs.
+The programs come from Debian's packages (``tests.support.external_programs``). Cores and memory
+are allocated as on a cluster; there are no GPUs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
-from tests.programs import PATH
-from tests.waiting import wait_until
+from tests.support.external_programs import PATH
+from tests.support.free_ports import free_port
+from tests.support.polling import wait_until
 
-RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "slurm" / "worker.sbatch"
+RECIPE = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "worker.sbatch"
 SECONDS = 120.0
 CONFIGURATION = """\
 ClusterName=affidavit
@@ -143,7 +143,9 @@ class SlurmCluster:
     def _daemon(self, program: str, *options: str) -> None:
         found = shutil.which(program, path=PATH)
         if found is None:
-            raise FileNotFoundError(f"there is no {program}: python -m tests.programs installs it")
+            raise FileNotFoundError(
+                f"there is no {program}: python -m tests.support.external_programs installs it"
+            )
         with (self.folder / "log").open("ab") as log:
             daemon = Daemon(
                 found,

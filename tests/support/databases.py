@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Dialect, Engine, create_engine, text
 
 from affidavit.service import teams
 from affidavit.service.operation.database_admin import upgrade
-from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements
+from tests.support.free_ports import free_port
 
 
 @pytest.fixture(scope="session", autouse=True)
