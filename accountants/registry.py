@@ -94,8 +94,10 @@ def find_curve(name: str, event: Event) -> PrivacyCurve | None:
 
 def engine_versions() -> list[dict[str, str]]:
     """Return the name and version of every engine, in order, without importing any."""
-    ours = [{"name": name, "version": version} for name, (_, version) in _ENGINES.items()]
-    return ours + [{"name": name, "version": _installed_version(name)} for name in _INSTALLED]
+    own_engines = [{"name": name, "version": version} for name, (_, version) in _ENGINES.items()]
+    return own_engines + [
+        {"name": name, "version": _installed_version(name)} for name in _INSTALLED
+    ]
 
 
 def _installed_version(name: str) -> str:

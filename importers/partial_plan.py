@@ -133,20 +133,20 @@ class PartialPlan:
     finish: Callable[[dict[str, Any], NoiseCalibration | None], dict[str, Any]] = unchanged
 
     def completed(
-        self, given: dict[str, Any], name: str, calibrate: NoiseCalibration | None = None
+        self, given_fields: dict[str, Any], name: str, calibrate: NoiseCalibration | None = None
     ) -> dict[str, Any]:
         """Return the complete plan document; raises ``MalformedPlan`` on a contradiction.
 
-        ``given`` has fields from pyproject.toml. ``calibrate`` computes noise that a library
+        ``given_fields`` come from pyproject.toml. ``calibrate`` computes noise that a library
         calibrates while its script runs.
         """
         phases = self.data.get("phases")
-        shared = {key: value for key, value in given.items() if key not in PHASE_FIELDS}
-        if phases is None or "phases" in given:
-            whole = _merge(self.data, given, (), name)
+        shared = {key: value for key, value in given_fields.items() if key not in PHASE_FIELDS}
+        if phases is None or "phases" in given_fields:
+            whole = _merge(self.data, given_fields, (), name)
         else:
             # Given phase fields apply to all phases: a sampler has only one rate.
-            for_phases = {key: value for key, value in given.items() if key in PHASE_FIELDS}
+            for_phases = {key: value for key, value in given_fields.items() if key in PHASE_FIELDS}
             whole = _merge(self.data, shared, (), name)
             whole["phases"] = [
                 _merge(phase, for_phases, ("phases", index), name)
@@ -181,17 +181,17 @@ def not_imported(kind: str, message: str, remedy: str, line: int | None = None) 
 
 
 def _merge(
-    own: dict[str, Any], given: dict[str, Any], path: tuple[str | int, ...], name: str
+    own: dict[str, Any], given_fields: dict[str, Any], path: tuple[str | int, ...], name: str
 ) -> dict[str, Any]:
     merged = dict(own)
-    for key, value in given.items():
-        mine = merged.get(key)
-        if isinstance(mine, dict) and isinstance(value, dict):
-            merged[key] = _merge(mine, value, (*path, key), name)
-        elif mine is None or mine == value:
+    for key, value in given_fields.items():
+        own_value = merged.get(key)
+        if isinstance(own_value, dict) and isinstance(value, dict):
+            merged[key] = _merge(own_value, value, (*path, key), name)
+        elif own_value is None or own_value == value:
             merged[key] = value
         else:
-            message = f"{key} is given as {value}, but {name} has {mine}."
+            message = f"{key} is given as {value}, but {name} has {own_value}."
             raise _conflict((*path, key), message, name)
     return merged
 

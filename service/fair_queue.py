@@ -32,7 +32,7 @@ MAX_WAITING_EACH = 64
 """Waiting computations of one caller, so that no caller fills the queue alone."""
 
 SERVICE = "service"
-"""The caller of work for nobody in particular or for several callers; it may use every process."""
+"""The caller of work for no single caller. It may use every process."""
 CALLER: ContextVar[str] = ContextVar("affidavit_caller", default=SERVICE)
 """The caller for whom the current task works; set once a request is authenticated."""
 

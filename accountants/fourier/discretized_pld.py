@@ -231,15 +231,15 @@ def _remove_negative_masses(signed: Array, losses: Array) -> Array:
         negative = masses < 0
         if not negative.any() or negative[-1]:
             break
-        kept, removed = np.flatnonzero(~negative), np.flatnonzero(negative)
-        after = np.searchsorted(kept, removed)
+        positive, removed = np.flatnonzero(~negative), np.flatnonzero(negative)
+        after = np.searchsorted(positive, removed)
         before = np.maximum(after - 1, 0)
         first = after == 0
-        at, neighbours = losses[nodes[removed]], losses[nodes[kept]]
+        at, neighbours = losses[nodes[removed]], losses[nodes[positive]]
         width = np.where(first, 1.0, np.expm1(neighbours[before] - neighbours[after]))
         shares = np.where(first, 1.0, np.expm1(neighbours[before] - at) / width)
         amounts = masses[removed] * (1.0 + _ARITHMETIC_ERROR)
-        nodes, masses = nodes[kept], masses[kept]
+        nodes, masses = nodes[positive], masses[positive]
         masses = masses + np.bincount(after, amounts * shares, masses.size)
         masses += np.bincount(before, amounts * (1.0 - shares), masses.size)
     masses = _bridge_negative_masses(masses, losses[nodes])

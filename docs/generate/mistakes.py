@@ -29,7 +29,7 @@ are named, the simplest first. A plan that carries its claim (`claim: 7.9852`) i
   program's own error leave open.
 * `explanations[].steps`: for each mistake what was accounted, what is wrong with it, the source
   and the fix.
-* `corrected`: the noise with which the claim would be true, certified; null where there is none.
+* `corrected`: the noise with which the claim would be true, certified; null if there is none.
 
 Readings: `gaussian` (exact), `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders),
 `rdp_classic` (the conversion of the moments accountant), `pld` and `prv` (the tight value, within

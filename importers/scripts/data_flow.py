@@ -250,7 +250,7 @@ def _hold_same_records(script: Script, name: ast.AST, places: list[ast.AST]) -> 
 
     Examples are ``x = x / 255`` and the two sides of a condition.
     """
-    anew = []
+    new_places = []
     for place in places:
         statement = next((o for o in script.ancestors(place) if isinstance(o, ast.stmt)), place)
         value = getattr(statement, "value", None)
@@ -258,8 +258,8 @@ def _hold_same_records(script: Script, name: ast.AST, places: list[ast.AST]) -> 
             isinstance(value, ast.AST)
             and ast.unparse(name) in {ast.unparse(part) for part in content_parts(value)}
         )
-        anew += [] if made else [place]
-    return exclude_each_other(script, *anew)
+        new_places += [] if made else [place]
+    return exclude_each_other(script, *new_places)
 
 
 def _underlying_data(script: Script, node: ast.expr) -> ast.expr:

@@ -469,12 +469,12 @@ class OpacusPlanReader(ScriptPlanReader):
             why = [
                 self.unread[PLAN_POINTERS[key]] for key in keys if PLAN_POINTERS[key] in self.unread
             ]
-            because = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
+            unread_reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
             remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
             raise self._unsettled(
                 "make_private_with_epsilon",
                 (f"{', '.join(unknown)} cannot be read" if unknown else "")
-                + (f" ({because})" if because else ""),
+                + (f" ({unread_reasons})" if unread_reasons else ""),
                 (remedy if lacking and epochs is not None else "") + STATE_NOISE_REMEDY,
             )
         rate = 1 / lots

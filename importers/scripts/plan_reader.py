@@ -358,9 +358,9 @@ class ScriptPlanReader(Quantities):
 
     def find_faults(self, lot: Any) -> None:
         """Add the obligations that the library or the training loop breaks."""
-        for key, found in FAULT_FINDERS.items():
+        for key, find_fault in FAULT_FINDERS.items():
             if self.is_poisson is not False or FAULTS[key].schemes is None:
-                self._add_fault(key, found(self.values))
+                self._add_fault(key, find_fault(self.values))
         for kind, node in find_record_interactions(self.values).items():
             self._add_fault(f"{kind}_records", node)
         self._add_fault("mixed_records", find_repeated_records(self.values, self.row_sources))

@@ -232,8 +232,8 @@ class PrivateObjects:
         places, before = places_in(self.names[:1]), 0
         while len(places) > before:
             before = len(places)
-            for targets, given in moves:
-                places |= set() if places.isdisjoint(given) else targets
+            for targets, sources in moves:
+                places |= set() if places.isdisjoint(sources) else targets
         return places
 
     def _is_private(self, step: ast.Call) -> bool:
@@ -266,8 +266,8 @@ class PrivateObjects:
             if item.node in seen:
                 continue
             if isinstance(item.node, ast.arg) and isinstance(owner, ast.Name):
-                for given in self.values.known_arguments(owner, item.node):
-                    places += self._bound(given, seen | {item.node})
+                for argument in self.values.known_arguments(owner, item.node):
+                    places += self._bound(argument, seen | {item.node})
             else:
                 places.append(item.node)
         return places
@@ -333,14 +333,14 @@ class PrivateObjects:
             map(self.values.is_set_by_private_call, self.script.reads_of(name.id))
         )
 
-    def _is_original(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
+    def _is_original(self, node: ast.expr, original: ast.expr | None, depth: int = 0) -> bool:
         """Whether ``node`` is an argument of the private call, or replaced after it."""
         if isinstance(node, ast.Attribute):
             stores = self.script.stored_attributes.get(node.attr, [])
-            own = isinstance(given, ast.Attribute) and given.attr == node.attr
+            own = isinstance(original, ast.Attribute) and original.attr == node.attr
             made = assigned_to(self.script, stores[0]) if len(stores) == 1 and not own else None
             if isinstance(made, ast.Name) and depth <= 20:
-                return self._is_original(made, given, depth + 1)
+                return self._is_original(made, original, depth + 1)
             return node.attr == "original_optimizer" or (
                 own and not any(map(self._gets_returned, stores))
             )
@@ -352,26 +352,26 @@ class PrivateObjects:
         private = [item for item in bindings if self.values.is_set_by_private_call(item.node)]
         later = [item for item in bindings if private and self._follows(item, private[-1])]
         if later:
-            return self._is_other(node.id, later[-1].value, given, depth)
+            return self._is_other(node.id, later[-1].value, original, depth)
         if private:
             return False
-        if isinstance(given, ast.Name):
-            other_scope, _ = self.script.resolve(given.id, self.script.scope_of(given))
-            if (other_scope, given.id) == (scope, node.id):
+        if isinstance(original, ast.Name):
+            other_scope, _ = self.script.resolve(original.id, self.script.scope_of(original))
+            if (other_scope, original.id) == (scope, node.id):
                 return True
         if len(bindings) != 1:
             return False
         if isinstance(bindings[0].node, ast.arg):
             passed = self.values.known_arguments(node, bindings[0].node)
             return any(
-                self._is_original(item, given, depth + 1)
+                self._is_original(item, original, depth + 1)
                 for item in passed
                 if not exclude_each_other(self.script, self.names[0], item)
             )
         opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
         value = unwrap_iterable(opened) if opened is not None else bindings[0].value
         return isinstance(value, ast.Name | ast.Attribute) and self._is_original(
-            value, given, depth + 1
+            value, original, depth + 1
         )
 
     def _gets_returned(self, store: ast.AST) -> bool:
@@ -382,14 +382,14 @@ class PrivateObjects:
         return named or self.values.is_set_by_private_call(store)
 
     def _is_other(
-        self, name: str, value: ast.expr | None, given: ast.expr | None, depth: int
+        self, name: str, value: ast.expr | None, original: ast.expr | None, depth: int
     ) -> bool:
         """Whether a name of a returned object is later bound to a different object."""
         if isinstance(value, ast.Call):
             owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func
             given_to = [*value.args, *keywords_of(value).values(), owner]
             return not any(_is_same_object(item, name) for item in given_to)
-        return value is not None and self._is_original(value, given, depth + 1)
+        return value is not None and self._is_original(value, original, depth + 1)
 
     def _follows(self, item: Binding, private: Binding) -> bool:
         """Whether a binding comes after the private one, in a compatible branch."""

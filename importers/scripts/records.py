@@ -87,17 +87,17 @@ def manual_draws(values: Evaluator) -> Iterator[tuple[ast.Subscript, ast.Call | 
 
 def expression_sources(values: Evaluator, starts: Iterable[ast.expr]) -> list[ast.AST]:
     """Return every expression that ``starts`` depend on, following names of this file."""
-    script, found = values.script, dict[ast.AST, None]()
+    script, sources = values.script, dict[ast.AST, None]()
     todo: list[ast.AST] = list(starts)
     names = set[tuple[ast.AST, str | None]]()
     place: tuple[ast.AST, str | None]
     while todo:
         node = todo.pop()
-        if node in found or isinstance(node, ast.Lambda):
+        if node in sources or isinstance(node, ast.Lambda):
             continue
         if isinstance(node, ast.keyword) and (node.arg or "").endswith(NAMES["of_each_record"]):
             continue
-        found[node] = None
+        sources[node] = None
         todo += ast.iter_child_nodes(node)
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             place = node, last_name(node)
@@ -110,7 +110,7 @@ def expression_sources(values: Evaluator, starts: Iterable[ast.expr]) -> list[as
                      if isinstance(item, ast.Return) and item.value is not None]  # fmt: skip
         elif isinstance(node, ast.Call) and (owner := _class_of(values, node)) is not None:
             todo += [item for item in owner.body if getattr(item, "name", "") == "__init__"]
-    return list(found)
+    return list(sources)
 
 
 def _class_of(values: Evaluator, call: ast.Call) -> ast.ClassDef | None:
@@ -420,7 +420,7 @@ def loss_statements(loop: ast.AST, at: dict[ast.AST, Tainted]) -> list[ast.stmt]
     """Return the statements of a loop that its loss is computed by."""
     body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
     body.sort(key=lambda node: (-node.lineno, -node.col_offset))
-    needed, found = set[str](), list[ast.stmt]()
+    needed, statements = set[str](), list[ast.stmt]()
     own = getattr(loop, "name", "")
     returns = own and (own in LOSS_METHODS or not any(map(differentiated_loss, body)))
     for node in body * 2:
@@ -443,8 +443,8 @@ def loss_statements(loop: ast.AST, at: dict[ast.AST, Tainted]) -> list[ast.stmt]
             called = {id(part.func) for part in ast.walk(value) if isinstance(part, ast.Call)}
             parts = (part for part in ast.walk(value) if id(part) not in called)
             needed |= {name for part in parts if (name := last_name(part))}
-            found.append(node)
-    return [node for node in body if node in found]
+            statements.append(node)
+    return [node for node in body if node in statements]
 
 
 def differentiated_loss(node: ast.AST) -> ast.expr | None:

@@ -234,7 +234,7 @@ def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
     Somebody may have inserted an issue with a key of their own, and the last approval would sign
     its statement under a trusted key.
     """
-    # An untrusted issue proves nothing, whoever signed it.
+    # An untrusted issue proves nothing, with any signature.
     if not pending.untrusted and not keyring.signed(pending.bundle):
         raise NotGenuine(
             "No key of this service signed the issue as it is stored.",

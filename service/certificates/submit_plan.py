@@ -326,11 +326,13 @@ class SubmitPlan:
         A job whose current issue is a valid refusal for the same reasons gives that submission.
         """
         untrusted = key.public.development
-        formers = self._store.last([job.certification.id for job in jobs], untrusted=untrusted)
-        return [self._sign(job, key, formers.get(job.certification.id)) for job in jobs]
+        previous_issues = self._store.last(
+            [job.certification.id for job in jobs], untrusted=untrusted
+        )
+        return [self._sign(job, key, previous_issues.get(job.certification.id)) for job in jobs]
 
     def _sign(
-        self, job: CertificationJob, key: SigningPort, former: StoredCertificate | None
+        self, job: CertificationJob, key: SigningPort, previous: StoredCertificate | None
     ) -> SignedCertificate | Submission:
         requested, ledger = job.certification, job.ledger
         budget = budget_status(job.assessment, ledger)
@@ -338,18 +340,18 @@ class SubmitPlan:
             requested.plan, job.assessment, requested.policy, requested.waivers, budget
         )
         if (
-            former is not None
-            and _is_budget_refusal(former)
-            and _has_same_reasons(former, assessment)
+            previous is not None
+            and _is_budget_refusal(previous)
+            and _has_same_reasons(previous, assessment)
         ):
             stored = self._repeat(requested.id, job.request)
-            return Submission(stored or former, created=False)
+            return Submission(stored or previous, created=False)
         certificate = sign(
             assessment,
             key,
             requester=job.request.requester,
             issued_at=self._keyring.now(),
-            former=former,
+            previous=previous,
             under=judgement,
             ledger=ledger if assessment.verdict == "certified" else None,
             team=requested.team,
@@ -379,12 +381,12 @@ def sign(
     *,
     requester: str,
     issued_at: datetime,
-    former: StoredCertificate | None,
+    previous: StoredCertificate | None,
     under: PolicyEvaluation = BUILT_IN_EVALUATION,
     ledger: Mapping[str, Any] | None = None,
     team: str = DEFAULT,
 ) -> StoredCertificate:
-    """Sign the assessment of a plan as the issue after ``former``, or as the first.
+    """Sign the assessment of a plan as the issue after ``previous``, or as the first.
 
     ``under`` is the evaluation that ``evaluate_policy`` returned with ``assessment``. ``ledger`` is
     the state of the data set's ledger. ``team`` owns the certificate.
@@ -395,7 +397,7 @@ def sign(
         requester=requester,
         issued_at=issued_at,
         evaluation=under,
-        previous=former,
+        previous=previous,
         ledger=ledger,
         team=team_in_id(team),
     )

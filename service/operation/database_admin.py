@@ -70,10 +70,10 @@ __all__ = ["metadata"]
 class SchemaNotAtHead(OperatorError):
     """The database's schema is not at the revision of this release."""
 
-    def __init__(self, found: str | None, expected: str) -> None:
-        self.found = found
+    def __init__(self, revision: str | None, expected: str) -> None:
+        self.revision = revision
         self.expected = expected
-        where = f"at revision {found}" if found else "empty"
+        where = f"at revision {revision}" if revision else "empty"
         super().__init__(
             f"the database's schema is {where}, and this release needs revision {expected}; "
             f"{self._remedy()}"

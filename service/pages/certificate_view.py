@@ -577,8 +577,8 @@ def explain_unusable(certificate: StoredCertificate, issues: tuple[Issue, ...]) 
     """Return why the certificate may not be used and what to do, or None if it may."""
     match certificate.status:
         case Status.AWAITING_APPROVAL:
-            given, required = certificate.approvals_given, certificate.approvals_required
-            return f"It has {given} of {required} required approvals."
+            approvals, required = certificate.approvals_given, certificate.approvals_required
+            return f"It has {approvals} of {required} required approvals."
         case Status.EXPIRED:
             return f"It expired on {certificate.not_after:%Y-%m-%d}; submit the plan again."
         case Status.KEY_REVOKED:

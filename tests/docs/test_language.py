@@ -52,32 +52,22 @@ def test_no_identifier_that_the_style_refuses() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {name}"
         for path in sources()
-        for name, number in ((path.stem, 1), *bound_names(path.read_text(), everywhere(path)))
+        for name, number in ((path.stem, 1), *bound_names(path.read_text()))
         if name in IDENTIFIERS
     ]
     assert not wrong, "see docs/style/identifiers.txt\n" + "\n".join(wrong)
 
 
-def everywhere(path: Path) -> bool:
-    """Whether parameters and loop variables of this file are checked too, not only assignments."""
-    return path.relative_to(ROOT).parts[0] in {
-        *("certificate", "client", "library", "trainer", "worker")
-    }
+def bound_names(source: str) -> Iterator[tuple[str, int]]:
+    """Yield the variables, parameters, functions and classes of a module, with their lines.
 
-
-def bound_names(source: str, parameters: bool = True) -> Iterator[tuple[str, int]]:
-    """The variables, functions, classes and ``parameters`` of a module, with their lines.
-
-    A field of a class is named by the document that it is written to.
+    Fields of classes are left out, because documents name them.
     """
     tree = ast.parse(source)
     fields = {node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
     for node in ast.walk(tree):
         match node:
-            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) if parameters:
-                if node not in fields:
-                    yield name, node.lineno
-            case ast.Assign(targets=[ast.Name(id=name)]):
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) if node not in fields:
                 yield name, node.lineno
             case (
                 ast.FunctionDef(name=name)
@@ -91,5 +81,4 @@ def test_a_phrase_and_a_name_are_noticed() -> None:
     """The checks can fail."""
     assert PATTERN.search("Mend the plan.")
     source = "def f(given):\n    found = given\n    return [each for each in found]\n"
-    assert {"found"} == {name for name, _ in bound_names(source, False)} & IDENTIFIERS
     assert {"given", "found", "each"} == {name for name, _ in bound_names(source)} & IDENTIFIERS

@@ -186,7 +186,9 @@ class Muon(DPOptimizer):
         return self._shards.map_full_matrices(
             buffers,
             [self._names[at.release][place] for place in places],
-            lambda matrices, mine: self.directions(matrices, [places[which] for which in mine], at),
+            lambda matrices, local: self.directions(
+                matrices, [places[which] for which in local], at
+            ),
         )
 
 
