@@ -46,7 +46,7 @@ at which the curve of neighbours is sampled."""
 
 
 def neighbour_event(event: Event) -> tuple[Event | None, int]:
-    """Return ``event`` of users with m records as that of neighbours in one record, and m.
+    """Return the event between neighbours in one record for users of m records, and m.
 
     The event is None unless all releases sample users with the same m. It is also None if all are
     Poisson samples, whose bound is attained.

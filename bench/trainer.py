@@ -151,7 +151,7 @@ def plain_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
 
 def private_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """Return a forward and backward pass that computes clipped sums."""
-    from affidavit.trainer.clipping.private import PrivateModel
+    from affidavit.trainer.clipping.private_model import PrivateModel
     from affidavit.trainer.clipping.requirements import BlockSpec
 
     hidden = shape.hidden(model)

@@ -94,7 +94,7 @@ class CertificateAnswer:
 
     @property
     def status(self) -> str:
-        """``active``, ``pending``, ``revoked`` and so on."""
+        """``active``, ``awaiting_approval``, ``revoked`` and so on."""
         return str(self.document["certificate"]["status"])
 
     @property
@@ -131,7 +131,7 @@ def read_as(model: type[Model]) -> Callable[[httpx.Response], Model]:
 
 
 def read_certificate(response: httpx.Response) -> CertificateAnswer:
-    """Parse a certificate; raises ``Unreachable`` if the response is none."""
+    """Parse a certificate; raises ``Unreachable`` if the response is not a certificate."""
     document = read_document(response)
     try:
         _CertificateFields.model_validate(document)
@@ -173,10 +173,10 @@ MAX_RETRY_SECONDS = 30.0
 """Longest pause, even if Retry-After is longer."""
 RETRIED_STATUSES = (429, 502, 503, 504)
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
-"""Size of a decompressed response."""
+"""Largest decompressed response."""
 MAX_RESPONSE_SECONDS = 600.0
 MAX_LINE_LENGTH = 64 * 1024
-"""Characters of a line of an event stream."""
+"""Longest line of an event stream, in characters."""
 POLL_SECONDS = 1.0
 """Pause between two requests for a certification."""
 RECONNECT_SECONDS = 1.0
@@ -203,7 +203,7 @@ class BoundedBody:
         if len(self._content) > self._max_bytes:
             raise httpx.RemoteProtocolError(f"the answer is longer than {self._max_bytes} bytes")
         if time.monotonic() > self._end:
-            raise httpx.ReadTimeout(f"the answer takes longer than {self._max_seconds:g} s")
+            raise httpx.ReadTimeout(f"the answer took longer than {self._max_seconds:g} s")
 
     def complete(self, response: httpx.Response) -> httpx.Response:
         """Return ``response`` with this body."""
@@ -247,7 +247,7 @@ class Call(Generic[Answer]):
     key: str | None = None
     repeatable: bool = False
     prefers_wait: bool = False
-    """Whether the service may answer with 202 before the timeout, so that the answer is polled."""
+    """Whether to request an answer before the timeout: 202 if it is not done, to be polled."""
 
     def options(self, server: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
         """Return the arguments of ``httpx.Client.stream``."""
@@ -451,7 +451,7 @@ def _post_model(
 
 
 def segment(name: str) -> str:
-    """Encode ``name`` as one path segment; dots too, so that no client resolves them."""
+    """Encode ``name`` as one path segment, also ``.`` and ``..``, which clients would resolve."""
     return (
         "%2E" * len(name) if name in (".", "..") else quote(name, safe="", errors="surrogatepass")
     )

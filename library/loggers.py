@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import wandb
 
 CURVE_POINTS = 20
-"""Points of ε over the steps of a run."""
+"""Number of points at which ε is logged over a run."""
 SPENT_METRIC = "privacy/epsilon_spent"
 Record = str | os.PathLike[str]
 

@@ -39,4 +39,4 @@ from .resolve import with_placeholder_sampling as with_placeholder_sampling
 from .resolve import with_probability as with_probability
 from .resolve import with_scaled_noise as with_scaled_noise
 from .resolve import with_steps as with_steps
-from .samplers import subsampled_pair as subsampled_pair
+from .sampling_schemes import subsampled_pair as subsampled_pair

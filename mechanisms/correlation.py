@@ -44,7 +44,7 @@ import numpy as np
 from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.noise_files import UnregisteredNoise
-from affidavit.mechanisms.samplers import (
+from affidavit.mechanisms.sampling_schemes import (
     Route,
     RunSampler,
     Sampled,

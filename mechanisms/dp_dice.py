@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable
 
 from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, WholeRun
-from affidavit.mechanisms.samplers import distance_of, sample
+from affidavit.mechanisms.sampling_schemes import distance_of, sample
 from affidavit.plan import (
     FIXED_ORDER,
     Event,

@@ -29,7 +29,8 @@ from fractions import Fraction
 from affidavit.plan import Allocation, Phase, Release
 
 REQUIRED_DIGITS = 7
-"""Significant digits of a required noise multiplier; rounding up adds at most 1e-6 of it."""
+"""Significant digits of a required noise multiplier; rounding up adds at most 1e-6 of its
+value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,7 @@ class NoiseEnergy:
 
 
 def noise_multiplier(release: Release) -> Fraction:
-    """Return the given σ_g of a release, from the doubles that a trainer uses.
+    """Return the given σ_g of a release, exactly, from the doubles that a trainer uses.
 
     Raises ``ValueError`` if the release has no noise.
     """

@@ -21,7 +21,13 @@ from affidavit.mechanisms.additional_releases import AdditionalEvents, lower_add
 from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks, joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
-from affidavit.mechanisms.samplers import SCHEMES, Sampled, distance_of, is_amplified, sample
+from affidavit.mechanisms.sampling_schemes import (
+    SCHEMES,
+    Sampled,
+    distance_of,
+    is_amplified,
+    sample,
+)
 from affidavit.plan import (
     ChainOfNeighbours,
     Composed,

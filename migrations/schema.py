@@ -9,7 +9,7 @@ connection enables ``recursive_triggers``, so an insert of an existing key is re
 key, a unique constraint or the hidden ``rowid``. In PostgreSQL, a row trigger refuses UPDATE and
 DELETE, and a statement trigger TRUNCATE. Both are ``ENABLE ALWAYS``, because an ordinary trigger
 does not fire in a session with ``session_replication_role = replica``. The owner can still drop a
-trigger, which checkpoints of the log that are stored elsewhere reveal.
+trigger; log checkpoints that are stored elsewhere reveal what changes then.
 
 Reference: Alembic, Building an Up to Date Database from Scratch.
 """

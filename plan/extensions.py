@@ -64,7 +64,7 @@ def _installed_kinds() -> list[str]:
 
 
 class _InstalledForms:
-    """Validates a kind of an installed package with the form of that package."""
+    """Validates noise of a kind from an installed package with that package's form."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -13,7 +13,7 @@ Wire models. An endpoint is one module in ``routes`` and one line in ``routes.MO
 
     router = APIRouter(route_class=JsonRoute)            # service.routing: strict bodies
 
-    class BudgetRequest(RequestModel):                   # service.models: closed and frozen
+    class BudgetRequest(RequestModel):                   # service.wire_models: closed, frozen
         noun, guide = "a budget", "docs/ledger.md"       # for error messages
         epsilon: Annotated[Real, Field(gt=0)]
 

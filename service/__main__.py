@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from affidavit.certificate import KeyFailure
 from affidavit.service.errors import OperatorError
-from affidavit.service.identity.commands import tokens
+from affidavit.service.identity.token_commands import tokens
 from affidavit.service.log.audit_command import audit
 from affidavit.service.log.witness_server import witness
 from affidavit.service.operation.database_admin import back_up, grant_application, head, upgrade

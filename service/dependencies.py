@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from affidavit.certificate import KeyRole, KeyStore
+from affidavit.service.certificates.certificate_curves import DrawCertificate
 from affidavit.service.certificates.certifications import Certifications
-from affidavit.service.certificates.draw_certificate import DrawCertificate
 from affidavit.service.certificates.preview_plan import PreviewPlan
 from affidavit.service.certificates.status_lists import StatusLists
 from affidavit.service.certificates.store import CertificateStore

@@ -2,8 +2,8 @@
 
 Start-time fair queueing: a caller's next task is tagged with the processor time of its previous
 tasks, or with the tag served last if that is later, and the lowest tag is served next. A caller
-that sends one plan at a time therefore waits for no other's queue, and a caller alone may use all
-slots but one. When the queue is full, the caller with the most waiting tasks is rejected.
+that sends one plan at a time therefore never waits behind another's queue, and a caller alone may
+use all slots but one. When the queue is full, the caller with the most waiting tasks is rejected.
 ``RecentUse`` tracks how much processor time a caller used recently.
 
 References: P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queueing", SIGCOMM 1996.
@@ -115,7 +115,7 @@ class FairQueue:
             raise
 
     def _reject_excess(self, caller: str) -> None:
-        """If the queue is full, raise ``TooBusy`` in the caller with the most waiting tasks."""
+        """If the queue is full, reject the newest task of the caller with most waiting tasks."""
         count = len(self._waiting.get(caller, ()))
         if count >= self._max_waiting_each:
             raise TooBusy

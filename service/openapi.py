@@ -29,9 +29,9 @@ from affidavit.certificate.policy import Policy
 from affidavit.client import DIGEST, ResponseModel, RunEvent, RunProgress
 from affidavit.plan import plan_schemas, with_schema_keywords
 from affidavit.service.identity.access import Guard, Open, guarded_routes
-from affidavit.service.models import DiagnosisRequest, ProblemReason
 from affidavit.service.routing import JSON as JSON
 from affidavit.service.routing import YAML as YAML
+from affidavit.service.wire_models import DiagnosisRequest, ProblemReason
 
 # ---- examples ------------------------------------------------------------------------
 

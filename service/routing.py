@@ -28,8 +28,8 @@ from affidavit.client import DIGEST
 from affidavit.plan import Syntax
 from affidavit.service.fair_queue import outside_turn
 from affidavit.service.identity.access import authorize, guard_of
-from affidavit.service.models import RequestModel
 from affidavit.service.problems import Problem
+from affidavit.service.wire_models import RequestModel
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")

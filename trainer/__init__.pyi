@@ -1,8 +1,8 @@
 from .__main__ import app as app
-from .clipping.kernels import KernelRefused as KernelRefused
-from .clipping.kernels import register_kernel as register_kernel
-from .data.numbers import Labelled as Labelled
-from .data.numbers import digits as digits
+from .clipping.layer_registry import KernelRefused as KernelRefused
+from .clipping.layer_registry import register_kernel as register_kernel
+from .data.numeric_data import Labelled as Labelled
+from .data.numeric_data import digits as digits
 from .models.mlp import mlp as mlp
 from .private_loop import LoopError as LoopError
 from .private_loop import PrivateRun as PrivateRun

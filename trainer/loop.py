@@ -38,7 +38,7 @@ from torch import Tensor
 from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter
-from affidavit.trainer.data.numbers import AuditedData, AuditedModel, WrongData, audit_files
+from affidavit.trainer.data.numeric_data import AuditedData, AuditedModel, WrongData, audit_files
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.noise.chacha import Entropy, Ratchet

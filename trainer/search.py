@@ -51,7 +51,7 @@ SCORE_FILE = "score"
 RELEASED_FILES = frozenset({"record.jsonl", "weights.pt", "opening.json", "trial.json"})
 """Files of the best trial's folder that are released."""
 TRAINER = (sys.executable, "-m", "affidavit.trainer")
-CHILD = (sys.executable, "-m", "affidavit.worker.child")
+CHILD = (sys.executable, "-m", "affidavit.worker.exec_with_parent")
 """Ends with the process that started it."""
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
 MAX_FAILURES = 3

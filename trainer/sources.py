@@ -34,8 +34,8 @@ from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 
 DATA = {
     "bible": "affidavit.trainer.data.text:bible",
-    "csv": "affidavit.trainer.data.numbers:csv_file",
-    "digits": "affidavit.trainer.data.numbers:digits",
+    "csv": "affidavit.trainer.data.numeric_data:csv_file",
+    "digits": "affidavit.trainer.data.numeric_data:digits",
     "generated": "affidavit.trainer.data.text:generated",
     "jsonl": "affidavit.trainer.data.text:jsonl",
 }

@@ -51,8 +51,8 @@ RECORD = "record.jsonl"
 CHECKPOINTS = "checkpoint*"
 """Files, or the folders of a sharded run."""
 COPIED_FILES = (CHECKPOINTS, "opening.json", RECORD)
-"""File names of the trainer, which the worker must not import. The record names the checkpoints, so
-it is copied last."""
+"""Names of the trainer's files, repeated because the worker must not import the trainer. The record
+names the checkpoints, so it is copied last."""
 MAX_COPY_ATTEMPTS = 10
 PART_LENGTH = 256 * 1024
 """Characters of a record sent in one request."""
@@ -64,10 +64,10 @@ log = logging.getLogger("affidavit.worker")
 class WorkerConfig:
     """Settings shared by all runs of a worker.
 
-    ``lease`` is in seconds. ``own_code`` allows data and models of the form ``python:…``, with
-    which anyone who may submit a run executes code on this host. Runs may use files in the folders
-    ``files``. ``options`` are passed to the trainer, which has ``processes`` ranks on each of
-    ``hosts`` nodes of a Ray cluster.
+    ``lease`` is in seconds. ``own_code`` allows data and models of the form ``python:…``, so
+    that anyone who may submit a run can execute code on this host. Runs may use files in the
+    folders ``files``. ``options`` are passed to the trainer, which has ``processes`` ranks on each
+    of ``hosts`` nodes of a Ray cluster.
     """
 
     source: RunQueueClient
@@ -194,7 +194,7 @@ def _command(
     launcher = ("ranks",) if config.hosts == 1 else ("ray_ranks", str(config.hosts))
     program = f"affidavit.trainer.distributed.{launcher[0]}"
     ranks = (*python, program, *launcher[1:], str(config.processes))
-    rank = (*python, "affidavit.worker.child", "launcher")
+    rank = (*python, "affidavit.worker.exec_with_parent", "launcher")
     return [
         *((*ranks, *rank) if config.processes * config.hosts > 1 else ()),
         *python,

@@ -2,9 +2,9 @@
 
 The trainer is not imported, so that its memory, CUDA state and crashes stay in its own process. A
 file requests it to stop after the current step; ``GRACE_SECONDS`` later its process group is
-killed. If the worker dies, the kernel kills the trainer (``affidavit.worker.child``, on Linux). The
-ranks of a multi-process trainer have process groups of their own, and are ended by their launcher,
-or by the kernel if the launcher is killed.
+killed. If the worker dies, the kernel kills the trainer (``exec_with_parent``, on Linux). The ranks
+of a multi-process trainer have process groups of their own, and are ended by their launcher, or by
+the kernel if the launcher is killed.
 
 A trainer's log may quote training data (like a cell that is not a number), so it stays on this
 host. The service receives only a code of the trainer.
@@ -53,7 +53,7 @@ def run(
     kill the process, as a stop without a file does. No process of the group survives this call.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "affidavit.worker.child", str(os.getpid()), *command],
+        [sys.executable, "-m", "affidavit.worker.exec_with_parent", str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -40,6 +40,7 @@ from affidavit.accountants.column_moments import BoundedByOrder, has_columns, mo
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
 from affidavit.accountants.fourier.cache import LAW_BYTES, SharedCache
+from affidavit.accountants.fourier.direct_inversion import invert_delta, invert_epsilon
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import (
@@ -48,7 +49,6 @@ from affidavit.accountants.fourier.grid_parameters import (
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.inversion import invert_delta, invert_epsilon
 from affidavit.accountants.fourier.loss_laws import LaplaceLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.refinement import (
     MIN_RESOLVED_DELTA,

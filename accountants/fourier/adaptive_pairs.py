@@ -13,7 +13,8 @@ all (``_triangles``), so that a step is a maximum of convolutions.
 A run is cut into blocks of at most ``MAX_STEPS`` steps, whose largest curve is a measure to be
 composed. So the run's curve is at most the composition of the blocks.
 
-Everything is on one lattice, tilted by e^{λ·loss} as in ``transform.py``. Errors bounded here:
+Everything is on one lattice, tilted by e^{λ·loss} as in ``composed_transform.py``. The
+errors bounded here are:
 
 * that of a transform, by ``transform_rounding``, is added to every value of a curve;
 * the measure of a step is the second difference of its curve, with any rounding. Its own curve is
@@ -37,6 +38,8 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.cache import SharedCache, down
+from affidavit.accountants.fourier.composed_delta import ComposedTransform
+from affidavit.accountants.fourier.composed_transform import Complex
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -53,9 +56,7 @@ from affidavit.accountants.fourier.grid_parameters import (
 )
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Atoms, LossLaw
-from affidavit.accountants.fourier.spectrum import Complex
 from affidavit.accountants.fourier.tilting import Saddle
-from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.rounding import norm, transform_rounding
 

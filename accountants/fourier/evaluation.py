@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from affidavit.accountants.fourier.cache import up
+from affidavit.accountants.fourier.composed_delta import ComposedTransform
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -41,7 +42,6 @@ from affidavit.accountants.fourier.grid_parameters import (
 from affidavit.accountants.fourier.privacy_loss import Cells, LossLaw
 from affidavit.accountants.fourier.single_release import epsilon_of, single_release
 from affidavit.accountants.fourier.tilting import Saddle
-from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Event
 

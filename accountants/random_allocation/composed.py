@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import dominating_pairs as fourier
+from affidavit.accountants.fourier.composed_delta import ComposedTransform
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -41,7 +42,6 @@ from affidavit.accountants.fourier.tilting import (
     at_order,
     tilted_window,
 )
-from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.directions import (
     Curves,

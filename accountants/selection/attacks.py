@@ -33,16 +33,15 @@ from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
 from affidavit.plan import Event, RepeatAndSelect
 
 _RUN_WIDTH, _ATTACK_WIDTH = 1e-2, 1e-3
-"""Relative width of the brackets of a run's δ, which moves ε far less, and of those that evaluate
-an attack."""
+"""Relative widths of a run's brackets of δ, and of the brackets that evaluate an attack."""
 _ENGINES = ("gaussian", "fourier", "allocation")
 T = TypeVar("T")
 Gain = Callable[[Array, Array], Array]
 """The gain of an attack from its true- and false-positive rates."""
 DELTA_DIVISOR = 30.0
-"""A run's curve is sampled down to δ over the mean number of runs and this number."""
+"""A run's curve is sampled down to δ / (mean number of runs · this)."""
 _MIN_RUN_DELTA, _MAX_RUN_DELTA = 1e-30, 1e-4
-"""Limits of the δ down to which a run's curve is sampled to bound δ."""
+"""Range of the δ down to which a run's curve is sampled to bound δ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +112,7 @@ def _attained(engine: Accountant, event: Event) -> tuple[PrivacyCurve, PrivacyCu
 
 
 def with_run_width(curve: PrivacyCurve) -> PrivacyCurve:
-    """Return ``curve`` with brackets as wide as those of a run may be, if it is adjustable."""
+    """Return ``curve`` with brackets of relative width ``_RUN_WIDTH``, if it is adjustable."""
     return adjusted(curve, _RUN_WIDTH)
 
 

@@ -1,7 +1,7 @@
 """Check correctness on the device against float64 on the processor; a failed check raises.
 
 matrix unit   products of bfloat16 operands into float32 err by no more than the bound that
-              ``affidavit.trainer.numerics`` takes for them
+              ``affidavit.trainer.norm_bounds`` takes for them
 clipping      what a record adds never passes the clip norm, plain or cancelling, in bfloat16
 sums          the clipped sums of a small GPT-2 in float32 are those of float64
 noise         variates on the device are those of the processor, up to the last digits
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched_matmul
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, LanguageModel
 from affidavit.trainer.models.layout import group_hidden_matrices
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.numerics import MATRIX_UNIT_ERROR, rounding_bound
+from affidavit.trainer.norm_bounds import MATRIX_UNIT_ERROR, rounding_bound
 
 CLIP_NORM = 0.1
 SHAPES = ((4, 64, 768, 768), (4, 64, 768, 3072), (2, 128, 3072, 768), (1, 1024, 768, 2304))

@@ -23,10 +23,10 @@ from itertools import combinations
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.certificate.assessment import Assessment, Caveat
-from affidavit.certificate.diagnosis.account import Account, Parts
-from affidavit.certificate.diagnosis.case import Case, Mistake, Way
+from affidavit.certificate.diagnosis.accountant_inputs import Account, Parts
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
+from affidavit.certificate.diagnosis.mistake import Case, Mistake, Way
 from affidavit.certificate.diagnosis.readings import (
     Agreement,
     ClaimedEpsilon,

@@ -65,7 +65,7 @@ from affidavit.accountants import (
     GaussianCurve,
     approximate_epsilon,
 )
-from affidavit.certificate.diagnosis.account import Part, Parts, event_of
+from affidavit.certificate.diagnosis.accountant_inputs import Part, Parts, event_of
 from affidavit.plan import Claim, Plan, significant_digits
 
 Array = npt.NDArray[np.float64]

@@ -44,6 +44,7 @@ from cryptography.x509 import load_pem_x509_certificates
 
 from affidavit.certificate.dsse import encode_base64
 from affidavit.certificate.keys.key import SigningPort
+from affidavit.certificate.log.merkle_tree import HASH_BYTES, ProofError, verify_consistency
 from affidavit.certificate.log.note import (
     BadNote,
     Checkpoint,
@@ -57,7 +58,6 @@ from affidavit.certificate.log.note import (
     parse_note,
     read_checkpoint,
 )
-from affidavit.certificate.log.tree import HASH_BYTES, ProofError, verify_consistency
 
 MAX_HASHES = 63
 _OLD = re.compile(r"old (0|[1-9][0-9]{0,15})")

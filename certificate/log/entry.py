@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.dsse import Base64, Envelope, Model, SignedPart, validated
 from affidavit.certificate.keys.key import parse_instant
-from affidavit.certificate.log.tree import HASH_BYTES, MAX_LEAVES, leaf_hash
+from affidavit.certificate.log.merkle_tree import HASH_BYTES, MAX_LEAVES, leaf_hash
 from affidavit.plan import canonical_json, digest_of
 
 

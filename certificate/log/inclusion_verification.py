@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from affidavit.certificate.dsse import Envelope
 from affidavit.certificate.keys.key import PublicKey
 from affidavit.certificate.log.entry import Inclusion, certificate_entry
+from affidavit.certificate.log.merkle_tree import ProofError, verify_consistency, verify_inclusion
 from affidavit.certificate.log.note import (
     BadNote,
     Checkpoint,
@@ -21,7 +22,6 @@ from affidavit.certificate.log.note import (
     open_checkpoint,
     read_checkpoint,
 )
-from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
 from affidavit.certificate.verification.trust_policy import MAX_CLOCK_SKEW, is_stale
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,

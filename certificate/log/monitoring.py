@@ -2,15 +2,15 @@
 
 A monitor reads the checkpoint and every new entry, and computes the tree itself: from the tree that
 it saw last (read from the tiles, whose root must be the earlier one) and the new entries. If the
-result is the signed root, the log extends the earlier one, and each entry is what was hashed.
-Checkpoints from elsewhere, from a witness, another monitor or a bundle, must be of the same tree.
+result is the signed root, the log extends the earlier one, and each entry matches its hash.
+Checkpoints from a witness, another monitor or a bundle must belong to the same tree.
 The alarms are those of step 11 of verification, about the checkpoint, and:
 
 ========================  ==================================================================
 ``split_view``            the log differs from the one seen before, here or elsewhere
 ``rolled_back``           the log has fewer entries than were seen before, here or elsewhere
-``entry_missing``         an entry or a hash below the checkpoint is missing
-``entry_altered``         an entry is not what was hashed
+``entry_missing``         an entry or a hash that the checkpoint covers is missing
+``entry_altered``         an entry does not match its hash
 ``unknown_signer``        an entry was signed by a key that is unknown or not allowed to sign
 ``backdated``             a certificate in the log is dated long before it was logged
 ========================  ==================================================================
@@ -26,8 +26,7 @@ from typing import Any, Protocol
 
 from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id
 from affidavit.certificate.log import inclusion_verification as log_steps
-from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
-from affidavit.certificate.log.tree import (
+from affidavit.certificate.log.merkle_tree import (
     TILE_WIDTH,
     BadTile,
     Frontier,
@@ -35,6 +34,7 @@ from affidavit.certificate.log.tree import (
     frontier_hashes,
     leaf_hash,
 )
+from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationError,
@@ -93,7 +93,7 @@ class MonitorState:
 
 @dataclass(slots=True)
 class MonitorReport:
-    """The result of a round; ``note`` is the checkpoint to store if there is no alarm."""
+    """The result of one check of the log; ``note`` is the checkpoint to store if no alarm."""
 
     origin: str = ""
     size: int = 0
@@ -174,8 +174,8 @@ def _read_new_entries(
 ) -> list[Alarm]:
     """Read the new entries up to the signed root, and return the alarms about them.
 
-    A new entry was not in the log when this monitor last read it, by its own clock: the operator,
-    who signs the checkpoints, can write any date.
+    An entry is new if it was not there when this monitor last read the log. That time is by the
+    monitor's own clock, because the operator can write any date.
     """
     tree, since = Frontier(), None
     if known.last is not None:
@@ -213,7 +213,7 @@ def _require_unaltered(source: Source, first: int, size: int) -> None:
         number, place = divmod(index, TILE_WIDTH)
         width = min(TILE_WIDTH, size - number * TILE_WIDTH)
         if source.hashes(0, number, width)[place] != leaf_hash(entry):
-            raise _Alarmed("entry_altered", f"entry {index} is not what was hashed.", index)
+            raise _Alarmed("entry_altered", f"entry {index} does not match its hash.", index)
 
 
 def _entry_alarms(
@@ -225,7 +225,7 @@ def _entry_alarms(
         at = datetime.fromisoformat(content["at"])
         key_id = body.get("key_id") if kind in SIGNED_KINDS else None
         if at.tzinfo is None or not isinstance(key_id, str | None):
-            raise ValueError("a field of another kind")
+            raise ValueError("a field has the wrong type")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield Alarm("entry_altered", f"entry {index} is not an Affidavit log entry.", index)
         return

@@ -54,7 +54,7 @@ from affidavit.certificate.keys.key import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.log.tree import HASH_BYTES, MAX_LEAVES
+from affidavit.certificate.log.merkle_tree import HASH_BYTES, MAX_LEAVES
 
 MAX_NOTE_BYTES = 1_000_000
 MAX_SIGNATURES = 100

@@ -20,7 +20,7 @@ from typing import Any
 
 from affidavit.accountants import decimal_down
 from affidavit.certificate.dsse import in_toto
-from affidavit.certificate.model_evidence.audit import Audit
+from affidavit.certificate.model_evidence.canary_audit import Audit
 from affidavit.certificate.model_evidence.manifest import SIGNATURE_FILE, Manifest, ModelFile
 from affidavit.certificate.runs.conformance import Conformance
 from affidavit.certificate.runs.step_requirements import certified_plan

@@ -45,7 +45,7 @@ from affidavit.certificate.model_evidence.manifest import (
     require_portable,
     sign_openssf,
 )
-from affidavit.certificate.model_evidence.training import training_of
+from affidavit.certificate.model_evidence.training_check import training_of
 from affidavit.certificate.model_evidence.verification import IGNORED_FILES
 from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import canonical_json

@@ -36,7 +36,7 @@ from affidavit.certificate.dsse import (
     read_envelope,
 )
 from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id, parse_instant
-from affidavit.certificate.model_evidence.audit import MAX_BYTES
+from affidavit.certificate.model_evidence.canary_audit import MAX_BYTES
 from affidavit.certificate.model_evidence.claim import (
     CANARIES_FILE,
     CERTIFICATE_FILE,
@@ -58,7 +58,7 @@ from affidavit.certificate.model_evidence.manifest import (
     printable,
     read_model_file,
 )
-from affidavit.certificate.model_evidence.training import (
+from affidavit.certificate.model_evidence.training_check import (
     FETCH_REMEDY,
     ModelFinding,
     UnsupportedClaim,

@@ -54,23 +54,23 @@ def evaluate(
     assessment = with_requirements(certify(plan, second_opinion=second_opinion), rules)
     # No ledger is available here; the policy's on_outage decides whether that blocks.
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
-    judged, judgement = evaluate_policy(plan, assessment, rules, budget=budget)
+    assessed, policy_result = evaluate_policy(plan, assessment, rules, budget=budget)
     broken = _broken_obligations(source, plan)
-    if broken and judged.verdict == "certified":
-        judged = replace(judged, verdict="refused")
-    policy_reasons = judged.reasons[len(assessment.reasons) :]
-    judged = replace(judged, reasons=(*judged.reasons, *broken))
+    if broken and assessed.verdict == "certified":
+        assessed = replace(assessed, verdict="refused")
+    policy_reasons = assessed.reasons[len(assessment.reasons) :]
+    assessed = replace(assessed, reasons=(*assessed.reasons, *broken))
     return CheckResult(
         file=source.file,
         name=source.name,
-        exit=OF_VERDICT[judged.verdict],
+        exit=OF_VERDICT[assessed.verdict],
         findings=(
             *_findings(source, plan, assessment),
             *_policy_findings(source, policy_reasons, rules),
             *(GateFinding.of(source.file, reason) for reason in broken),
         ),
-        result=judged.as_result() | ({} if policy is None else judgement.as_dict()),
-        headline=judged.headline,
+        result=assessed.as_result() | ({} if policy is None else policy_result.as_dict()),
+        headline=assessed.headline,
     )
 
 
@@ -112,7 +112,7 @@ def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[Ga
     )
     codes = {reason.code for reason in assessment.reasons}
     if codes == {"under_noised"} or codes == {"unproved"}:
-        yield _more_noise(source, plan, assessment)
+        yield _under_noised_finding(source, plan, assessment)
     elif "claim_below_certified" in codes:
         yield _wrong_claim(source, plan, assessment)
     else:
@@ -121,7 +121,7 @@ def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[Ga
         )
 
 
-def _more_noise(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
+def _under_noised_finding(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
     (reason,) = assessment.reasons
     mistake, pointer = _explain(plan) or (None, None)
     fixes = find_fixes(source, plan, assessment)
@@ -208,7 +208,7 @@ def _numbers(assessment: Assessment) -> dict[str, str | float | None]:
 
 
 MAX_VALUE_LENGTH = 200
-"""Characters of a changed value."""
+"""Longest changed value that is shown, in characters."""
 
 
 class UnreadableBase(Exception):
@@ -239,7 +239,7 @@ def describe_changes(source: Source, base: str) -> list[str]:
         line = source.line_of(pointer)
         place = "" if line is None else f" (line {line})"
         change = f"  {pointer}: {values}{place}"
-        lines.append(printable(f"{change}; alone: {effect.reasons_text or bound}"))
+        lines.append(printable(f"{change}; this change alone: {effect.reasons_text or bound}"))
     return lines
 
 

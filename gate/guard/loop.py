@@ -26,14 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from affidavit.certificate import VerificationOptions, std_of
-from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_statistics import (
-    NoiseTest,
-    digest_of_arrays,
-    measure_noise,
-    shape_of,
-)
-from affidavit.gate.guard.obligations import (
+from affidavit.gate.guard.certified_run import (
     Certificate,
     CertifiedRun,
     Keys,
@@ -41,6 +34,13 @@ from affidavit.gate.guard.obligations import (
     load_certified_run,
     require_certified_parameters,
     tensor_entries,
+)
+from affidavit.gate.guard.errors import GuardStop, StopState
+from affidavit.gate.guard.noise_statistics import (
+    NoiseTest,
+    digest_of_arrays,
+    measure_noise,
+    shape_of,
 )
 from affidavit.gate.guard.record import RunRecord
 from affidavit.gate.guard.sampler import compute_commitment

@@ -41,9 +41,7 @@ from typing import Any, Literal
 
 from affidavit.certificate import StepRequirement, VerificationOptions, std_of
 from affidavit.gate.guard import opacus_checks as checks
-from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, measure_noise
-from affidavit.gate.guard.obligations import (
+from affidavit.gate.guard.certified_run import (
     Certificate,
     CertifiedRun,
     Keys,
@@ -52,6 +50,8 @@ from affidavit.gate.guard.obligations import (
     require_certified_parameters,
     tensor_entries,
 )
+from affidavit.gate.guard.errors import GuardStop, StopState
+from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, measure_noise
 from affidavit.gate.guard.record import RunRecord
 from affidavit.gate.guard.sampler import (
     KeyStream,

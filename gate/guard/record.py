@@ -36,8 +36,8 @@ from affidavit.certificate import (
     fsync_directory,
     write_all,
 )
+from affidavit.gate.guard.certified_run import CertifiedRun
 from affidavit.gate.guard.errors import GuardStop
-from affidavit.gate.guard.obligations import CertifiedRun
 
 NAME = "record.jsonl"
 

@@ -23,13 +23,13 @@ from affidavit.importers.scripts.data_flow import (
     tainted_targets,
     unwrap_iterable,
 )
-from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
-from affidavit.importers.scripts.training_length import (
+from affidavit.importers.scripts.step_count import (
     enclosing_loops,
     may_be_optimizer_step,
     optimizer_steps,
     runs_once,
 )
+from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.values import Evaluator, is_left_out
 
 LOT_SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")

@@ -23,15 +23,15 @@ from affidavit.importers.scripts.data_flow import is_returned_by_private_call, r
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
 from affidavit.importers.scripts.private_objects import PrivateObjects
 from affidavit.importers.scripts.quantities import PLAN_POINTERS
-from affidavit.importers.scripts.records import loss_reductions
-from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
-from affidavit.importers.scripts.training_length import (
+from affidavit.importers.scripts.record_isolation import loss_reductions
+from affidavit.importers.scripts.step_count import (
     count_passes,
     enclosing_loops,
     optimizer_steps,
     passes_around,
     runs_once,
 )
+from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
 from affidavit.plan import MalformedPlan
 

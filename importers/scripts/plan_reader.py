@@ -53,7 +53,7 @@ from affidavit.importers.scripts.quantities import (
     arguments_of,
     attributes_used_of,
 )
-from affidavit.importers.scripts.records import (
+from affidavit.importers.scripts.record_isolation import (
     expression_sources,
     find_joining_model,
     find_record_interactions,
@@ -65,20 +65,20 @@ from affidavit.importers.scripts.records import (
     lot_sources,
     manual_draws,
 )
-from affidavit.importers.scripts.syntax import (
-    SAME_OBJECT_WRAPPERS,
-    Script,
-    find_import,
-    keywords_of,
-    last_name,
-)
-from affidavit.importers.scripts.training_length import (
+from affidavit.importers.scripts.step_count import (
     count_passes,
     find_resumed_run,
     is_whole_pass,
     minimum_passes,
     optimizer_steps,
     passes_around,
+)
+from affidavit.importers.scripts.syntax import (
+    SAME_OBJECT_WRAPPERS,
+    Script,
+    find_import,
+    keywords_of,
+    last_name,
 )
 from affidavit.importers.scripts.values import Unreadable, is_left_out, source_text
 from affidavit.plan import MalformedPlan

@@ -22,7 +22,7 @@ from affidavit.importers.scripts.data_flow import (
     taint_at,
     unwrap_iterable,
 )
-from affidavit.importers.scripts.records import (
+from affidavit.importers.scripts.record_isolation import (
     KERAS,
     Lot,
     find_other_learners,
@@ -30,8 +30,8 @@ from affidavit.importers.scripts.records import (
     reads_tainted_content,
     training_lots,
 )
+from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.syntax import Binding, Script, assigned_to, keywords_of, last_name
-from affidavit.importers.scripts.training_length import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.values import Evaluator
 
 PARAMETER_METHODS = NAMES["weights"][:2]

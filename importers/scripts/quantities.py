@@ -14,8 +14,8 @@ from affidavit.importers.partial_plan import is_number, not_imported
 from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.modules import definition_of
 from affidavit.importers.scripts.options import READERS
+from affidavit.importers.scripts.step_count import optimizer_steps, passes_around
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
-from affidavit.importers.scripts.training_length import optimizer_steps, passes_around
 from affidavit.importers.scripts.values import Evaluator, Unreadable, source_text
 from affidavit.plan import MalformedPlan
 

@@ -42,7 +42,7 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
-from affidavit.service.certificates.draw_certificate import plan_of
+from affidavit.service.certificates.certificate_curves import plan_of
 from affidavit.service.certificates.integrity import NotGenuine, signed_columns
 from affidavit.service.certificates.status import (
     DECIDED,
@@ -72,9 +72,9 @@ from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import insert_logged, logged
 from affidavit.service.log.entry_types import ENTRY_TYPES
 from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.models import Comment, Digest, RequestModel
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.teams import acting_for
+from affidavit.service.wire_models import Comment, Digest, RequestModel
 
 GUIDE = "docs/how-to/approvals-and-revocation.md"
 

@@ -58,7 +58,7 @@ from affidavit.plan import (
     locate_in_document,
     plan_from,
 )
-from affidavit.service.certificates.draw_certificate import Charts, NoCurve, compute_charts
+from affidavit.service.certificates.certificate_curves import Charts, NoCurve, compute_charts
 from affidavit.service.certificates.submit_plan import Position
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable

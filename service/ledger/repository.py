@@ -35,7 +35,6 @@ from affidavit.certificate.log import LogEntry
 from affidavit.service import database
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.integrity import event_entry, require_unaltered, state_digest
-from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -46,6 +45,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
+from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.entries import insert_logged, is_logged
 from affidavit.service.runs.repository import run_leases, runs
 

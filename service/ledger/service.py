@@ -43,7 +43,6 @@ from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.keys import Keyring
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import forecast_of, ledger_of, position_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.store import (
     CertificateNotUsable,
@@ -52,6 +51,7 @@ from affidavit.service.ledger.store import (
     find_repeated_reservation,
     require_usable,
 )
+from affidavit.service.ledger.wire_models import forecast_of, ledger_of, position_of
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import acting_for
 

@@ -45,7 +45,6 @@ from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.integrity import require_logged
-from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -53,6 +52,7 @@ from affidavit.service.ledger.state import (
     StoredReservation,
     reservations,
 )
+from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.teams import DEFAULT, may_see
 
 

@@ -45,7 +45,7 @@ MODULES = (
     "templating",
     "access",
     "overview",
-    "audit",
+    "log_page",
     "tokens",
     "keys",
     "approvals",

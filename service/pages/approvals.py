@@ -57,7 +57,7 @@ COLUMNS = (
 PAGE_SIZE = 50
 MAX_REQUESTERS = 5
 MAX_VALUE_LENGTH = 2000
-"""Characters of a value on the page."""
+"""Longest value on the page, in characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +117,7 @@ def decide(
     certificate_id: CertificateId,
     form: SubmittedForm,
 ) -> Response:
-    """Approve or reject the envelope, by the use case of the API."""
+    """Approve or reject the envelope, with the same function as the API."""
     fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
         decision = DecisionRequest.from_data(fields)

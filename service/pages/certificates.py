@@ -57,12 +57,12 @@ from affidavit.service.certificates.tables import certificate_facets, certificat
 from affidavit.service.database import any_of, page_of, reader, writer
 from affidavit.service.dependencies import TheServices
 from affidavit.service.keys import revoked_keys
-from affidavit.service.models import QueryModel, Verdict
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
 from affidavit.service.pages.text import round_up
 from affidavit.service.problems import Problem
+from affidavit.service.wire_models import QueryModel, Verdict
 
 PATH = "/certificates"
 PAGE_SIZE = 50

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, ChangeEffect, Contribution, PlanComparison
 from affidavit.certificate.charts import Band, Chart, Line
 from affidavit.plan import Plan, Reason, as_document
-from affidavit.service.certificates.draw_certificate import plan_of
+from affidavit.service.certificates.certificate_curves import plan_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN

@@ -30,7 +30,13 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import (
+from affidavit.service.ledger.state import (
+    LedgerScope,
+    StoredLedger,
+    StoredReservation,
+    reservations,
+)
+from affidavit.service.ledger.wire_models import (
     BudgetRequest,
     DatasetName,
     GrantRequest,
@@ -38,12 +44,6 @@ from affidavit.service.ledger.models import (
     charge_of,
     forecast_of,
     summary_of,
-)
-from affidavit.service.ledger.state import (
-    LedgerScope,
-    StoredLedger,
-    StoredReservation,
-    reservations,
 )
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Admin, Anyone, RevokingAdmin, page_actor

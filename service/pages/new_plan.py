@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from affidavit.plan import MalformedPlan, Plan, Reason, as_document, digest
-from affidavit.service.certificates.draw_certificate import NoCurve, plan_of
+from affidavit.service.certificates.certificate_curves import NoCurve, plan_of
 from affidavit.service.certificates.preview_plan import (
     MAX_TEXT_LENGTH,
     NoisePoint,

@@ -26,10 +26,10 @@ from affidavit.service.ledger.state import reservations
 from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import AWAITING
-from affidavit.service.pages.audit import checkpoint_of
 from affidavit.service.pages.certificates import EXPIRING_SOON, conditions_of
 from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
+from affidavit.service.pages.log_page import checkpoint_of
 from affidavit.service.pages.response import Rows, page, respond, view_of
 from affidavit.service.pages.text import words
 from affidavit.service.policies.policy_set import PolicySet

@@ -28,7 +28,6 @@ from affidavit.plan import Reason
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import QueryModel
 from affidavit.service.pages.access import Approver, PolicyReader, page_actor
 from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.plan_form import yaml_of
@@ -54,6 +53,7 @@ from affidavit.service.routes.policies import (
     activate_if_agreed,
     grant_if_agreed,
 )
+from affidavit.service.wire_models import QueryModel
 
 router = APIRouter()
 

@@ -26,7 +26,7 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository as ledger_repository
-from affidavit.service.ledger.models import charge_of
+from affidavit.service.ledger.wire_models import charge_of
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Reader, Submitter, page_actor
 from affidavit.service.pages.charts import chart_response
@@ -44,9 +44,9 @@ from affidavit.service.pages.response import (
 from affidavit.service.pages.text import TONES, elapsed, group_digits, messages_of, round_up, words
 from affidavit.service.problems import Problem
 from affidavit.service.runs import repository
-from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
 from affidavit.service.runs.queue import LockedRun
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent, round_up_steps
+from affidavit.service.runs.wire_models import CancelRequest, RunId, RunRequest
 
 router = APIRouter()
 

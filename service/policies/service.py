@@ -60,9 +60,8 @@ from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, approve_alone
-from affidavit.service.ledger.models import TeamName
+from affidavit.service.ledger.wire_models import TeamName
 from affidavit.service.log.entries import append
-from affidavit.service.models import Digest, ProblemReason, RequestModel, Verdict
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
 from affidavit.service.policies.store import (
     PolicyStore,
@@ -76,6 +75,7 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.problems import Problem
 from affidavit.service.teams import may_see
+from affidavit.service.wire_models import Digest, ProblemReason, RequestModel, Verdict
 
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 

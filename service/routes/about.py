@@ -22,10 +22,10 @@ from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Scope
 from affidavit.service.middleware import CONTENT_SECURITY_POLICY
-from affidavit.service.models import Object, PlanDocument, ProblemReason
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON
+from affidavit.service.wire_models import Object, PlanDocument, ProblemReason
 
 router = APIRouter()
 OPEN = [open_to_all()]

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Certification, Page, Revocation
 from affidavit.plan import Name, Syntax
+from affidavit.service.certificates.certificate_curves import CurvesText, NoCurve
 from affidavit.service.certificates.certifications import LOST, MAX_SECONDS, WAIT_SECONDS
 from affidavit.service.certificates.decisions import (
     DecisionRequest,
@@ -27,7 +28,6 @@ from affidavit.service.certificates.decisions import (
     reissue,
     revoke,
 )
-from affidavit.service.certificates.draw_certificate import CurvesText, NoCurve
 from affidavit.service.certificates.preview_plan import diagnose_request
 from affidavit.service.certificates.status import Status
 from affidavit.service.certificates.store import PlanRequest, StoredCertificate, no_such
@@ -36,17 +36,6 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import (
-    UUID,
-    BundleDocument,
-    CertificateSummary,
-    CurvesDocument,
-    Diagnosis,
-    Identifier,
-    QueryModel,
-    Result,
-    Verdict,
-)
 from affidavit.service.openapi import body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import (
@@ -57,6 +46,17 @@ from affidavit.service.routing import (
     next_page,
     read_body,
     syntax_of_body,
+)
+from affidavit.service.wire_models import (
+    UUID,
+    BundleDocument,
+    CertificateSummary,
+    CurvesDocument,
+    Diagnosis,
+    Identifier,
+    QueryModel,
+    Result,
+    Verdict,
 )
 
 SVG = "image/svg+xml"

@@ -17,10 +17,10 @@ from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.keys import SignedKeysetEnvelope
-from affidavit.service.models import Object
 from affidavit.service.openapi import JSON, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_json
+from affidavit.service.wire_models import Object
 
 router = APIRouter()
 

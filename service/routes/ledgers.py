@@ -14,7 +14,9 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import (
+from affidavit.service.ledger.state import LedgerScope, StoredLedger
+from affidavit.service.ledger.store import LockedReservation
+from affidavit.service.ledger.wire_models import (
     BudgetRequest,
     CommitRequest,
     DatasetName,
@@ -26,12 +28,10 @@ from affidavit.service.ledger.models import (
     reservation_of,
     summary_of,
 )
-from affidavit.service.ledger.state import LedgerScope, StoredLedger
-from affidavit.service.ledger.store import LockedReservation
-from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute
+from affidavit.service.wire_models import QueryModel
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -23,9 +23,9 @@ from affidavit.service.dependencies import TheServices, services_of
 from affidavit.service.identity.access import Guard, Open, Reader, needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import tile_entries, tile_hashes
-from affidavit.service.models import QueryModel
 from affidavit.service.openapi import problems
 from affidavit.service.routing import next_page
+from affidavit.service.wire_models import QueryModel
 
 TEXT = "text/plain"
 PAGE_SIZE = 500

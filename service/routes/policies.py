@@ -13,7 +13,6 @@ from affidavit.plan import Syntax
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import QueryModel
 from affidavit.service.openapi import body, problems
 from affidavit.service.policies.service import (
     SimulatedChange,
@@ -32,6 +31,7 @@ from affidavit.service.policies.service import (
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute, next_page, read_body, syntax_of_body
+from affidavit.service.wire_models import QueryModel
 
 router = APIRouter(route_class=JsonRoute)
 

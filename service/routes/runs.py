@@ -19,7 +19,6 @@ from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import BundleDocument, QueryModel
 from affidavit.service.openapi import ID_PATTERN, JSON, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import BudgetReader
@@ -31,7 +30,8 @@ from affidavit.service.runs.events import (
     MAX_WATCHERS_EACH,
     EventId,
 )
-from affidavit.service.runs.models import (
+from affidavit.service.runs.queue import LockedRun
+from affidavit.service.runs.wire_models import (
     CancelRequest,
     CompletionRequest,
     FailureRequest,
@@ -46,7 +46,7 @@ from affidavit.service.runs.models import (
     run_of,
     started_run,
 )
-from affidavit.service.runs.queue import LockedRun
+from affidavit.service.wire_models import BundleDocument, QueryModel
 from affidavit.worker import Job, Renewal
 
 MEDIA_TYPE = "text/event-stream"

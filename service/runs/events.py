@@ -31,11 +31,11 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import ResponseModel, RunProgress, StepsSpent
 from affidavit.service.errors import AccountingUnavailable, DomainError
-from affidavit.service.ledger.models import charge_of
 from affidavit.service.ledger.service import LedgerService
-from affidavit.service.runs.models import event_of
+from affidavit.service.ledger.wire_models import charge_of
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import ENDED, STATES, StoredRun, round_up_steps
+from affidavit.service.runs.wire_models import event_of
 
 KEEPALIVE_SECONDS = 15.0
 MAX_STREAM_SECONDS = 300.0

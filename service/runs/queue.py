@@ -40,7 +40,8 @@ from affidavit.service.ledger.store import (
     require_reserved_usable,
 )
 from affidavit.service.runs import repository
-from affidavit.service.runs.models import (
+from affidavit.service.runs.repository import End, Kind, StoredRun, round_up_steps, run_leases
+from affidavit.service.runs.wire_models import (
     CompletionRequest,
     FailureRequest,
     FencedRequest,
@@ -49,7 +50,6 @@ from affidavit.service.runs.models import (
     RunClaimRequest,
     StartRequest,
 )
-from affidavit.service.runs.repository import End, Kind, StoredRun, round_up_steps, run_leases
 from affidavit.worker import Renewal
 
 MAX_FAILED_ATTEMPTS = 5

@@ -53,9 +53,9 @@ from affidavit.service.ledger.store import (
 )
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
-from affidavit.service.runs.models import CompletionRequest, RunRequest
 from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun, run_leases, runs
+from affidavit.service.runs.wire_models import CompletionRequest, RunRequest
 
 
 class ReservationNotUsable(DomainError):

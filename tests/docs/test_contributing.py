@@ -35,7 +35,7 @@ def test_the_table_has_the_tasks_of_a_first_week() -> None:
     """Each by its first guess: the words of the task are those of one row."""
     tasks = {
         "a field of the certificate page": "service/pages",
-        "a sampling scheme": "mechanisms/samplers.py",
+        "a sampling scheme": "mechanisms/sampling_schemes.py",
         "a noise strategy": "mechanisms/strategies",
         "a known mistake": "certificate/diagnosis/catalogue",
         "a policy rule": "certificate/policy/rules.py",

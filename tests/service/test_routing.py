@@ -30,7 +30,7 @@ from pydantic import Field
 
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import RequestModel, ResponseModel
+from affidavit.service.wire_models import RequestModel, ResponseModel
 from affidavit.service.routing import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)

@@ -1,10 +1,10 @@
 """Run a worker as a forked process, with its trainers forked from it.
 
 Importing a trainer takes longer than the work it does in these tests. As in production it is a
-child of its worker in its own session, and runs ``affidavit.worker.child``, which ties its life to
-the worker, and then the trainer's ``main``; the only difference is that it does not exec in
-between. Multi-process trainers do exec. The worker's threads never run PyTorch, so the fork
-inherits none of its locks.
+child of its worker in its own session, and runs ``exec_with_parent``, which ties its life to the
+worker, and then the trainer's ``main``; the only difference is that it does not exec in between.
+Multi-process trainers do exec. The worker's threads never run PyTorch, so the fork inherits none
+of its locks.
 
 After ``HELD_AFTER`` steps a trainer charges one more and waits while the file ``HELD_WHILE``
 exists, so that no run ends before a slow test has acted on it. A file ``HELD`` beside its record
@@ -27,11 +27,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
-from affidavit.worker import child, trainer_process
+from affidavit.worker import exec_with_parent, trainer_process
 from affidavit.worker.__main__ import app
 from tests.support.forked_processes import end
 
-CHILD = [sys.executable, "-m", "affidavit.worker.child"]
+CHILD = [sys.executable, "-m", "affidavit.worker.exec_with_parent"]
 TRAINER = [sys.executable, "-m", "affidavit.trainer"]
 HELD_AFTER = 20
 HELD = "held"
@@ -82,8 +82,8 @@ def _become(command: Sequence[str], log: IO[bytes], env: Mapping[str, str] | Non
     provided = dict(os.environ if env is None else env)
     os.environ.clear()
     os.environ.update(provided)
-    sys.argv = [child.__name__, *command[len(CHILD) :]]
-    end(child.main)
+    sys.argv = [exec_with_parent.__name__, *command[len(CHILD) :]]
+    end(exec_with_parent.main)
 
 
 def _executed(_program: str, command: list[str]) -> NoReturn:

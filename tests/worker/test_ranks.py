@@ -97,7 +97,7 @@ def launched(log: Path, *arguments: str) -> Forked:
 
 def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     rank = ["sleep", f"1000.{os.getpid()}"]
-    child = [sys.executable, "-m", "affidavit.worker.child", "launcher"]
+    child = [sys.executable, "-m", "affidavit.worker.exec_with_parent", "launcher"]
     launcher = launched(tmp_path / "log", "2", *child, *rank)
     words = [word.encode() for word in rank]
     wait_until(lambda: len(find_processes(lambda found: found[:2] == words)) == 2, LIMIT)

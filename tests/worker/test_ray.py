@@ -182,7 +182,7 @@ def shared(tmp_path: Path) -> Path:
 def ranks(cluster: RayCluster, folder: Path, *what: str) -> int:
     """How ranks of two nodes end."""
     python = str(Path(cluster.ray).parent / "python")
-    rank = [python, "-m", "affidavit.worker.child", "launcher", python, "-m"]
+    rank = [python, "-m", "affidavit.worker.exec_with_parent", "launcher", python, "-m"]
     command = [
         "affidavit.trainer.distributed.ray_ranks",
         "2",

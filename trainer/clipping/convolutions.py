@@ -32,7 +32,7 @@ from affidavit.trainer.clipping.layers import (
     to_autocast_type,
     weight_and_bias_hooks,
 )
-from affidavit.trainer.numerics import upcast
+from affidavit.trainer.norm_bounds import upcast
 
 
 class Geometry(NamedTuple):

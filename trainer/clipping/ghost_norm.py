@@ -30,7 +30,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from affidavit.trainer.numerics import (
+from affidavit.trainer.norm_bounds import (
     BFLOAT16_ERROR,
     MATRIX_UNIT_ERROR,
     MAX_ROW_NORM,

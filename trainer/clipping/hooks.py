@@ -41,7 +41,7 @@ from affidavit.trainer.clipping.ghost_norm import (
 )
 from affidavit.trainer.distributed.shards import Bucket
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
-from affidavit.trainer.numerics import (
+from affidavit.trainer.norm_bounds import (
     clip_weights,
     joint_norm,
     norm_of_rows,

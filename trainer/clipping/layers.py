@@ -28,7 +28,7 @@ from affidavit.trainer.clipping.ghost_norm import (
 from affidavit.trainer.clipping.hooks import GradientHook
 from affidavit.trainer.distributed.shards import is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
-from affidavit.trainer.numerics import upcast
+from affidavit.trainer.norm_bounds import upcast
 
 OptionalHook = GradientHook | None
 Hooks = dict[str, GradientHook]

@@ -9,7 +9,7 @@ in a loop over the records, with copies of all parameters inside it.
 
 The gradients of those parameters are formed in full: parameters times records of the microbatch.
 This is little for scales, tokens and biases. For large tensors use a smaller microbatch, or
-register a kernel (``affidavit.trainer.clipping.kernels``).
+register a kernel (``affidavit.trainer.clipping.layer_registry``).
 """
 
 from __future__ import annotations

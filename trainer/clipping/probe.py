@@ -42,10 +42,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from affidavit.trainer.clipping.per_record import first_line
-from affidavit.trainer.clipping.private import PrivateModel, evaluation_mode
+from affidavit.trainer.clipping.private_model import PrivateModel, evaluation_mode
 from affidavit.trainer.distributed.shards import is_sharded
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
-from affidavit.trainer.numerics import HALF_TYPES
+from affidavit.trainer.norm_bounds import HALF_TYPES
 
 MIN_PROBE_RECORDS, PROBE_RECORDS = 2, 3
 """Numbers of records that the probe runs."""

@@ -15,7 +15,7 @@ from torch import jit, nn
 from torch.nn.parameter import is_lazy
 
 from affidavit.trainer.errors import UnsupportedModel
-from affidavit.trainer.numerics import MAX_CLIP_NORM, MIN_CLIP_NORM
+from affidavit.trainer.norm_bounds import MAX_CLIP_NORM, MIN_CLIP_NORM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

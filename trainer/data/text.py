@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 
 from affidavit.trainer.adapters import digest_of_tensors
-from affidavit.trainer.data.numbers import WrongData
+from affidavit.trainer.data.numeric_data import WrongData
 from affidavit.trainer.sources import Options, WrongOption
 
 MARKS = ("<pad>", "<bos>", "<eos>", "<unk>")

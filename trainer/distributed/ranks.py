@@ -7,7 +7,7 @@ because a second attempt is another run. The ranks meet on the loopback interfac
 torchrun finds, so that several groups of ranks fit on one host.
 
 A rank is its own process group. If this process is killed, nothing ends the ranks: COMMAND must end
-by itself (like ``affidavit.worker.child``).
+by itself (like ``affidavit.worker.exec_with_parent``).
 """
 
 from __future__ import annotations

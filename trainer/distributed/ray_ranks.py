@@ -21,7 +21,7 @@ from affidavit.trainer.distributed.ranks import UNFINISHED, USAGE, exit_like_ran
 
 GRACE_SECONDS = 60.0
 """Seconds for the ranks of other nodes to end after a failure."""
-CHILD = ("-m", "affidavit.worker.child")
+CHILD = ("-m", "affidavit.worker.exec_with_parent")
 """Ends with the process that started it."""
 
 

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from affidavit.trainer.numerics import all_finite
+from affidavit.trainer.norm_bounds import all_finite
 from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, ReleasedTensors
 
 

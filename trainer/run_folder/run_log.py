@@ -2,8 +2,8 @@
 
 One process at a time holds a run's folder, by a lock that the kernel releases when the process
 ends. Lines are appended. ``charge`` and everything else that must not be lost is synchronised to
-disk before it returns. A line without an end was cut off when the process died. It was never acted
-upon, and is removed when the run resumes.
+disk before it returns. A line without a newline was cut off when the process died. It was never
+acted upon, and is removed when the run resumes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -40,8 +40,8 @@ LOCK_FILE = "lock"
 class RecordProgress:
     """The state of a record after its lines so far; ``checkpoints`` maps digests to entries.
 
-    It has only checkpoints that lead to the keys of the last charge. A resumed run changes its key,
-    so its first checkpoint after that invalidates the earlier ones.
+    Only checkpoints that lead to the keys of the last charge are kept. A resumed run changes its
+    key, so its first checkpoint after that invalidates the earlier ones.
     """
 
     head: str = START
@@ -197,8 +197,8 @@ def _lock_folder(folder: Path) -> int:
         os.close(lock)
         raise RunFailure(
             "run_in_use",
-            f"a process is training in {folder}. Wait for it to end; if it is this one, call "
-            "close() of its run.",
+            f"{folder} is in use by a training process. Wait for it to end or, if it is this "
+            "process, close its run with close().",
         ) from None
     return lock
 

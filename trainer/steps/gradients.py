@@ -62,11 +62,11 @@ from affidavit.trainer.adapters import (
     move_to_device,
     select_records,
 )
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards
 from affidavit.trainer.noise.chacha import derived_key
-from affidavit.trainer.numerics import MAX_CLIP_NORM, clip_weights
+from affidavit.trainer.norm_bounds import MAX_CLIP_NORM, clip_weights
 from affidavit.trainer.optimizers.disk import DiSK, Point
 
 Sums = dict[str, Tensor]

@@ -35,7 +35,7 @@ from affidavit.trainer.adapters import (
     move_to_device,
     select_records,
 )
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import PROBE_RECORDS, probe
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import (
@@ -50,7 +50,7 @@ from affidavit.trainer.errors import Diverged, NotCertified, RunFailure, Unsuppo
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
-from affidavit.trainer.numerics import HALF_TYPES, all_finite, checksum
+from affidavit.trainer.norm_bounds import HALF_TYPES, all_finite, checksum
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import optimizer_of

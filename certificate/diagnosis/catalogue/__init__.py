@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from affidavit.certificate.diagnosis.case import Mistake
 from affidavit.certificate.diagnosis.catalogue import blocks, correlated, reporting, sampling
+from affidavit.certificate.diagnosis.mistake import Mistake
 
 CATALOGUE: dict[str, Mistake] = {
     item.code: item

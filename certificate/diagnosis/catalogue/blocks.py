@@ -6,8 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scale_noise
+from affidavit.certificate.diagnosis.accountant_inputs import PhaseAccount
+from affidavit.certificate.diagnosis.mistake import (
+    Case,
+    Change,
+    PhaseFacts,
+    Way,
+    mistake,
+    scale_noise,
+)
 from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import FIXED_ORDER, Phase
 

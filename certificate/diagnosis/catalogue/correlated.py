@@ -6,8 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Correlation, PhaseFacts, Way, mistake
+from affidavit.certificate.diagnosis.accountant_inputs import PhaseAccount
+from affidavit.certificate.diagnosis.mistake import (
+    Case,
+    Change,
+    Correlation,
+    PhaseFacts,
+    Way,
+    mistake,
+)
 
 _MATRIX = "Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.06530"
 

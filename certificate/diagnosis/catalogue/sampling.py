@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scale_noise
+from affidavit.certificate.diagnosis.accountant_inputs import Pair, PhaseAccount
 from affidavit.certificate.diagnosis.catalogue.correlated import amplify
+from affidavit.certificate.diagnosis.mistake import (
+    Case,
+    Change,
+    PhaseFacts,
+    Way,
+    mistake,
+    scale_noise,
+)
 from affidavit.plan import Scheme
 
 UNAMPLIFIED = frozenset(get_args(Scheme)) - {"poisson", "truncated_poisson", "full_batch"}

@@ -23,7 +23,13 @@ from scipy import fft
 
 from affidavit.accountants import Bracket, FourierAccountant, Unproved, search_witness
 from affidavit.accountants.checker import Witness, prove
-from affidavit.accountants.fourier import evaluation, inversion, spectrum, truncated_poisson
+from affidavit.accountants.fourier import (
+    composed_transform,
+    direct_inversion,
+    evaluation,
+    truncated_poisson,
+)
+from affidavit.accountants.fourier.composed_delta import ComposedTransform
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -35,7 +41,6 @@ from affidavit.accountants.fourier.privacy_loss import Array, Cells, LossLaw, No
 from affidavit.accountants.fourier.quadrature import AnalyticPart
 from affidavit.accountants.fourier.refinement import locate, locate_in_strata
 from affidavit.accountants.fourier.tilting import Window
-from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
 
 DELTA = 1e-6
@@ -176,9 +181,9 @@ def nothing_above_the_window(patch: Patch) -> None:
 
 
 def nothing_left_out(patch: Patch) -> None:
-    true = spectrum.composed
+    true = composed_transform.composed
     patch.setattr(
-        "affidavit.accountants.fourier.transform.composed",
+        "affidavit.accountants.fourier.composed_delta.composed",
         lambda *given: replace(true(*given), left_out=0.0),
     )
 
@@ -230,7 +235,7 @@ def test_a_term_switched_off_is_caught(
 
 
 def test_frequencies_left_out_are_caught(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(spectrum, "_NEGLIGIBLE", 0.3)
+    monkeypatch.setattr(composed_transform, "_NEGLIGIBLE", 0.3)
     held = upper_end(COMMON)
     assert is_true(COMMON, held)
     nothing_left_out(monkeypatch)
@@ -275,13 +280,13 @@ def spoilt_transform(patch: Patch) -> None:
 
 
 def spoilt_powers(patch: Patch) -> None:
-    true = spectrum.composed
+    true = composed_transform.composed
 
-    def composed(*given: Any) -> spectrum.Spectrum:
+    def composed(*given: Any) -> composed_transform.Spectrum:
         result = true(*given)
         return replace(result, values=result.values * 0.5)
 
-    patch.setattr("affidavit.accountants.fourier.transform.composed", composed)
+    patch.setattr("affidavit.accountants.fourier.composed_delta.composed", composed)
 
 
 def spoilt_tilt(patch: Patch) -> None:
@@ -343,19 +348,21 @@ def coarse_rule(patch: Patch, *, counted: bool) -> None:
 
 def early_end(patch: Patch, *, counted: bool) -> None:
     """A fifth of the frequencies, and what the rest may add."""
-    true = inversion._last_frequency
+    true = direct_inversion._last_frequency
 
     def end(
-        releases: inversion.Releases, log_moments: list[float], order: float, *rest: float
+        releases: direct_inversion.Releases, log_moments: list[float], order: float, *rest: float
     ) -> tuple[float, float]:
         theta = 0.2 * true(releases, log_moments, order, *rest)[0]
         added = -math.log(math.pi * theta)
         for (law, count), log_moment in zip(releases, log_moments, strict=True):
             halves, weights = law.layers(order, log_moment)
-            added += count * math.log1p(-(1 - inversion._sinc_bound(theta * halves)) @ weights)
+            added += count * math.log1p(
+                -(1 - direct_inversion._sinc_bound(theta * halves)) @ weights
+            )
         return theta, added if counted else -math.inf
 
-    patch.setattr(inversion, "_last_frequency", end)
+    patch.setattr(direct_inversion, "_last_frequency", end)
 
 
 @pytest.mark.ordinary("fewer_places")
@@ -366,10 +373,10 @@ def test_a_term_of_the_inversion_switched_off_is_caught(
     both = directions(COMMON)
     with monkeypatch.context() as patch:
         worse(patch, counted=True)
-        held = inversion.invert_epsilon(both, DELTA)
+        held = direct_inversion.invert_epsilon(both, DELTA)
     assert held is None or is_true(COMMON, held.upper)
     worse(monkeypatch, counted=False)
-    claimed = inversion.invert_epsilon(both, DELTA)
+    claimed = direct_inversion.invert_epsilon(both, DELTA)
     assert claimed is not None
     assert not is_true(COMMON, claimed.upper)
     assert is_caught(COMMON, claimed.upper)

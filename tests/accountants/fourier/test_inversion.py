@@ -1,4 +1,4 @@
-"""δ by inversion, against closed forms, other engines, and with its steering spoilt."""
+"""δ by direct_inversion, against closed forms, other engines, and with its steering spoilt."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dp_accounting.pld import PLDAccountant
 
 from affidavit.accountants import accountant
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, inversion, quadrature
+from affidavit.accountants.fourier import FourierAccountant, direct_inversion, quadrature
+from affidavit.accountants.fourier.direct_inversion import invert_epsilon
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.accountants.fourier.inversion import invert_epsilon
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, AnalyticPart, rule
@@ -147,7 +147,7 @@ def test_no_transform_exceeds_what_its_uniform_parts_allow(law: LossLaw) -> None
     tilted = atoms.tilted(order)
     deviation = math.sqrt(tilted @ atoms.losses**2 - (tilted @ atoms.losses) ** 2)
     for theta in np.geomspace(0.1, 30.0, 60) / deviation:
-        bound = 1.0 - float((1.0 - inversion._sinc_bound(theta * halves)) @ weights)
+        bound = 1.0 - float((1.0 - direct_inversion._sinc_bound(theta * halves)) @ weights)
         assert abs(np.exp(1j * theta * atoms.losses) @ tilted) <= bound + 1e-9
 
 
@@ -236,7 +236,11 @@ def test_what_only_steers_never_makes_a_bound_false(
     event: Event, spoilt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = answer(event, 1e-6)
-    window, end, transform = inversion._window, inversion._last_frequency, AnalyticLaw.transform
+    window, end, transform = (
+        direct_inversion._window,
+        direct_inversion._last_frequency,
+        AnalyticLaw.transform,
+    )
 
     def narrow(*arguments: object) -> tuple[float, float, float, float]:
         tilt, above, below, width = window(*arguments)  # type: ignore[arg-type]
@@ -251,12 +255,12 @@ def test_what_only_steers_never_makes_a_bound_false(
         return transform(self, orders, thetas, max(bar, -17.0))
 
     if spoilt in ("window", "tilt"):
-        monkeypatch.setattr(inversion, "_window", narrow)
+        monkeypatch.setattr(direct_inversion, "_window", narrow)
     elif spoilt == "end":
-        monkeypatch.setattr(inversion, "_last_frequency", early)
+        monkeypatch.setattr(direct_inversion, "_last_frequency", early)
     else:
         monkeypatch.setattr(AnalyticLaw, "transform", coarse)
-        monkeypatch.setattr(inversion, "_MAX_MOMENT_ERROR", 1e-2)
+        monkeypatch.setattr(direct_inversion, "_MAX_MOMENT_ERROR", 1e-2)
     result = invert_epsilon(directions(event), 1e-6)
     if result is not None:
         assert result.lower <= true.upper

@@ -18,7 +18,13 @@ import mpmath
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant, privacy_loss, spectrum, transform
+from affidavit.accountants.fourier import (
+    FourierAccountant,
+    composed_delta,
+    composed_transform,
+    privacy_loss,
+)
+from affidavit.accountants.fourier.composed_delta import ComposedTransform
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     LatticeMeasure,
@@ -29,7 +35,6 @@ from affidavit.accountants.fourier.discretized_pld import (
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Cells, normal_masses
 from affidavit.accountants.fourier.tilting import Window
-from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import distance, one_release
 
@@ -239,7 +244,7 @@ def test_mass_above_the_window_is_covered_and_is_there(monkeypatch: pytest.Monke
         return np.resize(np.where(index <= last, law, 0.0), size) * (np.arange(size) < law.size)
 
     narrow = Window(low=-0.6, high=1.2, order=1.5, below=1.0, above=1.0)
-    monkeypatch.setattr(spectrum, "folded", cut)
+    monkeypatch.setattr(composed_transform, "folded", cut)
     one = ComposedTransform([(PART, 1)], narrow)
     assert one.upper(1.1) >= truth(1.1, 1)
     one._above = 0.0
@@ -248,7 +253,7 @@ def test_mass_above_the_window_is_covered_and_is_there(monkeypatch: pytest.Monke
 
 def transform_disturbed(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Every forward transform off by its bound, all of it where δ is read."""
-    true = spectrum.fft.rfft
+    true = composed_transform.fft.rfft
 
     def rfft(law: Array) -> Any:
         size = law.size
@@ -258,7 +263,7 @@ def transform_disturbed(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
         norm = 16 * UNIT_ROUNDOFF * math.log2(size) * math.sqrt(float(law @ law))
         return true(law) + share * norm / math.sqrt(float(worst @ worst)) * true(worst)
 
-    monkeypatch.setattr(spectrum.fft, "rfft", rfft)
+    monkeypatch.setattr(composed_transform.fft, "rfft", rfft)
 
 
 def test_rounding_of_the_transform_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,10 +278,10 @@ def test_rounding_of_the_transform_is_covered(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_rounding_of_powers_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = spectrum.composed
+    true = composed_transform.composed
 
-    def disturbed(share: float) -> Callable[..., spectrum.Spectrum]:
-        def composed(*given: Any) -> spectrum.Spectrum:
+    def disturbed(share: float) -> Callable[..., composed_transform.Spectrum]:
+        def composed(*given: Any) -> composed_transform.Spectrum:
             result, laws = true(*given), given[0]
             unit = UNIT_ROUNDOFF * (64 + 16 * sum(law.count for law in laws))
             return dataclasses.replace(result, values=result.values + share * unit * result.values)
@@ -284,26 +289,26 @@ def test_rounding_of_powers_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
         return composed
 
     for sign, side in ((-1.0, 0), (1.0, 1)):
-        monkeypatch.setattr(transform, "composed", disturbed(sign * SHARE))
+        monkeypatch.setattr(composed_delta, "composed", disturbed(sign * SHARE))
         assert held()[side]
-        monkeypatch.setattr(transform, "composed", disturbed(300 * sign))
+        monkeypatch.setattr(composed_delta, "composed", disturbed(300 * sign))
         assert not held()[side]
 
 
 def test_frequencies_left_out_are_covered_and_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "_NEGLIGIBLE", 1e-3)
+    monkeypatch.setattr(composed_transform, "_NEGLIGIBLE", 1e-3)
     assert held() == (True, True)
-    true = spectrum.composed
+    true = composed_transform.composed
 
-    def forgetful(*given: Any) -> spectrum.Spectrum:
+    def forgetful(*given: Any) -> composed_transform.Spectrum:
         return dataclasses.replace(true(*given), left_out=0.0)
 
-    monkeypatch.setattr(transform, "composed", forgetful)
+    monkeypatch.setattr(composed_delta, "composed", forgetful)
     assert held() != (True, True)
 
 
 def test_the_log_of_the_mass_times_the_steps_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = transform.TiltedLaw.of
+    true = composed_delta.TiltedLaw.of
 
     def disturbed(share: float) -> Callable[..., Any]:
         def of(measure: LatticeMeasure, count: int, order: float, cut: float | None) -> Any:
@@ -315,9 +320,9 @@ def test_the_log_of_the_mass_times_the_steps_is_covered(monkeypatch: pytest.Monk
         return of
 
     for sign, side in ((-1.0, 0), (1.0, 1)):
-        monkeypatch.setattr(transform.TiltedLaw, "of", disturbed(sign * SHARE))
+        monkeypatch.setattr(composed_delta.TiltedLaw, "of", disturbed(sign * SHARE))
         assert held()[side]
-        monkeypatch.setattr(transform.TiltedLaw, "of", disturbed(30 * sign))
+        monkeypatch.setattr(composed_delta.TiltedLaw, "of", disturbed(30 * sign))
         assert not held()[side]
 
 

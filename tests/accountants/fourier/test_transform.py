@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import fft
 
+from affidavit.accountants.fourier.composed_delta import ComposedTransform
+from affidavit.accountants.fourier.composed_transform import TiltedLaw, composed
 from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.spectrum import TiltedLaw, composed
 from affidavit.accountants.fourier.tilting import Window, log_peak
-from affidavit.accountants.fourier.transform import ComposedTransform
 
 
 def measure(step: float = 0.05, size: int = 41, loss_error: float = 0.0) -> LatticeMeasure:

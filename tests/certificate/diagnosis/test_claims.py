@@ -10,9 +10,9 @@ import pytest
 from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis import claims
-from affidavit.certificate.diagnosis.case import Way
 from affidavit.certificate.diagnosis.claims import Explanation, claimed_plan
 from affidavit.certificate.diagnosis.diagnosis import diagnose
+from affidavit.certificate.diagnosis.mistake import Way
 from affidavit.certificate.diagnosis.readings import Agreement, Reading
 from affidavit.plan import Claim, Plan
 

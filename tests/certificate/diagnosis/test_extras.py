@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.case import Case
 from affidavit.certificate.diagnosis.claims import search
 from affidavit.certificate.diagnosis.diagnosis import diagnose
+from affidavit.certificate.diagnosis.mistake import Case
 from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
 from affidavit.plan import Claim, Plan, plan_from
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.case import Case, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
+from affidavit.certificate.diagnosis.mistake import Case, Way
 from affidavit.certificate.diagnosis.readings import (
     ClaimedEpsilon,
     Effort,

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from affidavit.certificate.diagnosis.account import Part
+from affidavit.certificate.diagnosis.accountant_inputs import Part
 from affidavit.certificate.diagnosis.readings import ClaimedEpsilon, Effort, central_limit, readings
 
 

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.certificate.diagnosis.account import Part
+from affidavit.certificate.diagnosis.accountant_inputs import Part
 from affidavit.certificate.diagnosis.readings import library_epsilon, renyi
 from tests.support.random_seeds import examples
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.diagnosis.account import Part, Parts
-from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.accountant_inputs import Part, Parts
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.mistake import Case
 from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]

@@ -12,8 +12,7 @@ from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys.key import KeyRole, SigningKey
 from affidavit.certificate.log.entry import Consistency, Inclusion, certificate_entry
-from affidavit.certificate.log.note import sign_checkpoint
-from affidavit.certificate.log.tree import (
+from affidavit.certificate.log.merkle_tree import (
     Frontier,
     Place,
     Range,
@@ -22,6 +21,7 @@ from affidavit.certificate.log.tree import (
     inclusion_path,
     leaf_hash,
 )
+from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.plan import plan_from
 
 ORIGIN = "example.com/log"

@@ -9,6 +9,7 @@ import pytest
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, pre_authentication_encoding
 from affidavit.certificate.keys.key import SigningKey
+from affidavit.certificate.log.merkle_tree import EMPTY_ROOT, MAX_LEAVES
 from affidavit.certificate.log.note import (
     BadCheckpoint,
     BadNote,
@@ -21,7 +22,6 @@ from affidavit.certificate.log.note import (
     read_checkpoint,
     sign_checkpoint,
 )
-from affidavit.certificate.log.tree import EMPTY_ROOT, MAX_LEAVES
 
 # C2SP, tlog-checkpoint.md.
 EXAMPLE = """example.com/behind-the-sofa

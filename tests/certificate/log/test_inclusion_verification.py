@@ -15,16 +15,16 @@ from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys.key import PublicKey, SigningKey
 from affidavit.certificate.log.entry import Consistency, read_inclusion
 from affidavit.certificate.log.inclusion_verification import check_inclusion
+from affidavit.certificate.log.merkle_tree import (
+    Frontier,
+    Place,
+    leaf_hash,
+)
 from affidavit.certificate.log.note import (
     Checkpoint,
     note_key,
     read_checkpoint,
     sign_note,
-)
-from affidavit.certificate.log.tree import (
-    Frontier,
-    Place,
-    leaf_hash,
 )
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.verification_result import (

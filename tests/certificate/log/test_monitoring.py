@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningKey
+from affidavit.certificate.log.merkle_tree import Frontier, Place, leaf_hash
 from affidavit.certificate.log.monitoring import (
     Alarm,
     MissingTile,
@@ -18,7 +19,6 @@ from affidavit.certificate.log.monitoring import (
     check_log,
 )
 from affidavit.certificate.log.note import sign_checkpoint
-from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationOptions,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.certificate.log.tree import (
+from affidavit.certificate.log.merkle_tree import (
     EMPTY_ROOT,
     Frontier,
     Place,

@@ -21,7 +21,7 @@ from affidavit.certificate import (
     read_canaries,
     read_losses,
 )
-from affidavit.certificate.model_evidence.audit import Inverse, is_refuted, lower_epsilon
+from affidavit.certificate.model_evidence.canary_audit import Inverse, is_refuted, lower_epsilon
 
 ALARM = 0.05
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from affidavit.accountants import decimal_up
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import amounts_of
+from affidavit.service.ledger.wire_models import amounts_of
 from tests.service.ledger.conftest import TOY, Bench, call
 
 

@@ -20,7 +20,6 @@ from affidavit.service.certificates.status import Status
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import position_of, summary_of
 from affidavit.service.ledger.service import LedgerService, RunCost, compose_events, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
 from affidavit.service.ledger.store import (
@@ -34,6 +33,7 @@ from affidavit.service.ledger.store import (
     UnknownReservation,
     require_usable,
 )
+from affidavit.service.ledger.wire_models import position_of, summary_of
 from affidavit.service.log.entries import log_entries
 from affidavit.service.pages.datasets import spent_chart
 from tests.service import child_processes

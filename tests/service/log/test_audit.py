@@ -27,8 +27,8 @@ from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import KeysetStore
-from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.entries import append
 from tests.service.log.conftest import KEY, NOON, Log
 

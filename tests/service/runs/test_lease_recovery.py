@@ -22,8 +22,8 @@ from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import lock_reservation
 from affidavit.service.log.audit import audit, snapshot
-from affidavit.service.runs.models import CompletionRequest
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
+from affidavit.service.runs.wire_models import CompletionRequest
 from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of

@@ -23,7 +23,7 @@ from affidavit.certificate import (
 )
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import Labelled, digits, mlp
-from affidavit.trainer.data.numbers import AuditedData, AuditedModel, WrongData, canary_losses
+from affidavit.trainer.data.numeric_data import AuditedData, AuditedModel, WrongData, canary_losses
 from affidavit.trainer.errors import Interrupted
 from affidavit.trainer.loop import train
 from affidavit.trainer.noise.chacha import Ratchet, derived_key

@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from affidavit.certificate import Audit, Canaries, audit_canaries, certify
-from affidavit.certificate.model_evidence.audit import lower_epsilon
+from affidavit.certificate.model_evidence.canary_audit import lower_epsilon
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import digits
 from affidavit.trainer.adapters import Batch, Group

@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from affidavit.trainer.clipping.kernels import KernelRefused, register_kernel
+from affidavit.trainer.clipping.layer_registry import KernelRefused, register_kernel
 from affidavit.trainer.clipping.layers import ScaleUse
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.errors import MixedRecords

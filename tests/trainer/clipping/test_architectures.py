@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
 from tests.trainer.clipping.architectures import CHEAP, OTHERS, RECORDS, Case

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer import numerics
+from affidavit.trainer import norm_bounds
 from affidavit.trainer.clipping.ghost_norm import (
     DenseFactors,
     EmbeddingFactors,
@@ -20,9 +20,9 @@ from affidavit.trainer.clipping.ghost_norm import (
     LinearFactors,
 )
 from affidavit.trainer.clipping.hooks import norm_of_uses
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
-from affidavit.trainer.numerics import (
+from affidavit.trainer.norm_bounds import (
     all_finite,
     clip_weights,
     norm_of_rows,
@@ -197,7 +197,7 @@ def test_norms_are_at_least_those_in_float64() -> None:
 
 def test_weights_never_let_a_norm_through() -> None:
     norms = torch.logspace(-38, 38, 5001)
-    for clip_norm in (numerics.MIN_CLIP_NORM, 0.3, numerics.MAX_CLIP_NORM):
+    for clip_norm in (norm_bounds.MIN_CLIP_NORM, 0.3, norm_bounds.MAX_CLIP_NORM):
         weights = clip_weights(norms, clip_norm)
         assert bool((weights.double() * norms.double() <= clip_norm).all())
         assert bool((weights[norms <= clip_norm * 0.99] == 1).all())
@@ -245,6 +245,8 @@ def test_rounded_operands_are_refused(precision: str) -> None:
 
 
 def test_sums_without_an_error_bound_are_refused() -> None:
-    assert numerics.rounding_bound(1000, torch.float32) == pytest.approx(1000 * 2.0**-24, rel=1e-4)
+    assert norm_bounds.rounding_bound(1000, torch.float32) == pytest.approx(
+        1000 * 2.0**-24, rel=1e-4
+    )
     with pytest.raises(ValueError, match="no useful error bound"):
-        numerics.rounding_bound(2**23, torch.float32)
+        norm_bounds.rounding_bound(2**23, torch.float32)

@@ -12,9 +12,9 @@ from torch.func import functional_call, grad, vmap
 from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.convolutions import Geometry, PatchFactors, kernel_gradients
 from affidavit.trainer.clipping.ghost_norm import Factors
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
-from affidavit.trainer.numerics import clip_weights
+from affidavit.trainer.norm_bounds import clip_weights
 
 RECORDS = 6
 CLIP_NORMS = (0.05, 2.0, 1e6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
 

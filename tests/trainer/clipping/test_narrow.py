@@ -14,7 +14,7 @@ from torch import Tensor
 
 from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.ghost_norm import LinearFactors
-from affidavit.trainer.numerics import clip_weights
+from affidavit.trainer.norm_bounds import clip_weights
 
 STEPS, WIDE, HIGH = 6, 10, 8
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.private import PrivateModel, evaluation_mode
+from affidavit.trainer.clipping.private_model import PrivateModel, evaluation_mode
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.trainer.data.numbers import WrongData, csv_file, digits, read_csv
+from affidavit.trainer.data.numeric_data import WrongData, csv_file, digits, read_csv
 
 GOOD = "a,kind,b\n1,0,2.5\n-3e2,2,0\n"
 

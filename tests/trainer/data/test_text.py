@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from affidavit.trainer.data.numbers import WrongData
+from affidavit.trainer.data.numeric_data import WrongData
 from affidavit.trainer.data.text import (
     MARKS,
     ByteTokenizer,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from affidavit.certificate import check_conformance
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.errors import Interrupted, RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState

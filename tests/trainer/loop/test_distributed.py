@@ -15,7 +15,7 @@ import torch
 
 from affidavit.certificate import check_conformance, read_losses
 from affidavit.trainer import mlp
-from affidavit.trainer.data.numbers import CANARIES, LOSSES
+from affidavit.trainer.data.numeric_data import CANARIES, LOSSES
 from affidavit.trainer.loop import train
 from tests.support.forked_processes import fork
 from tests.support.free_ports import free_port

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from affidavit.trainer.adapters import ModelAdapter, select_records
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
-from affidavit.trainer.data.numbers import Labelled
+from affidavit.trainer.data.numeric_data import Labelled
 from affidavit.trainer.data.text import TextRecords, generated
 from affidavit.trainer.models.gpt2 import LanguageModel, gpt2
 from affidavit.trainer.models.layout import LoRALinear

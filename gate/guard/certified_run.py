@@ -142,7 +142,6 @@ def _require_enforceable(certified: CertifiedRun) -> None:
         (len(plan.phases) > 1, "several phases"),
         (plan.phases[0].noise.kind != "independent", "noise that is correlated across steps"),
         (bool(plan.extra), "additional releases (extra)"),
-        (plan.dataset.size is None, "no dataset.size, so a mean has no divisor"),
     ):
         if present:
             raise GuardStop(
@@ -150,6 +149,12 @@ def _require_enforceable(certified: CertifiedRun) -> None:
                 f"the certified plan has {feature}, which a guard cannot enforce.",
                 "Train it with affidavit train, or certify a plan without it.",
             )
+    if plan.dataset.size is None:
+        raise GuardStop(
+            "unsupported",
+            "the certified plan has no dataset.size, so a mean has no divisor.",
+            "Certify a plan with dataset.size.",
+        )
 
 
 def require_certified_parameters(
@@ -204,7 +209,7 @@ def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]])
         if repeated := sorted(assigned.keys() & set(names)):
             raise GuardStop(
                 "other_blocks",
-                f"{', '.join(repeated)}: in two releases.",
+                f"tensors in two releases: {', '.join(repeated)}.",
                 "Assign every tensor to one release.",
             )
         assigned.update(dict.fromkeys(names, release))
@@ -213,8 +218,8 @@ def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]])
         if not names or (not flat and count not in (1, len(names))):
             raise GuardStop(
                 "other_blocks",
-                f"release {release} has {len(names)} tensors and count {count}: neither one block "
-                "in all nor one per tensor.",
+                f"release {release} has {len(names)} tensor(s) but count {count}; the count must "
+                "be 1 or the number of tensors.",
                 f"Certify the plan with count: {max(1, len(names))}, or count: 1.",
             )
     return assigned

@@ -16,8 +16,8 @@ Errors bounded here, each added (upper) or subtracted (lower):
 * aliasing: cyclic c is never below c. Chernoff's bound at a further tilt of the lattice laws
   themselves holds the mass outside the window, which may replace mass inside; mass above the
   window contributes at most that times g(high - ε), or the largest g;
-* those of the transform (``spectrum.py``): a 2-norm error e of the composed law moves δ by
-  at most e ‖g‖₂ (Cauchy-Schwarz), a frequency left out by its size times ‖g‖₁, and the
+* those of the transform (``composed_transform.py``): a 2-norm error e of the composed law moves δ
+  by at most e ‖g‖₂ (Cauchy-Schwarz), a frequency left out by its size times ‖g‖₁, and the
   rounding of powers and of the sum over frequencies is counted term by term;
 * infinite masses (a union bound) and shifted nodes (``loss_error``, T-fold in ε);
 * the place of the composed nodes, in roundings of their sizes, as a shift of ε; the log of
@@ -35,14 +35,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
-from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.spectrum import (
+from affidavit.accountants.fourier.composed_transform import (
     TiltedLaw,
     composed,
     fast_length,
     log_moment,
 )
+from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.tilting import Window, bounded_exp, log_peak
 
 

@@ -41,8 +41,8 @@ from affidavit.importers.scripts.row_axes import (
     is_along_rows,
     multiplies_rows,
 )
+from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, root_of
-from affidavit.importers.scripts.training_length import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.values import Evaluator
 
 Loop = ast.For | ast.While

@@ -1,4 +1,6 @@
-"""``python -m affidavit.worker.child PARENT COMMAND…``: become COMMAND, and die with PARENT.
+"""Exec a command that dies with its parent: ``python -m affidavit.worker.exec_with_parent``.
+
+Its arguments are PARENT and the command.
 
 PARENT is a process id, or ``launcher`` for a rank of a multi-process trainer, whose parent is the
 process that the worker started.

@@ -46,8 +46,8 @@ from affidavit.client import (
 )
 from affidavit.plan import Integer, Real
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
-from affidavit.service.models import UUID, Comment, Digest, RequestModel
 from affidavit.service.teams import NAME
+from affidavit.service.wire_models import UUID, Comment, Digest, RequestModel
 
 MAX_ENTRIES = 200
 """Reservations in a ledger's response, latest first; ``entries_total`` counts all."""

@@ -52,12 +52,17 @@ from affidavit.trainer.clipping.hooks import (
     TrainedTensor,
     position_weighted_sum,
 )
-from affidavit.trainer.clipping.kernels import Kernel, find_kernel
+from affidavit.trainer.clipping.layer_registry import Kernel, find_kernel
 from affidavit.trainer.clipping.per_record import PerRecordModule, first_line, run_outside_vmap
 from affidavit.trainer.clipping.requirements import BlockSpec, require_partition, require_supported
 from affidavit.trainer.distributed.shards import Bucket, TensorParallel, is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
-from affidavit.trainer.numerics import HALF_TYPES, joint_norm, require_true_float32, rounding_bound
+from affidavit.trainer.norm_bounds import (
+    HALF_TYPES,
+    joint_norm,
+    require_true_float32,
+    rounding_bound,
+)
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
 """Modules that only hold parameters, which the module around them uses."""

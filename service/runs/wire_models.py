@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from affidavit.certificate import read_choices
 from affidavit.client import Run, RunEvent
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
-from affidavit.service.models import UUID, Comment, Digest, RequestModel
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
+from affidavit.service.wire_models import UUID, Comment, Digest, RequestModel
 from affidavit.worker import Fence, Job, Output, Reference, Secret, Steps
 from affidavit.worker import RunId as AnyRun
 

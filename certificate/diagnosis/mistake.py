@@ -20,7 +20,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from affidavit.accountants import leaves
-from affidavit.certificate.diagnosis.account import Account, Pair, Part, Parts, PhaseAccount
+from affidavit.certificate.diagnosis.accountant_inputs import (
+    Account,
+    Pair,
+    Part,
+    Parts,
+    PhaseAccount,
+)
 from affidavit.mechanisms import (
     AdditionalEvents,
     add_same_lot_blocks,

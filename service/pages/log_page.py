@@ -44,7 +44,6 @@ from affidavit.service.log.stored_tree import (
     last_checkpoint,
     verify_range,
 )
-from affidavit.service.models import QueryModel
 from affidavit.service.pages.access import Auditor
 from affidavit.service.pages.response import (
     Rows,
@@ -57,6 +56,7 @@ from affidavit.service.pages.response import (
 )
 from affidavit.service.pages.text import capitalized, short_id, truncate, words
 from affidavit.service.routes.log import TEXT
+from affidavit.service.wire_models import QueryModel
 
 # ---- a saved checkpoint --------------------------------------------------------------
 

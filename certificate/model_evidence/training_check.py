@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from affidavit.certificate.keys.key import PublicKey, parse_instant
-from affidavit.certificate.model_evidence.audit import (
+from affidavit.certificate.model_evidence.canary_audit import (
     AUDITABLE,
     Audit,
     BadCanaries,
