@@ -1,4 +1,9 @@
-"""The known mistakes, one function each; a new mistake is a function and a test vector."""
+"""The known mistakes. A new mistake is one function, in the module of its topic, and a test vector.
+
+``blocks``: releases of one step and their sensitivity. ``sampling``: records of a step and the
+number of steps. ``correlated``: correlated noise and repeated participation. ``reporting``: the
+reported result.
+"""
 
 from __future__ import annotations
 
