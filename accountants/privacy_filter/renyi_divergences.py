@@ -35,7 +35,7 @@ in z there. Edges are moved outward by their position errors, and masses carry t
 that dominates a release (its hockey-stick curve is nowhere lower) also has the larger Rényi
 divergences, since they are f-divergences. So its moments bound the release.
 
->>> from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+>>> from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 >>> law = NormalMixtureLaw(kind="gaussian", noise_multiplier=2.0)
 >>> round(float(log_moments(law, np.array([3.0]))[0]), 4), 3 * 4 / (2 * 2.0**2)
 (1.5, 1.5)

@@ -203,7 +203,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
         connection.execute(text("UPDATE log_leaves SET leaf_hash = :x"), {"x": bytes(32)})
     answer = client.get("/v1/log/proof/inclusion?index=0")
     assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
-    monkeypatch.setattr(readiness, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(readiness, "CHECK_SECONDS", 0)
     assert client.get("/readyz").status_code == 503
     assert client.get("/v1/status").status_code == 503
     refused = post(client, plan(steps=2))
