@@ -24,7 +24,7 @@ from affidavit.accountants import (
     prove,
     search_witness,
 )
-from affidavit.certificate.certification import AGREEMENT
+from affidavit.certificate.certification import AGREEMENT_TOLERANCE
 from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from bench.accounting import ROWS, Row, ours
 
@@ -51,7 +51,7 @@ KINDS = Composed(
 def opinions_of(event: Event, bracket: Bracket, delta: float) -> tuple[float, float]:
     """Return the seconds of the checker's second opinion, and of another library's."""
     begun = time.process_time()
-    search_witness(event, bracket, delta, AGREEMENT, QUICK_NODES)
+    search_witness(event, bracket, delta, AGREEMENT_TOLERANCE, QUICK_NODES)
     quick = time.process_time()
     library_opinion(event, delta)
     return quick - begun, time.process_time() - quick

@@ -33,6 +33,6 @@ def prepare() -> None:
     for name in ("affidavit.service.accounting_preload", "affidavit.service.serve"):
         import_module(name)
     # A lease that ended is taken back as soon, and a run handed over, in a quarter of the time.
-    dispatcher.PERIOD = 0.5
+    dispatcher.PERIOD_SECONDS = 0.5
     for name, method in IN_PROCESS.items():
         setattr(AccountingPool, name, method)

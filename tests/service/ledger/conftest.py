@@ -73,7 +73,7 @@ class Bench:
         plan = self.plan_of(**changes)
         assessment = certify(plan, second_opinion=False)
         now = datetime.now(UTC)
-        created = sign(assessment, key, requester="ada", issued_at=now, former=None)
+        created = sign(assessment, key, requester="ada", issued_at=now, previous=None)
         request = PlanRequest(requester="ada", received_at=now, content_type="json", body=b"{}")
         return self.store.add(created, key.public.as_record(), request)[0]
 

@@ -47,7 +47,7 @@ def issued(log: Log, document: Any) -> list[str]:
     for plan in map(plan_from, plans):
         assessment = certify(plan, second_opinion=False)
         now = datetime.now(UTC)
-        created = sign(assessment, KEY, requester="me", issued_at=now, former=None)
+        created = sign(assessment, KEY, requester="me", issued_at=now, previous=None)
         request = PlanRequest(
             requester="me", received_at=NOON, content_type="application/json", body=b"{}"
         )

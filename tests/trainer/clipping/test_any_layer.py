@@ -455,11 +455,11 @@ def test_a_kernel_with_other_gradients_is_not_registered(kernel: Callable[..., A
 
 
 def test_a_registered_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from affidavit.trainer.clipping import kernels
+    from affidavit.trainer.clipping import layer_registry
 
-    monkeypatch.setattr(kernels, "KERNELS", dict(kernels.KERNELS))
+    monkeypatch.setattr(layer_registry, "KERNELS", dict(layer_registry.KERNELS))
     register_kernel(Scale, run_scale, Scale(), torch.randn(3, 2, 4))
-    assert kernels.find_kernel(Scale()) is run_scale
+    assert layer_registry.find_kernel(Scale()) is run_scale
 
 
 class Bundled(nn.Module):
