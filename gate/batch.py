@@ -17,10 +17,10 @@ import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Timeout
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from io import FileIO
 from multiprocessing import forkserver
 from pathlib import Path
@@ -184,20 +184,24 @@ def certify_lines(
     if forks:
         with _without_stderr():  # or each process prints a traceback if Ctrl-C ends its start
             forkserver.ensure_running()
-    with ProcessPool(max_workers=jobs, context=context) as pool:
-        futures = _in_order(
-            lines,
-            lambda line: pool.schedule(
-                certify_line, args=(line, *options), timeout=TIMEOUT_SECONDS
-            ),
-            LINES_PER_PROCESS * jobs,
-        )
+    with (
+        ProcessPool(max_workers=jobs, context=context) as pool,
+        closing(  # cancels pending plans before the pool waits for them
+            _in_order(
+                lines,
+                lambda line: pool.schedule(
+                    certify_line, args=(line, *options), timeout=TIMEOUT_SECONDS
+                ),
+                LINES_PER_PROCESS * jobs,
+            )
+        ) as futures,
+    ):
         yield from map(_result_of, futures)
 
 
 def _in_order(
     items: Iterable[Item | None], submit: Callable[[Item], Future[Any]], max_pending: int
-) -> Iterator[Future[Any]]:
+) -> Generator[Future[Any]]:
     """Submit items up to ``max_pending`` ahead, and yield their futures in order.
 
     A None among the items yields the futures that are done.

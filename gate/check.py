@@ -199,7 +199,8 @@ def _fixes(result: CheckResult) -> list[Fix]:
 def _print(result: CheckResult) -> None:
     for finding in result.findings:
         style = "dim" if finding.waiver is not None else LEVEL_STYLES[finding.level]
-        err.print(f"[{style}]{escape(printable(finding.line_text))}[/]")
+        line = printable(finding.line_text(with_pointer=True))
+        err.print(f"[{style}]{escape(line)}[/]")
         print_excerpt(err, finding.file, finding.line, finding.column, finding.rule)
     if result.exit is Exit.CERTIFIED:
         line = printable(f"{result.name}: {result.headline}")

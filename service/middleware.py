@@ -178,7 +178,7 @@ class _DisconnectWatch:
         return message
 
     def end(self) -> None:
-        """Stop watch; the request is finished."""
+        """Stop watching; the request is finished."""
         self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()

@@ -165,7 +165,7 @@ def _validated_dispatch(variables: Mapping[str, str]) -> str:
 
 
 def database_url(text: str) -> str:
-    """Return ``url`` with the driver that this service uses; raises ``SettingsError``.
+    """Return the URL in ``text`` with the driver that this service uses; raises ``SettingsError``.
 
     >>> database_url("postgres://db/affidavit")
     'postgresql+psycopg://db/affidavit'

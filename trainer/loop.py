@@ -125,7 +125,7 @@ class StepOutputs:
     digest: bool
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)  # keys and data belong in no message
 class Run:
     """One attempt at a run, on one rank; only rank 0 has a writer.
 

@@ -376,12 +376,16 @@ class PrivateRun:
             )
         self._training.require_unchanged_model()
         self._model.module.zero_grad()
-        losses = self._private.accumulate(
-            lambda: self._model.losses(batch),
-            records=max(1, current.records),
-            idle=not current.records,
-        )
-        current.has_loss = True  # not after a failure, which the loop may catch
+        current.has_loss = True  # also after an interrupt, when records may have been added
+        try:
+            losses = self._private.accumulate(
+                lambda: self._model.losses(batch),
+                records=max(1, current.records),
+                idle=not current.records,
+            )
+        except Exception:
+            current.has_loss = False  # nothing was added, and the loop may catch the failure
+            raise
         shown = losses.mean() if self._run.settings.show_private else losses.new_zeros(())
         return shown.requires_grad_()
 
@@ -413,6 +417,7 @@ class PrivateRun:
                     is_last=place == lot.microbatches - 1,
                 )
                 yield batch
+                current.is_stepped = True  # a step after the next batch is too late
                 _require_loss(current)
                 if current.is_last and not current.is_released:
                     raise LoopError("loop", f"no optimizer.step() after a batch. {_EVERY_BATCH}")

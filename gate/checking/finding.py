@@ -84,11 +84,10 @@ class GateFinding:
         mistake = f" Known mistake: {self.mistake}." if self.mistake else ""
         return f"{self.message}{mistake} {self.remedy}".rstrip()
 
-    @property
-    def line_text(self) -> str:
-        """The finding on one line, with its place."""
+    def line_text(self, *, with_pointer: bool = False) -> str:
+        """Return the finding on one line, with its place and, on request, the field's pointer."""
         place = f":{self.line}:{self.column}" if self.line is not None else ""
-        field = f" {self.pointer}" if self.pointer else ""
+        field = f" {self.pointer}" if with_pointer and self.pointer else ""
         waived = " (waived)" if self.waiver is not None else ""
         return f"{self.file}{place}: {self.rule}{field}{waived}: {self.text}"
 

@@ -123,10 +123,10 @@ def _case(suite: Xml.Element, result: CheckResult) -> None:
         kind = "failure" if result.exit is Exit.BLOCKED else "error"
         first = blocking[0]
         element = Xml.SubElement(case, kind, {"type": first.rule, "message": _xml(first.text)})
-        element.text = _xml("\n".join(finding.line_text for finding in blocking))
+        element.text = _xml("\n".join(finding.line_text() for finding in blocking))
     others = [finding for finding in result.findings if not finding.blocks]
     if others:
-        output = "\n".join(finding.line_text for finding in others)
+        output = "\n".join(finding.line_text() for finding in others)
         Xml.SubElement(case, "system-out").text = _xml(output)
 
 
@@ -240,7 +240,7 @@ def markdown(results: Sequence[CheckResult]) -> str:
         for result in results
     ]
     blocking = [
-        f"- {_cell(finding.line_text)}\n"
+        f"- {_cell(finding.line_text())}\n"
         for result in results
         for finding in result.findings
         if finding.blocks

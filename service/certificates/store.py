@@ -102,7 +102,7 @@ IsStale = Callable[[StoredCertificate], bool]
 
 
 def is_expired(certificate: StoredCertificate) -> bool:
-    """Return whether a certificate has is_expired; a decision takes precedence over expiry."""
+    """Return whether a certificate has expired; a decision takes precedence over expiry."""
     return certificate.status is Status.EXPIRED
 
 
@@ -272,8 +272,9 @@ def currents(
     issues_by_id: dict[str, StoredCertificate] = {}
     ids = {"ids": sorted(set(certificate_ids))}
     for row in connection.execute(_CURRENTS, ids).mappings():
-        if untrusted is None or row["untrusted"] is untrusted:
-            issues_by_id.setdefault(row["id"], _stored(connection, row))
+        matches = untrusted is None or row["untrusted"] is untrusted
+        if matches and row["id"] not in issues_by_id:  # only a row that is used is verified
+            issues_by_id[row["id"]] = _stored(connection, row)
     return issues_by_id
 
 

@@ -93,8 +93,8 @@ class ProviderKeys:
     ) -> None:
         self._read = read
         self._clock = clock
-        self._keys: Mapping[str, jwt.PyJWK] = {}
-        self._read_at = float("-inf")
+        # The keys and the time of reading are one attribute: threads read it without the lock.
+        self._last: tuple[Mapping[str, jwt.PyJWK], float] | None = None
         self._next = float("-inf")
         self._failed = False
         self._lock = Lock()
@@ -110,22 +110,21 @@ class ProviderKeys:
 
     def key(self, kid: str) -> jwt.PyJWK:
         """Return the key of that id; raises ``UnknownKey`` or ``ProviderUnavailable``."""
-        if kid not in self._keys or self._age() > FRESH_SECONDS:
+        last = self._last
+        if last is None or kid not in last[0] or self._clock() - last[1] > FRESH_SECONDS:
             self._refresh_if_due()
-        if self._age() > STALE_SECONDS:
+            last = self._last
+        if last is None or self._clock() - last[1] > STALE_SECONDS:
             raise ProviderUnavailable
-        key = self._keys.get(kid)
+        key = last[0].get(kid)
         if key is not None:
             return key
         # If the last read failed, the key may be a new one.
         raise ProviderUnavailable if self._failed else UnknownKey
 
-    def _age(self) -> float:
-        return self._clock() - self._read_at
-
     def _refresh_if_due(self) -> None:
-        """Read the keys again if it is time; no thread waits for another while keys are usable."""
-        if not self._lock.acquire(timeout=0 if self._keys else WAIT_SECONDS):
+        """Read the keys again if it is time; threads only wait before the first read."""
+        if not self._lock.acquire(timeout=WAIT_SECONDS if self._last is None else 0):
             return
         try:
             if self._clock() >= self._next:
@@ -135,7 +134,7 @@ class ProviderKeys:
 
     def _refresh(self) -> None:
         try:
-            self._keys, self._read_at = parse_keys(self._read()), self._clock()
+            self._last = parse_keys(self._read()), self._clock()
             self._failed = False
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, RecursionError) as error:
             log.error("the OpenID provider's keys cannot be read: %s", error)

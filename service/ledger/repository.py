@@ -1,10 +1,10 @@
 """Read and write the ledger's rows in the transaction of a connection.
 
 One transaction at a time changes a ledger. SQLite has one writer, which begins with
-``BEGIN IMMEDIATE``. On PostgreSQL ``hold`` takes an advisory lock on the ledger's name until the
-transaction ends, and under READ COMMITTED every later statement sees the commits of the previous
-holder. So each transaction decides on the latest state. Without the lock, two events would have
-one number, and the primary key would refuse the second.
+``BEGIN IMMEDIATE``. On PostgreSQL ``lock_ledger`` takes an advisory lock on the ledger's name until
+the transaction ends, and under READ COMMITTED every later statement sees the commits of the
+previous holder. So each transaction decides on the latest state. Without the lock, two events
+would have one number, and the primary key would refuse the second.
 """
 
 from __future__ import annotations

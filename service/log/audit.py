@@ -91,7 +91,7 @@ def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterat
             yield AuditFinding("checkpoint_changed", where, f"{error}.")
             continue
         if checkpoint.size != size:
-            yield AuditFinding("checkpoint_changed", where, "its note has another tree size.")
+            yield AuditFinding("checkpoint_changed", where, "its note is for another tree size.")
         if checkpoint.size < last:
             yield AuditFinding(
                 "checkpoint_changed", where, "it covers fewer entries than the previous one."
@@ -419,7 +419,7 @@ def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
             yield AuditFinding("row_without_entry", where, "nothing here was signed with it.")
         try:
             if key_of(row.record).key_id != row.key_id:
-                yield AuditFinding("row_changed", where, "its record has another key.")
+                yield AuditFinding("row_changed", where, "its record is that of another key.")
         except LogDamaged as error:
             yield AuditFinding("row_changed", where, f"{error}.")
 
@@ -456,7 +456,7 @@ def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
             yield AuditFinding("row_changed", where, f"it is not valid: {error.message}")
             continue
         if (signed.keyset.version, signed.digest) != (row.version, row.digest):
-            yield AuditFinding("row_changed", where, "its document has another version.")
+            yield AuditFinding("row_changed", where, "its document is that of another version.")
         if signed.keyset.revoked_since() != revoked[row.version]:
             message = "it revokes other keys than revoked_keys lists."
             yield AuditFinding("row_changed", where, message)

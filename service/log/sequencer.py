@@ -218,11 +218,12 @@ class Sequencer:
     @property
     def problem(self) -> Reason | None:
         """The reason why the log cannot be signed, if any."""
-        if self._damage is None:
+        damage = self._damage  # read once: the thread may reset it
+        if damage is None:
             return None
         return Reason(
             code="log_damaged",
-            message=f"{self._damage}.",
+            message=f"{damage}.",
             remedy="The log is not signed until it is repaired; run: affidavit audit verify",
         )
 

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
-from affidavit.client import Composition, Proposal
+from affidavit.client import Composition
 from affidavit.plan import Name
 from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services, TheServices
@@ -266,7 +266,7 @@ class Dataset:
     not_conformant: tuple[str, ...] = ()
     composed: str | None = None
     composed_by: str | None = None
-    proposals: tuple[Proposal, ...] = ()
+    proposals: tuple[dict[str, Any], ...] = ()
     grants: tuple[Mapping[str, Any], ...] = ()
     requested_forecast: str | None = None
     requested_forecast_of: str | None = None
@@ -456,7 +456,7 @@ def _read(
         grants: Sequence[RowMapping] = ()
         if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
             grants = repository.grants_of(connection, name)
-        view = replace(view, proposals=proposals, grants=tuple(map(dict, grants)))
+        view = replace(view, proposals=tuple(map(dict, proposals)), grants=tuple(map(dict, grants)))
         return view, stored, None if stored is None else spent_chart(connection, stored)
 
 

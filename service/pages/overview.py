@@ -15,7 +15,6 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, select
 
 from affidavit.certificate.charts import Axis, Chart, Line
-from affidavit.client import Proposal
 from affidavit.plan import Reason
 from affidavit.service.certificates.status import Status, status_at
 from affidavit.service.certificates.tables import certificates
@@ -92,7 +91,7 @@ class Overview:
     checkpoint: dict[str, Any] | None
     troubles: tuple[Reason, ...]
     anything: bool
-    proposals: tuple[Proposal, ...] = ()
+    proposals: tuple[dict[str, Any], ...] = ()
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -123,7 +122,8 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         view = overview_view(connection, rules, actor, reasons, now)
         charts = {"spending": spending_chart(connection, now)}
     if actor.may(Scope.ADMIN):
-        view = replace(view, proposals=services.four_eyes.waiting(actor, now)[:MAX_ITEMS])
+        proposals = services.four_eyes.waiting(actor, now)[:MAX_ITEMS]
+        view = replace(view, proposals=tuple(map(dict, proposals)))
     if view.sees_certificates and view.anything:
         charts["plans"] = plans_chart(view.totals)
     return respond(

@@ -1,7 +1,7 @@
 """Templates, static files and navigation.
 
-Templates escape all output and refuse undefined names. Output passes ``visible`` first, so that no
-user text can reorder or hide the text around it.
+Templates escape all output and refuse undefined names. Output passes ``escape_invisible`` first, so
+that no user text can reorder or hide the text around it.
 
 URLs of static files contain the first 16 hexadecimal digits of their SHA-256, so that browsers can
 cache them permanently and still load new versions.

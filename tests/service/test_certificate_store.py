@@ -37,7 +37,7 @@ from affidavit.service.operation.database_admin import (
 )
 from affidavit.service.operation.database_admin import require_head as require
 from tests.service.child_processes import SECONDS, killed, on, start
-from tests.service.conftest import PRAGMAS
+from tests.service.conftest import ON_SQLITE, PRAGMAS
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 TABLES = (signing_keys, certificates, requests)
@@ -179,6 +179,21 @@ def test_a_trusted_certificate_counts_before_an_untrusted_one(store: Certificate
     assert store.repeat(unsure.id, REQUEST, untrusted_too=False) is None
     assert store.add(sure, KEY, REQUEST) == (sure, True)
     assert store.find(unsure.id) == sure
+
+
+@ON_SQLITE
+def test_an_altered_untrusted_issue_does_not_block_the_trusted_one(
+    store: CertificateStore, engine: Engine
+) -> None:
+    sure = certificate()
+    store.add(certificate(untrusted=True), DEVELOPER.public.as_record(), REQUEST)
+    store.add(sure, KEY, REQUEST)
+    with engine.begin() as connection:
+        triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        for name in connection.execute(text(triggers)).scalars().all():
+            connection.execute(text(f"DROP TRIGGER {name}"))
+        connection.execute(text("UPDATE certificates SET epsilon_upper = 1 WHERE untrusted"))
+    assert CertificateStore(open_engine(str(engine.url))).find(sure.id) == sure
 
 
 def test_a_failure_at_the_last_row_leaves_nothing(store: CertificateStore, engine: Engine) -> None:

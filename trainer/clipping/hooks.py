@@ -158,7 +158,7 @@ class ClippingBlock:
         if self.received > self.uses:
             raise MixedRecords(
                 f"block {self.name}: {self.received} gradients for {self.uses} uses in the forward "
-                "pass; a layer ran where its use was not counts_unclipped."
+                "pass; a layer ran where its use was not counted."
             )
         if self.uses > 1 or self.counts_unclipped or self.is_shared:
             self.pending.append((target, factors))

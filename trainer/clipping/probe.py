@@ -243,7 +243,7 @@ def _require_equal_losses(one: Tensor, other: Tensor, is_half: bool, why: str) -
     if not bool((moved <= tolerance).all()):
         raise MixedRecords(
             f"the loss of a record changes by {float(moved.max()):.1e} of itself {why}. Compute "
-            "each record's loss from that record isolated."
+            "each record's loss from that record alone."
         )
 
 
@@ -261,7 +261,7 @@ def _require_equal_gradients(
         if not bool(((sums - after[name][0, : len(rows)]).abs() <= tolerance * sizes).all()):
             raise MixedRecords(
                 f"{name}: the gradient of a record changes {MIXING}. Compute each record's loss "
-                "from that record isolated."
+                "from that record alone."
             )
 
 

@@ -120,7 +120,7 @@ class Ratchet:
     def reseeded(self, entropy: Entropy = os.urandom) -> Ratchet:
         """Derive a key from this one and fresh entropy."""
         fresh = hashlib.sha256(self.key + entropy(KEY_BYTES)).digest()
-        return Ratchet(derived_key(fresh, "affidavit reseeded"))
+        return Ratchet(derived_key(fresh, "affidavit stirred"))
 
     def key_for(self, purpose: str) -> bytes:
         """Derive this step's key for one purpose."""
@@ -135,5 +135,5 @@ class Ratchet:
 
 def commitment_to(secret: bytes, about: str, value: str) -> str:
     """Return a commitment to ``value``, which can be recomputed with ``secret``."""
-    key = derived_key(secret, f"affidavit commitment_to {about}")
+    key = derived_key(secret, f"affidavit committed {about}")
     return "sha256:" + hashlib.sha256(key + value.encode()).hexdigest()

@@ -35,8 +35,11 @@ from torch import Tensor
 
 from affidavit.mechanisms.strategies import Strategy, identity
 from affidavit.trainer.noise.grid import add_grid_noise
-from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.noise.normal import CHUNK_GROUPS, GROUP_SIZE, standard_normal
 from affidavit.trainer.noise.recurrence import recurrence_of
+
+MAX_DRAWN, MAX_DRAWN_CPU = 1 << 23, CHUNK_GROUPS * GROUP_SIZE
+"""Variates that are drawn at once before they are added, on a device and on the processor."""
 
 
 class WrongState(ValueError):
@@ -149,6 +152,12 @@ class NoiseSource:
             for place, (name, tensor) in enumerate(self._tensors.items()):
                 if self._exact:
                     self._add_exactly(key, at, place, tensor, sums[name], scales[name])
+                elif (
+                    self._recurrence is None
+                    and tensor.columns is None
+                    and sums[name].is_contiguous()
+                ):
+                    self._add_independent(key, at, place, tensor, sums[name], scales[name])
                 else:
                     sums[name].add_(
                         self._draw_correlated(key, at, place, name, tensor), alpha=scales[name]
@@ -179,6 +188,24 @@ class NoiseSource:
     def scales(self) -> dict[str, float]:
         """Return σ_g C_g of each tensor."""
         return {name: tensor.scale for name, tensor in self._tensors.items()}
+
+    def _add_independent(
+        self, key: bytes, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float
+    ) -> None:
+        """Add independent noise by chunks, so that no noise of a whole tensor is in memory."""
+        entries = total.view(-1)
+        chunk = MAX_DRAWN_CPU if entries.device.type == "cpu" else MAX_DRAWN
+        for begin in range(0, len(entries), chunk):
+            part = entries[begin : begin + chunk]
+            drawn = standard_normal(
+                key,
+                step=at,
+                tensor=place,
+                shape=part.shape,
+                device=self._device,
+                first=tensor.first_entry + begin,
+            )
+            part.add_(drawn.to(self._dtype), alpha=scale)
 
     def _draw_correlated(
         self, key: bytes, at: int, place: int, name: str, tensor: TensorNoise

@@ -48,8 +48,8 @@ def code_reference() -> dict[str, str]:
     """Return the version, and a digest over path and content of each source file of ``ROOMS``."""
     root = Path(affidavit.__file__).parent
     result = hashlib.sha256()
-    for layout in ROOMS:
-        for path in sorted((root / layout).rglob("*.py")):
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             result.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return {"version": affidavit.__version__, "digest": "sha256:" + result.hexdigest()}

@@ -16,7 +16,7 @@ Reference: docs/theorems/dp-dice.md, Theorem 2 (γ).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -73,8 +73,8 @@ TensorMap = Callable[[str, Any], Any]
 class RunKeys:
     """Keys for a whole run: lots that outlast a step, and the probes of DP-MuonBC."""
 
-    lots: bytes
-    probes: bytes
+    lots: bytes = field(repr=False)
+    probes: bytes = field(repr=False)
 
 
 class TrainingState:

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -275,8 +276,26 @@ def step_caught(run: PrivateRun, batch: Any) -> None:
         run.optimizer.step()
 
 
+def interrupted_loss(run: PrivateRun, batch: Any) -> None:
+    """A loss again after an interrupt, when its records may have been added."""
+    with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run._private, "accumulate", Mock(side_effect=KeyboardInterrupt))
+        run.loss(batch)
+    take_step(run, batch)
+
+
 @pytest.mark.parametrize(
-    "wrong", [no_loss, no_step, two_steps, two_losses, their_own, loss_caught, step_caught]
+    "wrong",
+    [
+        no_loss,
+        no_step,
+        two_steps,
+        two_losses,
+        their_own,
+        loss_caught,
+        step_caught,
+        interrupted_loss,
+    ],
 )
 def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) -> None:
     run = begin_run(tmp_path, batch_size=60)
@@ -291,6 +310,8 @@ def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) 
     if wrong is no_step:  # and does not end in silence where it is asked for batches again
         with pytest.raises(LoopError, match="resumes the run"):
             iter(run)
+        with pytest.raises(LoopError):
+            run.optimizer.step()
     assert sum(entry["type"] == "charge" for entry in entries_of(tmp_path)) == 1
     if wrong not in (two_steps, step_caught):
         for item, was in zip(run._model.module.parameters(), before, strict=True):

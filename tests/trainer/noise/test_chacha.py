@@ -10,6 +10,8 @@ from torch import Tensor
 
 from affidavit.trainer.noise.chacha import (
     MAX_WORDS,
+    Ratchet,
+    commitment_to,
     derived_key,
     raw_words,
 )
@@ -99,6 +101,13 @@ def test_longer_streams_begin_like_shorter_ones() -> None:
     long = raw_words(COUNTING, step=1, tensor=2, count=4000)
     assert torch.equal(raw_words(COUNTING, step=1, tensor=2, count=33), long[:33])
     assert torch.equal(raw_words(COUNTING, step=1, tensor=2, count=64, block=3), long[48:112])
+
+
+def test_labels_of_keys_and_commitments_never_change() -> None:
+    """Records and resumed runs of earlier versions depend on them."""
+    commitment = commitment_to(bytes(32), "data", "sha256:00")
+    assert commitment.startswith("sha256:5bde82af4e6b574f1968398c6e30976e")
+    assert Ratchet(bytes(32)).reseeded(bytes).key.hex().startswith("63838a6e8853d7b2")
 
 
 def test_derived_keys_differ_by_key_and_purpose() -> None:
