@@ -9,6 +9,9 @@ from .atomic_write import locked as locked
 from .atomic_write import write_all as write_all
 from .atomic_write import write_atomically as write_atomically
 from .calibration import Solver as Solver
+from .certificate_proof import proof_sources as proof_sources
+from .certificate_proof import prove_certificate as prove_certificate
+from .certificate_proof import with_proof as with_proof
 from .certification import certify as certify
 from .dsse import BadEnvelope as BadEnvelope
 from .dsse import Instant as Instant
@@ -100,9 +103,6 @@ from .privacy_curves import curves as curves
 from .privacy_curves import draw_curves as draw_curves
 from .privacy_curves import profile_chart as profile_chart
 from .privacy_curves import trade_off_chart as trade_off_chart
-from .proof import proof_sources as proof_sources
-from .proof import prove_certificate as prove_certificate
-from .proof import with_proof as with_proof
 from .runs.conformance import Conformance as Conformance
 from .runs.conformance import ConformanceFinding as ConformanceFinding
 from .runs.conformance import check_conformance as check_conformance
@@ -143,11 +143,11 @@ from .strategy_comparison import MechanismCost as MechanismCost
 from .strategy_comparison import StrategyComparison as StrategyComparison
 from .strategy_comparison import compare as compare
 from .verification.bundle_verification import verify as verify
-from .verification.status import MAX_BYTES as MAX_BYTES
-from .verification.status import StatusEntry as StatusEntry
-from .verification.status import StatusList as StatusList
-from .verification.status import current_status as current_status
-from .verification.status import sign_status as sign_status
+from .verification.status_list import MAX_BYTES as MAX_BYTES
+from .verification.status_list import StatusEntry as StatusEntry
+from .verification.status_list import StatusList as StatusList
+from .verification.status_list import current_status as current_status
+from .verification.status_list import sign_status as sign_status
 from .verification.trust_policy import BadTrustPolicy as BadTrustPolicy
 from .verification.trust_policy import TrustPolicy as TrustPolicy
 from .verification.trust_policy import parse_trust_policy as parse_trust_policy

@@ -12,7 +12,7 @@ from affidavit.certificate import KeyRole, KeyStore
 from affidavit.service.certificates.certificate_curves import DrawCertificate
 from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.certificates.preview_plan import PreviewPlan
-from affidavit.service.certificates.status_lists import StatusLists
+from affidavit.service.certificates.status_list_signing import StatusLists
 from affidavit.service.certificates.store import CertificateStore
 from affidavit.service.certificates.submit_plan import SubmitPlan
 from affidavit.service.clock import DatabaseClock

@@ -37,7 +37,7 @@ from affidavit.plan import (
     StrictModel,
     load_json,
 )
-from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.errors import MalformedRequest
 
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"

@@ -43,7 +43,7 @@ from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.noise.chacha import Entropy, Ratchet
 from affidavit.trainer.run_config import RunConfig, bind
-from affidavit.trainer.run_folder import checkpoint
+from affidavit.trainer.run_folder import checkpoint_storage
 from affidavit.trainer.run_folder.run_log import RunLog, has_run
 from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Settings, Supervision, Trial
@@ -151,8 +151,8 @@ class Run:
     _writer: RunWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._checkpoints = checkpoint.CheckpointSchedule(self.settings.checkpoint_every)
-        self._digests = checkpoint.CheckpointSchedule(self.settings.digest_every)
+        self._checkpoints = checkpoint_storage.CheckpointSchedule(self.settings.checkpoint_every)
+        self._digests = checkpoint_storage.CheckpointSchedule(self.settings.digest_every)
 
     def enter(self, out: Path, *, resume: bool | None) -> None:
         """Begin or resume the run in ``out``; None resumes if rank 0 finds a run there."""
@@ -169,13 +169,15 @@ class Run:
         self.secrets = self.peers.run_on_leader(lambda: RunSecrets.generate(self.entropy))
         training = self._build_training()
         if training.shards is None:
-            shared = self.peers.run_on_leader(lambda: checkpoint.serialize_state(training.state()))
-            training.load(checkpoint.deserialize_state(shared))
+            shared = self.peers.run_on_leader(
+                lambda: checkpoint_storage.serialize_state(training.state())
+            )
+            training.load(checkpoint_storage.deserialize_state(shared))
         else:
             shared = self.peers.run_on_leader(
-                lambda: checkpoint.serialize_state(training.replicated_state())
+                lambda: checkpoint_storage.serialize_state(training.replicated_state())
             )
-            training.load_replicated_state(checkpoint.deserialize_state(shared))
+            training.load_replicated_state(checkpoint_storage.deserialize_state(shared))
         parameters = training.digest()
 
         def begin() -> None:
@@ -192,17 +194,17 @@ class Run:
         def reopen() -> tuple[bytes, str | None, int]:
             run_log = self._run_log = RunLog.reopen(out)
             _require_unfinished(run_log)
-            state, folder = checkpoint.load(run_log)
+            state, folder = checkpoint_storage.load(run_log)
             self._open_writer(run_log, RunSecrets.from_state(state["secrets"]).opening)
-            return checkpoint.serialize_state(state), folder, run_log.progress.charged
+            return checkpoint_storage.serialize_state(state), folder, run_log.progress.charged
 
         content, folder, known = self.peers.run_on_leader(reopen)
-        state = checkpoint.deserialize_state(content)
+        state = checkpoint_storage.deserialize_state(content)
         self.secrets, self.step = RunSecrets.from_state(state["secrets"]), state["step"]
         training = self._build_training()
         self.peers.run_on_leader(lambda: self._writer.require_same_run(training, self.data))
         if folder is not None:
-            state = checkpoint.load_sharded(out / folder, state, training.shards)
+            state = checkpoint_storage.load_sharded(out / folder, state, training.shards)
         training.load(state)
         self._skip_steps(known=known, charged=_count_charged(self.config, known, self.supervision))
 
@@ -239,7 +241,7 @@ class Run:
     def _save_checkpoint(self, parameters: str) -> None:
         """Save the state before ``step``, with the key of that step."""
 
-        def state() -> checkpoint.State:
+        def state() -> checkpoint_storage.State:
             secrets = self.secrets.as_state()
             return {"step": self.step, "secrets": secrets, **self.training.state()}
 
@@ -248,13 +250,15 @@ class Run:
 
         at: Any = {"step": self.step, "parameters": parameters}
         if self.training.shards is None:
-            self.peers.run_on_leader(lambda: checkpoint.save(log(), state(), **at))
+            self.peers.run_on_leader(lambda: checkpoint_storage.save(log(), state(), **at))
             return
         folder = Path(
             self.peers.run_on_leader(lambda: mkdtemp(prefix="checkpoint-", dir=log().folder))
         )
-        digest = checkpoint.save_sharded(folder, state(), self.peers)
-        self.peers.run_on_leader(lambda: checkpoint.commit_folder(log(), folder.name, digest, **at))
+        digest = checkpoint_storage.save_sharded(folder, state(), self.peers)
+        self.peers.run_on_leader(
+            lambda: checkpoint_storage.commit_folder(log(), folder.name, digest, **at)
+        )
 
     def _build_training(self) -> TrainingState:
         """Build the training state, with the plan's canaries in data and model."""
@@ -389,7 +393,7 @@ class Run:
 
 def _require_unfinished(run_log: RunLog) -> None:
     if run_log.progress.ended is not None:
-        checkpoint.remove(run_log.folder)  # the run may have died before it removed them
+        checkpoint_storage.remove(run_log.folder)  # the run may have died before it removed them
         raise RunFailure(
             "ended",
             f"the run in {run_log.folder} has ended ({run_log.progress.ended}); there is nothing "

@@ -124,8 +124,10 @@ def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
 
     Each takes as long as accounting or longer. A missing proof or bound has its reasons.
     """
+    from affidavit.certificate.certificate_proof import (
+        with_proof,  # both load much, and few policies need them
+    )
     from affidavit.certificate.group_privacy import with_group
-    from affidavit.certificate.proof import with_proof  # both load much, and few policies need them
 
     if _lacks_proof(assessment, policy):
         assessment = with_proof(assessment)

@@ -48,7 +48,7 @@ from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
-from affidavit.certificate.verification.status import check_status
+from affidavit.certificate.verification.status_list import check_status
 from affidavit.certificate.verification.trust_policy import TrustPolicy
 from affidavit.certificate.verification.verification_result import (
     STEPS,

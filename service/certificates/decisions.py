@@ -44,7 +44,7 @@ from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
 from affidavit.service.certificates.certificate_curves import plan_of
 from affidavit.service.certificates.integrity import NotGenuine, signed_columns
-from affidavit.service.certificates.status import (
+from affidavit.service.certificates.issue_status import (
     DECIDED,
     Status,
     approval_entry,

@@ -37,7 +37,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import statement_in
 from affidavit.service.certificates.integrity import require_genuine, signed_facets
-from affidavit.service.certificates.status import SUPERSEDED, Status, status_at
+from affidavit.service.certificates.issue_status import SUPERSEDED, Status, status_at
 from affidavit.service.certificates.tables import (
     certificate_facets,
     certificates,

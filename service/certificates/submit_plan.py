@@ -38,7 +38,7 @@ from affidavit.certificate.policy import (
 )
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.certificates.integrity import signed_columns
-from affidavit.service.certificates.status import DECIDED, Status
+from affidavit.service.certificates.issue_status import DECIDED, Status
 from affidavit.service.certificates.store import (
     CertificateStore,
     ConcurrentUpdate,

@@ -36,7 +36,7 @@ from typing import Any, Concatenate, ParamSpec
 from sqlalchemy import Connection, RowMapping, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.store import StoredCertificate, current
 from affidavit.service.database import Store, write
 from affidavit.service.database import hold as hold_certificate

@@ -38,7 +38,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.service.certificates.integrity import UNREADABLE, SignedContents
-from affidavit.service.certificates.status import approvals, revocations, same_issue
+from affidavit.service.certificates.issue_status import approvals, revocations, same_issue
 from affidavit.service.certificates.tables import certificate_facets, certificates, signing_keys
 from affidavit.service.clock import now_of
 from affidavit.service.keys import keysets, revoked_keys

@@ -19,7 +19,7 @@ from sqlalchemy import Select, Table, select
 
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
-from affidavit.service.certificates.status import (
+from affidavit.service.certificates.issue_status import (
     approval_entry,
     approvals,
     revocation_entry,

@@ -34,7 +34,7 @@ from sqlalchemy.engine import make_url
 
 from affidavit.certificate import fsync_directory
 from affidavit.service import keys
-from affidavit.service.certificates import certifications, status
+from affidavit.service.certificates import certifications, issue_status
 from affidavit.service.database import (
     create_sqlite_file,
     is_missing_file,
@@ -56,7 +56,7 @@ MODULES = (
     state,
     keys,
     entries,
-    status,
+    issue_status,
     sessions,
     store,
     repository,

@@ -21,7 +21,7 @@ from affidavit.service.certificates.decisions import (
     approve,
     history,
 )
-from affidavit.service.certificates.status import (
+from affidavit.service.certificates.issue_status import (
     REVOKED,
     SUPERSEDED,
     Status,

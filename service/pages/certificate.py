@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import statement_in
 from affidavit.certificate.charts import Chart
 from affidavit.plan import MalformedPlan
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.preview_plan import diagnose_request
-from affidavit.service.certificates.status import Status
 from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.log.reader import with_inclusion

@@ -23,7 +23,7 @@ from operator import attrgetter
 from fpdf import FPDF, XPos, YPos
 
 from affidavit.certificate.charts import Chart, draw
-from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.pages.certificate_view import VERIFY, CertificateView
 from affidavit.service.pages.text import capitalized, date_time, escape_invisible, truncate
 

@@ -43,7 +43,7 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.service.certificates.decisions import Issue, history
-from affidavit.service.certificates.status import SUPERSEDED, Status
+from affidavit.service.certificates.issue_status import SUPERSEDED, Status
 from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services

@@ -42,7 +42,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.plan import OptimizerName
-from affidavit.service.certificates.status import (
+from affidavit.service.certificates.issue_status import (
     REJECTED,
     REVOKED,
     SUPERSEDED,

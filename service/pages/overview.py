@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, s
 
 from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.plan import Reason
-from affidavit.service.certificates.status import Status, status_at
+from affidavit.service.certificates.issue_status import Status, status_at
 from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.actor import Actor, Scope

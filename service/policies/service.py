@@ -49,7 +49,7 @@ from affidavit.client import (
 )
 from affidavit.plan import Name, Reason
 from affidavit.service.certificates.decisions import insert_revocation
-from affidavit.service.certificates.status import DECIDED, Status
+from affidavit.service.certificates.issue_status import DECIDED, Status
 from affidavit.service.certificates.store import (
     CertificateStore,
     StoredCertificate,

@@ -28,8 +28,8 @@ from affidavit.service.certificates.decisions import (
     reissue,
     revoke,
 )
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.preview_plan import diagnose_request
-from affidavit.service.certificates.status import Status
 from affidavit.service.certificates.store import PlanRequest, StoredCertificate, no_such
 from affidavit.service.certificates.submit_plan import result_document
 from affidavit.service.dependencies import Services, TheServices

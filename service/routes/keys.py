@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from affidavit.certificate import read_keyset
 from affidavit.client import PublishedKeyset, ResponseModel
-from affidavit.service.certificates.status_lists import SignedStatusList
+from affidavit.service.certificates.status_list_signing import SignedStatusList
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.checker import Unproved
-from affidavit.certificate import certify, proof
+from affidavit.certificate import certificate_proof, certify
 from affidavit.certificate.issuance import statement
 from affidavit.certificate.policy.evaluation import BUILT_IN_EVALUATION, NO_APPROVALS
 from affidavit.mechanisms import correlation, lower
@@ -43,7 +43,7 @@ def plan_document(**changes: Any) -> dict[str, Any]:
 
 def lowered_and_required(document: dict[str, Any], *, bound: int = 0) -> None:
     lowered = lower(plan_from(document))
-    proof._require_noise(lowered, alternatives(lowered.event())[bound])
+    certificate_proof._require_noise(lowered, alternatives(lowered.event())[bound])
 
 
 BLT = {"kind": "blt", "decays": [0.9, 0.5], "scales": [0.3, 0.2]}
@@ -128,7 +128,7 @@ def test_the_noise_of_a_plan_is_proved_and_no_more_of_it(
         def understated(correlation: Correlation, steps: int) -> Any:
             at = real(correlation, steps)
             # What is proved may be less than what was accounted.
-            proved = min(at.sensitivity.value, float(proof._sensitivity(at)))
+            proved = min(at.sensitivity.value, float(certificate_proof._sensitivity(at)))
             return replace(at, sensitivity=Sensitivity(value=proved * (1 - 1e-5), attained=0.0))
 
         monkeypatch.setattr(Correlation, "at", understated)
@@ -148,7 +148,7 @@ def test_white_noise_is_no_wider_than_the_largest_singular_value_allows(kind: st
     assert at.route == "white_noise"
     strategy = at.strategy.strategy_matrix()
     norms = [np.linalg.norm(strategy[:, first :: at.turn], 2) for first in range(at.turn)]
-    assert float(proof._sensitivity(at)) >= max(norms) * (1 - 1e-12)
+    assert float(certificate_proof._sensitivity(at)) >= max(norms) * (1 - 1e-12)
 
 
 UNDISCLOSED = (
@@ -250,14 +250,17 @@ def test_a_certificate_that_rests_on_participations_is_proved(records: int) -> N
         approvals=NO_APPROVALS,
         evaluation=BUILT_IN_EVALUATION,
     )["predicate"]
-    signed = proof.proof_document(stated)
+    signed = certificate_proof.proof_document(stated)
     assert signed["statements"] == ["gaussian_mixture"]
-    assert proof.prove_certificate({**stated, "proof": signed}).epsilon == signed["epsilon"]
+    assert (
+        certificate_proof.prove_certificate({**stated, "proof": signed}).epsilon
+        == signed["epsilon"]
+    )
     thinner = plan_document(**{**document, "sampling": {"scheme": "poisson", "lot_size": 6}})
     with pytest.raises(Unproved):
-        proof.prove_certificate({**stated, "proof": signed, "plan": thinner})
+        certificate_proof.prove_certificate({**stated, "proof": signed, "plan": thinner})
     with pytest.raises(Unproved, match="another bound"):
-        proof.prove_certificate({**stated, "proof": {**signed, "alternative": 2}})
+        certificate_proof.prove_certificate({**stated, "proof": {**signed, "alternative": 2}})
 
 
 def test_the_bound_that_decides_is_proved_where_one_loss_is_rare() -> None:
@@ -271,13 +274,13 @@ def test_the_bound_that_decides_is_proved_where_one_loss_is_rare() -> None:
         target={"delta": 2e-6},
     )
     assessment = certify(plan_from(document), second_opinion=False)
-    assert proof.with_proof(assessment).proof_problem is None
+    assert certificate_proof.with_proof(assessment).proof_problem is None
 
 
 def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "MAX_ROWS", 10)
+    monkeypatch.setattr(certificate_proof, "MAX_ROWS", 10)
     with pytest.raises(Unproved, match="24 steps") as refusal:
         lowered_and_required(plan_document(noise=MATRIX | {"rows": irregular()}))
     assert refusal.value.code == "no_statement"

@@ -20,7 +20,7 @@ from affidavit.certificate import SigningKey, format_instant, sign_envelope
 from affidavit.plan import canonical_json
 from affidavit.service import database
 from affidavit.service.certificates.integrity import signed_columns
-from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.certificates.tables import (
     certificates,

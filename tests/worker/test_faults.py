@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import Conformance, check_conformance, read_envelope
-from affidavit.trainer.run_folder import checkpoint, run_log, run_writer
+from affidavit.trainer.run_folder import checkpoint_storage, run_log, run_writer
 from affidavit.worker import job as job_module
 from tests.support.forked_processes import Process
 from tests.support.polling import wait_until
@@ -100,7 +100,7 @@ def settled_once(shop: Any, run: str, steps: int) -> Conformance:
         # Whatever another attempt charged, with the key that it used, is charged here.
         assert charges_of(folder_of(shop, run, fence)) <= stored
         # What is secret is removed once the service has settled the run.
-        until_gone(folder_of(shop, run, fence) / checkpoint.CHECKPOINT_FILE)
+        until_gone(folder_of(shop, run, fence) / checkpoint_storage.CHECKPOINT_FILE)
     return checked
 
 
@@ -187,12 +187,16 @@ def trainer_of(run: str, *workers: Process) -> int:
 
 def disk_full(shop: Any, run: str, *workers: Process) -> None:
     """Let the run's trainer write no file as large as its checkpoint any more."""
-    size = (folder_of(shop, run, 1) / checkpoint.CHECKPOINT_FILE).stat().st_size // 2
+    size = (folder_of(shop, run, 1) / checkpoint_storage.CHECKPOINT_FILE).stat().st_size // 2
     resource.prlimit(trainer_of(run, *workers), resource.RLIMIT_FSIZE, (size, size))
 
 
 def test_the_worker_knows_the_trainers_files() -> None:
-    for name in (checkpoint.PARTIAL_FILE, checkpoint.CHECKPOINT_FILE, checkpoint.FOLDER_PATTERN):
+    for name in (
+        checkpoint_storage.PARTIAL_FILE,
+        checkpoint_storage.CHECKPOINT_FILE,
+        checkpoint_storage.FOLDER_PATTERN,
+    ):
         assert fnmatch(name, job_module.CHECKPOINTS)
     assert {run_log.RECORD_FILE, run_writer.OPENING_FILE} < set(job_module.COPIED_FILES)
 

@@ -35,7 +35,7 @@ from affidavit.trainer.adapters import DataAdapter
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.chacha import KEY_BYTES, Entropy, Ratchet, commitment_to, derived_key
 from affidavit.trainer.run_config import RunConfig
-from affidavit.trainer.run_folder import checkpoint
+from affidavit.trainer.run_folder import checkpoint_storage
 from affidavit.trainer.run_folder.run_log import RunLog
 from affidavit.trainer.settings import Trial
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
@@ -135,7 +135,7 @@ class RunWriter:
         ``canaries`` is the commitment to the plan's canaries, if it has any.
         """
         opening = {"run": run, "secret": self._opening.hex(), "data": data.digest}
-        checkpoint.write(
+        checkpoint_storage.write(
             self.run_log.folder / OPENING_FILE, (json.dumps(opening, indent=2) + "\n").encode()
         )
         config, plan = self._config, self._config.plan
@@ -266,12 +266,12 @@ class RunWriter:
         """
         progress = self.run_log.progress
         if weights is not None:
-            files = {WEIGHTS_FILE: checkpoint.serialize_state(dict(weights)), **files}
+            files = {WEIGHTS_FILE: checkpoint_storage.serialize_state(dict(weights)), **files}
         for name, content in files.items():
             path = self.run_log.folder / name
             partial = path.with_suffix(".part")
-            checkpoint.write(partial, content)
-            checkpoint.put_in_place(partial, path)
+            checkpoint_storage.write(partial, content)
+            checkpoint_storage.put_in_place(partial, path)
         self.run_log.append(
             {
                 "type": "final",
@@ -283,4 +283,4 @@ class RunWriter:
                 "noise_test": dict(noise_test),
             }
         )
-        checkpoint.remove(self.run_log.folder)
+        checkpoint_storage.remove(self.run_log.folder)

@@ -1,4 +1,4 @@
-"""δ by direct_inversion, against closed forms, other engines, and with its steering spoilt."""
+"""δ by direct inversion, against closed forms, other engines, and with its steering spoilt."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from affidavit.certificate.log.note import UnknownSigner, open_checkpoint
 from affidavit.certificate.runs.conformance import Conformance
 from affidavit.certificate.runs.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.status import current_status, sign_status
+from affidavit.certificate.verification.status_list import current_status, sign_status
 from affidavit.certificate.verification.verification_result import (
     SeenStatus,
     VerificationError,

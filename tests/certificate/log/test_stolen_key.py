@@ -18,7 +18,7 @@ from affidavit.certificate.verification.bundle_verification import (
     VerificationOptions,
     verify,
 )
-from affidavit.certificate.verification.status import current_status, sign_status
+from affidavit.certificate.verification.status_list import current_status, sign_status
 from affidavit.certificate.verification.verification_result import SeenCheckpoint
 from tests.certificate.log.logged_certificate import ORIGIN, Log, certified, key_for, log_of
 

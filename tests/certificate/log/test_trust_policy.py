@@ -19,7 +19,7 @@ from affidavit.certificate.verification.bundle_verification import (
     VerificationOptions,
     verify,
 )
-from affidavit.certificate.verification.status import sign_status
+from affidavit.certificate.verification.status_list import sign_status
 from affidavit.certificate.verification.trust_policy import (
     BadTrustPolicy,
     Timestamps,

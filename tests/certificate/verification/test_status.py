@@ -17,8 +17,8 @@ from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
 from affidavit.certificate.policy.evaluation import Approval, Approvals, evaluate_policy
 from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.status import PAYLOAD_TYPE as STATUS_PAYLOAD
-from affidavit.certificate.verification.status import current_status, sign_status
+from affidavit.certificate.verification.status_list import PAYLOAD_TYPE as STATUS_PAYLOAD
+from affidavit.certificate.verification.status_list import current_status, sign_status
 from affidavit.certificate.verification.verification_result import (
     SeenStatus,
     VerificationError,

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, event, func, select
 
 from affidavit.certificate import VerificationError, read_envelope, verify
-from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.store import CertificateStore, ConcurrentUpdate
 from affidavit.service.certificates.tables import certificates, requests
 from affidavit.service.database import open_engine

@@ -20,7 +20,7 @@ from affidavit.certificate import (
     read_envelope,
     verify,
 )
-from affidavit.service.certificates import status_lists as lists
+from affidavit.service.certificates import status_list_signing as lists
 from affidavit.service.log.entries import log_entries
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import development_key
-from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.issue_status import Status
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import repository

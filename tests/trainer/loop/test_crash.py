@@ -24,7 +24,7 @@ from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.errors import Interrupted, RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
-from affidavit.trainer.run_folder import checkpoint
+from affidavit.trainer.run_folder import checkpoint_storage
 from affidavit.trainer.run_folder.run_log import RunLog
 from tests.support.random_seeds import seeded
 from tests.trainer.loop.child_runs import SECONDS, is_killed, start_run
@@ -345,9 +345,9 @@ def test_an_altered_checkpoint_is_refused(
     crashed_run: tuple[Path, Callable[..., FinishedRun]], place: int
 ) -> None:
     out, resume = crashed_run
-    content = bytearray((out / checkpoint.CHECKPOINT_FILE).read_bytes())
+    content = bytearray((out / checkpoint_storage.CHECKPOINT_FILE).read_bytes())
     content[place] ^= 1
-    (out / checkpoint.CHECKPOINT_FILE).write_bytes(bytes(content))
+    (out / checkpoint_storage.CHECKPOINT_FILE).write_bytes(bytes(content))
     assert failure_code(resume) == "no_checkpoint"
 
 
@@ -355,10 +355,10 @@ def test_a_checkpoint_that_is_cut_or_gone_is_refused(
     crashed_run: tuple[Path, Callable[..., FinishedRun]],
 ) -> None:
     out, resume = crashed_run
-    content = (out / checkpoint.CHECKPOINT_FILE).read_bytes()
-    (out / checkpoint.CHECKPOINT_FILE).write_bytes(content[: len(content) // 2])
+    content = (out / checkpoint_storage.CHECKPOINT_FILE).read_bytes()
+    (out / checkpoint_storage.CHECKPOINT_FILE).write_bytes(content[: len(content) // 2])
     assert failure_code(resume) == "no_checkpoint"
-    (out / checkpoint.CHECKPOINT_FILE).unlink()
+    (out / checkpoint_storage.CHECKPOINT_FILE).unlink()
     assert failure_code(resume) == "no_checkpoint"
 
 
@@ -367,8 +367,8 @@ def test_another_runs_checkpoint_is_refused(
 ) -> None:
     out, resume = crashed_run
     crash_run(run, tmp_path / "foreign", 6, checkpoint_every=3)
-    foreign = (tmp_path / "foreign" / checkpoint.CHECKPOINT_FILE).read_bytes()
-    (out / checkpoint.CHECKPOINT_FILE).write_bytes(foreign)
+    foreign = (tmp_path / "foreign" / checkpoint_storage.CHECKPOINT_FILE).read_bytes()
+    (out / checkpoint_storage.CHECKPOINT_FILE).write_bytes(foreign)
     assert failure_code(resume) == "no_checkpoint"
 
 

@@ -22,7 +22,7 @@ from affidavit.trainer.noise import grid, source
 from affidavit.trainer.noise.chacha import Ratchet, commitment_to
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.run_config import bind
-from affidavit.trainer.run_folder.checkpoint import CHECKPOINT_FILE
+from affidavit.trainer.run_folder.checkpoint_storage import CHECKPOINT_FILE
 from affidavit.trainer.run_folder.run_writer import RunSecrets
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import UnknownSource, load_data

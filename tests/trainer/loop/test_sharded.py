@@ -25,7 +25,7 @@ from affidavit.trainer.distributed.shards import row_range
 from affidavit.trainer.errors import RunFailure, UnsupportedModel
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.optimizers.muon import Muon
-from affidavit.trainer.run_folder import checkpoint as checkpoints
+from affidavit.trainer.run_folder import checkpoint_storage as checkpoints
 from tests.trainer.loop.sharded import (
     CHANGES,
     STYLES,

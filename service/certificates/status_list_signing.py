@@ -29,7 +29,7 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel
 from affidavit.plan import digest_of, load_json
-from affidavit.service.certificates.status import (
+from affidavit.service.certificates.issue_status import (
     COVERED,
     REVOKED,
     SUPERSEDED,
