@@ -441,7 +441,7 @@ def test_the_line_that_moved_epsilon_is_that_of_the_number(run: Any) -> None:
         )
     )
     told = run("check", "train.py", "--diff", "before.py").stderr
-    moved = {line.split(":")[0].strip(): line for line in told.splitlines() if "; alone: " in line}
+    moved = {line.split(":")[0].strip(): line for line in told.splitlines() if " alone: " in line}
     lines = LENET.splitlines()
     for pointer, text in (
         ("/steps", "N_EPOCHS = 20"),
