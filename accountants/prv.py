@@ -78,7 +78,7 @@ MAX_GRID = 2_000_000
 MAX_SECONDS = 30.0
 """Wall-clock time for one bracket."""
 EPSILON_ERROR = 0.01
-"""Accuracy (nats) that the library is asked for."""
+"""Accuracy (nats) that is requested from the library."""
 ACCURACY = 1e-3
 """Relative accuracy, by which both ends are moved outward."""
 MIN_DELTA = 1e-9

@@ -63,7 +63,7 @@ SOLVER_NAMES = (
 CERTAIN_ENGINE = "largest_bin"
 """The engine whose bounds replace sampled ones that are not lower."""
 SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp", CERTAIN_ENGINE)
-"""The engines asked for a second opinion, in order: those of other libraries and, for balls in
+"""The engines that give a second opinion, in order: those of other libraries and, for balls in
 bins, which no other library covers, those of another method."""
 
 

@@ -140,7 +140,7 @@ ExtraEvent = Annotated[
 ]
 
 
-# A claim is the number that a plan is said to reach, with the digits in which it was published:
+# A claim is the number that a plan is reported to reach, with the digits in which it was published:
 # "7.98" and "7.9800" have different precision, so a claim may be text. It changes no guarantee.
 
 MIN_CLAIM, MAX_CLAIM = 1e-9, 1e9
@@ -176,7 +176,7 @@ Claimed = Annotated[
 class Claim(StrictModel):
     """A claimed ``epsilon``, in nats at the target's δ, or a claimed ``noise_multiplier``.
 
-    The claimed noise multiplier is that of every block, and is said to meet the plan's target.
+    The claimed noise multiplier is that of every block, and is claimed to meet the plan's target.
     """
 
     epsilon: Claimed | None = None

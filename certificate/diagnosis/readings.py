@@ -25,7 +25,7 @@ A claim of 7.98 stands for everything that rounds to it. A reading agrees with i
 * ``nearly``, if the reading is less precise than the claim: the noise multiplier was itself rounded
   before it was printed, or the program's documented error is larger.
 
-A claimed noise multiplier is compared through the ε that it is said to reach: calibration stops a
+A claimed noise multiplier is compared through the ε that it is meant to reach: calibration stops a
 little below its target, and the claim's own rounding moves ε by twice as much.
 
 References: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy" (2014),
