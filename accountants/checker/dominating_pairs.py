@@ -284,8 +284,9 @@ def _covered(
 ) -> tuple[dict[str, arb], arb]:
     """Return the letters of a hidden row, with another r, and the probability that it concedes.
 
-    v = P(M = L-2), t and f are the used shares of lots of L - 2 and of L others, and c is the mass
-    of L - 1 others that these replace. Raises ``Unproved`` if more is conceded than remains.
+    v = P(M = L-2), t and f are the used shares of lots of L - 2 and of L others, c is the mass of
+    L - 1 others that these replace, and l what is left of them. Raises ``Unproved`` if more is
+    conceded than that.
     """
     q, u, w, p = (weights[name] for name in ("q", "u", "w", "p"))
     lot, sigma = leaf.max_lot_size, arb(leaf.noise_multiplier)
@@ -304,14 +305,12 @@ def _covered(
     likely = 2 * crowded * (fewer / apart).sqrt() * left
     beyond = sigma * likely.log() - 3 / (2 * sigma)
     conceded = (q * u + w * p) * (beyond / arb(2).sqrt()).erfc() / 2
-    letters = {"r": weights["r"] - v, "v": v, "t": t, "f": f, "c": c}
+    left_over = fewer + more - c
     if private:
         conceded /= 1 - q
-        without = v * (1 - t) + u + c + w * (1 - f)
-        letters["a"] = 1 - (1 - q) * without - q * (v + u + w)
-        letters["b"] = 1 - without
-    if not (conceded <= fewer + more - c and (c <= more or not private)):
+    if not (conceded <= left_over and (c <= more or not private)):
         raise bad_witness("its cover hides or concedes more than it leaves")
+    letters = {"r": weights["r"] - v, "v": v, "t": t, "f": f, "c": c, "l": left_over}
     return letters, conceded
 
 

@@ -92,6 +92,9 @@ def ratio_points(law: Law, rule: Rule) -> tuple[Points, arb]:
 def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
     """Apply Theorem 2 (d) between places; the outer cells move to the outer places."""
     spacing, reach, means = arb(rule.spacing), arb(rule.reach), {*piece.over, *piece.under}
+    if len(means) == 1 and piece.start is piece.stop is None:
+        (mass,), (under_mass,) = piece.over.values(), piece.under.values()
+        return [(mass, mass / under_mass)], arb(0)  # of one normal: all losses are equal
     first = min(means) * mu - reach if piece.start is None else piece.start * mu
     last = max(means) * mu + reach if piece.stop is None else piece.stop * mu
     count = (last - first) / spacing

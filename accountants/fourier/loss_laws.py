@@ -269,42 +269,39 @@ class RevealedMixtureLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShiftedLaw:
-    """``law`` with every loss ``shift`` (nats) higher, as Q has e^-shift of its mass."""
+class ConstantLaw:
+    """Outputs that all have one ``loss`` (nats)."""
 
-    law: LossLaw
-    shift: float
+    loss: float
 
     @property
     def max_loss(self) -> float:
-        """The shifted law's (nats)."""
-        return self.law.max_loss + self.shift + 1e-15
+        """The loss (nats), rounded up."""
+        return self.loss + 1e-15
 
     def atoms(self) -> Atoms:
-        """Return the law under P."""
-        atoms = self.law.atoms()
-        return Atoms(losses=atoms.losses + self.shift, weights=atoms.weights)
+        """Return the law under P: one atom."""
+        return Atoms(losses=np.array([self.loss]), weights=np.ones(1))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
         """Return P(L >= l) and Q(L >= l); all have shape (n,)."""
-        p, q = self.law.tails(losses - self.shift)
-        return p, q * math.exp(-self.shift)
+        p = np.where(losses <= self.loss, 1.0, 0.0)
+        return p, p * math.exp(-self.loss)
 
     def cells(self, edges: Array) -> Cells:
         """Return the masses of both laws between ``edges`` (n,)."""
-        cells = self.law.cells(edges - self.shift)
-        rounding = 2.0**-52 * (np.abs(edges) + abs(self.shift))
+        p = np.zeros(edges.size + 1)
+        p[int(np.searchsorted(edges, self.loss))] = 1.0
         return Cells(
-            p=cells.p,
-            q=cells.q * math.exp(-self.shift),
-            relative_error=cells.relative_error + 2.0**-51,
-            edge_error=cells.edge_error
-            + np.maximum(np.append(rounding, 0), np.insert(rounding, 0, 0)),
+            p=p,
+            q=p * math.exp(-self.loss),
+            relative_error=np.full(p.size, 8.0 * UNIT_ROUNDOFF),
+            edge_error=np.full(p.size, 8.0 * UNIT_ROUNDOFF * abs(self.loss)),
         )
 
-    def upper_quantile(self, probability: float) -> float:
-        """Return a loss (nats) that P exceeds with about this small probability."""
-        return self.law.upper_quantile(probability) + self.shift
+    def upper_quantile(self, probability: float) -> float:  # noqa: ARG002  (all of P is there)
+        """Return the loss (nats)."""
+        return self.loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 
 from affidavit.accountants.fourier.loss_laws import (
+    ConstantLaw,
     Kind,
     NormalMixtureLaw,
     RevealedMixtureLaw,
-    ShiftedLaw,
     WorseOfBothLaw,
 )
 from affidavit.accountants.fourier.privacy_loss import (
@@ -53,8 +53,6 @@ BINOMIAL_ERROR = 1e-10
 _RATE_ERROR = 8 * BINOMIAL_ERROR
 """Relative error of probabilities and rates of a shelf: each is a few of scipy's, two of which are
 rounded."""
-_MIN_UNCOVERED = 1e-3
-"""Probability outside of a cover below which rounding would decide its losses."""
 _MIN_CROWDED_SHARE, _CONCEDED_DEVIATIONS = 0.05, 6.3
 """Least share of a cover that is given up because two of the others may coincide; it is larger if
 fewer standard deviations than these would remain to the conceded outputs."""
@@ -216,19 +214,22 @@ def hidden_law(leaf: TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, flo
     cover = Cover.of(leaf)
     if cover is None:
         return truncated_law(leaf, side), 0.0
-    parts = cover.fewer, cover.lots
-    rest, other = 1.0, 1.0
-    for part in parts:
-        own, under = _lot_masses(leaf, part)[:: 1 if side == "remove" else -1]
-        rest, other = rest - own, other - under
+    loss, left_over = 0.0, cover.left_over
+    if leaf.neighbours == "add_remove":
+        loss = math.log1p(-leaf.sampling_probability)
+        if side == "remove":
+            left_over *= 1 - leaf.sampling_probability
+        else:
+            loss = -loss
     law: LossLaw = poisson_law(leaf, leaf.sampling_probability, side)
-    if rest != other:
-        law = ShiftedLaw(law=law, shift=math.log(rest / other))
-    total = max(rest, 0.0)
-    for part in parts:
-        weight = _lot_masses(leaf, part)[0 if side == "remove" else 1]
-        total += weight
-        law = _revealed_mixture(law, _full_lot_law(leaf, part, side), weight / total)
+    parts: list[tuple[LossLaw, float]] = [(ConstantLaw(loss=loss), left_over)]
+    for lots in (cover.fewer, cover.lots):
+        mass = _lot_masses(leaf, lots)[0 if side == "remove" else 1]
+        parts.append((_full_lot_law(leaf, lots, side), mass))
+    total = cover.fewest
+    for part, mass in parts:
+        total += mass
+        law = _revealed_mixture(law, part, mass / total)
     return law, cover.conceded
 
 
@@ -279,6 +280,9 @@ class Cover:
     are at any place at least as likely as the additional ``lots`` of L - 1 others, except for
     outputs that have at most the probability ``conceded`` with the record. ``share`` is that of the
     used lots of L others, and ``crowded`` the share lost because two of the others may coincide.
+    ``fewest`` is the probability of fewer than L - 2 others, and ``left_over`` what of the used
+    lots hides nothing, in data sets without the record. Adding or removing a record changes the
+    probability of what is left over; merging it with other lots would hide that.
     """
 
     spent: float
@@ -286,6 +290,8 @@ class Cover:
     crowded: float
     fewer: _LotProbabilities
     lots: _LotProbabilities
+    fewest: float
+    left_over: float
     conceded: float
 
     @classmethod
@@ -330,7 +336,12 @@ class Cover:
             conceded /= 1 - q
         if conceded > used * (1 - apart):
             return None
-        cover = cls(
+        gained = gain * root
+        left_over = spent * absent * two_less + used - gained
+        fewest = 1 - two_less - _lot_masses(leaf, lots)[1]
+        if fewest < 0:
+            return None
+        return cls(
             spent=spent,
             share=share,
             crowded=crowded,
@@ -338,12 +349,12 @@ class Cover:
                 record=q * two_less, others=(1 - spent) * absent * two_less, cut=0.0
             ),
             lots=_LotProbabilities(
-                record=lots.record, others=lots.others + gain * root, cut=lots.cut * (1 - share)
+                record=lots.record, others=lots.others + gained, cut=lots.cut * (1 - share)
             ),
+            fewest=fewest,
+            left_over=left_over,
             conceded=conceded,
         )
-        left_over = 1 - sum(_lot_masses(leaf, part)[0] for part in (cover.fewer, cover.lots))
-        return cover if left_over > _MIN_UNCOVERED or not private else None
 
 
 def _full_lot_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
