@@ -254,6 +254,9 @@ def _moves_no_more(
 ) -> bool:
     """Whether a record that is drawn into phase ``index`` moves it by no more than ``leaf``."""
     at, draws = _drawn(lowered, index)
+    if lowered.plan.phases[index].sampling.scheme == "fixed_size":
+        # A record moves the sum two clip norms from the record whose place it takes.
+        blocks = [(count, sigma / 2) for count, sigma in blocks]
     apart = lowered.plan.phases[index].sampling.separation
     if apart is not None and at.strategy.bands <= apart:
         return all(
@@ -308,9 +311,12 @@ def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
     own, phase = lowered.phases[index], lowered.plan.phases[index]
     assert own.correlation is not None
     assert own.steps is not None
-    at = own.correlation.at(own.steps)
-    turns = -(-own.steps // at.turn) * lowered.plan.dataset.records_per_unit
+    at, records = own.correlation.at(own.steps), lowered.plan.dataset.records_per_unit
+    turns = -(-own.steps // at.turn) * records
     rate = schedule.highest_probability(lowered.plan, phase) * at.turn
+    if phase.sampling.scheme == "fixed_size" and (size := lowered.plan.dataset.size):
+        # Fewer records are left after each of the unit's that is not in the lot.
+        rate *= Fraction(size, size - records + 1)
     return at, Draws(max_draws=turns, probability=rate)
 
 

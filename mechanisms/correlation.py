@@ -15,7 +15,8 @@ any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a 
 any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖; under
 ``b_min_sep``                         ``b_min_sep``, with the largest probability of a step
 any C, any of the last three          or a mixture over the participations of a record, plus its
-                                      effect on a few truncated lots
+                                      effect on a few truncated lots; a record in a lot of fixed
+                                      size moves the sum two clip norms from the others
 b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer, disclosed steps, of
 with b ≥ b̂                            multiplier σ_joint over what the columns of these steps share
 b̂-banded C, the same                  or the moments of the loss, if few columns share rows
@@ -43,6 +44,12 @@ from typing import Literal
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
+from affidavit.mechanisms.fixed_size_lots import (
+    DISTANCE,
+    FixedSize,
+    at_least_drawn,
+    at_most_drawn,
+)
 from affidavit.mechanisms.noise_files import UnregisteredNoise
 from affidavit.mechanisms.sampling_schemes import (
     Route,
@@ -227,6 +234,12 @@ class Correlation:
     def _mixture_bounds(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
         counts, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
+        reach = 1.0
+        if isinstance(step, FixedSize):
+            drawn, reach = at_most_drawn(step), DISTANCE
+            if drawn is None:
+                return
+            step = drawn
         if isinstance(step, Truncated):
             counts = truncated_lot_counts(step, at.strategy.steps)
             step = without_truncation(step)
@@ -241,7 +254,7 @@ class Correlation:
                 if moved is not None:
                     yield GaussianMixture(
                         weights=moved.weights,
-                        noise_multiplier=joint / moved.spacing * _DOWN,
+                        noise_multiplier=joint / (reach * moved.spacing) * _DOWN,
                         conceded=moved.conceded + more,
                         pair=self._pair,
                     )
@@ -316,11 +329,14 @@ class Correlation:
             probability = math.nextafter(float(sampler.probability), 0.0)
         if phase.sampling.groups is not None and at.strategy.bands <= at.turn:
             norms = _norms_of_a_group(at.strategy, at.turn)
-        elif at.route == "white_noise" or (
-            separation is not None and self.plan.dataset.records_per_unit == 1
+        elif (
+            sampler.fresh
+            or at.route == "white_noise"
+            or (separation is not None and self.plan.dataset.records_per_unit == 1)
         ):
             if separation is None:
-                norms = _norms_one_by_one(at.strategy, at.turn)
+                if at.route == "white_noise":
+                    norms = _norms_one_by_one(at.strategy, at.turn)
             elif (spacing := max(separation, at.strategy.bands)) < steps:
                 # The record waits for none of these steps if it was in none of the b - 1 before.
                 largest = float(schedule.highest_probability(self.plan, phase))
@@ -368,7 +384,7 @@ class Correlation:
 
     def _mixture_along_direction(self, joint: float, at: CorrelatedRun) -> GaussianMixture | None:
         """Return the run as one release, along a direction in which its columns are long."""
-        step = self._sampler.step
+        step, pair, reach = self._sampler.step, self._pair, 1.0
         farthest = math.inf if self._is_whole_run else joint * _MAX_MOVE
         if (separation := self._phase.sampling.separation) is not None:
             largest = schedule.highest_probability(self.plan, self._phase)
@@ -376,20 +392,23 @@ class Correlation:
             mixture = projected_separated_mixture(shown, largest, separation, farthest)
         else:
             leaf = None if step is None else among_zero_records(step.event(joint))
+            if isinstance(leaf, FixedSize):
+                # All others have the opposite gradient, and so has what replaces the record.
+                leaf, pair, reach = at_least_drawn(leaf), "add_remove", DISTANCE
             if not isinstance(leaf, Untruncated):
                 return None
             mixture = projected_mixture(
                 project_columns(at.strategy, at.turn),
                 probability=leaf.sampling_probability,
-                records=self.plan.dataset.records_per_unit,
-                farthest=farthest,
+                records=getattr(leaf, "records", 1),
+                farthest=farthest / reach,
             )
         if mixture is None:
             return None
         return GaussianMixture(
             weights=mixture.weights,
-            noise_multiplier=joint / mixture.spacing * _UP,
-            pair=self._pair,
+            noise_multiplier=joint / (reach * mixture.spacing) * _UP,
+            pair=pair,
         )
 
     def at(self, steps: int) -> CorrelatedRun:

@@ -63,6 +63,12 @@ WHITE: dict[str, dict[str, Any]] = {
         "noise": BLT,
         "adjacency": "replace_one",
     },
+    "fresh lots, replaced users": {
+        "dataset": {"size": 1000, "unit": "user", "contributions_per_user": 3},
+        "sampling": {"scheme": "fixed_size", "lot_size": 20},
+        "noise": BLT,
+        "adjacency": "replace_one",
+    },
     "fresh lots, tree": {"sampling": CUT, "noise": {"kind": "tree"}},
     "groups": {"sampling": GROUPS, "noise": {"kind": "bidiagonal", "lambda": 0.9}},
     "groups, alternating": {"sampling": GROUPS, "noise": {"kind": "bidiagonal", "lambda": -0.9}},
@@ -153,6 +159,8 @@ def test_white_noise_is_no_wider_than_the_largest_singular_value_allows(kind: st
 
 UNDISCLOSED = (
     "fresh lots",
+    "fresh lots, replaced",
+    "fresh lots, replaced users",
     "fresh lots, scheduled",
     "groups",
     "groups, alternating",
@@ -161,7 +169,7 @@ UNDISCLOSED = (
 """Plans whose events do not disclose the steps of a record."""
 
 
-@pytest.mark.ordinary("groups, matrix", "fresh lots, scheduled")
+@pytest.mark.ordinary("groups, matrix", "fresh lots, replaced users")
 @pytest.mark.parametrize("kind", UNDISCLOSED)
 def test_what_participations_add_up_to_is_proved_and_no_less(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,57 @@
+"""Correlated noise with lots of fixed size, bounded by records that are drawn independently.
+
+A lot is a uniform sample of B of N records, fresh in each step. Reveal the others of each lot in
+random order: the unit's K records in it take the places of the last K. A unit thus moves the sum by
+2K clip norms at most, whichever data set it is in, and K is independent between steps. K lies
+between two binomial numbers of draws, because at most one record fewer is left, and one place
+fewer, for each record of the unit that was tried before.
+
+Reference: docs/theorems/correlated-noise.md, Theorem 18.
+"""
+
+from __future__ import annotations
+
+import math
+
+from affidavit.plan import (
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
+)
+
+FixedSize = WithoutReplacementGaussian | WithoutReplacementGroupGaussian
+Independent = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
+
+DISTANCE = 2.0
+"""How far a record moves the sum of a lot that it is in, in clip norms."""
+
+
+def at_most_drawn(leaf: FixedSize) -> Independent | None:
+    """Return independent draws of which at least as many succeed; None if all would."""
+    records = getattr(leaf, "records", 1)
+    left = leaf.dataset_size - records + 1
+    if leaf.sample_size >= left:
+        return None
+    return _draws(records, math.nextafter(leaf.sample_size / left, 1.0), leaf.noise_multiplier)
+
+
+def at_least_drawn(leaf: FixedSize) -> Independent:
+    """Return independent draws of which at most as many succeed.
+
+    Of a user with more records than half a lot only some count.
+    """
+    lot = leaf.sample_size
+    records = min(getattr(leaf, "records", 1), (lot + 1) // 2)
+    probability = (lot - records + 1) / leaf.dataset_size
+    return _draws(records, math.nextafter(probability, 0.0), leaf.noise_multiplier)
+
+
+def _draws(records: int, probability: float, noise_multiplier: float) -> Independent:
+    if records == 1:
+        return PoissonSubsampledGaussian(
+            sampling_probability=probability, noise_multiplier=noise_multiplier
+        )
+    return PoissonSampledGroupGaussian(
+        records=records, sampling_probability=probability, noise_multiplier=noise_multiplier
+    )
