@@ -20,6 +20,7 @@ from affidavit.plan import (
     Composed,
     EitherBound,
     Event,
+    FixedSizeRun,
     Leaf,
     RepeatAndSelect,
     Repeated,
@@ -61,7 +62,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
                 _count(inner, times, counts)
         case EitherBound(events=bounds):
             _count(bounds[0], times, counts)
-        case ChainOfNeighbours() | SampledColumns():
+        case ChainOfNeighbours() | SampledColumns() | FixedSizeRun():
             raise Unsupported(
                 f"this accountant has no bound for {type(event).__name__}.",
                 "Use the fourier accountant.",

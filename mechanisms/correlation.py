@@ -103,6 +103,7 @@ from affidavit.plan import (
     Composed,
     EitherBound,
     Event,
+    FixedSizeRun,
     Gaussian,
     GaussianMixture,
     Gram,
@@ -258,6 +259,12 @@ class Correlation:
                         conceded=moved.conceded + more,
                         pair=self._pair,
                     )
+            if reach > 1:
+                yield FixedSizeRun(
+                    weights=mixture.weights,
+                    noise_multiplier=joint / (reach * mixture.spacing) * _DOWN,
+                    conceded=mixture.conceded,
+                )
         separation = self._phase.sampling.separation
         if separation is not None and self._has_disjoint_columns(at.strategy):
             with suppress(TooLarge):

@@ -44,6 +44,7 @@ from .events import ChainOfNeighbours as ChainOfNeighbours
 from .events import Composed as Composed
 from .events import EitherBound as EitherBound
 from .events import Event as Event
+from .events import FixedSizeRun as FixedSizeRun
 from .events import Gaussian as Gaussian
 from .events import GaussianMixture as GaussianMixture
 from .events import Gram as Gram

@@ -154,12 +154,16 @@ class GaussianMixture(_Validated):
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
-        if not 2 <= len(self.weights) <= MAX_WEIGHTS:
-            raise ValueError(f"a mixture has 2 to {MAX_WEIGHTS} weights, got {len(self.weights)}")
-        if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= 1e-15):
-            raise ValueError("weights must be positive and add up to one")
-        if not 0 <= self.conceded < 1:
-            raise ValueError(f"conceded must lie in [0, 1), got {self.conceded!r}")
+        _require_weights(self.weights, self.conceded)
+
+
+def _require_weights(weights: tuple[float, ...], conceded: float) -> None:
+    if not 2 <= len(weights) <= MAX_WEIGHTS:
+        raise ValueError(f"a mixture has 2 to {MAX_WEIGHTS} weights, got {len(weights)}")
+    if not (min(weights) > 0 and abs(math.fsum(weights) - 1) <= 1e-15):
+        raise ValueError("weights must be positive and add up to one")
+    if not 0 <= conceded < 1:
+        raise ValueError(f"conceded must lie in [0, 1), got {conceded!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -463,6 +467,25 @@ class SampledColumns(_Validated):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FixedSizeRun(_Validated):
+    """A whole run over lots of fixed size, which a record moves by k units with ``weights``[k].
+
+    So far apart are the record, what replaces it, and the records whose places it takes, two at a
+    time. ``noise_multiplier`` is the noise standard deviation over the unit. The weights are
+    positive and add up to one. With probability ``conceded``, which adds to δ, it moves further.
+    Source: docs/theorems/correlated-noise.md, Theorem 18.
+    """
+
+    weights: tuple[float, ...]
+    noise_multiplier: float
+    conceded: float = 0.0
+
+    def __post_init__(self) -> None:
+        _Validated.__post_init__(self)
+        _require_weights(self.weights, self.conceded)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChainOfNeighbours:
     """A run on data sets that are ``links`` apart, where each link costs at most ``event``."""
 
@@ -475,7 +498,14 @@ class ChainOfNeighbours:
 
 
 Event = (
-    Leaf | Repeated | Composed | RepeatAndSelect | EitherBound | SampledColumns | ChainOfNeighbours
+    Leaf
+    | Repeated
+    | Composed
+    | RepeatAndSelect
+    | EitherBound
+    | SampledColumns
+    | FixedSizeRun
+    | ChainOfNeighbours
 )
 
 

@@ -24,6 +24,7 @@ from affidavit.plan import (
     Composed,
     EitherBound,
     Event,
+    FixedSizeRun,
     GaussianMixture,
     Leaf,
     RepeatAndSelect,
@@ -217,7 +218,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
                 _count(inner, times, counts)
         case EitherBound():
             raise bad_witness("it does not say which of several bounds it is for")
-        case RepeatAndSelect() | ChainOfNeighbours() | SampledColumns():
+        case RepeatAndSelect() | ChainOfNeighbours() | SampledColumns() | FixedSizeRun():
             raise no_statement(type(event).__name__)
         case _:
             counts[event] += times

@@ -38,6 +38,7 @@ from affidavit.accountants.bracketing_curves import (
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, neighbour_event
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.fixed_size_run import FixedSizeRunCurve, run_of
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
 from affidavit.accountants.fourier.cache import LAW_BYTES, SharedCache
 from affidavit.accountants.fourier.direct_inversion import invert_delta, invert_epsilon
@@ -180,13 +181,14 @@ class FourierAccountant:
 
     def _least_of_engines(self, bounds: Sequence[Event]) -> MinimumCurve | BoundedByOrder:
         moments = [bound for bound in bounds if has_columns(bound)]
-        first, *others = [bound for bound in bounds if bound not in moments]
+        runs = {bound: run for bound in bounds if (run := run_of(bound)) is not None}
+        first, *others = [bound for bound in bounds if bound not in (*moments, *runs)]
         # With little noise, other engines answer for the first bound.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [FirstAvailableCurve(event=first, engines=engines)]
         rest = (engines[1], self, accountant("allocation"))
         curves += [FirstAvailableCurve(event=other, engines=rest) for other in others]
-        both = _least_upper_ends(curves)
+        both = _least_upper_ends([*curves, *map(FixedSizeRunCurve, runs.values())])
         if not moments:
             return both
         return BoundedByOrder(
@@ -266,7 +268,7 @@ def _finer_directions(event: Event, kinds: int) -> tuple[Direction, ...]:
 
 def _has_statement(bound: Event) -> bool:
     """Return whether the checker has statements for all of ``bound``, or for a chain's links."""
-    if has_columns(bound):
+    if has_columns(bound) or run_of(bound) is not None:
         return False
     return isinstance(bound, ChainOfNeighbours) or not any(
         isinstance(leaf, ReplacedAllocationGaussian) for leaf, _ in leaves(bound)
