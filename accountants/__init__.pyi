@@ -3,6 +3,7 @@ from .bracket import decimal_down as decimal_down
 from .bracket import decimal_up as decimal_up
 from .bracketing_curves import BracketingCurve as BracketingCurve
 from .bracketing_curves import attained_event as attained_event
+from .bracketing_curves import close_bracket as close_bracket
 from .bracketing_curves import refined_curve as refined_curve
 from .calibration import find_confirmed_noise as find_confirmed_noise
 from .calibration import find_max_count as find_max_count

@@ -163,20 +163,37 @@ class CountingAttack:
 
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[lower, ∞]`` of ε (nats) at ``delta``."""
-        true_positive, log_false = self._attack_rates(max(delta, MIN_DELTA))
+        lower = float(self._gains(delta)[0].max(initial=0.0))
+        return Bracket(lower=lower * (1 - ROUNDING), upper=math.inf)
+
+    def test(self, delta: float) -> tuple[float, int]:
+        """Return the threshold and the count of the test that attains the lower end at ``delta``.
+
+        The threshold is in standard deviations of the noise. The test decides for the first data
+        set if at least so many releases, or largest sums of epochs, exceed it.
+        """
+        gains, counts = self._gains(delta)
+        row, column = np.unravel_index(int(gains.argmax()), gains.shape)
+        return float(self._thresholds[row]), int(counts[0, column])
+
+    def _gains(self, delta: float) -> tuple[Array, Array]:
+        """Return ε (nats) at ``delta`` by threshold and count, and the counts, shape (1, n)."""
+        true_positive, log_false, counts = self._attack_rates(max(delta, MIN_DELTA))
         with np.errstate(divide="ignore", invalid="ignore"):
-            result = np.log(true_positive - delta) - log_false
-        lower = float(np.nanmax(np.where(true_positive > delta, result, 0.0), initial=0.0))
-        return Bracket(lower=max(0.0, lower * (1 - ROUNDING)), upper=math.inf)
+            gains = np.log(true_positive - delta) - log_false
+        return np.where((true_positive > delta) & ~np.isnan(gains), gains, 0.0), counts
 
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[lower, 1]`` of δ at ``epsilon`` (nats)."""
-        true_positive, log_false = self._attack_rates(MIN_DELTA)
+        true_positive, log_false, _ = self._attack_rates(MIN_DELTA)
         result = true_positive - np.exp(np.minimum(0.0, log_false + epsilon))
         return Bracket(lower=max(0.0, float(result.max(initial=0.0))), upper=1.0)
 
-    def _attack_rates(self, delta: float) -> tuple[Array, Array]:
-        """Return the true-positive rate and log false-positive rate by threshold and count."""
+    def _attack_rates(self, delta: float) -> tuple[Array, Array, Array]:
+        """Return the true-positive rate and log false-positive rate by threshold and count.
+
+        The counts themselves have shape (1, n).
+        """
         drawn, rest, log_other = self._count_probabilities()
         other = np.exp(log_other)
         true = (drawn + rest * other) * (1 - ROUNDING)
@@ -189,7 +206,17 @@ class CountingAttack:
         exact = more_than(counts - 1, self.times, other * (1 + ROUNDING)) * (1 + ROUNDING)
         with np.errstate(divide="ignore"):
             tail = np.where(exact > _UNDERFLOW, np.log(exact), np.inf)
-        return true_positive, np.minimum(tail, union + 1e-14 * (1 + whole)).clip(max=0.0)
+        return true_positive, np.minimum(tail, union + 1e-14 * (1 + whole)).clip(max=0.0), counts
+
+    @property
+    def _thresholds(self) -> Array:
+        """The thresholds of a release, in standard deviations of its noise."""
+        sigma = self.leaf.noise_multiplier
+        if isinstance(self.leaf, Laplace):
+            return np.array([1 / sigma])
+        if isinstance(self.leaf, ShuffledEpoch):
+            return np.linspace(0.0, 2 / sigma + 10.0, len(THRESHOLD_DEVIATIONS))
+        return 1 / sigma - THRESHOLD_DEVIATIONS[THRESHOLD_DEVIATIONS * sigma < 1]
 
     def _count_probabilities(self) -> tuple[Array, float, Array]:
         """Return probabilities of one release by threshold, shape (thresholds, 1).
@@ -197,22 +224,22 @@ class CountingAttack:
         They are the probability that it has the record and is counted, the probability that it does
         not have the record, and the log probability that it is then counted.
         """
-        sigma = self.leaf.noise_multiplier
+        sigma, thresholds = self.leaf.noise_multiplier, self._thresholds
         if isinstance(self.leaf, Laplace):
             # Half of the outputs have the largest loss.
             return np.array([[0.5]]), 0.0, np.array([[-1 / sigma - math.log(2)]])
         if isinstance(self.leaf, ShuffledEpoch):
-            return _epoch_count_probabilities(self.leaf)
-        rate, deviations = _rate(self.leaf), THRESHOLD_DEVIATIONS * sigma
-        thresholds = 1 - deviations[deviations < 1]
-        drawn = rate * ndtr((1 - thresholds) / sigma)
-        return drawn[:, None], 1 - rate, log_ndtr(-thresholds / sigma)[:, None]
+            return _epoch_count_probabilities(self.leaf, thresholds)
+        rate = _rate(self.leaf)
+        drawn = rate * ndtr(1 / sigma - thresholds)
+        return drawn[:, None], 1 - rate, log_ndtr(-thresholds)[:, None]
 
 
-def _epoch_count_probabilities(epoch: ShuffledEpoch) -> tuple[Array, float, Array]:
+def _epoch_count_probabilities(
+    epoch: ShuffledEpoch, thresholds: Array
+) -> tuple[Array, float, Array]:
     """Return the probabilities that the largest of an epoch's sums exceeds a threshold."""
     near, far = epoch.without / epoch.noise_multiplier, 2 / epoch.noise_multiplier
-    thresholds = np.linspace(0.0, far + 10.0, len(THRESHOLD_DEVIATIONS))
     others = (epoch.lots - 1) * log_ndtr(thresholds)
     moved = ndtr(far - thresholds) - ndtr(near - thresholds)
     inside = -np.expm1(others + log_ndtr(thresholds - near))

@@ -8,8 +8,11 @@ returned value was itself evaluated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TypeVar
 
 from affidavit.accountants import (
@@ -26,6 +29,7 @@ from affidavit.accountants import (
     Sampling,
     Unsupported,
     attained_event,
+    close_bracket,
     find_confirmed_noise,
     find_max_count,
     find_max_probability,
@@ -33,7 +37,9 @@ from affidavit.accountants import (
     find_min_noise,
 )
 from affidavit.mechanisms import (
+    Attack,
     Lowered,
+    attacks_of,
     lower,
     with_lot_size,
     with_noise,
@@ -42,7 +48,7 @@ from affidavit.mechanisms import (
     with_scaled_noise,
     with_steps,
 )
-from affidavit.plan import Event, Plan, RefusedPlan, alternatives, schedule
+from affidavit.plan import Event, Plan, RefusedPlan, schedule
 
 UPPER_BOUND_ENGINES = ("participations", "selection", "rdp", "allocation_rdp")
 """The engines whose own lower ends are 0."""
@@ -57,26 +63,6 @@ def lower_open(plan: Plan) -> Lowered:
     ``RefusedPlan``.
     """
     return replace(lower(with_placeholder_sampling(plan)), plan=plan)
-
-
-def _counting_attacks(closed: Lowered) -> tuple[CountingAttack, ...]:
-    """Return the lower ends that an attacker obtains by counting the releases of each phase."""
-    if closed.extra.selection is not None:
-        return ()
-    epochs = (phase.attack for phase in closed.phases)
-    return tuple(CountingAttack(*epoch) for epoch in epochs if epoch is not None)
-
-
-def _attained_events(closed: Lowered) -> tuple[Event, ...]:
-    """Return the events that a unit attains in a closed run, and those of one of its records."""
-    one = closed.single_record_run
-    runs = (closed,) if one is None else (closed, one)
-    # A selection takes long, so that only the first event of each run is computed.
-    limit = None if closed.extra.selection is None else 1
-    events = (
-        event for run in runs for event in alternatives(attained_event(run.attained()))[:limit]
-    )
-    return tuple(dict.fromkeys(events))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,23 +90,45 @@ class Solver:
         above, least = self.curve(event), attained_event(events)
         if isinstance(self.engine, Sampling):
             return above if least == event else BracketingCurve(above=above, below=())
-        attacks = _counting_attacks(closed)
-        if self.engine.name in UPPER_BOUND_ENGINES and not one_engine:
-            contained = (PostProcessedCurve(event=item) for item in _attained_events(closed))
-            return BracketingCurve(above=above, below=(*contained, *attacks))
-        if least == event:
+        has_lower_ends = one_engine or self.engine.name not in UPPER_BOUND_ENGINES
+        if has_lower_ends and least == event:
             return above
-        curves = (curve for item in _attained_events(closed) for curve in self._lower_curves(item))
-        below = (*attacks, *curves)
-        return BracketingCurve(above=above, below=(above, *below) if events == event else below)
+        below = tuple(
+            curve
+            for attack in attacks_of(closed)
+            for curve in self._lower_curves(attack, one_engine=one_engine)
+        )
+        own = (above,) if has_lower_ends and events == event else ()
+        return BracketingCurve(above=above, below=(*own, *below))
 
-    def _lower_curves(self, event: Event) -> tuple[PrivacyCurve, ...]:
-        """Return the curve of an attained event, by this engine or by others that cover it."""
+    def strongest_attack(self, closed: Lowered, delta: float) -> tuple[Attack, float]:
+        """Return the attack on a closed run with the largest ε (nats) at ``delta``, and this ε."""
+
+        def epsilon(attack: Attack) -> float:
+            curves = self._lower_curves(attack)
+            if attack.event == closed.event():
+                with suppress(AccountantError):
+                    curves = (*curves, self.curve(attack.event))
+            return close_bracket(math.inf, curves, lambda curve: curve.epsilon(delta)).lower
+
+        return max(((attack, epsilon(attack)) for attack in attacks_of(closed)), key=itemgetter(1))
+
+    def _lower_curves(
+        self, attack: Attack, *, one_engine: bool = False
+    ) -> tuple[PrivacyCurve, ...]:
+        """Return curves whose lower ends ``attack`` attains, by this engine or by others."""
+        if attack.epochs is not None:
+            return (CountingAttack(*attack.epochs),)
+        event = attained_event(attack.event)
+        contained = PostProcessedCurve(event=event)
+        # What is sampled below another event would have a confidence of its own.
+        sampled_below = isinstance(self.engine, Sampling) and event not in self._curves
+        if sampled_below or (self.engine.name in UPPER_BOUND_ENGINES and not one_engine):
+            return (contained,)
         try:
             return (self.engine.curve(event),)
         except AccountantError:
             allocation = AllocationAccountant().lower_ends(event)
-        contained = PostProcessedCurve(event=event)
         return (contained,) if allocation is None else (contained, allocation)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:

@@ -4,6 +4,9 @@ from . import utility as utility
 from .additional_releases import AdditionalEvents as AdditionalEvents
 from .additional_releases import draw_repetitions as draw_repetitions
 from .additional_releases import lower_additional_releases as lower_additional_releases
+from .attacks import Attack as Attack
+from .attacks import PhaseAttack as PhaseAttack
+from .attacks import attacks_of as attacks_of
 from .catalogue import CLIPPED_SUM as CLIPPED_SUM
 from .catalogue import CORRELATED_SUM as CORRELATED_SUM
 from .catalogue import all_mechanisms as all_mechanisms

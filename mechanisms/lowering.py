@@ -176,16 +176,17 @@ class Lowered:
         It is ``event`` wherever the run attains that. Raises ``ValueError`` if steps or noise are
         open.
         """
+        return self.extra.compose_with(self.attained_phases())
+
+    def attained_phases(self) -> tuple[Event, ...]:
+        """Return the effect of one record on each phase; raises as ``attained`` does."""
         phases = []
         for phase in self.phases:
             if phase.joint is None or phase.steps is None:
                 raise ValueError("the plan leaves its noise or its steps open; close it")
-            phases.append(
-                phase.attained(
-                    add_same_lot_blocks(phase.joint, self.extra.same_lot_multipliers), phase.steps
-                )
-            )
-        return self.extra.compose_with(phases)
+            joint = add_same_lot_blocks(phase.joint, self.extra.same_lot_multipliers)
+            phases.append(phase.attained(joint, phase.steps))
+        return tuple(phases)
 
 
 def _replaced_in_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:

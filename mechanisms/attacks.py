@@ -1,0 +1,207 @@
+"""Attacks: the pairs of data sets whose ε a lower end is.
+
+A lower end of ε is that of an attack on the run: two neighbouring data sets, lots as the sampler
+of the plan draws them, and a test of what the run releases. Contributions are in clip norms, along
+one direction of the gradients (or, of other records, at a right angle to it). The test is the
+likelihood ratio of the release between the two data sets, or counts epochs of shuffled lots whose
+largest sum is large.
+
+``attacks_of`` lists the attacks on a closed run. Accountants bound the curve of ``Attack.event``
+from below, and ``Attack.sentences`` says in words what attains it.
+
+>>> from affidavit.mechanisms.lowering import lower
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "adjacency": "replace_one", "steps": 10,
+...     "sampling": {"scheme": "poisson", "probability": 0.1}, "target": {"delta": 1e-5},
+...     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4}]})
+>>> first, *_ = attacks_of(lower(plan))
+>>> first.phases[0].others, first.phases[0].absent
+('nothing', -1.0)
+
+References: docs/theorems/ has the proof of each: group-sampling.md, without-replacement.md,
+truncated-poisson.md, shuffled-lots.md, random-allocation.md, correlated-noise.md (Theorems 9, 12
+and 13), dp-dice.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from affidavit.mechanisms.lowering import Lowered, LoweredPhase
+from affidavit.plan import (
+    BallsInBinsGaussian,
+    ChainOfNeighbours,
+    Composed,
+    EitherBound,
+    Event,
+    Gaussian,
+    GaussianMixture,
+    Leaf,
+    Plan,
+    RandomAllocationGaussian,
+    RepeatAndSelect,
+    Repeated,
+    SampledColumns,
+    ShuffledEpoch,
+    TruncatedPoissonGaussian,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
+    alternatives,
+)
+
+Others = Literal["nothing", "opposite", "nothing_or_right_angle"]
+"""What every other record contributes: nothing, the opposite of the unit's records, or (whichever
+shows more) nothing or a vector of the clip norm at a right angle to theirs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseAttack:
+    """What the records of both data sets contribute to the lots of one phase.
+
+    ``records`` of the unit contribute one clip norm each, and in the other data set ``absent`` (0
+    or -1) times that. With ``steps``, they contribute to so many steps that the attacker chooses,
+    and nothing to others. If they are ``signed``, the attacker chooses a sign for each step, such
+    that the columns of the strategy add up. If it ``keeps_error``, the first raw gradient is so
+    large that the error state of DP-Dice keeps its direction.
+    """
+
+    records: int
+    absent: float
+    others: Others = "nothing"
+    steps: int | None = None
+    signed: bool = False
+    keeps_error: bool = False
+
+    def sentences(self, unit: str) -> Iterator[str]:
+        """Yield the contributions in words, for a ``unit`` ("example" or "user")."""
+        who = "the record" if unit == "example" else "a record of the user"
+        if self.records > 1:
+            who = f"each of {self.records} records of the user"
+        lots = "every lot that it is in"
+        if self.steps is not None:
+            lots = "its lot in the step with the longest column of the strategy"
+            if self.steps > 1:
+                lots = f"its lots among {self.steps} steps whose columns hardly overlap"
+        signs = ", with the signs for which the columns of the strategy add up" * self.signed
+        yield (
+            f"In one data set {who} contributes the clip norm along one direction to {lots}{signs}."
+        )
+        if self.keeps_error:
+            yield "Its first raw gradient is so large that the error state keeps this direction."
+        yield f"In the other it contributes {'the opposite' if self.absent else 'nothing'}."
+        match self.others:
+            case "nothing":
+                yield "All other records contribute nothing."
+            case "opposite":
+                yield "All other records contribute the opposite."
+            case "nothing_or_right_angle":
+                yield (
+                    "All other records contribute nothing, or all one vector at a right angle, "
+                    "which shows how full a lot is."
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attack:
+    """Two data sets of ``run``, and a test of what it releases on them.
+
+    ``run`` is the run of the plan's unit, or that of one of its records. The test is the likelihood
+    ratio; the curve of the two data sets is at least that of ``event``. With ``epochs``, a number
+    of them of one law, the test counts those of phase ``counted`` whose largest sum is large.
+    """
+
+    run: Lowered
+    phases: tuple[PhaseAttack, ...]
+    event: Event
+    epochs: tuple[ShuffledEpoch, int] | None = None
+    counted: int = 0
+
+
+def attacks_of(closed: Lowered) -> tuple[Attack, ...]:
+    """Return the attacks on a closed run: those of its unit, and of one of the unit's records.
+
+    Raises ``ValueError`` if steps or noise are open.
+    """
+    one = closed.single_record_run
+    # A selection takes long, so that only the first attack on each run is computed.
+    limit = None if closed.extra.selection is None else 1
+    by_event: dict[Event, Attack] = {}
+    for run in (closed,) if one is None else (closed, one):
+        for attack in islice(_attacks_on(run), limit):
+            by_event.setdefault(attack.event, attack)
+    # The quickest come first; a slow one is not computed where it surely shows less.
+    return (*_attacks_by_largest_sums(closed), *by_event.values())
+
+
+def _attacks_on(run: Lowered) -> Iterator[Attack]:
+    for chosen in alternatives(Composed(events=run.attained_phases())):
+        assert isinstance(chosen, Composed)
+        phases = zip(run.phases, chosen.events, range(len(run.phases)), strict=True)
+        yield Attack(
+            run=run,
+            phases=tuple(_phase_attack(run.plan, *phase) for phase in phases),
+            event=run.extra.compose_with(chosen.events),
+        )
+
+
+def _attacks_by_largest_sums(closed: Lowered) -> Iterator[Attack]:
+    if closed.extra.selection is not None:
+        return
+    for index, phase in enumerate(closed.phases):
+        if (epochs := phase.attack) is not None:
+            one = PhaseAttack(
+                records=1, absent=0.0 if epochs[0].without else -1.0, others="opposite"
+            )
+            yield Attack(
+                run=closed,
+                phases=(one,) * len(closed.phases),
+                event=closed.attained(),
+                epochs=epochs,
+                counted=index,
+            )
+
+
+def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event, index: int) -> PhaseAttack:
+    """Return the contributions whose effect on the phase ``index`` is ``event``."""
+    leaves = list(_leaves(event))
+    kinds = {type(leaf) for leaf, _ in leaves}
+    scheme, replaced = plan.phases[index].sampling.scheme, plan.adjacency == "replace_one"
+    is_correlated, is_whole = phase.correlation is not None, phase.whole is not None
+    in_all_steps = bool(kinds & {Gaussian, GaussianMixture, BallsInBinsGaussian})
+    records = max((getattr(leaf, "records", 1) for leaf, _ in leaves), default=1)
+    if kinds & {Gaussian, GaussianMixture} and not is_whole:
+        records = plan.dataset.records_per_unit
+    allocated = RandomAllocationGaussian in kinds
+    others: Others = "nothing"
+    fixed_size = bool(kinds & {WithoutReplacementGaussian, WithoutReplacementGroupGaussian})
+    if fixed_size or (allocated and scheme == "shuffled" and replaced):
+        others = "opposite"
+    elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
+        others = "nothing_or_right_angle"
+    # Without an error that is kept, the run is that of DP-SGD.
+    keeps_error = is_whole and plan.optimizer.pre_clip_norm is None
+    return PhaseAttack(
+        records=records,
+        absent=-1.0 if replaced and not (allocated and scheme == "balls_in_bins") else 0.0,
+        others=others,
+        steps=sum(count for _, count in leaves) if is_correlated and not in_all_steps else None,
+        signed=is_correlated and BallsInBinsGaussian not in kinds,
+        keeps_error=keeps_error and (Gaussian in kinds or not isinstance(event, Repeated)),
+    )
+
+
+def _leaves(event: Event) -> Iterator[tuple[Leaf, int]]:
+    match event:
+        case Composed(events=events):
+            for inner in events:
+                yield from _leaves(inner)
+        case Repeated(event=inner, count=times):
+            for leaf, count in _leaves(inner):
+                yield leaf, count * times
+        case EitherBound() | RepeatAndSelect() | SampledColumns() | ChainOfNeighbours():
+            raise TypeError(f"a phase of an attack is made of releases, not of {event!r}.")
+        case _:
+            yield event, 1
