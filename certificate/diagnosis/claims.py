@@ -46,7 +46,7 @@ MAX_RELEASES = 4000
 """The most kinds of release that one pass reads, at about half a millisecond each."""
 MAX_PAIR_COST = 4.5
 """The largest cost of a pair of ways; a costlier pair would fit any number."""
-AGREEMENT_COSTS = {Agreement.EXACTLY: 0.0, Agreement.CUT: 1.2, Agreement.APPROXIMATELY: 1.6}
+AGREEMENT_COSTS = {Agreement.EXACTLY: 0.0, Agreement.CUT: 1.2, Agreement.NEARLY: 1.6}
 """The cost of each agreement, in nats."""
 ENGINE_ERROR = 1e-3
 """How far below the truth a common accountant may report, relatively."""
@@ -79,7 +79,7 @@ class Explanation:
     def cost(self) -> float:
         """How unlikely the explanation is, in nats, among those with as many mistakes."""
         agreement = AGREEMENT_COSTS[self.agreement]
-        if self.agreement is Agreement.APPROXIMATELY and self.reading.above:
+        if self.agreement is Agreement.NEARLY and self.reading.above:
             agreement /= 2  # the program is no more accurate
         return _guess_cost(self.ways) + self.reading.cost + agreement
 
@@ -251,7 +251,7 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
     result = Explanation(
         ways=(beyond_one_record(delta, plan.dataset.size),),
         reading=Reading(accountant=engine.name, epsilon=truth.epsilon.upper, cost=0.0),
-        agreement=judgement.agreement(truth.epsilon.upper) or Agreement.APPROXIMATELY,
+        agreement=judgement.agreement(truth.epsilon.upper) or Agreement.NEARLY,
         differs_by=truth.epsilon.upper - judgement.value,
     )
     return ClaimOutcome(holds=False, explanations=(result,))

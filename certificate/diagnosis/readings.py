@@ -86,7 +86,7 @@ class Agreement(IntEnum):
 
     EXACTLY = 0
     CUT = 1
-    APPROXIMATELY = 2
+    NEARLY = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ class ClaimedEpsilon:
             return Agreement.CUT
         margin = self.unit / 2 + self.noise_uncertainty * reading + tolerance
         if -margin - above - self.shortfall * self.value <= excess <= margin + below:
-            return Agreement.APPROXIMATELY
+            return Agreement.NEARLY
         return None
 
     def agreeing_range(self, above: float = 0.0) -> tuple[float, float]:

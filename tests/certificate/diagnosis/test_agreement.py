@@ -44,7 +44,7 @@ def with_noise(plan_of: Callable[..., Plan], sigma: float) -> Plan:
 
 @pytest.mark.parametrize(
     ("sigma", "agreement"),
-    [(2.3395, Agreement.APPROXIMATELY), (2.5, None), (2.0, None), (2.33951234567, None)],
+    [(2.3395, Agreement.NEARLY), (2.5, None), (2.0, None), (2.33951234567, None)],
 )
 def test_a_noise_multiplier_of_four_digits_was_rounded(
     plan_of: Callable[..., Plan], sigma: float, agreement: Agreement | None
