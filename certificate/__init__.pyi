@@ -1,5 +1,7 @@
+from .assessment import CLAIM_CODES as CLAIM_CODES
 from .assessment import Assessment as Assessment
 from .assessment import GroupBound as GroupBound
+from .assessment import goal_of as goal_of
 from .assessment import html_table as html_table
 from .assessment import interval as interval
 from .assessment import malformed_result as malformed_result

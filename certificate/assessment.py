@@ -8,7 +8,7 @@ numbers in it are finite; an unbounded upper end is null.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
@@ -17,6 +17,9 @@ from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.plan import Adjacency, Reason
 
 Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
+ClaimAnswer = Literal["holds", "refuted", "not_decided"]
+"""The answer to a claim: its largest number is not below the upper bound, is below the lower
+bound, or lies between the two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +149,11 @@ class Assessment:
         return decimal_up(upper, 6) if math.isfinite(upper) else "not bounded"
 
     @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of the reasons."""
+        return tuple(reason.code for reason in self.reasons)
+
+    @property
     def level(self) -> float | None:
         """The confidence of the bounds; None if they are certain."""
         return None if self.confidence is None else self.confidence.level
@@ -164,11 +172,9 @@ class Assessment:
                 f"ε ≤ {decimal_up(self.epsilon.upper, 6)} at δ = {decimal_up(self.delta.upper, 6)}"
                 f"{self.confidence_suffix}, under {self.adjacency}, for one {self.unit}"
             )
-        # A plan without a target is under-noised if its claim does not hold.
-        target = self.target_epsilon
-        goal = "less is claimed" if target is None else f"the target is ε = {target:g}"
-        codes = [reason.code for reason in self.reasons]
-        sentence = verdict_sentence(self.verdict, bound, goal, codes)
+        target = None if self.target_epsilon is None else f"{self.target_epsilon:g}"
+        goal = goal_of(self.plan, target, self.codes)
+        sentence = verdict_sentence(self.verdict, bound, goal, self.codes)
         return sentence[:1].lower() + sentence[1:]
 
     @property
@@ -227,28 +233,52 @@ def is_refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
     return verdict == "refused" and by_policy
 
 
+CLAIM_CODES = frozenset({"claim_below_certified", "claim_not_decided"})
+"""The codes of the reasons that concern a claim."""
+
+
+def goal_of(plan: Mapping[str, Any], target: str | None, codes: Collection[str]) -> str:
+    """Return what a plan's bound is compared with, in words: its ``target``, or its claim.
+
+    The claim is, if the target is missing or met; ``plan`` is the plan's document.
+
+    >>> goal_of({"claim": {"epsilon": "2"}}, "3", ["claim_not_decided"])
+    'ε = 2 is claimed'
+    >>> goal_of({"claim": {"epsilon": "2"}}, "3", ["unproved", "claim_not_decided"])
+    'the target is ε = 3'
+    """
+    claim = plan.get("claim") or {}
+    is_met = bool(CLAIM_CODES.intersection(codes)) and not {"under_noised", "unproved"} & {*codes}
+    if target is not None and not is_met:
+        return f"the target is ε = {target}"
+    if (sigma := claim.get("noise_multiplier")) is not None:
+        return f"σ = {sigma} is claimed"
+    return f"ε = {claim.get('epsilon')} is claimed"
+
+
 def verdict_sentence(
-    verdict: str, bound: str | None, target: str, codes: Collection[str] = ()
+    verdict: str, bound: str | None, goal: str, codes: Collection[str] = ()
 ) -> str:
     """Return a verdict as one sentence, which never claims a lower bound.
 
-    ``bound`` is the proved guarantee in words, or None; ``target`` is what it is compared with, and
-    ``codes`` are those of the reasons. A refusal that is not the policy's alone has no bound.
+    ``bound`` is the proved guarantee in words, or None; ``goal`` is what it is compared with
+    (``goal_of``), and ``codes`` are those of the reasons. A refusal that is not the policy's alone
+    has no bound.
 
     >>> verdict_sentence("under_noised", "ε ≤ 3 at δ = 1e-5", "ε = 2 is claimed")
     'Under-noised: ε = 2 is claimed, and the proved bound is ε ≤ 3 at δ = 1e-5.'
     """
     if verdict == "undecided":
-        return "Undecided: independent engines disagree, so nothing is certified."
+        return "Undecided: two engines disagree, so nothing is certified."
     if bound is None or (verdict == "refused" and not is_refused_by_policy(verdict, codes)):
         return "Refused: no guarantee can be certified for this plan."
     match verdict:
         case "certified":
             return f"Certified: {bound}."
         case "under_noised":
-            return f"Under-noised: {target}, and the proved bound is {bound}."
+            return f"Under-noised: {goal}, and the proved bound is {bound}."
         case "unproved":
-            return f"Unproved: {target}, which may hold or not; the proved bound is {bound}."
+            return f"Unproved: {goal}, which may hold or not; the proved bound is {bound}."
         case _:
             return f"Refused by the policy; the proved bound is {bound}."
 

@@ -71,16 +71,27 @@ def certify(
     """
     if engine is not None and engine not in ENGINE_NAMES:
         raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(ENGINE_NAMES)}.")
-    result = _certify(plan, engine, second_opinion, provable)
     if plan.claim is None:
-        return result
+        return _certify(plan, engine, second_opinion, provable)
     from affidavit.certificate.diagnosis.claims import with_claim  # imports this module
 
+    largest = None if plan.claim.epsilon is None else float(plan.claim.largest)
+    result = _certify(plan, engine, second_opinion, provable, near=largest)
     return with_claim(plan, plan.claim, result, lambda about: _certify(about, engine, False))
 
 
+def certify_near(plan: Plan, epsilon: float) -> Assessment:
+    """Assess ``plan`` without its claim, by a bracket that is narrow if ``epsilon`` is inside."""
+    return _certify(plan, None, second_opinion=False, near=epsilon)
+
+
 def _certify(
-    plan: Plan, engine: str | None, second_opinion: bool, provable: bool = False
+    plan: Plan,
+    engine: str | None,
+    second_opinion: bool,
+    provable: bool = False,
+    *,
+    near: float | None = None,
 ) -> Assessment:
     blank = Assessment(
         verdict="refused",
@@ -103,7 +114,7 @@ def _certify(
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)
         names = ENGINE_NAMES if engine is None else (engine,)
-        return _assess(blank, lowered, names, second_opinion, provable)
+        return _assess(blank, lowered, names, second_opinion, provable, near)
     except RefusedPlan as refusal:
         return replace(blank, reasons=refusal.reasons)
 
@@ -131,8 +142,11 @@ def _assess(
     names: tuple[str, ...],
     second_opinion: bool,
     provable: bool,
+    near: float | None,
 ) -> Assessment:
     answer = _first_answer(lowered, names, provable)
+    if near is not None:
+        answer = _narrowed(answer, near)
     _require_small_delta(lowered.plan, answer.delta.upper)
     opinions = [
         Opinion(
@@ -287,6 +301,13 @@ def _deciding_bracket(
         return bracket
 
 
+def _narrowed(answer: _Answer, near: float) -> _Answer:
+    """Narrow the bracket of ε if ``near`` lies inside it, as for a target."""
+    curve = answer.solver.bracketing_curve(answer.lowered)
+    narrow = _deciding_bracket(near, answer.epsilon, curve, answer.delta.upper)
+    return replace(answer, epsilon=narrow)
+
+
 def _solvers(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the engines that are quick enough to search with, or the one requested engine."""
     return names if len(names) == 1 else SOLVER_NAMES
@@ -430,18 +451,21 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
     """Return the reason for a target between the bounds, with remedies."""
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
     remedy = _noise_remedy(assessment) or f"Raise target.epsilon to {high}."
-    if any(phase.sampling.max_lot_size is not None for phase in answer.lowered.plan.phases):
-        remedy = (
-            "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket. " + remedy
-        )
     return Reason(
         code="unproved",
         pointer="/target/epsilon",
         message=f"ε is proved to lie between {low} and {high} at δ = "
         f"{assessment.target_delta:g}{assessment.confidence_suffix}; whether it meets the target "
         f"{assessment.target_epsilon:g} is unknown.",
-        remedy=remedy,
+        remedy=narrowing_remedy(answer.lowered.plan) + remedy,
     )
+
+
+def narrowing_remedy(plan: Plan) -> str:
+    """Return how the plan's bracket becomes narrower, if that is known, and a space."""
+    if all(phase.sampling.max_lot_size is None for phase in plan.phases):
+        return ""
+    return "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket. "
 
 
 def _require_small_delta(plan: Plan, delta: float) -> None:

@@ -33,7 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from affidavit.certificate import certify, malformed_result, write_all
 from affidavit.gate.console import err, print_json, stop, stop_unwritable
-from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
+from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
 from affidavit.mechanisms import load_noise_files
@@ -126,7 +126,9 @@ def _complete_lines(stream: BinaryIO) -> list[Exit]:
         try:
             result = json.loads(line)
             malformed = result["verdict"] == "refused" and result["plan_digest"] is None
-            codes.append(Exit.USAGE if malformed else OF_VERDICT[result["verdict"]])
+            reasons = [reason["code"] for reason in result["reasons"]]
+            code = Exit.USAGE if malformed else exit_of_verdict(result["verdict"], reasons)
+            codes.append(code)
         except (ValueError, KeyError, TypeError, RecursionError):
             place = f"{stream.name}, line {len(codes) + 1}"
             stop(f"{place}: not a result of affidavit batch; name another file.")
@@ -153,7 +155,7 @@ def certify_line(
         plan = parse_plan(line, "json")
         load_noise_files(plan, directory)
         assessment = certify(plan, engine=engine, second_opinion=second_opinion)
-        return assessment.as_result(), OF_VERDICT[assessment.verdict]
+        return assessment.as_result(), exit_of_verdict(assessment.verdict, assessment.codes)
     except MalformedPlan as error:
         return malformed_result(error.reasons), Exit.USAGE
     except Exception as error:  # the other lines must still be certified

@@ -36,7 +36,7 @@ from affidavit.gate.console import (
     usage_errors,
     write,
 )
-from affidavit.gate.exit_codes import OF_VERDICT, Exit
+from affidavit.gate.exit_codes import Exit, exit_of_verdict
 from affidavit.gate.options import (
     EngineOption,
     JsonOption,
@@ -106,7 +106,7 @@ def certify(
         )
     else:
         _print(file, assessment, certificate, bundle)
-    raise typer.Exit(OF_VERDICT[assessment.verdict])
+    raise typer.Exit(exit_of_verdict(assessment.verdict, assessment.codes))
 
 
 def _print(

@@ -36,7 +36,7 @@ from affidavit.gate.console import (
     stop,
     write,
 )
-from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
+from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.gate.render import plain_table
 from affidavit.mechanisms import content_digest
@@ -81,7 +81,8 @@ def compare(
 
 def _exit_code(comparison: PlanComparison) -> Exit:
     """Return that of the worse verdict; undecided if two guarantees are not comparable."""
-    exits = [OF_VERDICT[plan.verdict] for plan in (comparison.first, comparison.second)]
+    plans = (comparison.first, comparison.second)
+    exits = [exit_of_verdict(plan.verdict, plan.codes) for plan in plans]
     return worst([*exits, Exit.UNDECIDED if comparison.obstacles else Exit.CERTIFIED])
 
 
@@ -168,7 +169,7 @@ def strategy(
         _print_strategy(result)
         for name, digest in written.items():
             say(f"{name} sha256 {digest}")
-    raise typer.Exit(OF_VERDICT[result.assessment.verdict])
+    raise typer.Exit(exit_of_verdict(result.assessment.verdict, result.assessment.codes))
 
 
 def _write_files(

@@ -31,7 +31,7 @@ from affidavit.gate.console import (
     stop,
     write,
 )
-from affidavit.gate.exit_codes import OF_VERDICT
+from affidavit.gate.exit_codes import exit_of_verdict
 from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
 from affidavit.gate.render import plain_table
 
@@ -68,7 +68,9 @@ def curve(
             ),
         )
     if isinstance(result, Assessment):
-        exit_with_assessment(file, result, OF_VERDICT[result.verdict], as_json=as_json)
+        exit_with_assessment(
+            file, result, exit_of_verdict(result.verdict, result.codes), as_json=as_json
+        )
     if svg is not None:
         write(svg, draw_curves(result, kinds).encode())
     if as_json:
@@ -77,7 +79,7 @@ def curve(
         _print(result)
         if svg is not None:
             say(f"written to {svg}")
-    raise typer.Exit(OF_VERDICT[result.assessment.verdict])
+    raise typer.Exit(exit_of_verdict(result.assessment.verdict, result.assessment.codes))
 
 
 def _print(result: Curves) -> None:

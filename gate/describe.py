@@ -24,8 +24,8 @@ VERDICTS = {
     "certified": "the proved upper ends of ε and δ meet the target, or there is no target.",
     "under_noised": "the proved lower end of ε is above the target. Use the noise multiplier in "
     "the column `required`, or fewer steps; `affidavit check --fix` writes it.",
-    "unproved": "the target lies between the proved ends of ε. Use the noise multiplier in "
-    "the column `required`.",
+    "unproved": "the target or the claim lies between the proved ends of ε. Use the noise "
+    "multiplier in the column `required`, or claim the upper end.",
     "refused": "no theorem covers the plan, or it is known to be unsound; the reasons say which.",
     "undecided": "the accountants disagree or failed. Claim nothing, and report this.",
 }

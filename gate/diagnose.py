@@ -1,7 +1,7 @@
-"""``affidavit diagnose``: find the known mistake behind a claim that cannot be certified.
+"""``affidavit diagnose``: answer a claim, and find the known mistake behind it if it is wrong.
 
-Exit codes: 0 the claim holds, 1 it does not (explained or not) or the plan is refused, 2 usage
-or malformed input, 3 the engines contradict each other.
+Exit codes: 0 the claim holds, 1 it is refuted or the plan is refused, 2 usage or malformed input,
+3 the claim is not decided or the engines contradict each other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from affidavit.certificate.diagnosis import Diagnosis
 
 
+_OF_ANSWER = {
+    "holds": Exit.CERTIFIED,
+    "refuted": Exit.BLOCKED,
+    "not_decided": Exit.UNDECIDED,
+}
+_STYLES = {"holds": "green", "refuted": "red", "not_decided": "yellow"}
+
+
 def diagnose(
     plan: PlanArgument,
     claimed_epsilon: Annotated[
@@ -34,7 +42,11 @@ def diagnose(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the known mistakes that lead from a plan to a claimed ε or noise multiplier."""
+    """Answer a claimed ε or noise multiplier, and find the known mistakes that lead to it.
+
+    Exits with 0 if the claim holds, with 1 if it is refuted or the plan is refused, and with 3 if
+    the claim lies between the proved bounds, so that it is not decided.
+    """
     # Imported here because it is slow.
     from affidavit.certificate.diagnosis import diagnose as diagnose_claim
 
@@ -72,13 +84,13 @@ def _claim(epsilon: str | None, noise_multiplier: str | None) -> Claim | Reason:
 
 
 def _exit_code(result: Diagnosis) -> Exit:
-    if result.certified.verdict == "undecided":
-        return Exit.UNDECIDED
-    return Exit.CERTIFIED if result.holds else Exit.BLOCKED
+    if result.certified.verdict == "refused":
+        return Exit.BLOCKED
+    return _OF_ANSWER[result.answer]
 
 
 def _print(result: Diagnosis) -> None:
-    style = "green" if result.holds else "red"
+    style = _STYLES[result.answer]
     out.print(f"[bold {style}]{escape(result.summary)}[/]")
     for reason in result.certified.reasons if result.certified.epsilon is None else ():
         say(f"{reason.code}: {reason.message} {reason.remedy}")
@@ -102,4 +114,4 @@ def _print(result: Diagnosis) -> None:
             if release.given is not None
         )
         say("")
-        say(f"to make the claim true: noise multipliers {multipliers}; {result.corrected_summary}.")
+        say(f"to make the claim hold: noise multipliers {multipliers}; {result.corrected_summary}.")

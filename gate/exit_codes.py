@@ -18,13 +18,27 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-OF_VERDICT = {
+_OF_VERDICT = {
     "certified": Exit.CERTIFIED,
     "under_noised": Exit.BLOCKED,
     "unproved": Exit.BLOCKED,
     "refused": Exit.BLOCKED,
     "undecided": Exit.UNDECIDED,
 }
+
+
+def exit_of_verdict(verdict: str, codes: Iterable[str] = ()) -> Exit:
+    """Return the exit code of a verdict and the codes of its reasons.
+
+    A plan that is unproved because of its claim alone is undecided, not blocked.
+
+    >>> [exit_of_verdict("unproved", [code]).name for code in ("unproved", "claim_not_decided")]
+    ['BLOCKED', 'UNDECIDED']
+    """
+    if verdict == "unproved" and set(codes) == {"claim_not_decided"}:
+        return Exit.UNDECIDED
+    return _OF_VERDICT[verdict]
+
 
 _WORST_FIRST = (Exit.USAGE, Exit.BLOCKED, Exit.UNDECIDED, Exit.CERTIFIED)
 

@@ -28,7 +28,7 @@ from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
 from affidavit.certificate.policy import accounting_verdict
 from affidavit.client import DIGEST
 from affidavit.gate.console import load_plan, out, print_json, read_file, say, show_status, stop
-from affidavit.gate.exit_codes import OF_VERDICT, Exit
+from affidavit.gate.exit_codes import Exit, exit_of_verdict
 from affidavit.gate.options import (
     JsonOption,
     KeysetOption,
@@ -151,7 +151,8 @@ def verify(
         print_json(_as_document(verified, problem, proof, recompute=recompute))
     else:
         _print(verified, problem, proof, recompute=recompute, show=show)
-    verdict = OF_VERDICT[verified.predicate["verdict"]]
+    codes = [reason["code"] for reason in verified.predicate["reasons"]]
+    verdict = exit_of_verdict(verified.predicate["verdict"], codes)
     decided = problem is None and not isinstance(proof, Exception)
     raise typer.Exit(verdict if decided else Exit.UNDECIDED)
 

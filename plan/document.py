@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, StringConstraints, model_validator
@@ -187,6 +188,25 @@ class Claim(StrictModel):
         """The claimed number as published."""
         provided = self.epsilon if self.epsilon is not None else self.noise_multiplier
         return provided if isinstance(provided, str) else repr(provided)
+
+    @property
+    def number(self) -> Decimal:
+        """The claimed number with its significant digits."""
+        return significant_digits(self.text)
+
+    @property
+    def unit(self) -> Decimal:
+        """The unit of the last significant digit."""
+        return Decimal(1).scaleb(int(self.number.as_tuple().exponent))
+
+    @property
+    def largest(self) -> Fraction:
+        """The largest number that rounds to the claim, half up or half down.
+
+        >>> [float(Claim(epsilon=text).largest) for text in ("7.98", "8", "120")]
+        [7.985, 8.05, 125.0]
+        """
+        return Fraction(self.number) + Fraction(self.unit) / 2
 
 
 def _wrap_epsilon(value: Any) -> Any:

@@ -226,6 +226,10 @@ class Diagnosis(ResponseModel):
     """What explains a claim; neither signed nor stored."""
 
     claim: Object
+    answer: Literal["holds", "refuted", "not_decided"] = Field(
+        description="The largest number that rounds to the claim is not below the upper bound, is "
+        "below the lower bound, or lies between them."
+    )
     summary: str
     certified: Object = Field(description="A result without a certificate.")
     explanations: list[Explanation]

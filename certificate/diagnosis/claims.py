@@ -1,12 +1,14 @@
-"""Compare a claim with the certified bounds, and search the mistakes that explain it.
+"""Answer a claim by the proved bounds, and search the mistakes that explain it.
 
-A claim holds if the certified lower bound rounds to it or lies below it: an accountant may be
-looser than Affidavit's, but never tighter than the truth. If a claim is off by no more than an
-accountant's own error, only a mistake that explains it exactly is reported; otherwise the claim
-holds. Any lower claim is wrong, whether or not the catalogue explains it.
+A claim stands for all numbers that round to it. ``answer_to`` compares the largest of them with the
+bracket of ε at the stated δ: at or above the upper end the claim holds, below the lower end it is
+refuted, and between the two it is not decided. Whether a mistake explains the claim changes no
+answer. Of a claim between the ends, or below them by no more than an accountant's own error, only a
+mistake that gives exactly its digits is reported.
 
-A plan with a ``claim`` is certified together with it (``with_claim``): a claim that does not hold
-blocks the plan, and the mistakes that explain it are among the reasons.
+A plan with a ``claim`` is certified together with it (``with_claim``). A claim that is refuted
+blocks the plan, and the mistakes that explain it are among the reasons; a claim that is not decided
+leaves the plan ``unproved``.
 
 The search finds the mistakes that reproduce a claim, alone or in pairs. Every way of every mistake
 is tried alone under every reading. Pairs are tried only if no single mistake explains the claim:
@@ -17,12 +19,15 @@ guessed, how unusual the reading is, and how well it agrees.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import combinations
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment, Caveat
+from affidavit.certificate.assessment import Assessment, Caveat, ClaimAnswer
+from affidavit.certificate.certification import narrowing_remedy
 from affidavit.certificate.diagnosis.accountant_inputs import Account, Parts
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
@@ -52,12 +57,6 @@ ENGINE_ERROR = 1e-3
 """How far below the truth a common accountant may report, relatively."""
 FINEST_PRECISION = 1e-3
 """The precision of a claim that distinguishes a mistake from an accountant's error."""
-UNPROVED_MARGIN = 0.01
-"""How far below the certified bound a claim is neither proved nor refuted, relatively.
-
-It holds unless one known mistake gives exactly its digits.
-"""
-
 Certify = Callable[[Plan], Assessment]
 
 
@@ -167,40 +166,51 @@ def _readings(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimOutcome:
-    """The outcome for a claim: it holds, it is explained, or neither.
+    """The answer to a claim, and the mistakes that explain the claim unless it holds.
 
-    ``is_cut_short`` is True if some pairs of mistakes were not tried.
+    ``is_near`` is True if the claim is below the lower bound by no more than rounded noise or an
+    accountant's error; ``is_cut_short`` if some pairs of mistakes were not tried.
     """
 
-    holds: bool
+    answer: ClaimAnswer
     explanations: tuple[Explanation, ...] = ()
+    is_near: bool = False
     is_cut_short: bool = False
-
-    @classmethod
-    def searched(cls, case: Case, judgement: ClaimedEpsilon) -> ClaimOutcome:
-        """Search the explanations of a claim that does not hold."""
-        effort = Effort(left=PAIR_EFFORT)
-        result = search(case, judgement, effort)
-        return cls(holds=False, explanations=result, is_cut_short=effort.is_cut_short)
 
     @property
     def unexplained(self) -> str:
         """The end of a sentence that says that no mistake explains the claim."""
         tried = "; not every pair of mistakes was tried" if self.is_cut_short else ""
-        return f"no known mistake reproduces it{tried}."
+        error = "; rounding or an accountant's error may be the cause" if self.is_near else ""
+        return f"no known mistake reproduces it{error}{tried}."
+
+
+def answer_to(largest: Fraction, bounds: Bracket | None) -> ClaimAnswer:
+    """Answer a claim of which ``largest`` is the largest ε that rounds to it.
+
+    >>> bounds = Bracket(lower=7.0, upper=8.0)
+    >>> [answer_to(Fraction(text), bounds) for text in ("8", "7.999", "7", "6.999")]
+    ['holds', 'not_decided', 'not_decided', 'refuted']
+    """
+    if bounds is None:
+        return "not_decided"
+    if largest >= bounds.upper:
+        return "holds"
+    return "refuted" if largest < bounds.lower else "not_decided"
 
 
 def claimed_plan(plan: Plan, claim: Claim) -> Plan:
     """Return the plan that the claim is about: without the claim, and with the claimed noise."""
     bare = plan.model_copy(update={"claim": None})
-    if claim.noise_multiplier is None:
-        return bare
-    sigma = float(claim.noise_multiplier)
-    return bare.with_noise_multipliers(lambda _index, _release: sigma)
+    return bare if claim.noise_multiplier is None else _with_noise(bare, float(claim.number))
+
+
+def _with_noise(plan: Plan, sigma: float) -> Plan:
+    return plan.with_noise_multipliers(lambda _index, _release: sigma)
 
 
 def examine(plan: Plan, claim: Claim, certify: Certify, assessment: Assessment) -> ClaimOutcome:
-    """Determine whether ``claim`` holds for ``plan`` (``claimed_plan``), given its ``assessment``.
+    """Answer ``claim`` about ``plan`` (``claimed_plan``), given its ``assessment``.
 
     Raises ``ValueError`` for a plan without ``target.delta``.
     """
@@ -209,26 +219,46 @@ def examine(plan: Plan, claim: Claim, certify: Certify, assessment: Assessment) 
         raise ValueError("a claim needs a target.delta")
     judgement = ClaimedEpsilon.of(claim, plan)
     if any(reason.code == "large_delta" for reason in assessment.reasons):
-        return _at_large_delta(plan, judgement, certify)
+        return _at_large_delta(plan, claim, judgement, certify)
     truth = assessment.epsilon
-    undecided = truth is not None and judgement.value < truth.upper * (1 - UNPROVED_MARGIN)
-    if truth is not None and _holds(judgement, truth) and not undecided:
-        return ClaimOutcome(holds=True)
-    searched = ClaimOutcome.searched(Case.of(plan, delta), judgement)
-    if truth is not None and _is_within_error(judgement, truth):
-        exact = tuple(
-            explanation
-            for explanation in searched.explanations
-            if explanation.agreement is Agreement.EXACTLY
+    answer = _answer(plan, claim, certify, truth)
+    if answer == "holds":
+        return ClaimOutcome(answer=answer)
+    return _searched(Case.of(plan, delta), judgement, answer, truth)
+
+
+def _answer(plan: Plan, claim: Claim, certify: Certify, truth: Bracket | None) -> ClaimAnswer:
+    """Answer a claimed ε by ``truth``, and a claimed σ by the largest σ that rounds to it."""
+    if claim.noise_multiplier is None:
+        return answer_to(claim.largest, truth)
+    if plan.target.epsilon is None:
+        raise ValueError("a claimed noise multiplier needs a target.epsilon")
+    target = Fraction(plan.target.epsilon)
+    answer = answer_to(target, truth)
+    if truth is None or answer == "holds":
+        return answer
+    return answer_to(target, certify(_with_noise(plan, float(claim.largest))).epsilon)
+
+
+def _searched(
+    case: Case, judgement: ClaimedEpsilon, answer: ClaimAnswer, truth: Bracket | None
+) -> ClaimOutcome:
+    """Search the explanations of a claim that does not hold."""
+    effort = Effort(left=PAIR_EFFORT)
+    found = search(case, judgement, effort)
+    is_near = truth is not None and _is_within_error(judgement, truth)
+    if is_near:
+        found = tuple(
+            explanation for explanation in found if explanation.agreement is Agreement.EXACTLY
         )
-        if judgement.precision > FINEST_PRECISION or not exact or len(exact[0].ways) > 1:
-            return ClaimOutcome(holds=True)
-        return ClaimOutcome(holds=False, explanations=exact)
-    return searched
-
-
-def _holds(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
-    return judgement.agreement(truth.lower) is Agreement.EXACTLY or truth.lower <= judgement.value
+        if judgement.precision > FINEST_PRECISION or (found and len(found[0].ways) > 1):
+            found = ()
+    return ClaimOutcome(
+        answer=answer,
+        explanations=found,
+        is_near=is_near and answer == "refuted",
+        is_cut_short=effort.is_cut_short,
+    )
 
 
 def _is_within_error(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
@@ -238,15 +268,21 @@ def _is_within_error(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
     return truth.lower <= judgement.value + tolerance
 
 
-def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> ClaimOutcome:
-    """Examine a claim at a δ of 1/N or more, which is a mistake even if the rest is right."""
+def _at_large_delta(
+    plan: Plan, claim: Claim, judgement: ClaimedEpsilon, certify: Certify
+) -> ClaimOutcome:
+    """Explain a claim at a δ of 1/N or more, which is a mistake even if the rest is right.
+
+    Nothing is certified at such a δ, so that the claim is not decided.
+    """
     allowed = plan.model_copy(update={"allow_large_delta": LargeDelta(reason="a claim")})
     truth = certify(allowed)
+    answer = _answer(allowed, claim, certify, truth.epsilon)
     delta = plan.target.delta or 0.0
-    if truth.epsilon is None or not (
-        _holds(judgement, truth.epsilon) or _is_within_error(judgement, truth.epsilon)
+    if truth.epsilon is None or (
+        answer == "refuted" and not _is_within_error(judgement, truth.epsilon)
     ):
-        return ClaimOutcome.searched(Case.of(plan, delta), judgement)
+        return _searched(Case.of(plan, delta), judgement, "not_decided", None)
     (engine, *_) = truth.accountants
     result = Explanation(
         ways=(beyond_one_record(delta, plan.dataset.size),),
@@ -254,7 +290,7 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
         agreement=judgement.agreement(truth.epsilon.upper) or Agreement.NEARLY,
         differs_by=truth.epsilon.upper - judgement.value,
     )
-    return ClaimOutcome(holds=False, explanations=(result,))
+    return ClaimOutcome(answer="not_decided", explanations=(result,))
 
 
 # ---- a plan that carries its claim --------------------------------------------------
@@ -263,25 +299,30 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
 def with_claim(plan: Plan, claim: Claim, assessment: Assessment, certify: Certify) -> Assessment:
     """Take the claim of a plan into account.
 
-    A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; a claim
-    that was rounded to below the certified lower bound adds a warning.
+    A refuted claim turns ``certified`` or ``unproved`` into ``under_noised``, and one that is not
+    decided turns ``certified`` into ``unproved``. A claim that was rounded to below the certified
+    lower bound adds a warning.
     """
     about = claimed_plan(plan, claim)
     truth = assessment if claim.noise_multiplier is None else certify(about)
     if truth.verdict == "undecided":
         return assessment
     outcome = examine(about, claim, certify, truth)
-    if outcome.holds:
+    if outcome.answer == "holds":
         warnings = _rounding_warnings(claim, about, truth)
         return replace(assessment, warnings=assessment.warnings + warnings)
     if truth.epsilon is None and not outcome.explanations:
         return assessment
-    is_blocked = assessment.verdict in ("certified", "unproved")
-    return replace(
-        assessment,
-        verdict="under_noised" if is_blocked else assessment.verdict,
-        reasons=(*assessment.reasons, *_reasons(plan, claim, about, truth, outcome)),
-    )
+    verdict = assessment.verdict
+    if outcome.answer == "refuted" and verdict in ("certified", "unproved"):
+        verdict = "under_noised"
+    elif verdict == "certified":
+        verdict = "unproved"
+    if outcome.answer == "refuted":
+        reasons = tuple(_refutation(plan, claim, about, truth, outcome))
+    else:
+        reasons = (_doubt(claim, about, truth, outcome),)
+    return replace(assessment, verdict=verdict, reasons=assessment.reasons + reasons)
 
 
 def describe_claim(claim: Claim, about: Plan) -> str:
@@ -305,6 +346,27 @@ def describe_bounds(truth: Assessment) -> str:
     )
 
 
+def describe_reading(explanation: Explanation) -> str:
+    """Return an explanation in words: its mistakes, its accountant and the ε that they give."""
+    reading = explanation.reading
+    mistakes = " and ".join(explanation.mistakes)
+    return f"{mistakes} under {reading.accountant} gives {reading.epsilon:.6g}"
+
+
+def what_decides(claim: Claim, about: Plan, truth: Assessment) -> str:
+    """Return what would decide a claim that is not decided, as sentences."""
+    if truth.epsilon is None:
+        return "Nothing is certified for this plan; correct the plan first."
+    if claim.noise_multiplier is not None:
+        more = "A claimed noise multiplier holds if the upper bound with it meets the target."
+    elif math.isfinite(truth.epsilon.upper):
+        high = decimal_up(truth.epsilon.upper, 6)
+        more = f"A claim of {high} holds; with more noise, so does this one."
+    else:
+        more = "No claim holds without more noise."
+    return f"{narrowing_remedy(about)}{more}"
+
+
 def _rounding_warnings(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat, ...]:
     if truth.epsilon is None or truth.epsilon.lower <= ClaimedEpsilon.of(claim, about).value:
         return ()
@@ -317,14 +379,26 @@ def _rounding_warnings(claim: Claim, about: Plan, truth: Assessment) -> tuple[Ca
     )
 
 
-def _reasons(
+def _doubt(claim: Claim, about: Plan, truth: Assessment, outcome: ClaimOutcome) -> Reason:
+    """Return the reason for a claim that is not decided."""
+    mistakes = "".join(f" {describe_reading(best)}." for best in outcome.explanations[:1])
+    return Reason(
+        code="claim_not_decided",
+        pointer=_pointer_of_claim(claim),
+        message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}. "
+        f"Whether the claim holds is not decided.{mistakes}",
+        remedy=f"{what_decides(claim, about, truth)} `affidavit diagnose` says how much noise.",
+    )
+
+
+def _refutation(
     plan: Plan, claim: Claim, about: Plan, truth: Assessment, outcome: ClaimOutcome
 ) -> Iterator[Reason]:
-    name = "epsilon" if claim.noise_multiplier is None else "noise_multiplier"
+    """Yield the reasons for a refuted claim: the claim, then its likeliest mistakes."""
     unexplained = "" if outcome.explanations else f" {outcome.unexplained.capitalize()}"
     yield Reason(
         code="claim_below_certified",
-        pointer=f"/claim/{name}",
+        pointer=_pointer_of_claim(claim),
         message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}.{unexplained}",
         remedy="Correct the claim, or add the noise that it needs; "
         "`affidavit diagnose` says how much.",
@@ -340,6 +414,10 @@ def _reasons(
                 f"{mistake.wrong} Source: {mistake.source}.",
                 remedy=mistake.fix,
             )
+
+
+def _pointer_of_claim(claim: Claim) -> str:
+    return f"/claim/{'epsilon' if claim.noise_multiplier is None else 'noise_multiplier'}"
 
 
 def pointer_of(mistake: Mistake, plan: Plan) -> str:

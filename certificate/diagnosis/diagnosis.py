@@ -10,7 +10,8 @@
 
 Guarantees
     * Everything that is called certified, including the corrected noise, was certified.
-    * A claim at or above the certified lower bound, to its digits, is never called wrong.
+    * A claim holds only if the certified upper bound is at most the largest number that rounds to
+      it, and is called refuted only if the lower bound is above that number.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate.assessment import Assessment, html_table
-from affidavit.certificate.certification import certify
+from affidavit.certificate.assessment import Assessment, ClaimAnswer, html_table
+from affidavit.certificate.certification import certify, certify_near
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import (
     ClaimOutcome,
@@ -28,8 +29,10 @@ from affidavit.certificate.diagnosis.claims import (
     claimed_plan,
     describe_bounds,
     describe_claim,
+    describe_reading,
     examine,
     pointer_of,
+    what_decides,
 )
 from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts
@@ -46,9 +49,14 @@ class Diagnosis:
     corrected: Assessment | None
 
     @property
+    def answer(self) -> ClaimAnswer:
+        """Whether the claim holds, is refuted, or is not decided."""
+        return self.outcome.answer
+
+    @property
     def holds(self) -> bool:
-        """Whether the claim holds."""
-        return self.outcome.holds
+        """Whether the claim holds, which it does not if it is merely not refuted."""
+        return self.answer == "holds"
 
     @property
     def explanations(self) -> tuple[Explanation, ...]:
@@ -61,14 +69,12 @@ class Diagnosis:
         message = f"{describe_claim(self.claim, self.plan)}; {describe_bounds(self.certified)}."
         if self.holds:
             return f"{message} The claim holds, to the digits given."
-        if not self.explanations:
-            wrong = "cannot be certified" if self.certified.epsilon is None else "is too low"
-            return f"{message} The claim {wrong}, and {self.outcome.unexplained}"
-        best = self.explanations[0]
-        return (
-            f"{message} {' and '.join(best.mistakes)} under {best.reading.accountant} "
-            f"gives {best.reading.epsilon:.6g}."
-        )
+        best = "".join(f" {describe_reading(item)}." for item in self.explanations[:1])
+        if self.answer == "not_decided":
+            decided = what_decides(self.claim, self.plan, self.certified)
+            return f"{message} Whether the claim holds is not decided.{best} {decided}"
+        unexplained = "" if best else f" {self.outcome.unexplained}"
+        return f"{message} The claim is refuted{'.' if best else ', and'}{best}{unexplained}"
 
     def __repr__(self) -> str:
         return f"<{self.summary}>"
@@ -91,6 +97,7 @@ class Diagnosis:
         """Return the diagnosis as the command line prints and the service returns it."""
         return {
             "claim": self.claim.model_dump(mode="json", exclude_none=True),
+            "answer": self.answer,
             "summary": self.summary,
             "certified": self.certified.as_result(),
             "explanations": [{"mistakes": ["none"]}]
@@ -155,14 +162,14 @@ def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
     if reasons := tuple(find_claim_conflicts(claim, plan)):
         raise MalformedPlan(*reasons)
     about = claimed_plan(plan, claim)
-    result = _certify(about)
+    result = _certify(about) if claim.epsilon is None else certify_near(about, float(claim.largest))
     outcome = examine(about, claim, _certify, result)
     return Diagnosis(
         claim=claim,
         plan=about,
         certified=result,
         outcome=outcome,
-        corrected=None if outcome.holds else _correct(about, claim, result),
+        corrected=None if outcome.answer == "holds" else _correct(about, claim, result),
     )
 
 

@@ -66,7 +66,7 @@ from affidavit.accountants import (
     approximate_epsilon,
 )
 from affidavit.certificate.diagnosis.accountant_inputs import Part, Parts, event_of
-from affidavit.plan import Claim, Plan, significant_digits
+from affidavit.plan import Claim, Plan
 
 Array = npt.NDArray[np.float64]
 
@@ -108,15 +108,15 @@ class ClaimedEpsilon:
 
         Raises ``ValueError`` if σ is claimed and the plan has no ``target.epsilon``.
         """
-        number = significant_digits(claim.text)
         if claim.epsilon is not None:
-            unit = float(Decimal(1).scaleb(int(number.as_tuple().exponent)))
             uncertainty = ELASTICITY * _noise_rounding(plan)
-            return cls(value=float(number), unit=unit, noise_uncertainty=uncertainty)
+            return cls(
+                value=float(claim.number), unit=float(claim.unit), noise_uncertainty=uncertainty
+            )
         if plan.target.epsilon is None:
             raise ValueError("a claimed noise multiplier needs a target.epsilon")
         target = plan.target.epsilon
-        relative = float(Decimal(1).scaleb(int(number.as_tuple().exponent)) / number)
+        relative = float(claim.unit / claim.number)
         return cls(
             value=target,
             unit=ELASTICITY * relative * target,

@@ -17,24 +17,27 @@ from docs.generate.tables import table
 CLAIMS = Path(__file__).resolve().parents[2] / "claims"
 KEYS = ("Source", "Link", "Reading", "Left out")
 COLUMNS = ("command", "source", "claimed", "proved", "answer", "reading", "left out by the source")
+ANSWERS = {"claim_below_certified": "refuted", "claim_not_decided": "not decided"}
+"""The answer to a claim by the code of its reason."""
 HEAD = """# Published claims
 
 Generated from the plans in `claims/` by `make docs`; change a plan, not this file.
 
 Each row is a published private run, accounted from the numbers that its source states. *Holds*
-means that the claimed ε, to its digits, is not below what is proved for this reading; early
-accountants often claim more than needed. *Does not hold* means that even the proved lower end is
-above the claim. A row is about one number of one version of a source, under the reading that it
-names; where the source leaves something out, the row says so. One number can have several rows: as
-its source accounts it, and as the code beside it draws its lots. [Cases](cases/README.md) explain
-some of them.
+means that the claimed ε, to its digits, is not below the proved upper end for this reading; early
+accountants often claim more than needed. *Refuted* means that even the proved lower end is above
+the claim, *not decided* that the claim lies between the two ends. A row is about one number of one
+version of a source, under the reading that it names; where the source leaves something out, the row
+says so. One number can have several rows: as its source accounts it, and as the code beside it
+draws its lots. [Cases](cases/README.md) explain some of them.
 
 """
 TAIL = """
 ## Check a row
 
 Every row is a plan that carries its claim. Its command works in the root of the repository, and
-ends with 0 where the claim holds and with 1 where it does not. All of them together:
+ends with 0 where the claim holds, with 1 where it is refuted, and with 3 where it is not decided.
+All of them together:
 
 ```sh
 affidavit check claims/ || echo "some claims do not hold: $?"
@@ -69,11 +72,10 @@ class Row:
 
     @property
     def answer(self) -> str:
-        """Whether the claim holds."""
-        codes = {reason.code for reason in self.assessment.reasons}
+        """The answer to the claim."""
         if self.assessment.verdict == "certified":
             return "holds"
-        return "does not hold" if "claim_below_certified" in codes else self.assessment.verdict
+        return next(ANSWERS[code] for code in self.assessment.codes if code in ANSWERS)
 
     def cells(self) -> list[str]:
         """The row's cells."""
@@ -90,6 +92,9 @@ class Row:
 def page() -> str:
     """The whole page."""
     rows = [Row.of(file) for file in sorted(CLAIMS.glob("*.yaml"))]
-    held = sum(row.answer == "holds" for row in rows)
-    count = f"{len(rows)} readings of published claims, of which {held} hold.\n\n"
+    held, refuted = (sum(row.answer == answer for row in rows) for answer in ("holds", "refuted"))
+    count = (
+        f"{len(rows)} readings of published claims: {held} hold, {refuted} are refuted, and "
+        f"{len(rows) - held - refuted} are not decided.\n\n"
+    )
     return HEAD + count + table(COLUMNS, [row.cells() for row in rows]) + TAIL

@@ -33,7 +33,7 @@ Generated from the program by `make docs`; change `gate/`, not this file.
 | 0 | certified, verified, done |
 | 1 | blocked: under-noised, refused, over budget, or a bundle that does not verify |
 | 2 | usage, or malformed input |
-| 3 | could not decide: engines that disagree, a server or a status list that cannot be reached |
+| 3 | could not decide: a claim between the bounds, engines that disagree, a server out of reach |
 | 4 | Affidavit failed, or its output could not be written |
 | 130 | interrupted |
 

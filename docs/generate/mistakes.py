@@ -10,17 +10,33 @@ HEAD = """\
 Generated from the catalogue by `make docs`; change `certificate/diagnosis/`, not this file.
 
 A published ε can be wrong in ways that have been seen before. `affidavit diagnose PLAN
---claimed-epsilon E` and `POST /v1/diagnoses` hold a claim against what is certified. A claim that
-the certified lower bound does not contradict, to the digits given, is right (`none`), whichever
-accountant it comes from. Otherwise the mistakes below are tried, each alone and then, if none
-alone will do, in pairs, under the accountants that people use, and those that reproduce the claim
-are named, the simplest first. A plan that carries its claim (`claim: 7.9852`) is blocked by
-`check` and `certify` when the claim does not hold, and the mistakes stand among the reasons.
+--claimed-epsilon E` and `POST /v1/diagnoses` answer a claim by the bracket of ε that is certified.
+A claim stands for all numbers that round to it, and the largest of them decides:
+
+| answer | the largest number that rounds to the claim | exit code |
+|---|---|---|
+| `holds` | is at or above the upper end | 0 |
+| `refuted` | is below the lower end | 1 |
+| `not_decided` | lies between the two: the claim may be true or not | 3 |
+
+Where a claim is not decided, the summary says which claim holds, and `corrected` with how much
+noise this one does. A bracket that the engine can narrow is narrowed first. A plan that is refused
+ends with 1, because no claim can be made about it.
+
+Unless the claim holds, the mistakes below are tried, each alone and then, if none alone will do, in
+pairs, under the accountants that people use, and those that reproduce the claim are named, the
+simplest first. A mistake that leads to a claim does not refute it.
+
+A plan that carries its claim (`claim: 7.9852`) passes `check` and `certify` only if the claim
+holds. If it is refuted, the plan is `under_noised` (exit code 1), and the mistakes stand among the
+reasons. If it is not decided, the plan is `unproved` (3). A target that the plan is not proved to
+meet ends with 1, whatever the claim.
 
 ## What is told
 
+* `answer`: `holds`, `refuted` or `not_decided`.
 * `certified`: the result document of the plan, which is what is true.
-* `explanations[].mistakes`: codes of the list below; `none` alone when the claim is right.
+* `explanations[].mistakes`: codes of the list below; `none` alone when the claim holds.
 * `explanations[].accountant`: the reading under which they give the claim.
 * `explanations[].reproduces`: what it then says, an ε for a claimed noise multiplier too;
   `differs_by`: that minus the claim, or minus the target.
@@ -29,7 +45,7 @@ are named, the simplest first. A plan that carries its claim (`claim: 7.9852`) i
   program's own error leave open.
 * `explanations[].steps`: for each mistake what was accounted, what is wrong with it, the source
   and the fix.
-* `corrected`: the noise with which the claim would be true, certified; null if there is none.
+* `corrected`: the noise with which the claim holds, certified; null if there is none.
 
 Readings: `gaussian` (exact), `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders),
 `rdp_classic` (the conversion of the moments accountant), `pld` and `prv` (the tight value, within
@@ -37,13 +53,16 @@ what these programs report), `gdp_clt`, `basic` and `advanced` composition.
 
 An explanation is not a proof that somebody made the mistake: it says that the mistake leads to the
 number. Several mistakes can lead to one number, and then all are listed; with two or three
-digits, by chance too. A claim that is wrong and explained by nothing is wrong all the same.
+digits, by chance too. A claim that is refuted and explained by nothing is wrong all the same. If a
+claim lies between the ends of the bracket, or below them by no more than an accountant's own error,
+only a single mistake is named, if it gives exactly its digits and these are four or so.
 
 Digits count. `7.98` stands for everything that rounds to it, `7.9800` for a hundredth of that;
 give the claim as text to keep zeros at its end. Two digits are read at least; zeros at the end of a
 whole number count for nothing, nor does that of `94.0`, which is how programs print 94. A claimed
-noise multiplier is judged by the ε that it reaches, which calibration leaves up to 0.5 % below the
-target. Noise multipliers of four to seven digits are taken for rounded ones.
+noise multiplier is answered by the bracket of the largest one that rounds to it, against the
+target. A mistake explains it if it leads to the target, or up to 0.5 % below, where calibration
+stops. Noise multipliers of four to seven digits are taken for rounded ones.
 
 Not searched: more than two mistakes at once, and plans of so many phases that a reading takes
 seconds.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, certify, compare_plans, printable
+from affidavit.certificate import CLAIM_CODES, Assessment, certify, compare_plans, printable
 from affidavit.certificate.policy import (
     BUILT_IN,
     Budget,
@@ -23,7 +23,7 @@ from affidavit.certificate.policy import (
 from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable_result
 from affidavit.gate.checking.fixes import find_fixes
 from affidavit.gate.checking.source import Source
-from affidavit.gate.exit_codes import OF_VERDICT
+from affidavit.gate.exit_codes import exit_of_verdict
 from affidavit.plan import (
     Claim,
     MalformedPlan,
@@ -63,7 +63,7 @@ def evaluate(
     return CheckResult(
         file=source.file,
         name=source.name,
-        exit=OF_VERDICT[assessed.verdict],
+        exit=exit_of_verdict(assessed.verdict, assessed.codes),
         findings=(
             *_findings(source, plan, assessment),
             *_policy_findings(source, policy_reasons, rules),
@@ -110,19 +110,19 @@ def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[Ga
         GateFinding(file=source.file, rule=warning.code, level="warning", message=warning.message)
         for warning in assessment.warnings
     )
-    codes = {reason.code for reason in assessment.reasons}
-    if codes == {"under_noised"} or codes == {"unproved"}:
+    codes = assessment.codes
+    claim = next((number for number, code in enumerate(codes) if code in CLAIM_CODES), len(codes))
+    reasons = assessment.reasons[:claim]
+    if len(reasons) == 1 and reasons[0].code in ("under_noised", "unproved"):
         yield _under_noised_finding(source, plan, assessment)
-    elif "claim_below_certified" in codes:
-        yield _wrong_claim(source, plan, assessment)
     else:
-        yield from (
-            GateFinding.of(source.file, reason) for reason in source.locate(assessment.reasons)
-        )
+        yield from (GateFinding.of(source.file, reason) for reason in source.locate(reasons))
+    if claim < len(codes):
+        yield _claim_finding(source, plan, assessment, claim)
 
 
 def _under_noised_finding(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
-    (reason,) = assessment.reasons
+    reason = assessment.reasons[0]
     mistake, pointer = _explain(plan) or (None, None)
     fixes = find_fixes(source, plan, assessment)
     pointer = pointer or _noise_pointer(source, plan) or reason.pointer
@@ -137,17 +137,16 @@ def _under_noised_finding(source: Source, plan: Plan, assessment: Assessment) ->
     )
 
 
-def _wrong_claim(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
-    """Return a finding at the claim, with the mistakes that lead to it."""
-    first = next(reason for reason in assessment.reasons if reason.code == "claim_below_certified")
-    after = assessment.reasons[assessment.reasons.index(first) + 1 :]
+def _claim_finding(source: Source, plan: Plan, assessment: Assessment, number: int) -> GateFinding:
+    """Return the finding of reason ``number``, at the claim, with the mistakes that follow it."""
+    first, *after = assessment.reasons[number:]
     (placed,) = source.locate((first,))
     return replace(
         GateFinding.of(source.file, placed),
         remedy=" ".join(reason.remedy for reason in after) or first.remedy,
         mistake=" + ".join(reason.code for reason in after) or None,
         numbers=_numbers(assessment),
-        fixes=find_fixes(source, plan, assessment) if assessment.target_epsilon is not None else (),
+        fixes=find_fixes(source, plan, assessment) if number == 0 else (),
     )
 
 

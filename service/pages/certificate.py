@@ -152,7 +152,7 @@ async def _diagnose(services: Services, stored: StoredCertificate, claimed: str)
     """Return the mistakes that explain a claim, or ``wrong`` if the claim is invalid."""
     plan = statement_in(stored.bundle)["predicate"]["plan"]
     view: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
-    view |= dict.fromkeys(("summary", "certified", "corrected", "wrong"))
+    view |= dict.fromkeys(("answer", "summary", "certified", "corrected", "wrong"))
     view["explanations"] = ()
     question = {"plan": {**plan, "claim": None}, "claimed_epsilon": claimed}
     try:
@@ -162,7 +162,8 @@ async def _diagnose(services: Services, stored: StoredCertificate, claimed: str)
         wrong = messages_of(error.reasons).replace("claimed_epsilon", "the claim")
         return {**view, "wrong": wrong}
     return view | {
-        "summary": result.get("summary"),
+        "answer": result["answer"],
+        "summary": result["summary"],
         "certified": result["certified"]["verdict"],
         "explanations": result["explanations"],
         "corrected": _correction(result.get("corrected")),

@@ -37,6 +37,7 @@ from affidavit.certificate import (
     Approvals,
     PublicKey,
     VerificationError,
+    goal_of,
     read_keyset,
     statement_in,
     verdict_sentence,
@@ -172,19 +173,14 @@ def claim_of(plan: Mapping[str, Any]) -> str | None:
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
     """Return the verdict in one sentence."""
+    codes = [reason["code"] for reason in predicate["reasons"]]
+    target = None if guarantee is None else guarantee.target_epsilon
     return verdict_sentence(
         predicate["verdict"],
         None if guarantee is None else guarantee.words,
-        "" if guarantee is None else _target(predicate["plan"], guarantee),
-        [reason["code"] for reason in predicate["reasons"]],
+        goal_of(predicate["plan"], target, codes),
+        codes,
     )
-
-
-def _target(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
-    if guarantee.target_epsilon is not None:
-        return f"the target is ε = {guarantee.target_epsilon}"
-    claimed = claim_of(plan)
-    return "less is claimed" if claimed is None else f"ε = {claimed} is claimed"
 
 
 def agreement(engines: tuple[Engine, ...]) -> str:

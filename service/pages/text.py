@@ -29,7 +29,7 @@ from urllib.parse import urlencode
 from markupsafe import Markup, escape
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, verdict_sentence
+from affidavit.certificate import Assessment, goal_of, verdict_sentence
 from affidavit.plan import Reason
 
 DIGITS = 5
@@ -270,7 +270,7 @@ def draft_sentence(assessment: Assessment) -> str:
     sentence = verdict_sentence(
         assessment.verdict,
         bound,
-        "the plan claims less" if target is None else f"the target is ε = {target:g}",
-        [reason.code for reason in assessment.reasons],
+        goal_of(assessment.plan, None if target is None else f"{target:g}", assessment.codes),
+        assessment.codes,
     )
     return sentence.replace("Certified", "Would be certified", 1)

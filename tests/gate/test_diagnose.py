@@ -40,7 +40,7 @@ def test_a_privacy_officer_reads_five_things(run: Any) -> None:
     told = run("diagnose", PUBLISHED, "--claimed-epsilon", "7.9852").stdout
     claimed, true = "ε = 7.9852 at δ = 8e-06 is claimed", "ε is at least 61.97"
     step, source, fix = "20090 releases", "arXiv:2605.12994v1", "one release at the joint noise"
-    for part in (claimed, true, step, source, fix, "to make the claim true: noise multipliers"):
+    for part in (claimed, true, step, source, fix, "to make the claim hold: noise multipliers"):
         assert part in told
 
 

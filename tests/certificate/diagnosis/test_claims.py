@@ -97,7 +97,7 @@ def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf
     plan = plan_of(**{**BLOCKS, "sampling": {"scheme": "shuffled", "lot_size": 1024}})
     result = diagnose(plan, Claim(epsilon="7.9852"))
     assert result.certified.verdict == "refused"
-    assert not result.holds
+    assert result.answer == "not_decided"
     assert set(result.explanations[0].mistakes) == {"independent_blocks", "poisson_for_shuffle"}
     assert result.corrected is None
     assert (result.as_result()["corrected"], result.corrected_summary) == (None, None)
