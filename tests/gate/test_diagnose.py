@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,46 @@ def test_a_right_claim_is_none_and_passes(answer: Any, claim: tuple[str, str]) -
     code, result = answer("diagnose", DP_SGD, *claim, "--json")
     assert (code, result["explanations"]) == (0, [{"mistakes": ["none"]}])
     assert result["corrected"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "exit_code", "codes"),
+    [
+        ({"claim": "2.0"}, 0, []),
+        ({"claim": "1.8"}, 3, ["claim_not_decided"]),
+        ({"claim": "0.1234"}, 1, ["claim_below_certified"]),
+        ({"claim": "1.8", "target": {"epsilon": 3, "delta": 1e-5}}, 3, ["claim_not_decided"]),
+        (
+            {"claim": "1.8", "target": {"epsilon": 1.7, "delta": 1e-5}},
+            1,
+            ["unproved", "claim_not_decided"],
+        ),
+    ],
+)
+def test_every_command_answers_a_claim_in_one_of_three_ways(
+    answer: Any, run: Any, save: Any, document: Make, changes: Any, exit_code: int, codes: list[str]
+) -> None:
+    """Ten shuffled lots with σ = 2 have ε in [1.489, 1.994]."""
+    shuffled = {
+        "dataset": {"size": 1000},
+        "adjacency": "zero_out",
+        "sampling": {"scheme": "shuffled", "lot_size": 100},
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 2}],
+        "target": {"delta": 1e-5},
+    }
+    plan = document(**{**shuffled, **changes})
+    path = save(plan)
+    checked, results = answer("check", path, "--format", "json")
+    certified, result = answer("certify", path, "--json")
+    batch = run("batch", save(json.dumps(plan) + "\n", "plans.jsonl"), "--jobs", "1")
+    assert (checked, certified, batch.exit_code) == (exit_code, exit_code, exit_code)
+    found = [item["rule"] for item in results["plans"][0]["findings"] if item["blocks"]]
+    assert found == codes
+    assert [reason["code"] for reason in result["reasons"]][: len(codes)] == codes
+    told, diagnosis = answer("diagnose", path, "--json")
+    expected = {0: "holds", 1: "refuted", 3: "not_decided"}[told]
+    assert diagnosis["answer"] == expected
+    assert (diagnosis["answer"] == "not_decided") == ("claim_not_decided" in codes)
 
 
 def test_a_privacy_officer_reads_five_things(run: Any) -> None:

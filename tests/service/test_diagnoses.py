@@ -37,9 +37,11 @@ def test_a_claim_is_held_against_its_plan_and_nothing_is_stored(
 ) -> None:
     right = ask(client, {"plan": plan(), "claimed_epsilon": 3})
     assert right.status_code == 200
+    assert right.json()["answer"] == "holds"
     assert right.json()["explanations"] == [{"mistakes": ["none"]}]
     wrong = ask(client, {"plan": plan(), "claimed_epsilon": "0.16"})
     assert wrong.status_code == 200
+    assert wrong.json()["answer"] == "refuted"
     assert wrong.json()["explanations"] != [{"mistakes": ["none"]}]
     assert wrong.json()["corrected"]["verdict"] == "certified"
     own = ask(client, {"plan": plan(claim="0.16")})
@@ -47,6 +49,26 @@ def test_a_claim_is_held_against_its_plan_and_nothing_is_stored(
     for answer in (right, wrong, own):
         fits(answer)
     assert client.get("/v1/certificates").json()["items"] == []
+
+
+def test_a_claim_between_the_bounds_is_not_decided(
+    client: TestClient, plan: Make, fits: Callable[[Any], None]
+) -> None:
+    shuffled = plan(
+        adjacency="zero_out",
+        sampling={"scheme": "shuffled", "lot_size": 100},
+        releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 2}],
+        claim="1.8",
+    )
+    answer = ask(client, {"plan": shuffled})
+    fits(answer)
+    told = answer.json()
+    bounds = told["certified"]["epsilon"]
+    assert bounds["lower"] < 1.75 < 1.85 < bounds["upper"]
+    assert (told["answer"], told["explanations"]) == ("not_decided", [])
+    submitted = client.post("/v1/certificates", content=json.dumps(shuffled), headers=JSON).json()
+    assert submitted["verdict"] == "unproved"
+    assert [reason["code"] for reason in submitted["reasons"]] == ["claim_not_decided"]
 
 
 def test_yaml_is_read_too(client: TestClient) -> None:

@@ -266,7 +266,8 @@ def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
 @ON_SQLITE
 def test_a_claim_is_diagnosed(yard: Yard) -> None:
     path = f"/certificates/{_certify(yard)}/diagnosis"
-    assert "no known mistake is needed" in _main(_get(yard, f"{path}?claimed=0.56129"))
+    assert "The claim holds" in _main(_get(yard, f"{path}?claimed=0.56129"))
+    assert "The claim is refuted" in _main(_get(yard, f"{path}?claimed=0.16"))
     for claimed in ("much", MARKUP, "-1", "nan", "1e999"):
         page = _get(yard, f"{path}?claimed={claimed}", status=422)
         assert MARKUP not in page.text

@@ -356,7 +356,7 @@ def test_a_plan_is_previewed_and_submitted(yard: Yard) -> None:
     assert "Would be certified: ε ≤ 0.56" in _main(checked.text)
     text = json.dumps({**yard.document(), "target": {"delta": 1e-5}, "claim": 0.1})
     claimed = _post(yard, "/plans/new", "submit", do="check", mode="yaml", yaml=text)
-    assert "the plan claims less, and the proved bound is ε ≤" in _main(claimed.text)
+    assert "ε = 0.1 is claimed, and the proved bound is ε ≤" in _main(claimed.text)
     assert yard.ask("GET", "/v1/certificates", "audit").json()["items"] == before
     created = _post(yard, "/plans/new", "submit", do="certify", **fields)
     assert created.headers["location"] == f"/certificates/{yard.certify()}"
