@@ -51,7 +51,7 @@ MAX_RELEASES = 4000
 """The most kinds of release that one pass reads, at about half a millisecond each."""
 MAX_PAIR_COST = 4.5
 """The largest cost of a pair of ways; a costlier pair would fit any number."""
-AGREEMENT_COSTS = {Agreement.EXACTLY: 0.0, Agreement.CUT: 1.2, Agreement.NEARLY: 1.6}
+AGREEMENT_COSTS = {Agreement.EXACTLY: 0.0, Agreement.CUT: 1.2, Agreement.APPROXIMATELY: 1.6}
 """The cost of each agreement, in nats."""
 ENGINE_ERROR = 1e-3
 """How far below the truth a common accountant may report, relatively."""
@@ -78,7 +78,7 @@ class Explanation:
     def cost(self) -> float:
         """How unlikely the explanation is, in nats, among those with as many mistakes."""
         agreement = AGREEMENT_COSTS[self.agreement]
-        if self.agreement is Agreement.NEARLY and self.reading.above:
+        if self.agreement is Agreement.APPROXIMATELY and self.reading.above:
             agreement /= 2  # the program is no more accurate
         return _guess_cost(self.ways) + self.reading.cost + agreement
 
@@ -245,17 +245,16 @@ def _searched(
 ) -> ClaimOutcome:
     """Search the explanations of a claim that does not hold."""
     effort = Effort(left=PAIR_EFFORT)
-    found = search(case, judgement, effort)
+    explanations = search(case, judgement, effort)
     is_near = truth is not None and _is_within_error(judgement, truth)
     if is_near:
-        found = tuple(
-            explanation for explanation in found if explanation.agreement is Agreement.EXACTLY
-        )
-        if judgement.precision > FINEST_PRECISION or (found and len(found[0].ways) > 1):
-            found = ()
+        explanations = tuple(item for item in explanations if item.agreement is Agreement.EXACTLY)
+        is_pair = any(len(item.ways) > 1 for item in explanations[:1])
+        if judgement.precision > FINEST_PRECISION or is_pair:
+            explanations = ()
     return ClaimOutcome(
         answer=answer,
-        explanations=found,
+        explanations=explanations,
         is_near=is_near and answer == "refuted",
         is_cut_short=effort.is_cut_short,
     )
@@ -287,7 +286,7 @@ def _at_large_delta(
     result = Explanation(
         ways=(beyond_one_record(delta, plan.dataset.size),),
         reading=Reading(accountant=engine.name, epsilon=truth.epsilon.upper, cost=0.0),
-        agreement=judgement.agreement(truth.epsilon.upper) or Agreement.NEARLY,
+        agreement=judgement.agreement(truth.epsilon.upper) or Agreement.APPROXIMATELY,
         differs_by=truth.epsilon.upper - judgement.value,
     )
     return ClaimOutcome(answer="not_decided", explanations=(result,))

@@ -135,7 +135,7 @@ class Diagnosis:
             "accountant": explanation.reading.accountant,
             "reproduces": explanation.reading.epsilon,
             "differs_by": explanation.differs_by,
-            "agreement": explanation.agreement.name.lower(),
+            "agreement": explanation.agreement.word,
             "steps": self.as_steps(explanation),
         }
 

@@ -86,7 +86,12 @@ class Agreement(IntEnum):
 
     EXACTLY = 0
     CUT = 1
-    NEARLY = 2
+    APPROXIMATELY = 2
+
+    @property
+    def word(self) -> str:
+        """The agreement in one word, as documents have it."""
+        return "nearly" if self is Agreement.APPROXIMATELY else self.name.lower()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +144,7 @@ class ClaimedEpsilon:
             return Agreement.CUT
         margin = self.unit / 2 + self.noise_uncertainty * reading + tolerance
         if -margin - above - self.shortfall * self.value <= excess <= margin + below:
-            return Agreement.NEARLY
+            return Agreement.APPROXIMATELY
         return None
 
     def agreeing_range(self, above: float = 0.0) -> tuple[float, float]:

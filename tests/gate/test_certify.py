@@ -212,7 +212,7 @@ def test_a_claim_that_fails_is_told_to_people_without_a_target(
 ) -> None:
     result = run("certify", save(document(target={"delta": 1e-5}, claim=1e-3)))
     assert result.exit_code == 1
-    assert "less is claimed" in result.stdout
+    assert "ε = 0.001 is claimed" in result.stdout
 
 
 def test_a_plan_for_people_says_what_it_needs(document: Make, save: Any, run: Any) -> None:

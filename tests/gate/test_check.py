@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
+from affidavit.certificate.assessment import Verdict
+from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 
 Make = Callable[..., dict[str, Any]]
 UNDER_NOISED = {"target": {"epsilon": 0.1, "delta": 1e-5}}
@@ -82,4 +83,4 @@ def test_the_worst_exit_is_the_one_that_needs_a_hand_first() -> None:
 
 
 def test_only_certified_is_zero() -> None:
-    assert {verdict for verdict, code in OF_VERDICT.items() if code == 0} == {"certified"}
+    assert {each for each in get_args(Verdict) if exit_of_verdict(each) == 0} == {"certified"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
 from affidavit.certificate.diagnosis.readings import Agreement, ClaimedEpsilon
 from affidavit.plan import Claim, Plan
+from affidavit.service.wire_models import Explanation
 
 
 @pytest.mark.parametrize(
@@ -38,13 +40,19 @@ def test_digits_decide(
     assert ClaimedEpsilon.of(Claim(epsilon=text), plan_of()).agreement(reading) == agreement
 
 
+def test_documents_name_each_agreement_as_the_api_does() -> None:
+    annotation = Explanation.model_fields["agreement"].annotation
+    literal, _ = get_args(annotation)
+    assert {agreement.word for agreement in Agreement} == set(get_args(literal))
+
+
 def with_noise(plan_of: Callable[..., Plan], sigma: float) -> Plan:
     return plan_of(releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}])
 
 
 @pytest.mark.parametrize(
     ("sigma", "agreement"),
-    [(2.3395, Agreement.NEARLY), (2.5, None), (2.0, None), (2.33951234567, None)],
+    [(2.3395, Agreement.APPROXIMATELY), (2.5, None), (2.0, None), (2.33951234567, None)],
 )
 def test_a_noise_multiplier_of_four_digits_was_rounded(
     plan_of: Callable[..., Plan], sigma: float, agreement: Agreement | None

@@ -155,8 +155,8 @@ def test_what_is_nearly_right_counts_for_more_where_the_program_is_no_better() -
         (Agreement.EXACTLY, 0.1, 0.0),
         (Agreement.CUT, 0.0, 1.2),
         (Agreement.CUT, 0.1, 1.2),
-        (Agreement.NEARLY, 0.0, 1.6),
-        (Agreement.NEARLY, 0.1, 0.8),
+        (Agreement.APPROXIMATELY, 0.0, 1.6),
+        (Agreement.APPROXIMATELY, 0.1, 0.8),
     ):
         reading = Reading(accountant="prv", epsilon=1.0, cost=0.5, above=above)
         data = Explanation(ways=(way, way), reading=reading, agreement=agreement, differs_by=0.0)
