@@ -174,19 +174,25 @@ def random_moves(draw: random.Random, case: Case, replaced: bool) -> Pair:
     return there, Law(-other.centres, other.weights)
 
 
-def random_bins(draw: random.Random, case: Case) -> Pair:
-    """A record in one of the bins, and others that are all alike, in one of the bins each."""
+def random_bins(draw: random.Random, case: Case, *, replaced: bool = False) -> Pair:
+    """A record, or its replacement, and others that are alike, each in one of the bins."""
     number = case.released or case.bins
-    own = [random_vector(draw, 1)[0] if draw.random() < 0.3 else 1.0 for _ in range(number)]
-    others, kind = draw.choice((0, 0, 1, 2)), random_vector(draw, 1)[0]
-    bins = [tuple(kind * (i == bin_) for i in range(number)) for bin_ in range(case.bins)]
-    rest = np.zeros((1, number))
+
+    def thrown(contributions: Sequence[float]) -> Array:
+        centres = np.zeros((case.bins, number))
+        centres[range(number), range(number)] = contributions
+        return centres
+
+    def own(usual: float) -> list[float]:
+        return [random_vector(draw, 1)[0] if draw.random() < 0.3 else usual for _ in range(number)]
+
+    others, kind, rest = draw.choice((0, 0, 1, 2)), random_vector(draw, 1)[0], np.zeros((1, number))
     for _ in range(others):
-        rest = (rest[:, None] + np.array(bins)).reshape(-1, number)
-    absent = merged(rest, np.full(len(rest), 1 / len(rest)))
-    mine = np.array(
-        [[own[i] * (i == bin_) for i in range(number)] for bin_ in range(case.bins)], dtype=float
-    )
-    centres = (absent.centres[:, None] + mine).reshape(-1, number)
-    weights = np.repeat(absent.weights / case.bins, case.bins)
-    return merged(centres, weights), absent
+        rest = (rest[:, None] + thrown([kind] * number)).reshape(-1, number)
+
+    def released(mine: Array) -> Law:
+        centres = (rest[:, None] + mine).reshape(-1, number)
+        return merged(centres, np.full(len(centres), 1 / len(centres)))
+
+    instead = thrown(own(-1.0)) if replaced else np.zeros((1, number))
+    return released(thrown(own(1.0))), released(instead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ def refutations(
 def random_release(row: Row, draw: random.Random) -> tuple[Case, DataSet | Pair, Pair]:
     """A release that ``row`` covers, with data sets and what it shows of them."""
     where: Mapping[str, str] = row.get("where", {})
-    case = Case(row["release"], sigma=np.exp(draw.uniform(-0.9, 1.5)), where=where)
+    case = Case(row["release"], sigma=math.exp(draw.uniform(-0.9, 1.5)), where=where)
     replaced = where.get("pair") == "replace_one"
     neighbours = "replace_one" if replaced else draw.choice(("add_remove", "zero_out"))
     dimensions = 2 if draw.random() < 0.2 else 1
@@ -93,10 +94,11 @@ def random_release(row: Row, draw: random.Random) -> tuple[Case, DataSet | Pair,
             weights = tuple(lots(records, 0)[:, 0].tolist())
             return replace(case, q=q, weights=weights), data, laws(data, lots)
         case "GaussianMixture":
-            weights = np.array([draw.random() for _ in range(draw.choice((2, 3, 5)))])
-            weights /= weights.sum()
+            shares = [draw.random() for _ in range(draw.choice((2, 3, 5)))]
+            weights = [share / sum(shares) for share in shares[1:]]
+            weights.insert(0, 1 - math.fsum(weights))
             given_up = draw.choice((0.0, 1e-6, 1e-2 * weights[0]))
-            case = replace(case, weights=tuple(weights.tolist()), conceded=given_up)
+            case = replace(case, weights=tuple(weights), conceded=given_up)
             moves = random_moves(draw, case, replaced)
             return case, moves, moves
         case "WithoutReplacementGaussian":

@@ -1,0 +1,136 @@
+"""One release of each kind is certified for no less than any data set shows.
+
+Here the bound is the product's, so that laws without a row are attacked too: users in lots that are
+cut or of a fixed size, and replaced records in bins. A direction at α < 1 is the other at 1/α.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from affidavit.accountants.registry import accountant
+from affidavit.plan import (
+    Event,
+    Gaussian,
+    GaussianMixture,
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
+    ReplacedAllocationGaussian,
+    TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
+)
+from tests.accountants.falsifier.data_sets import (
+    Pair,
+    fixed_lots,
+    laws,
+    poisson_lots,
+    random_bins,
+    random_data_set,
+)
+from tests.accountants.falsifier.hockey_sticks import excesses
+from tests.accountants.falsifier.rows import Case, table
+from tests.accountants.falsifier.search import random_release
+from tests.support.random_seeds import seeded
+
+RELATIVE = 1e-6
+ROWS = table()
+WITHOUT_A_ROW = (
+    "users in cut lots, add_remove",
+    "users in cut lots, zero_out",
+    "users in cut lots, replace_one",
+    "users in fixed lots",
+    "replaced in bins",
+)
+
+
+def random_event(name: str, draw: random.Random) -> tuple[Event, Pair, float]:
+    """A release of the kind of a row, or of another; what data sets show; and its noise."""
+    if name in ROWS:
+        case, _, pair = random_release(ROWS[name], draw)
+        return event(case), pair, case.sigma
+    sigma, records = math.exp(draw.uniform(-0.7, 1.3)), draw.choice((2, 3))
+    if name == "replaced in bins":
+        case = Case("ReplacedAllocationGaussian", sigma, bins=draw.choice((2, 3)))
+        return event(case), random_bins(draw, case, replaced=True), sigma
+    neighbours = "replace_one" if name == "users in fixed lots" else name.rpartition(" ")[2]
+    others = draw.choice((1, 2, 4, 30))
+    size = others + (0 if neighbours == "add_remove" else records)
+    lot, q = draw.randint(1, max(1, size - 1)), draw.uniform(0.05, 0.9)
+    data = random_data_set(draw, records, others, neighbours, draw.choice((1, 1, 1, 2)))
+    if name == "users in fixed lots":
+        fixed = WithoutReplacementGroupGaussian(
+            records=records, dataset_size=size, sample_size=lot, noise_multiplier=sigma
+        )
+        return fixed, laws(data, fixed_lots(lot)), sigma
+    cut = TruncatedPoissonGroupGaussian(
+        records=records,
+        dataset_size=size,
+        sampling_probability=q,
+        max_lot_size=lot,
+        noise_multiplier=sigma,
+        neighbours=neighbours,  # type: ignore[arg-type]
+    )
+    return cut, laws(data, poisson_lots(q, lot)), sigma
+
+
+def event(case: Case) -> Event:
+    """The product's event for a case."""
+    noise = {"noise_multiplier": case.sigma, **case.where}
+    sampled = {"sampling_probability": case.q, **noise}
+    match case.release:
+        case "Gaussian":
+            return Gaussian(**noise)  # type: ignore[arg-type]
+        case "PoissonSubsampledGaussian":
+            return PoissonSubsampledGaussian(**sampled)
+        case "PoissonSampledGroupGaussian":
+            return PoissonSampledGroupGaussian(records=len(case.weights) - 1, **sampled)
+        case "GaussianMixture":
+            return GaussianMixture(weights=case.weights, conceded=case.conceded, **noise)
+        case "WithoutReplacementGaussian":
+            return WithoutReplacementGaussian(dataset_size=case.size, sample_size=case.lot, **noise)
+        case "TruncatedPoissonGaussian":
+            return TruncatedPoissonGaussian(
+                dataset_size=case.size, max_lot_size=case.lot, **sampled
+            )
+        case "RandomAllocationGaussian":
+            return RandomAllocationGaussian(bins=case.bins, released=case.released or None, **noise)
+        case "ReplacedAllocationGaussian":
+            return ReplacedAllocationGaussian(bins=case.bins, **noise)
+        case unknown:
+            raise AssertionError(f"no event for a release of the kind {unknown}")
+
+
+def shown_above_bound(name: str, draw: random.Random, number: int) -> list[tuple[object, ...]]:
+    """Where, of ``number`` random α, a data set shows more than a release is certified for."""
+    release, pair, sigma = random_event(name, draw)
+    curve = accountant("allocation" if "Allocation" in repr(release) else "fourier").curve(release)
+    result = []
+    for over, under in (pair, pair[::-1]):
+        alphas, truth = excesses(over, under, sigma)
+        telling = np.flatnonzero((alphas >= 1) & (alphas < 1e12) & (truth > 1e-8))
+        for place in draw.sample(telling.tolist(), min(number, len(telling))):
+            bound = curve.delta(math.log(alphas[place])).upper
+            if not truth[place] <= bound * (1 + RELATIVE):
+                result.append((release, alphas[place], truth[place], bound))
+    return result
+
+
+@pytest.mark.ordinary("not *truncated_*", "not *in cut lots*")
+@pytest.mark.parametrize("name", [*ROWS, *WITHOUT_A_ROW])
+def test_no_data_set_shows_more_than_a_release_is_certified_for(name: str) -> None:
+    assert not shown_above_bound(name, random.Random(seeded(name)), 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [*ROWS, *WITHOUT_A_ROW])
+def test_no_data_set_of_many_shows_more_than_a_release_is_certified_for(name: str) -> None:
+    draw = random.Random(seeded(name))
+    for _ in range(8):
+        assert not shown_above_bound(name, draw, 2)
