@@ -31,6 +31,7 @@ from .checker import matrix_sensitivity as matrix_sensitivity
 from .checker import max_by_distance as max_by_distance
 from .checker import no_statement as no_statement
 from .checker import prove as prove
+from .checker import squared_lots as squared_lots
 from .checker import toeplitz_products as toeplitz_products
 from .checker import toeplitz_sensitivity as toeplitz_sensitivity
 from .checker import tree_sensitivity as tree_sensitivity

@@ -46,6 +46,7 @@ from affidavit.accountants import (
     parse_witness,
     prove,
     search_witness,
+    squared_lots,
     toeplitz_products,
     toeplitz_sensitivity,
     tree_sensitivity,
@@ -71,6 +72,8 @@ from affidavit.plan import (
     GaussianMixture,
     Leaf,
     MalformedPlan,
+    Phase,
+    Plan,
     RandomAllocationGaussian,
     Reason,
     RefusedPlan,
@@ -235,6 +238,8 @@ def _has_noise_and_lots(
         # The pairs of lots that are drawn afresh are in clip norms.
         distance = at.distance if at.route == "gaussian" else 1.0
         squared = (distance * _sensitivity(at)) ** 2
+    elif isinstance(leaf, Gaussian) and own.sampled.reach is not None and own.steps is not None:
+        squared = _squared_reach(plan, phase, own.steps)
     elif isinstance(leaf, Gaussian):
         squared = arb(own.sampled.distance) ** 2
     elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
@@ -247,6 +252,16 @@ def _has_noise_and_lots(
     else:
         sampled = True
     return sampled and has_noise(leaf.noise_multiplier, blocks, squared)
+
+
+def _squared_reach(plan: Plan, phase: Phase, steps: int) -> arb:
+    """Return how far a user of more records than a lot moves a fixed order, squared."""
+    size, lot, records = plan.dataset.size, phase.sampling.lot_size, plan.dataset.records_per_unit
+    assert size is not None
+    assert lot is not None
+    distance = lot * (2 if plan.adjacency == "replace_one" else 1)
+    filled = squared_lots(Fraction(records, lot), size // lot, steps)
+    return arb(int(distance**2 * filled))
 
 
 def _moves_no_more(
@@ -330,12 +345,16 @@ def _sensitivity(at: CorrelatedRun) -> arb:
         max_participations=turns.participations,
         separation=turns.separation,
         fixed_separation=turns.schema == "fixed_epoch",
+        epoch=turns.epoch,
+        lots_filled=turns.lots_filled,
     )
     if at.route == "white_noise":
         patterns = Patterns(max_participations=steps, separation=at.turn, white_noise=True)
     if at.route == "cyclic_poisson":
         patterns = Patterns(max_participations=1, separation=1)
-    if isinstance(strategy, Tree) and not patterns.white_noise and set(factors) == {1.0}:
+    by_epoch = patterns.epoch is not None or patterns.lots_filled > 1
+    of_nodes = not patterns.white_noise and not (by_epoch and steps <= MAX_ROWS)
+    if isinstance(strategy, Tree) and of_nodes and set(factors) == {1.0}:
         return tree_sensitivity(steps, strategy.period, patterns)
     of_column = partial(toeplitz_sensitivity, patterns=patterns)
     return reduce(arb.max, _of_each(at, of_column, partial(matrix_sensitivity, patterns=patterns)))

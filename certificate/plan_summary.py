@@ -27,7 +27,7 @@ from affidavit.plan import MAX_MATRIX_STEPS, ONE_LOT_PER_EPOCH, Phase, Plan, lot
 
 if TYPE_CHECKING:
     from affidavit.mechanisms import CorrelatedRun, LoweredPhase
-    from affidavit.mechanisms.strategies import Strategy, Workload
+    from affidavit.mechanisms.strategies import Participation, Strategy, Workload
 
 MAX_COEFFICIENTS = 64
 """The most coefficients of a recurrence that a result lists."""
@@ -106,6 +106,8 @@ def sensitivity_of(lowered: Lowered) -> float | None:
         return None if streamed is None else streamed.distance * streamed.sensitivity.value
     if part.whole is not None and part.steps is not None:
         return part.whole.sensitivity(part.steps)
+    if part.sampled.reach is not None and part.steps is not None:
+        return part.sampled.reach(part.steps)
     if lowered.plan.phases[0].sampling.scheme in ONE_LOT_PER_EPOCH and part.steps is not None:
         return part.sampled.distance * math.sqrt(part.sampled.times(part.steps))
     return part.sampled.distance
@@ -174,11 +176,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
                 "exact": sensitivity.exact,
                 "rms_error": rms,
                 "max_error": largest,
-                "participation": {
-                    "schema": streamed.participation.schema,
-                    "participations": streamed.participation.max_participations(strategy.steps),
-                    "separation": streamed.participation.separation,
-                },
+                "participation": _participation_of(streamed.participation, strategy.steps),
                 "buffers": strategy.streaming.buffers,
                 "recurrence": strategy.streaming.recurrence,
                 **_noise_of(strategy),
@@ -193,6 +191,16 @@ def _streamed(part: LoweredPhase) -> CorrelatedRun | None:
     if part.correlation is None or part.steps is None:
         return None
     return part.correlation.at(part.steps)
+
+
+def _participation_of(turns: Participation, steps: int) -> dict[str, Any]:
+    """Return the schema with its numbers, the steps of an epoch where they matter."""
+    result = {
+        "schema": turns.schema,
+        "participations": turns.max_participations(steps),
+        "separation": turns.separation,
+    }
+    return result if turns.epoch is None else {**result, "epoch": turns.epoch}
 
 
 def _construction_of(strategy: Strategy) -> dict[str, Any]:
@@ -314,8 +322,10 @@ def _bins_caveats(lowered: Lowered) -> Iterator[Caveat]:
 
 
 def _strategy_caveats(lowered: Lowered) -> Iterator[Caveat]:
+    from affidavit.mechanisms.strategies import allows_more
+
     last, incomplete = lowered.plan.phases[-1], False
-    for phase, part in _phases(lowered):
+    for index, (phase, part) in enumerate(_phases(lowered)):
         if (streamed := _streamed(part)) is None:
             continue
         random = ("cyclic_poisson", "b_min_sep", "balls_in_bins")
@@ -327,6 +337,12 @@ def _strategy_caveats(lowered: Lowered) -> Iterator[Caveat]:
                 message=f"no theorem of {phase.sampling.scheme} sampling covers this run: each "
                 f"record is taken to be in all of its {turns} turns"
                 f"{'' if lowered.single_record_run is None else chain}.",
+            )
+        if allows_more(lowered.plan, index, streamed.strategy.steps):
+            yield Caveat(
+                code="participation_not_drawn",
+                message="the participation of the plan has patterns that the sampler never draws; "
+                "the sensitivity is that of the patterns that it draws.",
             )
         if not streamed.sensitivity.exact:
             yield Caveat(

@@ -1,8 +1,9 @@
 """Correlation: a phase whose noise is correlated across steps, as one event.
 
 With C = N⁻¹ for the injected noise N, the phase is one Gaussian mechanism with multiplier
-σ_joint / (d · sens(C)), where d is how far one privacy unit moves the sum (2 under replace_one, m
-for a user of m records). Theorems allow more in these cases:
+σ_joint / (d · sens(C)), where d is how far one privacy unit moves the sum of a lot (2 under
+replace_one, m for a user of m records, or of as many as a lot holds). Theorems allow more in these
+cases:
 
 ====================================  ==================================================
 strategy and sampler                  certified as
@@ -22,7 +23,7 @@ with b ≥ b̂                            multiplier σ_joint over what the colu
 b̂-banded C, the same                  or the moments of the loss, if few columns share rows
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
-any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
+any C, ``shuffled``                   Gaussian, ``one_per_epoch``
 ====================================  ==================================================
 
 Blocks of one step are joint as σ_joint: with z independent between blocks,
@@ -55,7 +56,7 @@ from affidavit.mechanisms.sampling_schemes import (
     Route,
     RunSampler,
     Sampled,
-    distance_of,
+    lot_distance,
     sample_run,
     subsampled_pair,
 )
@@ -65,7 +66,11 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
     products_of_columns,
 )
 from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective
-from affidavit.mechanisms.strategies.participation import Participation, participation_of
+from affidavit.mechanisms.strategies.participation import (
+    Participation,
+    optimised_participation,
+    participation_of,
+)
 from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
     displaced_mixture,
@@ -74,6 +79,7 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     projected_separated_mixture,
     separated_mixture,
 )
+from affidavit.mechanisms.strategies.pattern_sensitivity import pattern_sensitivity
 from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, TooManyBuffers, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
@@ -140,10 +146,10 @@ _MAX_MOVE = 16.0
 class CorrelatedRun:
     """A phase of a given length: its strategy, participation, sensitivity and certified route.
 
-    ``sensitivity`` is sens(C) in clip norms; ``distance``, also in clip norms, is the factor for
-    the adjacency and for truncated lots. Under ``cyclic_poisson`` with amplification the
-    sensitivity is the largest column norm. ``turn`` is b in steps. ``unsampled`` is sens(C) without
-    amplification, if that may cost less.
+    ``participation`` is that of the sampler. ``sensitivity`` is sens(C) in clip norms;
+    ``distance``, also in clip norms, is how far a unit moves the sum of one lot. Under
+    ``cyclic_poisson`` with amplification the sensitivity is the largest column norm. ``turn`` is b
+    in steps. ``unsampled`` is sens(C) without amplification, if that may cost less.
     """
 
     strategy: Strategy
@@ -327,7 +333,7 @@ class Correlation:
             gram = self._gram(at, visible_only=True)
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
         if sampler.probability is None and not sampler.fresh:
-            sensitivity = self._attained_sensitivity(at, steps)
+            sensitivity = self._attained_sensitivity(at)
             return Gaussian(noise_multiplier=joint / (at.distance * sensitivity) * _UP)
         norms: tuple[tuple[float, int], ...] = ((_attained_column_norm(at.strategy), 1),)
         along_direction: GaussianMixture | None = None
@@ -377,15 +383,10 @@ class Correlation:
             return EitherBound(events=(one_by_one, at_once))
         return EitherBound(events=(at_once, one_by_one))
 
-    def _attained_sensitivity(self, at: CorrelatedRun, steps: int) -> float:
-        """Return what a pattern of the sampler attains; the plan may allow other patterns."""
-        participation = at.participation
-        if self._phase.sampling.separation is None:
-            participation = Participation.fixed_epoch(
-                participations=-(-steps // at.turn), separation=at.turn
-            )
+    def _attained_sensitivity(self, at: CorrelatedRun) -> float:
+        """Return what a pattern of the sampler attains."""
         try:
-            return _sensitivity(at.strategy, participation).attained
+            return _sensitivity(at.strategy, at.participation).attained
         except Unaffordable:
             return _attained_column_norm(at.strategy)
 
@@ -425,7 +426,11 @@ class Correlation:
         try:
             self._require_values_per_step(steps)
             # A strategy for fresh lots is optimised for one participation.
-            optimised_for = Participation.single() if sampler.fresh else participation
+            optimised_for = (
+                Participation.single()
+                if sampler.fresh
+                else optimised_participation(self.plan, self.index, steps)
+            )
             period = sampler.turn if sampler.strategies_restart else None
             strategy = _built(
                 phase.noise, steps, optimised_for, self.workload, period, phase.clip_schedule
@@ -454,7 +459,7 @@ class Correlation:
             participation=participation,
             sensitivity=sensitivity,
             route=route,
-            distance=_truncated_distance(sampler) or distance_of(self.plan),
+            distance=_truncated_distance(sampler) or lot_distance(self.plan, self.index),
             turn=sampler.turn,
             unsampled=unsampled,
         )
@@ -650,7 +655,7 @@ def _built(
 @lru_cache(maxsize=8)
 def _sensitivity(strategy: Strategy, participation: Participation) -> Sensitivity:
     """Return sens of a strategy object; ``_built`` returns one object for one description."""
-    result = strategy.sensitivity(participation)
+    result = pattern_sensitivity(strategy, participation)
     if not (math.isfinite(result.value) and result.value > 0):
         raise IllConditioned("its sensitivity is not a finite positive number")
     return result

@@ -228,6 +228,8 @@ def lower(plan: Plan) -> Lowered:
     reasons: list[Reason] = []
     optimiser = mechanism(plan.optimizer.name)
     reasons += optimiser.find_mismatches(plan)
+    if plan.dataset.size is not None and plan.dataset.records_per_unit > plan.dataset.size:
+        reasons.append(_user_above_data_set(plan))
     extra = AdditionalEvents()
     try:
         extra = lower_additional_releases(plan)
@@ -264,6 +266,16 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     if steps is not None:
         correlation.at(steps)
     return result
+
+
+def _user_above_data_set(plan: Plan) -> Reason:
+    return Reason(
+        code="user_above_data_set",
+        pointer="/dataset/contributions_per_user",
+        message=f"a user has up to {plan.dataset.records_per_unit} records, and the data set has "
+        f"{plan.dataset.size}.",
+        remedy="Correct one of the two.",
+    )
 
 
 _RUN_FIELDS = ("participation", "clip_schedule")

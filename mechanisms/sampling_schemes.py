@@ -14,7 +14,8 @@ poisson             add_remove, zero_out   subsampled Gaussian at q, per step; f
 poisson             replace_one            the replace-one pair at q, per step
 full_batch          any                    Gaussian, per step
 shuffled, cyclic    zero_out, replace_one  Gaussian, per participation (k = epochs), without
-                                           amplification
+                                           amplification; for users of more records than a lot,
+                                           Gaussian for the lots that they fill
 fixed_size          replace_one            sampling without replacement, per step
 truncated_poisson   any                    truncated Poisson at q and the largest lot, per step
 balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ_joint / √E for E
@@ -43,6 +44,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
 from affidavit.plan import (
     MAX_BINS,
     MAX_RECORDS,
@@ -83,6 +85,7 @@ class Sampled:
     ``times`` maps steps to the number of releases that touch one record, each with ``probability``
     if it is sampled. ``distance`` is how far one record moves the sum, in clip norms, if the event
     is a plain Gaussian. ``run`` is the whole phase, if that is not ``event`` repeated ``times``.
+    ``reach`` is how far one unit moves a run, if that is not ``distance`` · √``times``.
     ``attained`` is the effect of one record, if the event does not use how its lots are drawn.
     ``attack`` returns an epoch that bounds the loss from below, and the number of such epochs.
     """
@@ -93,6 +96,7 @@ class Sampled:
     distance: float
     assumption: str
     run: RunEvent | None = None
+    reach: Callable[[int], float] | None = None
     attained: RunEvent | None = None
     attack: Callable[[float, int], tuple[ShuffledEpoch, int]] | None = None
 
@@ -150,11 +154,21 @@ def sample_run(plan: Plan, index: int) -> RunSampler:
 
 
 def distance_of(plan: Plan) -> float:
-    """Return how far one privacy unit moves the sum without sampling, in clip norms.
+    """Return how far one privacy unit moves the sum of all records, in clip norms.
 
     The records of a user move it by at most the sum of their distances (triangle inequality).
     """
-    return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
+    return plan.dataset.records_per_unit * record_distance(plan)
+
+
+def lot_distance(plan: Plan, index: int) -> float:
+    """Return how far one privacy unit moves the sum of one lot of phase ``index``."""
+    return records_per_lot(plan, index) * record_distance(plan)
+
+
+def record_distance(plan: Plan) -> float:
+    """Return how far one record moves a sum, in clip norms."""
+    return 2.0 if plan.adjacency == "replace_one" else 1.0
 
 
 def subsampled_pair(plan: Plan) -> SubsampledPair:
@@ -225,12 +239,22 @@ def _full_batch(plan: Plan, _index: int) -> Sampled:
 def _fixed_order(plan: Plan, index: int) -> Sampled:
     if plan.adjacency == "add_remove":
         raise _removal_moves_records(plan, index)
-    distance, phase = distance_of(plan), plan.phases[index]
+    distance, phase = lot_distance(plan, index), plan.phases[index]
+
+    def reach(steps: int) -> float:
+        squares = sampler_participation(plan, index, steps).squares(steps)
+        return distance * math.sqrt(squares) * (1 + 4 * 2.0**-53)
+
+    in_one_lot = distance == distance_of(plan)
     return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: schedule.participations(plan, phase, steps),
         probability=None,
         distance=distance,
+        run=None
+        if in_one_lot
+        else lambda joint, steps: Gaussian(noise_multiplier=joint / reach(steps)),
+        reach=None if in_one_lot else reach,
         assumption="each record is in exactly one lot of each epoch; no amplification by "
         "shuffling is claimed",
     )
@@ -288,18 +312,17 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
     size, lot = _sizes(plan, index)
     if lot == size:
         return _full_batch(plan, index)
-    records = min(plan.dataset.records_per_unit, size)
     return Sampled(
         event=_draw_each_record(
             plan,
             index,
-            records,
+            plan.dataset.records_per_unit,
             (WithoutReplacementGaussian, WithoutReplacementGroupGaussian),
             dataset_size=size,
             sample_size=lot,
         ),
         probability=lot / size,
-        distance=2.0 * records,
+        distance=lot_distance(plan, index),
         assumption="each lot is a fresh uniform sample of exactly the lot size, without "
         "replacement",
     )
@@ -311,8 +334,6 @@ def _truncated_poisson(plan: Plan, index: int) -> Sampled:
     assert size is not None
     assert largest is not None
     adds, records = plan.adjacency == "add_remove", plan.dataset.records_per_unit
-    if not adds:
-        records = min(records, size)
     if largest > size + (records - 1 if adds else 0):
         # No lot of any neighbouring data set is ever truncated.
         return _poisson(plan, index)
@@ -338,7 +359,7 @@ def _truncated_poisson(plan: Plan, index: int) -> Sampled:
             neighbours=plan.adjacency,
         ),
         probability=probability,
-        distance=distance_of(plan),
+        distance=lot_distance(plan, index),
         assumption="each record enters each sample independently with probability q; a sample of "
         f"more than {largest} records is cut to a uniformly random part of exactly {largest}, and "
         "the sum is divided by the fixed expected lot size, never by the realised one; the data "
@@ -397,8 +418,8 @@ def _fresh_run(plan: Plan, index: int) -> RunSampler:
     return RunSampler(turn=1, claimed=sampled, step=sampled, fresh=True)
 
 
-def _full_batch_run(plan: Plan, _index: int) -> RunSampler:
-    return RunSampler(turn=1, claimed=_unsampled(plan, 1, "every record is in every lot"))
+def _full_batch_run(plan: Plan, index: int) -> RunSampler:
+    return RunSampler(turn=1, claimed=_unsampled(plan, index, 1, "every record is in every lot"))
 
 
 def _cyclic_run(plan: Plan, index: int) -> RunSampler:
@@ -409,7 +430,7 @@ def _cyclic_run(plan: Plan, index: int) -> RunSampler:
         "each record is in exactly one lot of each epoch, at the same place in every epoch; what "
         "does not fill a last lot is left out; no amplification by shuffling is claimed"
     )
-    claimed = _unsampled(plan, turn, assumption)
+    claimed = _unsampled(plan, index, turn, assumption)
     return RunSampler(turn=turn, claimed=claimed, strategies_restart=True)
 
 
@@ -439,7 +460,7 @@ def _balls_in_bins_run(plan: Plan, index: int) -> RunSampler:
 
     return RunSampler(
         turn=turn,
-        claimed=_unsampled(plan, turn, assumption),
+        claimed=_unsampled(plan, index, turn, assumption),
         probability=Fraction(1, turn),
         strategies_restart=True,
         route=route,
@@ -456,7 +477,7 @@ def _cyclic_poisson_run(plan: Plan, index: int) -> RunSampler:
         "takes each record of group t mod b independently with probability p, and the sum is "
         "divided by the fixed expected lot size"
     )
-    claimed = replace(_unsampled(plan, turn, assumption), probability=float(probability))
+    claimed = replace(_unsampled(plan, index, turn, assumption), probability=float(probability))
     amplified = is_amplified(plan)
     return RunSampler(
         turn=turn,
@@ -481,7 +502,7 @@ def _b_min_sep_run(plan: Plan, index: int) -> RunSampler:
         "the first step records have waited as after many steps (a warm start; the upper end holds "
         "for any start); the sum is divided by the fixed expected lot size"
     )
-    claimed, step = _unsampled(plan, separation, assumption), None
+    claimed, step = _unsampled(plan, index, separation, assumption), None
     if plan.dataset.records_per_unit == 1 and largest < 1:
         claimed = step = Sampled(
             event=_poisson_step(largest, subsampled_pair(plan)),
@@ -498,8 +519,8 @@ def _b_min_sep_run(plan: Plan, index: int) -> RunSampler:
     )
 
 
-def _unsampled(plan: Plan, separation: int, assumption: str) -> Sampled:
-    distance = distance_of(plan)
+def _unsampled(plan: Plan, index: int, separation: int, assumption: str) -> Sampled:
+    distance = lot_distance(plan, index)
     return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: -(-steps // separation),

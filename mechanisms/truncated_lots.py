@@ -79,7 +79,8 @@ def displacement(leaf: Truncated) -> int:
 
     Under add_remove its records may take the places of others.
     """
-    return getattr(leaf, "records", 1) * (1 if leaf.neighbours == "zero_out" else 2)
+    records = min(getattr(leaf, "records", 1), leaf.max_lot_size)
+    return records * (1 if leaf.neighbours == "zero_out" else 2)
 
 
 def _truncation_probability(leaf: Truncated) -> float:

@@ -38,5 +38,6 @@ from .sensitivity import Patterns as Patterns
 from .sensitivity import blt_column as blt_column
 from .sensitivity import has_noise as has_noise
 from .sensitivity import matrix_sensitivity as matrix_sensitivity
+from .sensitivity import squared_lots as squared_lots
 from .sensitivity import toeplitz_sensitivity as toeplitz_sensitivity
 from .sensitivity import tree_sensitivity as tree_sensitivity

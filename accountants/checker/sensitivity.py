@@ -4,6 +4,11 @@ A record that participates in the steps of a pattern π moves the run by at most
 sens² = max over π of Σ_{i,j∈π} |X_ij|, X = CᵀC (docs/theorems/correlated-noise.md). Sizes are
 integers in units of 2^-128, rounded up, so that their maxima and sums are exact.
 
+A pattern of one step in each epoch is bounded as a chain: exactly between neighbouring epochs, and
+by the largest entry of a row between others. A user of more records than a lot holds moves step t
+by n_t ≤ 1 lots, Σ n_t an epoch at most ``lots_filled``; a row is then bounded by its largest
+entries (Theorem 18 there).
+
 For trees of partial sums sens² is an integer (Theorem 6 there): node i of level l holds the steps
 i·2^l to (i+1)·2^l - 1 of its tree, if all of them are run. sens² is the largest Σ over nodes of
 (participations inside)²."""
@@ -12,12 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, reduce
 from itertools import accumulate
 
-from flint import arb, arb_mat, arb_poly, fmpq, fmpz
+from flint import arb, arb_mat, arb_poly, fmpq, fmpz, fmpz_poly
 
 from affidavit.accountants.checker.lattice import no_statement, rounded_up
 
@@ -27,6 +32,8 @@ MAX_ROWS = 2048
 """Steps of a matrix that is multiplied, in half a minute, or inverted, in twice as long."""
 MAX_ITERATED, _ITERATIONS = 20_000, 12
 """Steps up to which the power method bounds ‖C‖, and its iterations."""
+MAX_CHAIN_WORK = 5_000_000
+"""Pairs of steps of neighbouring epochs that are compared one by one."""
 UNIT = fmpz(2) ** 128
 
 
@@ -34,17 +41,44 @@ UNIT = fmpz(2) ** 128
 class Patterns:
     """At most ``max_participations`` steps, ``separation`` apart, or more if not fixed.
 
-    If ``white_noise``, not sens but ‖C_S‖ of the steps S at multiples of ``separation``.
+    If ``epoch`` is given, they are also one of its first ``epoch`` steps, one of the next, and so
+    on. If ``white_noise``, not sens but ‖C_S‖ of the steps S at multiples of ``separation``. A unit
+    fills ``lots_filled`` lots of an epoch.
     """
 
     max_participations: int
     separation: int
     fixed_separation: bool = True
     white_noise: bool = False
+    epoch: int | None = None
+    lots_filled: Fraction = Fraction(1)
 
     def count(self, steps: int) -> int:
         """Return the largest number of participations in ``steps`` steps."""
         return min(self.max_participations, -(-steps // self.separation))
+
+    @property
+    def turn(self) -> int:
+        """The steps of an epoch."""
+        return self.separation if self.epoch is None else self.epoch
+
+    @property
+    def in_one_lot(self) -> Patterns:
+        """These patterns for a unit that fills one lot of an epoch."""
+        return replace(self, lots_filled=Fraction(1))
+
+
+def squared_lots(filled: Fraction, lots: int, steps: int) -> Fraction:
+    """Return the largest Σ n_t² over ``steps`` steps, ``lots`` of them an epoch.
+
+    n_t ≤ 1, and they add up to ``filled`` in an epoch at most.
+    """
+    result = Fraction(0)
+    for released, times in ((lots, steps // lots), (steps % lots, 1)):
+        whole = min(filled.numerator // filled.denominator, released)
+        part = filled - whole if whole < released else Fraction(0)
+        result += times * (whole + part**2)
+    return result
 
 
 def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared: arb) -> bool:
@@ -92,27 +126,152 @@ def toeplitz_sensitivity(
     require_affordable(steps)
     column = first_column(coefficients, steps, inverse=inverse)
     sizes = [_units(c) for c in column]
-    count = patterns.count(steps)
+    if patterns.lots_filled > 1:
+        whole = Patterns(max_participations=steps, separation=1, white_noise=True)
+        one, white = (
+            toeplitz_sensitivity(coefficients, factors, at, inverse=inverse)
+            for at in (patterns.in_one_lot, whole)
+        )
+        return _several_lots(one, white, patterns, steps).min(
+            _by_gram(column, sizes, factors, patterns)
+        )
+    count, falling = patterns.count(steps), sizes
     if patterns.white_noise:
         # The middle of a long run: the first iterate of the bound for shorter ones.
         sums = [sum(sizes[first::separation]) for first in range(min(separation, steps))]
     else:
         if count > 1 and not patterns.fixed_separation and any(sizes[separation:]):
-            sizes = list(accumulate(reversed(sizes), max))[::-1]
+            falling = list(accumulate(reversed(sizes), max))[::-1]
         sums = []
-        for t, size in enumerate(sizes):
+        for t, size in enumerate(falling):
             earlier = sums[t - separation] if t >= separation else 0
-            ended = sizes[t - count * separation] if t >= count * separation else 0
+            ended = falling[t - count * separation] if t >= count * separation else 0
             sums.append(size + earlier - ended)
     squared = arb(fmpz(sum(s * s for s in sums))) / UNIT**2
     if patterns.white_noise and steps <= MAX_ITERATED:
         squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / UNIT for s in sizes], separation))
     bound = max(factors) * squared.sqrt()
-    tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
+    if patterns.epoch is not None and not patterns.white_noise:
+        if steps > MAX_ROWS:
+            return bound.min(max(factors) * _chain_by_lag(sizes, patterns))
+        return bound.min(_by_gram(column, sizes, factors, patterns))
+    tight = falling == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
     if tight or steps > MAX_ROWS:
         return bound
     rows = toeplitz_rows(column)
     return bound.min(matrix_sensitivity(rows, factors, patterns, inverse=False))
+
+
+def _by_gram(
+    column: Sequence[arb], sizes: Sequence[int], factors: Sequence[float], patterns: Patterns
+) -> arb:
+    """Return the bound by the entries of X of a Toeplitz C; none for too many steps."""
+    steps = len(factors)
+    if steps > MAX_ROWS:
+        return arb("inf")
+    signed = sizes != [_units(c.max(arb(0))) for c in column]
+    if signed or min(factors) < max(factors):
+        return _bound_by_epochs(_gram_sizes(arb_mat(toeplitz_rows(column)), factors), patterns)
+    # X_ij is X_{i+1, j+1} and the product of what the end of the run leaves last of the columns.
+    backwards, below, rows = sizes[::-1], [0] * (steps + 1), []
+    for size in sizes:
+        below = [more + size * last for more, last in zip(below[1:], backwards, strict=True)]
+        rows.append([-(-product // int(UNIT)) for product in below])
+        below.append(0)
+    rows.reverse()
+    return max(factors) * _bound_by_epochs(rows, patterns)
+
+
+def _several_lots(one: arb, white: arb, patterns: Patterns, steps: int) -> arb:
+    """Bound sens of a unit that fills several lots from that of ``one`` and from ‖C‖."""
+    squares = squared_lots(patterns.lots_filled, patterns.turn, steps)
+    return (rational(patterns.lots_filled) * one).min(white * rational(squares).sqrt())
+
+
+def _gram_sizes(matrix: arb_mat, factors: Sequence[float]) -> list[list[int]]:
+    """Return |X| of a C whose columns are clipped to ``factors``, in units."""
+    gram = matrix.transpose() * matrix
+    return [
+        [_units(gram[i, j] * arb(f) * arb(g)) for j, g in enumerate(factors)]
+        for i, f in enumerate(factors)
+    ]
+
+
+def _bound_by_epochs(sizes: Sequence[Sequence[int]], patterns: Patterns) -> arb:
+    """Bound sens of patterns that depend on epochs, from |X| in units."""
+    if patterns.lots_filled == 1:
+        best = Fraction(_worst_chain(sizes, patterns.turn))
+    else:
+        rows = [sum(_filled(row, patterns)) for row in sizes]
+        best = sum(_filled(rows, patterns), Fraction(0))
+    return (rational(best) / UNIT).sqrt()
+
+
+def _worst_chain(sizes: Sequence[Sequence[int]], epoch: int) -> int:
+    """Return the largest sum over a chain of one step in each epoch."""
+    epochs = [range(first, len(sizes))[:epoch] for first in range(0, len(sizes), epoch)]
+    best: list[int] = []
+    for place, here in enumerate(epochs):
+        others = [other for at, other in enumerate(epochs) if abs(at - place) >= 2]
+        alone = [
+            sizes[j][j] + sum(max(sizes[j][other.start : other.stop]) for other in others)
+            for j in here
+        ]
+        before = epochs[place - 1] if place else range(0)
+        best = [
+            own + max((e + 2 * sizes[i][j] for e, i in zip(best, before, strict=True)), default=0)
+            for own, j in zip(alone, here, strict=True)
+        ]
+    return max(best)
+
+
+def _filled(values: Sequence[int] | Sequence[Fraction], patterns: Patterns) -> list[Fraction]:
+    """Return the largest Σ n_t v_t of each epoch; of all of them together at a fixed distance."""
+    turn, filled = patterns.turn, patterns.lots_filled
+    if patterns.fixed_separation:
+        values = [sum(values[first::turn], Fraction(0)) for first in range(min(turn, len(values)))]
+    result = []
+    for first in range(0, len(values), turn):
+        remaining, total = filled, Fraction(0)
+        for value in sorted(values[first : first + turn], reverse=True):
+            total += min(remaining, Fraction(1)) * value
+            remaining -= min(remaining, Fraction(1))
+        result.append(total)
+    return result
+
+
+def _chain_by_lag(sizes: Sequence[int], patterns: Patterns) -> arb:
+    """Bound sens of one step in each epoch by the largest product of columns no nearer."""
+    steps, epoch = len(sizes), patterns.turn
+    epochs = -(-steps // epoch)
+    chained = epochs * epoch**2 <= MAX_CHAIN_WORK
+    shifted = fmpz_poly(list(sizes)) * fmpz_poly(list(sizes[::-1]))
+    overlaps = [int(shifted[steps - 1 + lag]) for lag in range(steps)]
+    lags = list(accumulate(reversed(overlaps), max))[::-1] + [0] * (2 * epoch)
+    first = 2 if chained else 1
+    later, earlier = [[0] * epoch], [[0] * epoch]
+    for gap in range(1, epochs):
+        counts = gap >= first
+        later.append([s + counts * lags[gap * epoch - o] for o, s in enumerate(later[-1])])
+        earlier.append(
+            [s + counts * lags[(gap - 1) * epoch + 1 + o] for o, s in enumerate(earlier[-1])]
+        )
+    best = [0] * epoch
+    for here in range(epochs):
+        if chained and here:
+            joined = [
+                max(value + 2 * lags[epoch + o - i] for i, value in enumerate(best))
+                for o in range(epoch)
+            ]
+        else:
+            joined = [max(best)] * epoch
+        best = [
+            lags[0] + after + before + so_far
+            for after, before, so_far in zip(
+                later[epochs - 1 - here], earlier[here], joined, strict=True
+            )
+        ]
+    return (arb(fmpz(max(best))) / UNIT**2).sqrt()
 
 
 def matrix_sensitivity(
@@ -127,24 +286,31 @@ def matrix_sensitivity(
     Patterns of a minimum distance are bounded row by row (Theorem 5 there), or by the entries that
     no later and no farther one exceeds. Raises ``Unproved``.
     """
-    steps, separation = len(factors), patterns.separation
+    steps = len(factors)
     count = patterns.count(steps)
-    require_affordable(
-        steps**2 * (1 if patterns.white_noise or patterns.fixed_separation else count)
-    )
+    separated = not (patterns.white_noise or patterns.fixed_separation or patterns.epoch)
+    require_affordable(steps**2 * (count if separated else 1))
     matrix = strategy_matrix(rows, inverse=inverse)
-    if count == 1 and not patterns.white_noise:
+    if count == 1 == patterns.lots_filled and not patterns.white_noise:
         columns = zip(*matrix.tolist(), strict=True)
         norms = (sum((x * x for x in column), arb(0)).sqrt() for column in columns)
         scaled = (_units(norm * arb(factor)) for norm, factor in zip(norms, factors, strict=True))
         return arb(fmpz(max(scaled))) / UNIT
-    gram = matrix.transpose() * matrix
-    sizes = [
-        [_units(gram[i, j] * arb(f) * arb(g)) for j, g in enumerate(factors)]
-        for i, f in enumerate(factors)
-    ]
+    return _bound_of_gram(_gram_sizes(matrix, factors), patterns)
+
+
+def _bound_of_gram(sizes: Sequence[Sequence[int]], patterns: Patterns) -> arb:
+    """Bound sens from |X| in units."""
+    steps, separation = len(sizes), patterns.separation
+    count = patterns.count(steps)
     if patterns.white_noise:
         return _largest_of_groups(sizes, separation).sqrt()
+    if patterns.lots_filled > 1:
+        one = _bound_of_gram(sizes, patterns.in_one_lot)
+        bound = _several_lots(one, _largest_of_groups(sizes, 1).sqrt(), patterns, steps)
+        return bound.min(_bound_by_epochs(sizes, patterns))
+    if patterns.epoch is not None:
+        return _bound_by_epochs(sizes, patterns)
     if patterns.fixed_separation:
         turns = [range(first, steps, separation)[:count] for first in range(steps)]
         best = max(sum(sizes[i][j] for i in turn for j in turn) for turn in turns)
@@ -278,6 +444,9 @@ before the first and after the last of these, counted up to the separation."""
 
 def tree_sensitivity(steps: int, period: int, patterns: Patterns) -> arb:
     """Return sens of consecutive trees of ``period`` steps; raises ``Unproved``."""
+    if patterns.lots_filled > 1:
+        one = tree_sensitivity(steps, period, patterns.in_one_lot)
+        return rational(patterns.lots_filled) * one
     count, separation = patterns.count(steps), patterns.separation
     if count == 1:
         return arb(period.bit_length()).sqrt()

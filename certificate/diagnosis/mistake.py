@@ -36,7 +36,13 @@ from affidavit.mechanisms import (
     noise_multiplier,
 )
 from affidavit.mechanisms import correlation as correlated
-from affidavit.mechanisms.strategies import Participation, Setting, Strategy, build
+from affidavit.mechanisms.strategies import (
+    Participation,
+    Setting,
+    Strategy,
+    build,
+    pattern_sensitivity,
+)
 from affidavit.plan import (
     FIXED_ORDER,
     Composed,
@@ -249,7 +255,7 @@ def correlation(plan: Plan, index: int, steps: int) -> Correlation | None:
         strategy, takes_part = _streamed(plan, index, steps)
         return Correlation(
             kind=phase.noise.kind,
-            sensitivity=strategy.sensitivity(takes_part).value,
+            sensitivity=pattern_sensitivity(strategy, takes_part).value,
             column=strategy.sensitivity(Participation.single()).value,
             injected=_column_norm_of_noise(strategy),
             participations=takes_part.max_participations(steps),

@@ -7,7 +7,8 @@ For C with columns c_i, X = CᵀC and patterns π,
 The supremum over vectors is Σ |X_ij| if the entries of the block are not negative (all x_i equal),
 and at most that otherwise. ``Sensitivity.value`` is an upper bound, rounded up.
 ``Sensitivity.attained`` is a lower bound, rounded down: the value that one pattern attains with
-x_i = ± one unit vector, Σ s_i s_j X_ij for signs s. The lower end of a privacy bracket uses it.
+x_i = ± one unit vector, Σ s_i s_j X_ij for signs s that a search finds (``best_signs``). The lower
+end of a privacy bracket uses it.
 
 ========================  ==========================================================
 patterns                  bound
@@ -39,7 +40,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import toeplitz
+from scipy.linalg import eigh, toeplitz
 
 from affidavit.mechanisms.strategies.numerics import UNIT, Array, gamma, root_down, root_up
 from affidavit.mechanisms.strategies.participation import Participation
@@ -52,6 +53,8 @@ EXACT_TOLERANCE = 1e-8
 """Relative difference up to which a bound counts as attained."""
 MAX_WORK = 300_000_000
 """Additions that one bound may take, in a few seconds."""
+MAX_LEADING = 1024
+"""Signs for which an eigenvector is computed, in half a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,42 +254,98 @@ def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity
     steps, separation = len(column), participation.separation
     most = participation.max_participations(steps)
     doubt = gamma(steps) * float(column @ column)
-    total, equal, alternating = np.zeros(steps), np.zeros(steps), np.zeros(steps)
+    total = np.zeros(steps)
     for lag in range(most):
         shift = lag * separation
         partial = np.cumsum(column[: steps - shift] * column[shift:])
-        # partial[T-1-j] = X_{j-shift, j}, and j = o + q·b for q = lag, ..., k-1.
-        times = 1 if lag == 0 else 2
-        sign = -1 if lag % 2 else 1
-        for counted, into in (
-            (np.abs(partial) + doubt, total),
-            (partial - doubt, equal),
-            (sign * partial - doubt, alternating),
-        ):
-            # Reversed, because partial runs from the last column to the first.
-            turns = sum_shifts(counted, most - lag, separation)
-            into[: steps - shift] += times * turns[::-1]
+        # partial[T-1-j] = X_{j-shift, j}, and j = o + q·b for q = lag, ..., k-1. Reversed,
+        # because partial runs from the last column to the first.
+        turns = sum_shifts(np.abs(partial) + doubt, most - lag, separation)[::-1]
+        total[: steps - shift] += (2 if lag else 1) * turns
     operations = 2 * steps + 4 * most
-    spare = 2 * gamma(operations) * float(np.max(total))
-    attained = max(float(np.max(equal)), float(np.max(alternating))) - spare
+    block = toeplitz_gram(column, range(int(np.argmax(total)), steps, separation)[:most])
+    signs = best_signs(block)
+    spare = 2 * gamma(operations) * float(np.max(total)) + len(block) ** 2 * doubt
+    attained = float(signs @ block @ signs) - spare
     return Sensitivity.between(float(np.max(total)), attained, operations)
 
 
+def toeplitz_gram(column: Array, pattern: range) -> Array:
+    """Return X at the steps of ``pattern``, shape (k, k), of the Toeplitz C with this column.
+
+    ``column`` has shape (T,). An entry is wrong by γ_T ‖c‖² at most.
+    """
+    steps, size = len(column), len(pattern)
+    block = np.zeros((size, size))
+    for lag in range(size):
+        shift = lag * pattern.step
+        partial = np.cumsum(column[: steps - shift] * column[shift:])
+        later = np.asarray(pattern[lag:])
+        places = np.arange(size - lag)
+        block[places, places + lag] = block[places + lag, places] = partial[steps - 1 - later]
+    return block
+
+
+def best_signs(gram: Array) -> Array:
+    """Return signs s for which Σ s_i s_j X_ij is large, shape (k,), for X of shape (k, k).
+
+    The search climbs by flips of one sign each from equal signs, alternating ones, those of the
+    first row, those that suit all earlier steps, and those of the leading eigenvector.
+    """
+    size = len(gram)
+    equal = np.ones(size)
+    if size == 1 or np.all(gram >= 0):
+        return equal
+    suited = np.ones(size)
+    for place in range(1, size):
+        suited[place] = 1.0 if gram[place, :place] @ suited[:place] >= 0 else -1.0
+    starts = [suited, equal, equal - 2 * (np.arange(size) % 2), np.where(gram[0] < 0, -1.0, 1.0)]
+    if size <= MAX_LEADING:
+        _, vectors = eigh(gram, subset_by_index=[size - 1, size - 1])
+        starts.append(np.where(vectors[:, 0] < 0, -1.0, 1.0))
+    climbed = [_climbed(gram, start) for start in starts]
+    return max(climbed, key=lambda signs: float(signs @ gram @ signs))
+
+
+def _climbed(gram: Array, signs: Array) -> Array:
+    """Return the signs after the best flips, one by one, as long as they raise Σ s_i s_j X_ij."""
+    signs, diagonal = signs.copy(), np.diagonal(gram)
+    pull = gram @ signs
+    for _ in range(4 * len(signs)):
+        # A flip of s_i changes the sum by 4 (X_ii - s_i (X s)_i).
+        gains = diagonal - signs * pull
+        best = int(np.argmax(gains))
+        if gains[best] <= EXACT_TOLERANCE * diagonal[best]:
+            break
+        pull -= 2 * signs[best] * gram[best]
+        signs[best] = -signs[best]
+    return signs
+
+
 def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
-    steps, separation = len(gram), participation.separation
-    most = participation.max_participations(steps)
+    steps, most = len(gram), participation.max_participations(len(gram))
     if steps * most * most > MAX_WORK:
         raise Unaffordable(f"bounding {most} participations over {steps} steps")
-    best = attained = 0.0
+    sizes, reached = np.zeros(steps), np.zeros(steps)
     for first in range(steps):
-        pattern = slice(first, min(first + most * separation, steps), separation)
-        block, unsure = gram[pattern, pattern], float(np.sum(doubt[pattern, pattern]))
-        size = float(np.sum(np.abs(block)))
-        best = max(best, size + unsure)
+        block, unsure = _block(gram, first, participation), _block(doubt, first, participation)
+        sizes[first] = float(np.sum(np.abs(block))) + float(np.sum(unsure))
         signs = np.where(block[0] < 0, -1.0, 1.0)
-        reached = max(float(np.sum(block)), float(signs @ block @ signs))
-        attained = max(attained, reached - unsure - 2 * gamma(most * most) * size)
-    return Sensitivity.between(best, attained, most * most)
+        reached[first] = max(float(np.sum(block)), float(signs @ block @ signs))
+    attained = 0.0
+    for first in {int(np.argmax(sizes)), int(np.argmax(reached))}:
+        block, unsure = _block(gram, first, participation), _block(doubt, first, participation)
+        signs = best_signs(block)
+        spare = float(np.sum(unsure)) + 2 * gamma(most * most) * float(np.sum(np.abs(block)))
+        attained = max(attained, float(signs @ block @ signs) - spare)
+    return Sensitivity.between(float(np.max(sizes)), attained, most * most)
+
+
+def _block(matrix: Array, first: int, participation: Participation) -> Array:
+    """Return the entries at the steps o, o + b, ..., o = ``first``."""
+    most, separation = participation.max_participations(len(matrix)), participation.separation
+    pattern = slice(first, first + most * separation, separation)
+    return matrix[pattern, pattern]
 
 
 def _separated(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
