@@ -65,6 +65,7 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
     disclosed_steps,
     products_of_columns,
 )
+from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
 from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective
 from affidavit.mechanisms.strategies.participation import (
     Participation,
@@ -79,7 +80,6 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     projected_separated_mixture,
     separated_mixture,
 )
-from affidavit.mechanisms.strategies.pattern_sensitivity import pattern_sensitivity
 from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, TooManyBuffers, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable

@@ -229,7 +229,7 @@ def lower(plan: Plan) -> Lowered:
     optimiser = mechanism(plan.optimizer.name)
     reasons += optimiser.find_mismatches(plan)
     if plan.dataset.size is not None and plan.dataset.records_per_unit > plan.dataset.size:
-        reasons.append(_user_above_data_set(plan))
+        raise RefusedPlan(*reasons, _user_above_data_set(plan))
     extra = AdditionalEvents()
     try:
         extra = lower_additional_releases(plan)

@@ -7,7 +7,7 @@ integers in units of 2^-128, rounded up, so that their maxima and sums are exact
 A pattern of one step in each epoch is bounded as a chain: exactly between neighbouring epochs, and
 by the largest entry of a row between others. A user of more records than a lot holds moves step t
 by n_t ≤ 1 lots, Σ n_t an epoch at most ``lots_filled``; a row is then bounded by its largest
-entries (Theorem 18 there).
+entries (Theorem 19 there).
 
 For trees of partial sums sens² is an integer (Theorem 6 there): node i of level l holds the steps
 i·2^l to (i+1)·2^l - 1 of its tree, if all of them are run. sens² is the largest Σ over nodes of

@@ -44,7 +44,7 @@ fresh random lots  the same: it may take part in any of them
 A participation in the plan never changes what is certified. It is what noise is optimised for, and
 must cover that of the sampler. Anything else contradicts the sampler and is refused.
 
-Reference: docs/theorems/correlated-noise.md, Theorems 8 and 18.
+Reference: docs/theorems/correlated-noise.md, Theorems 8 and 19.
 """
 
 from __future__ import annotations
@@ -116,17 +116,15 @@ class Participation:
 
     @property
     def by_separation(self) -> Participation:
-        """A participation without ``one_per_epoch`` that has all its patterns."""
-        if self.epoch is None:
-            return self
-        return self.min_separation(participations=self.participations, separation=1)
+        """All patterns of as many steps that are as far apart at least, in one lot each."""
+        return self.min_separation(participations=self.participations, separation=self.separation)
 
     def max_participations(self, steps: int) -> int:
         """Return the most participations of one record in ``steps``: min(k, ⌈T/b⌉)."""
         return min(self.participations, -(-steps // self.turn))
 
     def squares(self, steps: int) -> Fraction:
-        """Return the largest Σ n_t², n_t the share of lot t that one unit fills (Theorem 18)."""
+        """Return the largest Σ n_t², n_t the share of lot t that one unit fills (Theorem 19)."""
         epochs, rest = divmod(steps, self.turn)
         return epochs * squares_of(self.lots_filled, self.turn) + squares_of(self.lots_filled, rest)
 
@@ -174,7 +172,10 @@ def participation_of(plan: Plan, index: int, steps: int) -> Participation:
 def optimised_participation(plan: Plan, index: int, steps: int) -> Participation:
     """Return what the noise of phase ``index`` is optimised for: the plan's or the sampler's."""
     by_sampler = participation_of(plan, index, steps)
-    return _plan_participation(plan.phases[index], by_sampler) or by_sampler.by_separation
+    provided = _plan_participation(plan.phases[index], by_sampler)
+    if provided is None and by_sampler.epoch is not None:
+        return by_sampler.by_separation
+    return provided or by_sampler
 
 
 def allows_more(plan: Plan, index: int, steps: int) -> bool:

@@ -231,7 +231,13 @@ def test_a_delta_that_comes_out_large_is_refused_too(make_plan: Any) -> None:
     ("changes", "code"),
     [
         ({"adjacency": "add_remove"}, "removal_moves_records"),
-        ({"noise": {"kind": "bidiagonal", "lambda": 0.9}}, "reshuffled_epochs"),
+        (
+            {
+                "noise": {"kind": "bidiagonal", "lambda": 0.9},
+                "participation": {"schema": "fixed_epoch", "separation": 41},
+            },
+            "reshuffled_epochs",
+        ),
         ({"optimizer": {"name": "dp_dice"}}, "unsound_optimizer"),
         ({"sampling": {"scheme": "fixed_size", "lot_size": 4}}, "fixed_size_needs_replace_one"),
     ],

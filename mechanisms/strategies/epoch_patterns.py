@@ -1,7 +1,7 @@
 """Sensitivity of a strategy under what a sampler draws: one step an epoch, and users of many lots.
 
 Every strategy bounds patterns of a fixed or a least distance itself (``sensitivity``). Here are the
-patterns that depend on epochs (docs/theorems/correlated-noise.md, Theorem 18), from X = CᵀC:
+patterns that depend on epochs (docs/theorems/correlated-noise.md, Theorem 19), from X = CᵀC:
 
 **One step in each epoch** (``one_per_epoch``). With r_i(e) = max over j in epoch e of |X_ij|,
 
@@ -71,10 +71,13 @@ MAX_CLIMBS = 50
 def pattern_sensitivity(strategy: Strategy, participation: Participation) -> Sensitivity:
     """Return sens of ``strategy`` in clip norms of one full lot; raises ``Unaffordable``."""
     one_lot = replace(participation, lots_filled=Fraction(1))
-    if participation.epoch is None:
-        result = strategy.sensitivity(one_lot)
-    else:
+    if participation.epoch is not None:
         result = _one_per_epoch(strategy, one_lot)
+    else:
+        try:
+            result = strategy.sensitivity(one_lot)
+        except Unaffordable:
+            result = strategy.sensitivity(one_lot.by_separation)
     return result if participation == one_lot else _several_lots(strategy, participation, result)
 
 
