@@ -202,7 +202,7 @@ def _bound_by_epochs(sizes: Sequence[Sequence[int]], patterns: Patterns) -> arb:
     if patterns.lots_filled == 1:
         best = Fraction(_worst_chain(sizes, patterns.turn))
     else:
-        rows = [sum(_filled(row, patterns)) for row in sizes]
+        rows = [sum(_filled(row, patterns), Fraction(0)) for row in sizes]
         best = sum(_filled(rows, patterns), Fraction(0))
     return (rational(best) / UNIT).sqrt()
 
@@ -225,7 +225,7 @@ def _worst_chain(sizes: Sequence[Sequence[int]], epoch: int) -> int:
     return max(best)
 
 
-def _filled(values: Sequence[int] | Sequence[Fraction], patterns: Patterns) -> list[Fraction]:
+def _filled(values: Sequence[int | Fraction], patterns: Patterns) -> list[Fraction]:
     """Return the largest Σ n_t v_t of each epoch; of all of them together at a fixed distance."""
     turn, filled = patterns.turn, patterns.lots_filled
     if patterns.fixed_separation:

@@ -95,16 +95,18 @@ def _one_per_epoch(strategy: Strategy, at: Participation) -> Sensitivity:
         weights = np.zeros(strategy.steps)
         weights[pattern] = 1.0
         reached = _reached(*_visible_gram(strategy, gram, doubt), weights)
-        found = Sensitivity(value=root_up(squared, strategy.steps + 8), attained=reached)
+        by_epoch = Sensitivity(value=root_up(squared, strategy.steps + 8), attained=reached)
     elif strategy.steps <= MAX_VECTOR and strategy.strategy_coefficients is not None:
         squared = _chain_by_lag(np.abs(strategy.strategy_coefficients), epochs, epoch)
-        found = Sensitivity(value=root_up(squared, 4 * epochs + 8), attained=0.0)
+        by_epoch = Sensitivity(value=root_up(squared, 4 * epochs + 8), attained=0.0)
     elif bounds:
         return Sensitivity(value=bounds[0], attained=attained)
     else:
         raise Unaffordable(f"bounding {epochs} epochs of a strategy without structure")
-    found = inverse_sensitivity(found, strategy.residual)
-    return Sensitivity(value=min([found.value, *bounds]), attained=max(found.attained, attained))
+    by_epoch = inverse_sensitivity(by_epoch, strategy.residual)
+    return Sensitivity(
+        value=min([by_epoch.value, *bounds]), attained=max(by_epoch.attained, attained)
+    )
 
 
 def _gram(strategy: Strategy) -> tuple[Array, Array]:
@@ -185,10 +187,10 @@ def _several_lots(strategy: Strategy, at: Participation, one_lot: Sensitivity) -
         rows = _filled_rows(np.abs(gram) + doubt, at)
         squared = float(_filled(rows, at).sum())
         reached = _climb(*_visible_gram(strategy, gram, doubt), at, rows)
-        found = Sensitivity(value=root_up(squared, 4 * steps), attained=reached)
-        found = inverse_sensitivity(found, strategy.residual)
-        bounds.append(found.value)
-        attained = max(attained, found.attained)
+        by_epoch = Sensitivity(value=root_up(squared, 4 * steps), attained=reached)
+        by_epoch = inverse_sensitivity(by_epoch, strategy.residual)
+        bounds.append(by_epoch.value)
+        attained = max(attained, by_epoch.attained)
     elif steps <= MAX_VECTOR and (column := strategy.strategy_coefficients) is not None:
         shares = _shares(np.arange(steps, 0.0, -1.0), at)
         moved = fftconvolve(column, shares)[:steps]
