@@ -1,4 +1,4 @@
-"""Privacy random variables by prv-accountant: an independent two-sided second opinion.
+"""Privacy random variables by prv-accountant: a two-sided second opinion.
 
 The library bounds the error of its own discretisation and returns a lower and an upper value. It
 covers the remove direction of Poisson sampling only. Here it also receives the add direction as

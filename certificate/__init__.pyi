@@ -15,6 +15,9 @@ from .certificate_proof import proof_sources as proof_sources
 from .certificate_proof import prove_certificate as prove_certificate
 from .certificate_proof import with_proof as with_proof
 from .certification import certify as certify
+from .checks import Check as Check
+from .checks import brackets_meet as brackets_meet
+from .checks import checks_of as checks_of
 from .dsse import BadEnvelope as BadEnvelope
 from .dsse import Instant as Instant
 from .dsse import encode_base64 as encode_base64

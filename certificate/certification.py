@@ -1,14 +1,14 @@
 """Certify plans: the one place where mechanisms and accountants meet.
 
 A plan is lowered to events, and the first engine that covers the run solves for the plan's unknown
-(noise, steps, ε or δ). A second, independent engine checks the result. The verdict uses the proved
-upper bound alone:
+(noise, steps, ε or δ). A second engine checks the result, by the same theorems
+(``affidavit.certificate.checks``). The verdict uses the proved upper bound alone:
 
 * ``certified``: the proved bound meets the target, if there is one.
 * ``under_noised``: the proved lower bound is above the target.
 * ``unproved``: the target lies between the bounds.
 * ``refused``: no theorem or engine covers the plan, or its target is meaningless.
-* ``undecided``: two independent engines contradict each other; nothing is claimed.
+* ``undecided``: two engines contradict each other; nothing is claimed.
 
 Guarantees
     * A well-formed plan always gets an assessment; nothing is raised for its content.
@@ -344,7 +344,7 @@ def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -
 
 
 def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> Opinion | None:
-    """Return the opinion of the checker or of the first independent engine that covers the run.
+    """Return the opinion of the checker or of the first other engine that covers the run.
 
     A run restricted to one engine has none.
     """

@@ -27,7 +27,8 @@ VERDICTS = {
     "unproved": "the target or the claim lies between the proved ends of ε. Use the noise "
     "multiplier in the column `required`, or claim the upper end.",
     "refused": "no theorem covers the plan, or it is known to be unsound; the reasons say which.",
-    "undecided": "the accountants disagree or failed. Claim nothing, and report this.",
+    "undecided": "two accountants contradict each other, or they failed. Claim nothing, and report "
+    "this.",
 }
 """The meaning of each verdict."""
 

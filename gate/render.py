@@ -40,7 +40,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, GroupBound, printable
+from affidavit.certificate import Assessment, GroupBound, checks_of, printable
 from affidavit.plan import Reason
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
@@ -265,6 +265,11 @@ def _condition_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
         yield f"assumed: {assumption}"
 
 
+def _check_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
+    for check in checks_of(predicate):
+        yield f"{check.covers} {'checked' if check.is_done else 'not checked'}: {check.sentence}"
+
+
 def _origin_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
     for engine in predicate.get("accountants", ()):
         yield f"accounted by: {engine['name']} {engine['version']}"
@@ -285,6 +290,7 @@ SECTIONS: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "sampling and noise": _run_lines,
     "reasons": _reason_lines,
     "obligations": _condition_lines,
+    "checks": _check_lines,
     "who and when": _origin_lines,
 }
 """The lines of each section, in order."""

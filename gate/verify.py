@@ -223,7 +223,7 @@ def _print(
     if problem is not None:
         out.print(f"[red]✗ recomputed:[/] {escape(problem)}")
     elif recompute:
-        out.print("[green]✓[/] recomputed: the accountants agree")
+        out.print("[green]✓[/] recomputed: the accountants give the same bounds again")
     if isinstance(proof, Exception):
         text = f"{proof.code}: {proof} {proof.remedy}"
         out.print(f"[red]✗ not proved:[/] {escape(text)}")

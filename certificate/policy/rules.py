@@ -183,7 +183,7 @@ def _second_opinion(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         yield Reason(
             code="policy_second_opinion",
             message=f"only {facts.engines[0][0]} was used; the policy {policy.name} asks for a "
-            "second, independent engine.",
+            "second engine.",
             remedy="Choose sampling and noise that two engines cover, and ask for both.",
         )
 

@@ -310,8 +310,9 @@ def _decision(pdf: Document, view: CertificateView) -> None:
     if not decisions:
         required = view.approvals_required
         pdf.paragraph(f"None of {required} required." if required else "None required.")
-    pdf.heading("Engines")
-    pdf.paragraph(view.agreement, SMALL)
+    pdf.heading("What the checks cover")
+    for check in view.checks:
+        pdf.paragraph(f"{capitalized(check.covers)}: {check.sentence}", SMALL)
     for engine in view.engines:
         pdf.paragraph(
             f"{engine.name} ({engine.version}): ε between {engine.at_least} and {engine.at_most}",

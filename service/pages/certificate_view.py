@@ -35,8 +35,11 @@ from sqlalchemy import Connection, select
 from affidavit.certificate import (
     STEPS,
     Approvals,
+    Check,
     PublicKey,
     VerificationError,
+    brackets_meet,
+    checks_of,
     goal_of,
     read_keyset,
     statement_in,
@@ -152,17 +155,14 @@ def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
             at_least=round_down(accountant["epsilon"]["lower"], 8),
             at_most=round_up(accountant["epsilon"]["upper"], 8),
             decides=number == 0,
-            agrees=_agreement_code(accountants[0]["epsilon"], accountant["epsilon"])
-            if number
-            else "decides",
+            agrees="decides"
+            if not number
+            else "meets"
+            if brackets_meet(accountants[0]["epsilon"], accountant["epsilon"])
+            else "near",
         )
         for number, accountant in enumerate(accountants)
     )
-
-
-def _agreement_code(first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    lower = max(float(first["lower"]), float(second["lower"]))
-    return "near" if lower > min(float(first["upper"]), float(second["upper"])) else "meets"
 
 
 def claim_of(plan: Mapping[str, Any]) -> str | None:
@@ -180,21 +180,6 @@ def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
         None if guarantee is None else guarantee.words,
         goal_of(predicate["plan"], target, codes),
         codes,
-    )
-
-
-def agreement(engines: tuple[Engine, ...]) -> str:
-    """Return a sentence about the agreement of the engines."""
-    if not engines:
-        return "No engine ran: the plan was refused before accounting."
-    if len(engines) == 1:
-        return "One engine supports this plan; there is no independent second opinion."
-    others = [engine for engine in engines if not engine.decides]
-    if all(other.agrees == "meets" for other in others):
-        return f"{len(engines)} independent engines agree: their brackets of ε overlap."
-    return (
-        "The engines agree within the documented accuracy of the second. Where brackets do not "
-        "overlap, the first engine decides, which is proved on both sides."
     )
 
 
@@ -439,7 +424,7 @@ class CertificateView:
     proof: tuple[str, ...]
     """Statements of the signed proof."""
     groups: tuple[dict[str, Any], ...]
-    agreement: str
+    checks: tuple[Check, ...]
     reasons: tuple[dict[str, Any], ...]
     warnings: tuple[dict[str, str], ...]
     plan: dict[str, Any]
@@ -511,7 +496,7 @@ def certificate_view(
             {**bound, "epsilon_at_most": round_up(bound["epsilon"]["upper"])}
             for bound in predicate.get("groups", ())
         ),
-        agreement=agreement(engines),
+        checks=checks_of(predicate),
         reasons=tuple({"pointer": "", "remedy": "", **reason} for reason in predicate["reasons"]),
         warnings=tuple(predicate["warnings"]),
         plan=plan,

@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from affidavit.service.pages.certificate_view import VERIFY, CertificateView, Item
-from affidavit.service.pages.text import escape_invisible, group_digits
+from affidavit.service.pages.text import capitalized, escape_invisible, group_digits
 
 # ---- the deployments registry --------------------------------------------------------
 
@@ -193,7 +193,9 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     yield _plain(view.sentence)
     if view.guarantee is not None:
         yield f"\nLower bound of ε, no guarantee: {view.guarantee.epsilon_at_least}."
-    yield f"\n{_plain(view.agreement)}"
+    yield "\n### What the checks cover\n"
+    for check in view.checks:
+        yield f"- {capitalized(check.covers)}: {_plain(check.sentence)}"
     for reason in view.reasons:
         yield "\n- " + _plain("{code}: {message} {remedy}".format_map(reason))
     yield from _items("Covered, by item of NIST SP 800-226", view, marks=("checked", "declared"))

@@ -50,7 +50,7 @@ def test_issued_verified_and_recomputed_to_the_same_numbers(
     assert "seed" in stated
     verified = run("verify", str(bundle), "--plan", plan, "--recompute")
     assert verified.exit_code == 0, verified.output
-    assert "the accountants agree" in verified.stdout
+    assert "the accountants give the same bounds again" in verified.stdout
     assert "with confidence 0.999999999" in verified.stdout.splitlines()[-1]
 
 
