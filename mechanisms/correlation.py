@@ -13,6 +13,8 @@ b̂-banded C, ``cyclic_poisson``        ⌈T/b⌉ Poisson-subsampled Gaussians, 
 with b ≥ b̂ groups                     multiplier σ_joint over the largest column norm
 any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a group, or Gaussian with
                                       sens for (⌈T/b⌉, b), whichever costs less
+any C, ``cyclic_poisson``,            Gaussian, or a mixture over the participations
+replace_one                           of a record
 any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖; under
 ``b_min_sep``                         ``b_min_sep``, with the largest probability of a step
 any C, any of the last three          or a mixture over the participations of a record, plus its
@@ -38,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -105,6 +107,7 @@ from affidavit.mechanisms.truncated_lots import (
     without_truncation,
 )
 from affidavit.plan import (
+    MAX_RECORDS,
     BallsInBinsGaussian,
     Composed,
     EitherBound,
@@ -226,7 +229,8 @@ class Correlation:
         if unsampled is not None:
             whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
             if at.route == "gaussian" and not sampler.fresh:
-                return whole
+                hidden = tuple(self._replaced_in_groups(at, joint))
+                return EitherBound(events=(whole, *hidden)) if hidden else whole
         assert sampler.step is not None
         step = sampler.step.event(joint / at.sensitivity.value * _DOWN)
         sampled = Repeated(event=step, count=sampler.step.times(steps))
@@ -283,6 +287,29 @@ class Correlation:
                     )
                     if disclosed is not None:
                         yield _disclosed_releases(disclosed, joint, self._pair)
+
+    def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+        """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""
+        step = self._drawn_in_group(joint)
+        if self._pair == "replace_one" and isinstance(step, PoissonSubsampledGaussian):
+            yield from self._mixture_bounds(step, at, joint)
+
+    def _drawn_in_group(self, joint: float) -> Untruncated | None:
+        """Return a step of ``cyclic_poisson`` that draws a unit's records, or None without one."""
+        records, chance = self.plan.dataset.records_per_unit, self._sampler.probability
+        if self._phase.sampling.groups is None or chance is None or records > MAX_RECORDS:
+            return None
+        probability = schedule.double_up(chance)
+        if records == 1:
+            return PoissonSubsampledGaussian(
+                sampling_probability=probability, noise_multiplier=joint, pair=self._pair
+            )
+        return PoissonSampledGroupGaussian(
+            records=records,
+            sampling_probability=probability,
+            noise_multiplier=joint,
+            pair=self._pair,
+        )
 
     def _participation_mixture(self, step: Untruncated, at: CorrelatedRun) -> ParticipationMixture:
         """Return how far a record, sampled as in ``step``, moves the run; raises ``TooLarge``."""
@@ -344,12 +371,13 @@ class Correlation:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif (
             sampler.fresh
-            or at.route == "white_noise"
+            or phase.sampling.groups is not None
             or (separation is not None and self.plan.dataset.records_per_unit == 1)
         ):
             if separation is None:
-                if at.route == "white_noise":
-                    norms = _norms_one_by_one(at.strategy, at.turn)
+                shown = _norms_one_by_one(at.strategy, at.turn)
+                if at.route == "white_noise" or shown[0][0] >= norms[0][0]:
+                    norms = shown
             elif (spacing := max(separation, at.strategy.bands)) < steps:
                 # The record waits for none of these steps if it was in none of the b - 1 before.
                 largest = float(schedule.highest_probability(self.plan, phase))
@@ -362,6 +390,9 @@ class Correlation:
             if probability is None:
                 assert sampler.step is not None
                 return among_zero_records(sampler.step.event(multiplier))
+            if (of_user := self._drawn_in_group(multiplier)) is not None:
+                # All records of a user may be in one group.
+                return replace(of_user, sampling_probability=probability)
             return PoissonSubsampledGaussian(
                 sampling_probability=probability,
                 noise_multiplier=multiplier,
@@ -399,7 +430,9 @@ class Correlation:
             shown = project_columns(at.strategy, at.turn)
             mixture = projected_separated_mixture(shown, largest, separation, farthest)
         else:
-            leaf = None if step is None else among_zero_records(step.event(joint))
+            leaf: Leaf | None = self._drawn_in_group(joint)
+            if leaf is None and step is not None:
+                leaf = among_zero_records(step.event(joint))
             if isinstance(leaf, FixedSize):
                 # All others have the opposite gradient, and so has what replaces the record.
                 leaf, pair, reach = at_least_drawn(leaf), "add_remove", DISTANCE

@@ -177,7 +177,9 @@ def is_participation_covered(
     mean = -draws.max_draws * miss.log()
     if not mean < MAX_MEAN_PARTICIPATIONS:
         raise no_statement(f"{MAX_MEAN_PARTICIPATIONS} participations of one record or more")
-    largest, moments = _moments(products)
+    largest, whole, moments = _moments(products)
+    # Drawn in every step, all of a unit's records.
+    whole *= arb(draws.max_draws) ** 2
     conceded, displaced = arb(leaf.conceded), 0
     if cut is not None:
         lots, excess = cut.fewest(conceded)
@@ -196,13 +198,16 @@ def is_participation_covered(
     max_count = int(float(mean) + 20 * float(mean) ** 0.5) + 40
     tails = _tails(squares, mean, max_count, moments)
     return all(
-        (tail.min(participates) if distance >= 0 else 1) <= bound
-        for distance, tail, bound in zip(distances, tails, bounds, strict=True)
+        (tail.min(participates) if distance >= 0 else 1) <= bound or bool(square >= whole)
+        for distance, square, tail, bound in zip(distances, squares, tails, bounds, strict=True)
     )
 
 
-def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
-    """Return the largest product, and the orders (times it) and log moments of a uniform pair."""
+def _moments(products: Products) -> tuple[arb, arb, list[tuple[float, arb]]]:
+    """Return the largest product, and of a uniform pair, relative to it, the mean and moments.
+
+    The moments are orders with the logarithm of each.
+    """
     counted = list(products)
     largest = max(size for _, size, _ in counted)
     counts = [0] * (_SIZE_LEVELS + 1)
@@ -214,7 +219,8 @@ def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
     moments = [
         (order, (shares((arb(order) / _SIZE_LEVELS).exp()) / total).log()) for order in orders
     ]
-    return arb(fmpz(largest)) / UNIT**2, moments
+    mean = arb(sum(fmpz(size) * pairs for _, size, pairs in counted)) / total / fmpz(largest)
+    return arb(fmpz(largest)) / UNIT**2, mean, moments
 
 
 def _tails(

@@ -36,6 +36,8 @@ from affidavit.mechanisms.strategies.numerics import (
 from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy, TooLarge
 from affidavit.plan import MAX_WEIGHTS
 
+MIN_NODES = 32
+"""Distances of an upper bound below which places are not rounded up any further."""
 NODES, MAX_LEVELS = 256, 500
 """Distances of an upper bound, which rounds up, and of a lower bound, which rounds down."""
 CONCEDED_PROBABILITY = 1e-32
@@ -86,18 +88,21 @@ def participation_mixture(
     counts = np.arange(most + 1)
     probabilities = np.exp(counts * math.log(mean) - mean - gammaln(counts + 1.0)) * (1 + _SLACK)
     orders, moments = _log_moments(values, shares)
+    # A record that is drawn in all of its steps moves the run no further than this.
+    whole = draws * math.sqrt(float(values @ shares)) * (1 + _SLACK)
 
     def tails(distances: Array) -> Array:
         result = np.full(distances.size, float(pdtrc(most, mean)))
         result += probabilities[1] * (distances < math.sqrt(largest))
         for count in range(2, most + 1):
             result += probabilities[count] * _tail(distances, count, largest, orders, moments)
+        result = np.where(distances >= whole, 0.0, result)
         return np.minimum.accumulate(result * (1 + _SLACK))
 
     drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
     slack = (gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR) * 1.01
     stretch = (1 + slack) / (1 - strategy.residual)
-    return _round_to_nodes(tails, most * math.sqrt(largest), drawn, stretch)
+    return _round_to_nodes(tails, min(whole, most * math.sqrt(largest)), drawn, stretch)
 
 
 @lru_cache(maxsize=16)
@@ -126,9 +131,24 @@ def separated_mixture(
 def displaced_mixture(mixture: ParticipationMixture, by: float) -> ParticipationMixture | None:
     """Return ``mixture`` with all distances increased ``by`` clip norms; None for too many."""
     units = math.ceil(by / mixture.spacing * (1 + 4 * UNIT))
-    if units + len(mixture.weights) > MAX_WEIGHTS:
+    if units + len(mixture.weights) <= MAX_WEIGHTS:
+        return replace(mixture, weights=(1e-300,) * units + mixture.weights)
+    coarser = _round_to_even(mixture)
+    return None if coarser is None else displaced_mixture(coarser, by)
+
+
+def _round_to_even(mixture: ParticipationMixture) -> ParticipationMixture | None:
+    """Return ``mixture`` with odd places rounded up to even ones, at twice the spacing.
+
+    Returns None if few places are left.
+    """
+    first, *rest = mixture.weights
+    if len(rest) < MIN_NODES:
         return None
-    return replace(mixture, weights=(1e-300,) * units + mixture.weights)
+    pairs = np.array([*rest, *[0.0] * (len(rest) % 2)]).reshape(-1, 2)
+    moved = np.nextafter(pairs.sum(axis=1), 2.0)
+    weights = (first, *map(float, moved))
+    return replace(mixture, spacing=2 * mixture.spacing, weights=weights)
 
 
 def projected_separated_mixture(
