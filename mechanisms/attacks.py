@@ -47,8 +47,6 @@ from affidavit.plan import (
     SampledColumns,
     ShuffledEpoch,
     TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
     alternatives,
 )
 
@@ -176,7 +174,7 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event, index: int) -> 
         records = plan.dataset.records_per_unit
     allocated = RandomAllocationGaussian in kinds
     others: Others = "nothing"
-    fixed_size = bool(kinds & {WithoutReplacementGaussian, WithoutReplacementGroupGaussian})
+    fixed_size = scheme == "fixed_size" and Gaussian not in kinds
     if fixed_size or (allocated and scheme == "shuffled" and replaced):
         others = "opposite"
     elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
