@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import statement_in
-from affidavit.certificate.charts import Chart
 from affidavit.plan import MalformedPlan
 from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.preview_plan import diagnose_request
@@ -71,25 +69,6 @@ async def chart(
     return chart_response(request, charts[name], width=WIDTH, height=HEIGHT)
 
 
-@router.get(f"{ONE}/certificate.pdf", include_in_schema=False, response_class=Response)
-async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """Download the certificate as PDF, for people without an account."""
-    stored, view = await run_in_threadpool(_read, services, certificate_id)
-    drawings: list[Chart] = []
-    if view.guarantee is not None:
-        result = await services.draw_certificate.charts(stored, view.steps_run)
-        drawings = [*result.charts.values()]
-    content = await run_in_threadpool(_render_pdf, view, drawings, services.clock.now())
-    return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
-
-
-def _render_pdf(view: CertificateView, drawings: list[Chart], now: datetime) -> bytes:
-    # Imported here, because fpdf2 would delay every start of the service.
-    from affidavit.service.pages.certificate_pdf import certificate_pdf
-
-    return certificate_pdf(view, drawings, now)
-
-
 @router.get(f"{ONE}/documentation.md", include_in_schema=False, response_class=Response)
 def documentation(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """Download the technical documentation as Markdown, to be completed."""
@@ -97,18 +76,6 @@ def documentation(_: Reader, services: TheServices, certificate_id: CertificateI
     content = technical_documentation(view, services.clock.now())
     name = f"documentation-{certificate_id[7:19]}.md"
     return download(content, "text/markdown; charset=utf-8", name)
-
-
-@router.get(f"{ONE}/documentation.pdf", include_in_schema=False, response_class=Response)
-def documentation_as_pdf(
-    _: Reader, services: TheServices, certificate_id: CertificateId
-) -> Response:
-    """Download the technical documentation as PDF."""
-    from affidavit.service.pages.certificate_pdf import documentation_pdf
-
-    (_stored, view), now = _read(services, certificate_id), services.clock.now()
-    content = documentation_pdf(view, technical_documentation(view, now), now)
-    return download(content, "application/pdf", f"documentation-{certificate_id[7:19]}.pdf")
 
 
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)

@@ -1,4 +1,4 @@
-"""The view of one certificate, which its page, JSON, PDF and technical documentation show.
+"""The view of one certificate, which its page and technical documentation show.
 
 The numbers of the guarantee are the signed ones, rounded outward. Status, approvals and runs
 change after signing and are read from the database.

@@ -272,6 +272,7 @@ def _page_context(request: Request) -> dict[str, Any]:
         "here": request.url.path,
         "query_string": request.url.query,
         "base_url": base_url(request),
+        "now": request.app.state.services.clock.now(),
         "signed_in": sessions.read_cookie(request, sessions.SESSION) is not None
         and actor is not None,
         "done": request.query_params.get("done", ""),

@@ -22,6 +22,8 @@ from tests.service.pages.test_words import api, glossary
 
 SIZES = {"desk": (Kind(True, "light", 1360), 900), "phone": (Kind(True, "light", 390), 844)}
 SCREENS = {"desk": 1, "phone": 2}
+PAPER_WIDTH = 718
+"""Pixels of A4 between margins of a centimetre."""
 ANSWERS = {
     "plan": ("main .verdict", ".figure-row", "dt:text-is('In force')", "dt:text-is('Data set')"),
     "wrong plan": ("main .verdict", "text=What to do:", "strong:has-text('the target needs')"),
@@ -158,6 +160,31 @@ def test_printed_pages_have_whole_tables_and_no_navigation(
     visitor.page.locator("tbody tr").last.wait_for(state="visible")  # it reloads itself
     scrolls = "getComputedStyle(document.querySelector('.scroll')).overflowX"
     assert visitor.page.evaluate(scrolls) == "visible"
+
+
+def test_a_printed_certificate_is_complete_and_fits_on_the_paper(
+    visitor_of: Callable[..., Any], company: Company, everything: str
+) -> None:
+    """Every panel, the closed details too, in black on white, and no controls."""
+    visitor = visitor_of(company.site, Kind(True, "dark", PAPER_WIDTH))
+    visitor.sign_in(everything)
+    path = f"/certificates/{company.certificates['digits']}"
+    visitor.goto(path)
+    page = visitor.page
+    expect(page.locator("figure svg")).to_have_count(3)
+    page.emulate_media(media="print")
+    for gone in (".places", ".top", ".actions", ".tabs", "main form"):
+        assert not page.locator(gone).first.is_visible(), gone
+    printed = "main :is(h2, table, dd, pre, figure svg):not(.screen *, .plot *, .tools *)"
+    for shown in page.locator(printed).all():
+        assert shown.is_visible(), shown.inner_text()
+        assert shown.bounding_box()["width"] > 1
+    expect(page.locator(".printed")).to_contain_text(company.site.url + path)
+    cut_off = "document.documentElement.scrollWidth - innerWidth"
+    assert page.evaluate(cut_off) <= 0
+    colour = "getComputedStyle(document.querySelector('main')).{}"
+    assert page.evaluate(colour.format("backgroundColor")) == "rgb(255, 255, 255)"
+    assert page.evaluate(colour.format("color")) == "rgb(0, 0, 0)"
 
 
 @pytest.mark.parametrize("size", SIZES)

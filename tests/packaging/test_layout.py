@@ -23,8 +23,8 @@ MODULES = {
     "prv-accountant": "prv_accountant",
     "ruamel.yaml": "ruamel",
     "pyjwt": "jwt",
+    "prometheus-client": "prometheus_client",
 }
-MODULES |= {"fpdf2": "fpdf", "prometheus-client": "prometheus_client"}
 # Packages that another one always brings along.
 BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"markupsafe"}}
 ROOMS_OF = {

@@ -9,8 +9,6 @@ import json
 import re
 import shlex
 import subprocess
-import zlib
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,8 @@ from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.keys import KeysetStore
 from affidavit.service.pages import certificates as certificates_module
-from affidavit.service.pages.certificate_pdf import certificate_pdf, documentation_pdf
-from affidavit.service.pages.certificate_view import certificate_view
 from affidavit.service.pages.certificates import CertificateSearch, certificate_list
-from affidavit.service.pages.documents import at_least, technical_documentation
+from affidavit.service.pages.documents import at_least
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
 from tests.support.polling import wait_until
@@ -187,8 +183,6 @@ def test_a_refused_certificate_claims_nothing(yard: Yard) -> None:
     for part in ("Purpose", "Data", "Method", "Guarantee", "Residual risk"):
         assert f". {part}\n" in document
     assert certificate in document
-    printed = _get(yard, f"{path}/certificate.pdf")
-    assert printed.content.startswith(b"%PDF-")
     _get(yard, f"{path}/charts/profile.svg", status=404)
 
 
@@ -211,7 +205,6 @@ def test_a_revoked_certificate_is_marked_everywhere(yard: Yard, tmp_path: Path) 
     )
     assert _offline(yard, page, tmp_path).exit_code != 0
     _get(yard, f"{path}/registry.yaml", status=409)
-    assert "DO NOT USE" in _written(_get(yard, f"{path}/certificate.pdf").content)
     assert [row["id"] for row in _rows(yard, "/certificates.csv?standing=revoked")] == [certificate]
     assert _rows(yard, "/certificates.csv?standing=active") == []
 
@@ -408,53 +401,3 @@ def test_the_registry_entry_matches_the_registry_schema(yard: Yard) -> None:
         assert loss["delta"] == 1e-5
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry["url_slug"])
     assert at_least("0.1000000000000000055511151231257828") > 0.1
-
-
-@ON_SQLITE
-def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
-    certificate = _certify(yard)
-    printed = _get(yard, f"/certificates/{certificate}/certificate.pdf")
-    assert printed.headers["content-type"] == "application/pdf"
-    assert certificate[7:19] in printed.headers["content-disposition"]
-    text = _written(printed.content)
-    for stated in (certificate, "Certified: ", "0.56129", "Trade-off function", "deployment"):
-        assert stated in text, stated
-    assert len(re.findall(rb"/Type /Page\b", printed.content)) == 2
-    # Greek letters and relations come from the Symbol font: an escape is no letter.
-    assert "\\u03b5" not in text
-    assert "\\u2264" not in text
-
-
-@ON_SQLITE
-def test_the_pdf_for_a_board_has_two_pages_whatever_there_is_to_say(yard: Yard) -> None:
-    services, now = yard.client.app.state.services, datetime.now(UTC)
-    view = certificate_view(services, services.store.get(_certify(yard)), now)
-    (noise,) = view.noise
-    reason = {"code": "c", "pointer": "/p", "message": "many words " * 200, "remedy": "東" * 500}
-    full = replace(
-        view,
-        name="n" * 64,
-        noise=(replace(noise, release="r" * 64),) * 60,
-        reasons=(reason,) * 9,
-        checklist=view.checklist * 9,
-    )
-    for each in (view, replace(view, reasons=(reason,)), full):
-        pdf = certificate_pdf(each, (), now)
-        assert len(re.findall(rb"/Type /Page\b", pdf)) == 2
-        assert ("More does not fit" in _written(pdf)) == (each is full)
-    text = technical_documentation(full, now)
-    documentation = _written(documentation_pdf(full, text, now))
-    for item in view.checklist:
-        assert item.topic in documentation
-
-
-def _written(pdf: bytes) -> str:
-    """The texts of a PDF in the order in which they are drawn, without their fonts."""
-    result = []
-    for stream in re.findall(rb"stream\n(.*?)\nendstream", pdf, re.DOTALL):
-        try:
-            content = zlib.decompress(stream)
-        except zlib.error:
-            continue
-        result += re.findall(rb"\((.*?)(?<!\\)\) ?Tj", content, re.DOTALL)
-    return b"".join(result).decode("latin-1").replace("\xa0", " ")

@@ -27,7 +27,7 @@ from tests.browser.serving import Site
 
 MARKUP = "<img src=x onerror=alert(1)>"
 ATTACK = f"=cmd|' /C calc'!A0 {MARKUP} \"'><script>alert(2)</script> {{{{7*7}}}} a\u202eb\u200bc "
-NOT_FOLLOWED = re.compile(r"/sign-|/v1/|/static/|\.pdf$|\.yaml$|\.svg$|/bundle\.json$")
+NOT_FOLLOWED = re.compile(r"/sign-|/v1/|/static/|\.yaml$|\.svg$|/bundle\.json$")
 ENDS = re.compile(r"/sign-out$|^/tokens/.*/revocation$")
 """Forms that would end somebody's session, empty as they are sent here."""
 
