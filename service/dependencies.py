@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from affidavit.certificate import KeyRole, KeyStore
+from affidavit.certificate import KeyRole
 from affidavit.service.certificates.certificate_curves import DrawCertificate
 from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.certificates.preview_plan import PreviewPlan
@@ -19,7 +19,6 @@ from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engines import RayJobs, build_engine
-from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, build_judge
 from affidavit.service.fair_queue import Turns
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.identity.authentication import Authenticator
@@ -87,11 +86,8 @@ class Services:
             self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
         )
         run_queue = RunQueue(self.engine)
-        engine, admission = build_engine(settings.dispatch, settings.job), None
-        if isinstance(engine, KubernetesJobs):
-            judge = build_judge(self.engine, KeyStore(settings.key_directory))
-            admission = AdmissionCheck(engine.client, engine.namespace, judge)
-        self.dispatcher = Dispatcher(self.engine, engine, self.clock.now, admission)
+        engine = build_engine(settings.dispatch, settings.job)
+        self.dispatcher = Dispatcher(self.engine, engine, self.clock.now)
         self.submit_plan = SubmitPlan(
             self.store, self.pool, self.keyring, self.policies, self.ledger.position
         )

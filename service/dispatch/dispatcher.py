@@ -45,7 +45,6 @@ from affidavit.service.dispatch.engines import (
     job_id_of,
     log_refusal,
 )
-from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.queue import LockedRun, RunQueue
@@ -88,9 +87,8 @@ class Dispatcher:
         database: Database,
         engine: Engine | None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        admission: AdmissionCheck | None = None,
     ) -> None:
-        self._now, self._admission = now, admission
+        self._now = now
         self._reader = reader(database)
         self._ledgers = LedgerStore(database)
         self._queue = RunQueue(database)
@@ -162,8 +160,6 @@ class Dispatcher:
         for job_id in self._find_obsolete_jobs(jobs, numbers, at):
             with log_refusal():
                 self.engine.cancel(job_id)
-        if self._admission is not None:
-            self._admission.reconcile(at)
 
     def _open_leases(self) -> Sequence[Row[Any]]:
         """Return the leases of unfinished runs, oldest first."""
