@@ -67,7 +67,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "backup": ("service.__main__", "Back up the embedded database."),
         "tokens": ("service.__main__", "Manage access tokens."),
         "audit": ("service.__main__", "Verify the log, and export its checkpoints."),
-        "witness": ("service.__main__", "Cosign the checkpoints of other logs."),
     },
 }
 """The commands by section, each with its module and a summary.

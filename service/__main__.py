@@ -21,7 +21,6 @@ from affidavit.certificate import KeyFailure
 from affidavit.service.errors import OperatorError
 from affidavit.service.identity.token_commands import tokens
 from affidavit.service.log.audit_command import audit
-from affidavit.service.log.witness_server import witness
 from affidavit.service.operation.database_admin import back_up, grant_application, head, upgrade
 from affidavit.service.settings import Settings
 
@@ -98,7 +97,6 @@ def _backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) ->
 
 app.add_typer(tokens, name="tokens")
 app.add_typer(audit, name="audit")
-app.command()(witness)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

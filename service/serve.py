@@ -80,7 +80,7 @@ def _run(listening: socket.socket, settings: Settings) -> None:
 
 
 def run_until_stopped(
-    app: ASGIApp, listening: socket.socket, end_streams: Callable[[], None] = lambda: None
+    app: ASGIApp, listening: socket.socket, end_streams: Callable[[], None]
 ) -> None:
     """Serve ``app``; ``end_streams`` is called before waiting for responses in progress."""
     # uvicorn raises the signal again after stopping, which would end the process with an error.

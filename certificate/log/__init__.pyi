@@ -1,13 +1,5 @@
-from .cosignature import Addition as Addition
 from .cosignature import BadTimestamp as BadTimestamp
-from .cosignature import NotSigned as NotSigned
-from .cosignature import SizeConflict as SizeConflict
-from .cosignature import UnknownLog as UnknownLog
 from .cosignature import WitnessKey as WitnessKey
-from .cosignature import cosign as cosign
-from .cosignature import read_addition as read_addition
-from .cosignature import require_extension as require_extension
-from .cosignature import require_signed as require_signed
 from .cosignature import timestamp_line as timestamp_line
 from .cosignature import verify_timestamp as verify_timestamp
 from .entry import BadLogPart as BadLogPart

@@ -1,18 +1,8 @@
 """Cosignatures and timestamps: witnesses attest that a log only grew, authorities attest a time.
 
-A witness receives a log's new checkpoint with a proof that it extends its last one (C2SP's
-``add-checkpoint``)::
-
-    old 900
-    base64 hash
-    base64 hash
-
-    example.com/log
-    1204
-    ...
-
-The response is one signature line with a time, which is appended to the checkpoint. The signed text
-begins with ``cosignature/v1``, so that it is neither a checkpoint nor a certificate; the key hash
+A witness cosigns a log's new checkpoint if it extends the last one that it saw. Its cosignature is
+one signature line with a time, which is appended to the checkpoint. The signed text begins with
+``cosignature/v1``, so that it is neither a checkpoint nor a certificate; the key hash
 is computed with 0x04. A witness's verifier key is written ``name+hash+base64(0x04 || key)``.
 
 A time-stamping authority (RFC 3161) signs the hash of a checkpoint with its log's signature,
@@ -31,38 +21,21 @@ References: C2SP, tlog-witness.md, tlog-cosignature.md and signed-note.md; RFC 3
 from __future__ import annotations
 
 import hashlib
-import logging
-import re
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509 import load_pem_x509_certificates
 
-from affidavit.certificate.dsse import encode_base64
 from affidavit.certificate.keys.key import SigningPort
-from affidavit.certificate.log.merkle_tree import HASH_BYTES, ProofError, verify_consistency
 from affidavit.certificate.log.note import (
     BadNote,
-    Checkpoint,
     Note,
-    NoteKey,
     NoteSignature,
-    UnknownSigner,
     VerifierKey,
-    bytes_of,
-    open_note,
     parse_note,
-    read_checkpoint,
 )
-
-MAX_HASHES = 63
-_OLD = re.compile(r"old (0|[1-9][0-9]{0,15})")
-
-log = logging.getLogger("affidavit.witness")
 
 
 class WitnessKey(VerifierKey):
@@ -98,107 +71,8 @@ class WitnessKey(VerifierKey):
             raise BadNote(f"the cosignature of {line.name} does not match the text") from None
 
 
-def cosign(note: str, name: str, key: SigningPort, at: datetime) -> str:
-    """Return the signature line of a witness with ``name`` for ``note``."""
-    seconds = int(at.timestamp())
-    signature = key.sign(_message(parse_note(note).text, seconds))
-    raw = WitnessKey.of(name, key).key_hash + seconds.to_bytes(8, "big") + signature
-    return f"— {name} {encode_base64(raw)}\n"
-
-
 def _message(text: str, seconds: int) -> bytes:
     return f"cosignature/v1\ntime {seconds}\n{text}".encode()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Addition:
-    """A checkpoint to be witnessed, and the consistency proof from size ``old``."""
-
-    old: int
-    proof: tuple[bytes, ...]
-    note: str
-    checkpoint: Checkpoint
-
-
-def read_addition(raw: bytes) -> Addition:
-    """Parse an ``add-checkpoint`` request; raises ``BadNote``."""
-    try:
-        head, blank, note = raw.decode().partition("\n\n")
-    except UnicodeDecodeError:
-        raise BadNote("the request is not UTF-8") from None
-    first, *lines = head.split("\n")
-    old = _OLD.fullmatch(first)
-    if old is None or not blank or len(lines) > MAX_HASHES:
-        raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
-    proof = tuple(bytes_of(line, "the proof") for line in lines)
-    if any(len(item) != HASH_BYTES for item in proof):
-        raise BadNote("the proof contains an invalid hash")
-    checkpoint = read_checkpoint(note)
-    if int(old[1]) > checkpoint.size:
-        raise BadNote("the old size exceeds the checkpoint's")
-    return Addition(old=int(old[1]), proof=proof, note=note, checkpoint=checkpoint)
-
-
-class UnknownLog(Exception):
-    """This witness is not configured for the log."""
-
-
-class NotSigned(Exception):
-    """None of the log's keys signed the checkpoint."""
-
-
-class SizeConflict(Exception):
-    """The witness's last checkpoint of the log has another size: ``size`` leaves."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(str(size))
-        self.size = size
-
-
-def require_signed(request: Addition, logs: Iterable[NoteKey]) -> None:
-    """Require that a key of a witnessed log signed the checkpoint.
-
-    Raises ``UnknownLog``, ``NotSigned``, or ``BadNote`` for an invalid signature.
-    """
-    origin = request.checkpoint.origin
-    keys = [key for key in logs if key.name == origin]
-    if not keys:
-        raise UnknownLog(origin)
-    try:
-        open_note(request.note, keys)
-    except UnknownSigner:
-        raise NotSigned(origin) from None
-
-
-def require_extension(last: Checkpoint | None, request: Addition) -> None:
-    """Require that the checkpoint extends ``last``, the newest that this witness has seen.
-
-    Raises ``SizeConflict`` and ``ProofError``; a fork is logged as critical.
-    """
-    size = 0 if last is None else last.size
-    if request.old != size:
-        raise SizeConflict(size)
-    if last is None or last.size == 0:
-        if request.proof:
-            raise ProofError("a proof from the empty log must be empty")
-        return
-    new = request.checkpoint
-    if new.size == last.size and new.root_hash != last.root_hash:
-        log.critical("THE LOG %s WAS FORKED: two roots for %d leaves", new.origin, new.size)
-        raise SizeConflict(size)
-    try:
-        verify_consistency(
-            first=last.size,
-            second=new.size,
-            first_root=last.root_hash,
-            second_root=new.root_hash,
-            proof=request.proof,
-        )
-    except ProofError as error:
-        log.critical(
-            "THE LOG %s DOES NOT EXTEND its last witnessed checkpoint: %s", new.origin, error
-        )
-        raise
 
 
 TIMESTAMP_NAME = "timestamp"

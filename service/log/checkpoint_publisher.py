@@ -11,9 +11,9 @@ destinations, separated by commas:
     Each new checkpoint is posted as ``text/plain``.
 ``witness+https://...#KEY``
     Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last one.
-    While more than half of the witnesses contradict the log, nothing is spent or signed. The
-    witness is ``affidavit witness`` or any other. Its cosignatures by ``KEY``, its verifier key,
-    are stored if they are valid, and readers verify them again.
+    While more than half of the witnesses contradict the log, nothing is spent or signed. Its
+    cosignatures by ``KEY``, its verifier key, are stored if they are valid, and readers verify
+    them again.
 
 Each destination has a thread of its own, so a network that hangs delays neither the log nor another
 destination. Failed deliveries are logged and retried. A checkpoint that was superseded meanwhile is

@@ -12,8 +12,9 @@ from tlog_scales.tlog import Checkpoint
 
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.log import NoteKey, open_note, read_checkpoint
-from affidavit.certificate.log.cosignature import WitnessKey, cosign
+from affidavit.certificate.log.cosignature import WitnessKey
 from affidavit.certificate.log.note import sign_checkpoint
+from tests.support.witness import cosign
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ORIGIN, WITNESS = "example.com/log", "witness.example.com"

@@ -12,7 +12,7 @@ import pytest
 
 from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningKey, format_instant
 from affidavit.certificate.keys.keyset import KeysetError, Roots, draft_keyset, read_keyset
-from affidavit.certificate.log.cosignature import WitnessKey, cosign
+from affidavit.certificate.log.cosignature import WitnessKey
 from affidavit.certificate.verification import trust_policy
 from affidavit.certificate.verification.bundle_verification import (
     VerificationError,
@@ -27,6 +27,7 @@ from affidavit.certificate.verification.trust_policy import (
     parse_trust_policy,
 )
 from tests.certificate.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
+from tests.support.witness import cosign
 
 HOUR = timedelta(hours=1)
 SIGNER = key_for(KeyRole.CERTIFICATE)

@@ -6,22 +6,15 @@ import hashlib
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
-from affidavit.certificate import encode_base64
 from affidavit.certificate.log import (
-    BadNote,
-    Consistency,
     NoteKey,
     note_key,
-    read_addition,
-    sign_checkpoint,
 )
 from affidavit.service.__main__ import main
 from affidavit.service.errors import SettingsError
@@ -37,10 +30,10 @@ from affidavit.service.log.checkpoint_publisher import (
     request_timestamp,
 )
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
-from affidavit.service.log.witness_server import FolderWitness, witness_app
 from affidavit.service.settings import Settings
-from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log
+from tests.service.log.conftest import KEY, ORIGIN, Answer, Log
 from tests.support.polling import wait_until
+from tests.support.witness import Witness
 
 NAME = "witness.example.com"
 
@@ -139,81 +132,8 @@ def test_destinations_in_the_setting(log: Log) -> None:
 # ---- witnesses ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def witness(tmp_path: Path) -> Iterator[TestClient]:
-    """A client of a witness of our log."""
-    logs = (note_key(ORIGIN, KEY.public),)
-    folder = FolderWitness(tmp_path / "witness", NAME, logs)
-    yield TestClient(witness_app(folder))
-    folder.close()
-
-
-def addition(note: str, proof: Consistency | None = None, old: int = 0) -> bytes:
-    lines = "" if proof is None else "".join(f"{encode_base64(hash_)}\n" for hash_ in proof.hashes)
-    return f"old {old if proof is None else proof.first}\n{lines}\n{note}".encode()
-
-
-def ask(witness: TestClient, body: bytes) -> Any:
-    return witness.post("/add-checkpoint", content=body)
-
-
-def test_what_a_witness_refuses(log: Log, witness: Any) -> None:
-    first, second = log.grow(3), log.grow(5)
-    proof = log.reader.consistency(3, 8)
-    assert ask(witness, addition(first.note)).status_code == 200
-
-    # Another size than the one it has: it says which.
-    for body in (addition(second.note), addition(second.note, log.reader.consistency(2, 8))):
-        answer = ask(witness, body)
-        assert (answer.status_code, answer.text) == (409, "3\n")
-        assert answer.headers["content-type"].partition(";")[0] == "text/x.tlog.size"
-
-    # A proof that does not hold, or none.
-    wrong = Consistency(first=3, second=8, hashes=proof.hashes[:-1])
-    for body in (addition(second.note, wrong), addition(second.note, old=3)):
-        answer = ask(witness, body)
-        assert answer.status_code == 422
-
-    # A fork of the same size, signed by the log's true key.
-    fork = sign_checkpoint(KEY, origin=ORIGIN, size=3, root_hash=bytes(32), at=NOON)
-    assert ask(witness, addition(fork, old=3)).status_code == 409
-
-    # A log that it does not keep, and a stranger's key.
-    other = sign_checkpoint(KEY, origin="example.com/x", size=3, root_hash=bytes(32), at=NOON)
-    assert ask(witness, addition(other, old=3)).status_code == 404
-    unsigned = second.note.replace(f"— {ORIGIN}", "— example.com/y")
-    assert ask(witness, addition(unsigned, proof)).status_code == 403
-    changed = second.note.replace("time 2", "time 3")
-    assert ask(witness, addition(changed, proof)).status_code == 403
-    assert ask(witness, addition(second.note, proof)).status_code == 200
-
-
-def test_what_is_no_request_is_a_400(log: Log, witness: Any) -> None:
-    note = log.grow(1).note.encode()
-    for body in (
-        b"",
-        b"\xff",
-        b"old 0",
-        b"old 0\n\n",
-        b"old 0\n\nx\n",
-        b"old 0\n" + note,
-        b"old -1\n\n" + note,
-        b"old 00\n\n" + note,
-        b"new 0\n\n" + note,
-        b"old 0\nAAAA\n\n" + note,
-        b"old 0\n" + encode_base64(bytes(32)).encode() * 64 + b"\n\n" + note,
-    ):
-        answer = ask(witness, body)
-        assert answer.status_code == 400, body
-
-
-def test_an_old_size_beyond_the_checkpoint_is_malformed(log: Log) -> None:
-    with pytest.raises(BadNote, match="exceeds"):
-        read_addition(addition(log.grow(2).note, old=3))
-
-
 def test_a_witness_is_found_where_it_is_and_brought_up_to_date(
-    log: Log, witness: Any, listening: Any, tamper: Any
+    log: Log, listening: Any, tamper: Any
 ) -> None:
     """Over the wire: the export asks for nothing first, and is told how far the witness is.
 
@@ -221,11 +141,7 @@ def test_a_witness_is_found_where_it_is_and_brought_up_to_date(
     witnesses can stop.
     """
 
-    def forward(body: bytes, _headers: Any) -> Answer:
-        answer = ask(witness, body)
-        return answer.status_code, answer.headers["content-type"], answer.content
-
-    url = listening(forward)
+    url = listening(Witness(NAME, note_key(ORIGIN, KEY.public)).answer)
     first = WitnessDestination(url, log.reader)
     for count in (2, 4, 1):
         older = log.grow(count)

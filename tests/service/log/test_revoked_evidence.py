@@ -28,7 +28,7 @@ from affidavit.certificate import (
     format_instant,
     verify,
 )
-from affidavit.certificate.log import WitnessKey, cosign
+from affidavit.certificate.log import WitnessKey
 from affidavit.certificate.verification.trust_policy import Timestamps, Witnesses
 from affidavit.service.__main__ import main
 from affidavit.service.database import writer
@@ -39,6 +39,7 @@ from affidavit.service.log.reader import with_inclusion
 from tests.certificate.log.logged_certificate import NOW, certified, key_for
 from tests.service.log.conftest import ORIGIN, Log
 from tests.support.polling import wait_until
+from tests.support.witness import cosign
 
 OTHER_ROOT = "openssl req -x509 -newkey rsa:2048 -nodes -keyout other.key -days 9 -subj /CN=Root"
 HOUR = timedelta(hours=1)

@@ -1,28 +1,16 @@
-"""A witness beside a log: what it cosigns is kept and served, and it cosigns no second history."""
+"""What witnesses cosign is verified, kept and served."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
-from affidavit.certificate import SigningKey, encode_base64
-from affidavit.certificate.log import (
-    WitnessKey,
-    cosign,
-    note_key,
-    parse_note,
-    timestamp_line,
-)
-from affidavit.service.database import open_engine
-from affidavit.service.errors import OperatorError
-from affidavit.service.log import checkpoint_publisher, reader, witness_server
+from affidavit.certificate import SigningKey
+from affidavit.certificate.log import WitnessKey, note_key, parse_note, timestamp_line
+from affidavit.service.log import checkpoint_publisher, reader
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,
     Cosignatures,
@@ -31,52 +19,29 @@ from affidavit.service.log.checkpoint_publisher import (
     destinations,
 )
 from affidavit.service.log.reader import find_cosigned_before
-from affidavit.service.log.witness_server import FolderWitness, witness_app
 from tests.service.log.conftest import KEY, ORIGIN, Log
+from tests.support.witness import Witness, cosign
 
 NAME = "witness.example.org"
-LOGS = (note_key(ORIGIN, KEY.public),)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[FolderWitness]:
-    result = FolderWitness(tmp_path / "witness", NAME, LOGS)
-    yield result
-    result.close()
+def witness() -> Witness:
+    return Witness(NAME, note_key(ORIGIN, KEY.public))
 
 
 @pytest.fixture
-def client(folder: FolderWitness) -> TestClient:
-    return TestClient(witness_app(folder))
-
-
-@pytest.fixture
-def publisher(
-    log: Log, folder: FolderWitness, client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> CheckpointPublisher:
-    """The log's publisher, to the witness without a network between them."""
-
-    def post(_: str, content: bytes, media: str) -> httpx.Response:
-        return client.post("/add-checkpoint", content=content, headers={"Content-Type": media})
-
-    monkeypatch.setattr(checkpoint_publisher, "post", post)
-    key = WitnessKey.of(NAME, folder.key)
-    setting = f"witness+https://w.example/add-checkpoint#{key}"
+def publisher(log: Log, witness: Witness, listening: Any) -> CheckpointPublisher:
+    """The log's publisher to the witness."""
+    setting = f"witness+{listening(witness.answer)}#{witness.verifier_key}"
     places = destinations(setting, log.reader, Cosignatures(log.engine))
     return CheckpointPublisher(places, log.sequence)
 
 
-def addition(log: Log, old: int) -> bytes:
-    stored = log.sequence()
-    hashes = log.reader.consistency(old, stored.checkpoint.size).hashes if old else ()
-    lines = "".join(f"{encode_base64(hash_)}\n" for hash_ in hashes)
-    return f"old {old}\n{lines}\n{stored.note}".encode()
-
-
 def test_cosignatures_are_kept_and_served(
-    log: Log, folder: FolderWitness, publisher: CheckpointPublisher
+    log: Log, witness: Witness, publisher: CheckpointPublisher
 ) -> None:
-    key = WitnessKey.of(NAME, folder.key)
+    key = witness.verifier_key
     for count in (3, 5):
         stored = log.grow(count)
         assert log.reader.published().checkpoint.size in (3, stored.checkpoint.size)
@@ -86,11 +51,11 @@ def test_cosignatures_are_kept_and_served(
         at = key.cosigned(parse_note(shown.note))
         assert at is not None
         assert abs(datetime.now(UTC) - at) < timedelta(minutes=1)
-    assert folder.last(ORIGIN) == stored.checkpoint
+    assert witness.last == stored.checkpoint
     # A newer one that nobody cosigned yet does not hide it, and a second delivery adds nothing.
     log.grow(1)
     assert log.reader.published().note == shown.note
-    Cosignatures(log.engine).store(stored.note, cosign(stored.note, NAME, folder.key, at), key)
+    Cosignatures(log.engine).store(stored.note, cosign(stored.note, NAME, witness.key, at), key)
     assert log.reader.published().note == shown.note
 
 
@@ -201,87 +166,3 @@ def test_evidence_of_before_a_revocation_is_the_oldest_that_has_the_leaf(log: Lo
             assert (found and found.note.startswith(notes[expected or 0])) == (
                 None if expected is None else True
             )
-
-
-# ---- The operator of the log, with its key: two histories
-
-
-def test_a_second_history_is_not_cosigned(
-    log: Log, client: TestClient, migrated_sqlite: Path, tmp_path: Path
-) -> None:
-    """Whoever has the log's key shows another log to somebody: without the witness's line."""
-    log.grow(4)
-    assert client.post("/add-checkpoint", content=addition(log, 0)).status_code == 200
-    forked = tmp_path / "fork.db"
-    forked.write_bytes(migrated_sqlite.read_bytes())
-    engine = open_engine(f"sqlite:///{forked}")
-    fork = Log(str(engine.url), engine, entered=100)
-    fork.grow(4)
-    same_size = fork.sequence().note
-    proofless = client.post("/add-checkpoint", content=f"old 4\n\n{same_size}".encode())
-    assert (proofless.status_code, proofless.text) == (409, "4\n")
-    fork.grow(3)
-    assert client.post("/add-checkpoint", content=addition(fork, 4)).status_code == 422
-    restart = client.post("/add-checkpoint", content=addition(fork, 0))
-    assert (restart.status_code, restart.headers["content-type"]) == (409, "text/x.tlog.size")
-    log.grow(2)
-    assert client.post("/add-checkpoint", content=addition(log, 4)).status_code == 200
-    engine.dispose()
-
-
-def test_what_it_does_not_know_is_refused(log: Log, client: TestClient) -> None:
-    log.grow(1)
-    body = addition(log, 0)
-    other = replace(log, key=SigningKey.generate(), sequencers=[])
-    assert client.post("/add-checkpoint", content=b"nonsense").status_code == 400
-    assert client.post("/add-checkpoint", content=b"x" * 70_000).status_code == 413
-    unknown = body.replace(ORIGIN.encode(), b"example.com/unknown")
-    assert client.post("/add-checkpoint", content=unknown).status_code == 404
-    strange = body.decode().rpartition("\n\n")[0].partition("\n\n")[2] + "\n"
-    signed = note_by(other.key, strange)
-    response = client.post("/add-checkpoint", content=f"old 0\n\n{signed}".encode())
-    assert response.status_code == 403
-    assert client.get("/add-checkpoint").status_code == 405
-
-
-def note_by(key: SigningKey, body: str) -> str:
-    from affidavit.certificate.log.note import sign_note
-
-    return str(sign_note(body, note_key(ORIGIN, key.public), key.sign))
-
-
-# ---- What it remembers
-
-
-def test_it_remembers_before_it_answers(
-    log: Log, client: TestClient, folder: FolderWitness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log.grow(2)
-    body = addition(log, 0)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(witness_server, "write_atomically", full)
-        assert client.post("/add-checkpoint", content=body).status_code == 503
-    assert folder.last(ORIGIN) is None
-    assert client.post("/add-checkpoint", content=body).status_code == 200
-
-
-def test_it_goes_on_after_a_restart_with_its_key_and_its_memory(
-    log: Log, client: TestClient, folder: FolderWitness, tmp_path: Path
-) -> None:
-    log.grow(2)
-    client.post("/add-checkpoint", content=addition(log, 0))
-    with pytest.raises(OperatorError, match="another witness"):
-        FolderWitness(tmp_path / "witness", NAME, LOGS)
-    folder.close()
-    again = FolderWitness(tmp_path / "witness", NAME, LOGS)
-    assert again.key.key_id == folder.key.key_id
-    assert again.last(ORIGIN) == log.sequence().checkpoint
-    again.close()
-    for damaged in ("{}", "", '{"version": 1, "checkpoints": {"a": "b"}}'):
-        (tmp_path / "witness" / "checkpoints.json").write_text(damaged)
-        with pytest.raises(OperatorError, match="cannot be read"):
-            FolderWitness(tmp_path / "witness", NAME, LOGS)

@@ -1,4 +1,4 @@
-"""Cosignatures against C2SP's tlog-cosignature byte by byte, and witness requests."""
+"""Cosignatures against C2SP's tlog-cosignature byte by byte."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.log.cosignature import (
-    MAX_HASHES,
-    WitnessKey,
-    cosign,
-    read_addition,
-)
+from affidavit.certificate.log.cosignature import WitnessKey
 from affidavit.certificate.log.note import BadNote, parse_note, sign_checkpoint
 
 NAME = "witness.example.com"
@@ -42,14 +37,13 @@ def message(seconds: int) -> str:
 
 def test_a_cosignature_is_that_of_the_specification() -> None:
     seconds = int(AT.timestamp())
-    line = cosign(NOTE, NAME, WITNESS, AT)
-    assert line == line_of(b"\x04", message(seconds), seconds)
+    line = line_of(b"\x04", message(seconds), seconds)
     assert cosigned(NOTE + line, NAME, WITNESS) == AT
 
 
 def test_only_a_cosignature_of_that_key_and_name_counts() -> None:
     seconds = int(AT.timestamp())
-    good = cosign(NOTE, NAME, WITNESS, AT)
+    good = line_of(b"\x04", message(seconds), seconds)
     assert cosigned(NOTE, NAME, WITNESS) is None
     assert cosigned(NOTE + good, "another.example.com", WITNESS) is None
     assert cosigned(NOTE + good, NAME, LOG) is None
@@ -63,37 +57,3 @@ def test_only_a_cosignature_of_that_key_and_name_counts() -> None:
     ):
         with pytest.raises(BadNote, match="does not match"):
             cosigned(NOTE + false, NAME, WITNESS)
-
-
-def request(first: str = "old 3", hashes: int = 0, note: str = NOTE) -> bytes:
-    lines = [first, *[base64.b64encode(bytes([item]) * 32).decode() for item in range(hashes)]]
-    return ("\n".join(lines) + "\n\n" + note).encode()
-
-
-@pytest.mark.parametrize("hashes", [0, 1, MAX_HASHES])
-def test_a_request_is_a_size_a_proof_and_a_checkpoint(hashes: int) -> None:
-    result = read_addition(request(hashes=hashes))
-    assert result.old == 3
-    assert result.proof == tuple(bytes([item]) * 32 for item in range(hashes))
-    assert (result.note, result.checkpoint.size) == (NOTE, 9)
-    assert read_addition(request("old 9")).old == 9
-
-
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        (b"\xff" + request(), "not UTF-8"),
-        (request("new 3"), "'old SIZE'"),
-        (request("old 03"), "'old SIZE'"),
-        (request("old -1"), "'old SIZE'"),
-        (request("old"), "'old SIZE'"),
-        (b"old 3", "'old SIZE'"),
-        (b"old 3\n" + NOTE.partition("\n\n")[0].encode(), "'old SIZE'"),
-        (request(hashes=MAX_HASHES + 1), "'old SIZE'"),
-        (b"old 3\nAAAA\n\n" + NOTE.encode(), "invalid hash"),
-        (request("old 10"), "exceeds"),
-    ],
-)
-def test_what_is_no_request_is_refused(raw: bytes, said: str) -> None:
-    with pytest.raises(BadNote, match=said):
-        read_addition(raw)
