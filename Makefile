@@ -43,8 +43,8 @@ SIGNING := model-signing==1.1.1 in-toto-attestation==0.9.3 blake3==1.0.11 sigsto
 # Flower's client, for its example; other packages bring the rest of what it needs.
 FLOWER := flwr==1.42.0 grpcio==1.85.1 grpcio-health-checking==1.78.2 tomli-w==1.2.0 iterators==0.2.0 tomlkit==0.15.2 \
 	pycryptodome==4.4.0
-# What CycloneDX and SPDX read bills of materials with.
-MATERIALS := cyclonedx-python-lib==11.12.0 spdx-python-model==0.0.6
+# What CycloneDX reads bills of materials with.
+MATERIALS := cyclonedx-python-lib==11.12.0
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)

@@ -1,18 +1,15 @@
-"""A model's claim in the forms of other ecosystems: Croissant, CycloneDX, SPDX and the model card.
+"""A model's claim in the forms of other ecosystems: CycloneDX and Hugging Face's model card.
 
-Each form except the card is a function of ``ExportContent`` in the table ``FORMS``. Its file is
-written into the model's folder before the claim is signed, so that the signature covers it. The
-forms repeat the claim digit by digit and say where it is. They omit what only the publisher knows
-(licence, supplier, download location), so that the SPDX document does not claim conformance to the
-AI profile, which requires it.
+Both are written into the model's folder before the claim is signed, so that the signature covers
+them. They repeat the claim digit by digit and say where it is. They omit what only the publisher
+knows (licence, supplier, download location).
 
-Hugging Face's model card (``README.md``) gets the tag ``differential-privacy`` and the field
+The model card (``README.md``) gets the tag ``differential-privacy`` and the field
 ``differential_privacy`` in its metadata (the YAML before the text), and one section between two
 comments in its text. Existing ones are replaced, and the rest of the card stays. Decimals are
 strings, so that no reader rounds them.
 
-References: Croissant 1.0 and its vocabulary for responsible AI; CycloneDX 1.6; SPDX 3.0.1; Hugging
-Face Hub, "Model Cards", metadata.
+References: CycloneDX 1.6; Hugging Face Hub, "Model Cards", metadata.
 """
 
 from __future__ import annotations
@@ -20,10 +17,9 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
 from ruamel.yaml import YAML
@@ -111,54 +107,14 @@ class ExportContent:
         return list(dict.fromkeys(phase[name] for phase in self.claim["mechanism"]["phases"]))
 
 
-def croissant(of: ExportContent) -> dict[str, Any]:
-    """Return a Croissant description of the data set, of which only the model is published."""
-    size = of.dataset.get("size")
-    records = "Its records are" if size is None else f"Its {size} records are"
-    return {
-        "@context": {
-            "@language": "en",
-            "@vocab": "https://schema.org/",
-            "citeAs": "cr:citeAs",
-            "conformsTo": "dct:conformsTo",
-            "cr": "http://mlcommons.org/croissant/",
-            "dct": "http://purl.org/dc/terms/",
-            "rai": "http://mlcommons.org/croissant/RAI/",
-            "sc": "https://schema.org/",
-        },
-        "@type": "sc:Dataset",
-        "name": of.data,
-        "description": f"{records} not published. The files are of the model {of.model}, which "
-        f"was trained on them. {of.guarantee}",
-        "conformsTo": [
-            "http://mlcommons.org/croissant/1.0",
-            "http://mlcommons.org/croissant/RAI/1.0",
-        ],
-        "url": of.identity,
-        "datePublished": of.at,
-        "rai:dataUseCases": [of.guarantee],
-        "rai:dataLimitations": of.declared,
-        "distribution": [
-            {
-                "@type": "cr:FileObject",
-                "@id": quote(item.name),
-                "name": item.name,
-                "contentUrl": quote(item.name),
-                "encodingFormat": "application/json"
-                if item.name.endswith(".json")
-                else "application/octet-stream",
-                "sha256": item.sha256,
-            }
-            for item in of.files
-        ],
-    }
+BOM_FILE = f"{FOLDER}/model.cdx.json"
 
 
-def cyclonedx(of: ExportContent) -> dict[str, Any]:
-    """Return a CycloneDX ML-BOM: the model with its card, its data set and its files."""
+def bill_of_materials(of: ExportContent) -> bytes:
+    """Return a CycloneDX ML-BOM as JSON: the model with its card, its data set and its files."""
     evidence = {"attestation": CERTIFICATE_FILE, "evidence": RECORD_FILE}
     digests = {item.name: item.sha256 for item in of.files}
-    return {
+    document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": of.identity,
@@ -209,89 +165,7 @@ def cyclonedx(of: ExportContent) -> dict[str, Any]:
         ],
         "dependencies": [{"ref": "model", "dependsOn": ["dataset"]}],
     }
-
-
-def spdx(of: ExportContent) -> dict[str, Any]:
-    """Return an SPDX 3 document: an AI package with its files and its training data set."""
-
-    def element(kind: str, place: str, /, **fields: Any) -> dict[str, Any]:
-        identity = f"{of.identity}#{quote(place)}"
-        return {"type": kind, "spdxId": identity, "creationInfo": "_:creation", **fields}
-
-    def related(start: dict[str, Any], kind: str, ends: list[dict[str, Any]]) -> dict[str, Any]:
-        return element(
-            "Relationship",
-            kind,
-            relationshipType=kind,
-            **{"from": start["spdxId"], "to": [end["spdxId"] for end in ends]},
-        )
-
-    agent = element("SoftwareAgent", "tool", name=TOOL)
-    model = element(
-        "ai_AIPackage",
-        "model",
-        name=of.model,
-        summary=of.guarantee,
-        builtTime=of.at,
-        ai_informationAboutTraining=of.guarantee,
-        ai_limitation=" ".join(of.declared),
-        ai_metric=[
-            {"type": "DictionaryEntry", "key": name, "value": value}
-            for name, value in of.properties().items()
-        ],
-    )
-    dataset = element(
-        "dataset_DatasetPackage", "dataset", name=of.data, dataset_datasetType=["noAssertion"]
-    )
-    if of.dataset.get("size") is not None:
-        dataset["summary"] = f"{of.dataset['size']} records; none is published."
-    files = [
-        element(
-            "software_File",
-            f"file/{item.name}",
-            name=item.name,
-            verifiedUsing=[{"type": "Hash", "algorithm": "sha256", "hashValue": item.sha256}],
-        )
-        for item in of.files
-    ]
-    evidence = [item for item in files if item["name"] in (CERTIFICATE_FILE, RECORD_FILE)]
-    relationships = [
-        related(model, "contains", files),
-        related(model, "hasEvidence", evidence),
-        related(model, "trainedOn", [dataset]),
-    ]
-    elements = [agent, model, dataset, *files, *relationships]
-    document = element(
-        "SpdxDocument",
-        "document",
-        profileConformance=["core", "software"],
-        rootElement=[model["spdxId"]],
-        element=[item["spdxId"] for item in elements],
-    )
-    creation = {
-        "type": "CreationInfo",
-        "@id": "_:creation",
-        "specVersion": "3.0.1",
-        "created": of.at,
-        "createdBy": [agent["spdxId"]],
-    }
-    return {
-        "@context": "https://spdx.org/rdf/3.0.1/spdx-context.jsonld",
-        "@graph": [creation, document, *elements],
-    }
-
-
-FORMS: Mapping[str, tuple[str, Callable[[ExportContent], dict[str, Any]]]] = {
-    "croissant": (f"{FOLDER}/croissant.json", croissant),
-    "cyclonedx": (f"{FOLDER}/model.cdx.json", cyclonedx),
-    "spdx": (f"{FOLDER}/model.spdx3.json", spdx),
-}
-"""The file of each form in the model's folder, and the function that builds its content."""
-
-
-def export(form: str, of: ExportContent) -> bytes:
-    """Return the content of the file of ``form``, a key of ``FORMS``: indented JSON."""
-    return (json.dumps(FORMS[form][1](of), ensure_ascii=False, indent=2) + "\n").encode()
+    return (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 CARD_FILE = "README.md"

@@ -27,11 +27,11 @@ from affidavit.certificate.model_evidence.claim import (
     statement_of,
 )
 from affidavit.certificate.model_evidence.exports import (
+    BOM_FILE,
     CARD_FILE,
-    FORMS,
     ExportContent,
     add_to_card,
-    export,
+    bill_of_materials,
     has_section,
 )
 from affidavit.certificate.model_evidence.manifest import (
@@ -50,8 +50,7 @@ from affidavit.certificate.model_evidence.verification import IGNORED_FILES
 from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import canonical_json
 
-CARD = "model-card"
-EXPORTS = (CARD, *FORMS)
+CARD, BOM = EXPORTS = ("model-card", "cyclonedx")
 """The forms of the claim for other ecosystems that ``sign_model`` accepts."""
 MAX_CARD_BYTES = 16 * 1024 * 1024
 
@@ -68,7 +67,7 @@ def sign_model(
 ) -> dict[str, Any]:
     """Write ``evidence`` and the signed claim into ``folder``, and return the claim.
 
-    ``trusted`` are the keys under which the certificate must verify. ``exports`` are keys of
+    ``trusted`` are the keys under which the certificate must verify. ``exports`` are members of
     ``EXPORTS``; existing exports in the folder are rewritten. Raises ``UnsupportedClaim`` if the
     evidence does not support a claim, ``BadModel``, ``KeyFailure`` and ``OSError``.
     """
@@ -108,7 +107,7 @@ def _build_export_content(
     folder: Path, before: Manifest, training: Training, evidence: Evidence, at: str
 ) -> ExportContent:
     """Return the content of the exports; ``evidence`` need not be in the folder yet."""
-    own = {CARD_FILE, SIGNATURE_FILE, *(name for name, _ in FORMS.values())}
+    own = {CARD_FILE, BOM_FILE, SIGNATURE_FILE}
     digests = {name: digest for name, digest in before.digests().items() if name not in own}
     for name, content in evidence.files().items():
         digests[name] = hashlib.sha256(content).hexdigest()
@@ -124,8 +123,9 @@ def _build_export_content(
 
 def _build_exports(folder: Path, chosen: set[str], of: ExportContent) -> dict[str, bytes]:
     """Return the content of each export by its file; raises ``BadModel``, ``OSError``."""
-    forms = {form for form, (name, _) in FORMS.items() if (folder / name).is_file()}
-    result = {FORMS[form][0]: export(form, of) for form in sorted((chosen | forms) - {CARD})}
+    result = {}
+    if BOM in chosen or (folder / BOM_FILE).is_file():
+        result[BOM_FILE] = bill_of_materials(of)
     card = folder / CARD_FILE
     content = read_model_file(card, MAX_CARD_BYTES) if card.is_file() else b""
     if CARD in chosen or has_section(content):

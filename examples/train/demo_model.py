@@ -93,8 +93,7 @@ def signed_model(place: Path) -> Path:
         "sign-model", model, "--certificate", bundle, "--record", run / "record.jsonl",
         "--keyset", keyset, "--root", roots, "--openssf-key", openssf,
         "--canaries", canaries, "--losses", losses,
-        "--export", "model-card", "--export", "croissant",
-        "--export", "cyclonedx", "--export", "spdx",
+        "--export", "model-card", "--export", "cyclonedx",
     )  # fmt: skip
     return model
 
