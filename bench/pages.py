@@ -61,7 +61,7 @@ def pages(engine: Engine) -> dict[str, str]:
     return {
         "overview": "/",
         "certificates": "/certificates",
-        "certificates, CSV": "/certificates.csv",
+        "log, CSV": "/audit.csv",
         "certificates, half way back": f"/certificates?cursor={there}",
         "by verdict": "/certificates?verdict=under_noised",
         "by mechanism": "/certificates?mechanism=dp_adambc",

@@ -5,21 +5,20 @@ How to add a page
 A page is one module, named after its subject, and one template. The module has
 
 1. a *view* with the data to show, and one function that reads it from the database. A view is a
-   mapping, or a frozen dataclass where Python code reads it too. Table rows are dataclasses, whose
-   fields are the CSV columns. A view contains no HTML; clocks and limits are arguments;
+   mapping, or a frozen dataclass where Python code reads it too. Table rows are dataclasses. A view
+   contains no HTML; clocks and limits are arguments;
 2. the route, which takes an actor, builds the view and calls ``respond``::
 
     router = APIRouter()
 
-    @page(router, "/tokens")                     # also /tokens.json and /tokens.csv
+    @page(router, "/tokens")
     def tokens(request: Request, _: Admin, services: TheServices) -> Response:
         view = tokens_view(services.tokens)
-        return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view["tokens"]))
+        return respond(request, view, template="tokens.html")
 
-and one line in ``MODULES``. ``respond`` renders the view as HTML, all of its fields as JSON, or
-its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``charts`` are
-SVGs. Path parameters have FastAPI's syntax, as in ``/certificates/{certificate_id}``.
-``view_of`` fills a dataclass from an object or a row.
+and one line in ``MODULES``. ``charts`` of ``respond`` are SVGs. Path parameters have FastAPI's
+syntax, as in ``/certificates/{certificate_id}``. ``view_of`` fills a dataclass from an object or a
+row. Programs use the API: a page has no second form.
 
 A form posts to ``@action(router, "/tokens")``. The guard reads the form and checks its token
 before the route runs; ``SubmittedForm`` is the form. The route calls the same use case as the API

@@ -33,7 +33,7 @@ from affidavit.service.identity.openid import CodeFlow, ProviderUnavailable, Sig
 from affidavit.service.identity.tokens import TOKEN_PREFIX
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import SubmittedForm, read_form, require_form_token
-from affidavit.service.pages.response import accepts_html, is_data, respond, see_other
+from affidavit.service.pages.response import accepts_html, respond, see_other
 from affidavit.service.problems import Problem
 
 SIGN_IN = "/sign-in"
@@ -109,7 +109,7 @@ async def _without_session(services: Services, request: Request) -> Caller:
         return await run_in_threadpool(services.authenticator.without_token, request)
     except AuthenticationError as error:
         problem = authentication_problem(services, request, error)
-        if is_data(request) and not accepts_html(request):
+        if request.url.path.endswith(".csv") and not accepts_html(request):
             raise problem from None
         raise SignInRequired(_sign_in_path(request)) from None
 

@@ -37,7 +37,6 @@ from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of
 from affidavit.service.pages.response import (
     ListPage,
-    Rows,
     action,
     page,
     respond,
@@ -98,7 +97,7 @@ def approvals(
     """List certificates that await approval, newest first."""
     with services.engine.connect() as connection:
         view = pending(connection, services.clock.now(), cursor)
-    return respond(request, view, template="approvals.html", rows=Rows(PendingLine, view.lines))
+    return respond(request, view, template="approvals.html")
 
 
 @page(router, "/approvals/{certificate_id}")
@@ -252,7 +251,4 @@ def _respond(
     issues = tuple(history(services.engine, certificate_id))
     view = {"request": approval, "issues": issues, "open": is_open, "wrong": None, "comment": ""}
     view |= form
-    rows = Rows(FieldChange, approval["changes"])
-    return respond(
-        request, view, template="approval.html", rows=rows, status=status, title="changes"
-    )
+    return respond(request, view, template="approval.html", status=status)

@@ -17,10 +17,10 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.access import Reader
-from affidavit.service.pages.certificate_view import CertificateView, Item, certificate_view
+from affidavit.service.pages.certificate_view import CertificateView, certificate_view
 from affidavit.service.pages.charts import chart_response, figure_of
 from affidavit.service.pages.documents import as_yaml, registry_entry, technical_documentation
-from affidavit.service.pages.response import Rows, download, is_fragment, page, respond
+from affidavit.service.pages.response import download, is_fragment, page, respond
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routing import CertificateId
@@ -51,9 +51,7 @@ async def certificate(
         request,
         view,
         template="certificate.html",
-        rows=Rows(Item, view.checklist),
         charts=svgs,
-        title=f"checklist-{certificate_id[7:19]}",
     )
 
 
@@ -99,7 +97,7 @@ def registry(_: Reader, services: TheServices, certificate_id: CertificateId) ->
     return download(as_yaml(entry), "application/yaml", f"{entry['url_slug']}.yaml")
 
 
-@page(router, f"{ONE}/diagnosis", csv=False)
+@page(router, f"{ONE}/diagnosis")
 async def diagnosis(
     request: Request,
     _: Reader,

@@ -75,7 +75,6 @@ class Guarantee:
     unit: str
     confidence: str | None
     target_epsilon: str | None
-    target_delta: str | None
     mu: str | None
     digits: tuple[tuple[str, str], ...]
 
@@ -124,7 +123,6 @@ def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
         unit=guarantee["unit"],
         confidence=guarantee.get("confidence"),
         target_epsilon=_rounded(guarantee["target"]["epsilon"]),
-        target_delta=_rounded(guarantee["target"]["delta"]),
         mu=round_up(guarantee["mu"]),
         digits=(
             ("ε at most", str(guarantee["epsilon"]["upper"])),
@@ -434,7 +432,6 @@ class CertificateView:
     claim: str | None
     policy: dict[str, Any]
     waived: tuple[dict[str, Any], ...]
-    ledger: dict[str, Any] | None
     requester: str
     created_at: datetime
     not_after: datetime
@@ -504,7 +501,6 @@ def certificate_view(
         claim=claim_of(plan),
         policy=dict(predicate["policy"]),
         waived=tuple(map(_waived, predicate["waived"])),
-        ledger=predicate.get("ledger"),
         requester=predicate["requester"],
         leaf=None if place is None else place.leaf_index,
         tree_size=None if place is None else place.tree_size,

@@ -59,7 +59,7 @@ from affidavit.service.dependencies import TheServices
 from affidavit.service.keys import revoked_keys
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
+from affidavit.service.pages.response import action, page, respond, see_other, view_of
 from affidavit.service.pages.text import round_up
 from affidavit.service.problems import Problem
 from affidavit.service.wire_models import QueryModel, Verdict
@@ -453,12 +453,7 @@ def certificates_page(
     with services.engine.connect() as connection:
         view = certificate_list(connection, search, services.clock.now())
     view = replace(view, views=saved_searches(services.engine, actor.name))
-    return respond(
-        request,
-        view,
-        template="certificates.html",
-        rows=Rows(CertificateLine, view.lines),
-    )
+    return respond(request, view, template="certificates.html")
 
 
 @action(router, f"{PATH}/views")

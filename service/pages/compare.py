@@ -27,7 +27,7 @@ from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of, parse, yaml_of
-from affidavit.service.pages.response import Rows, action, page, respond
+from affidavit.service.pages.response import action, page, respond
 from affidavit.service.pages.text import ADJACENCIES, draft_sentence, humanize, query, round_up
 from affidavit.service.problems import Problem
 
@@ -263,5 +263,4 @@ def _plan(services: Services, certificate_id: str) -> Plan | None:
 
 
 def _respond(request: Request, view: Comparison, status: int = 200) -> Response:
-    rows = Rows(ChangeLine, [line for pair in view.pairs for line in pair["lines"]])
-    return respond(request, view, template="compare.html", rows=rows, status=status)
+    return respond(request, view, template="compare.html", status=status)

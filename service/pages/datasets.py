@@ -51,12 +51,9 @@ from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.policies import PolicyLine, policy_line
 from affidavit.service.pages.response import (
-    DATA_SUFFIXES,
     ListPage,
-    Rows,
     action,
-    export,
-    is_data,
+    download_csv,
     page,
     respond,
     see_other,
@@ -199,8 +196,8 @@ def _respond(
         ledgers = ledger_page(connection, services.policies.policy_set(), after)
     view = {"datasets": ledgers, "wrong": None, "noted": None, **form}
     view["administrators"] = services.keysets.administrators()
-    rows, status = Rows(LedgerLine, ledgers.lines), 422 if view["wrong"] else 200
-    return respond(request, view, template="datasets.html", rows=rows, status=status)
+    status = 422 if view["wrong"] else 200
+    return respond(request, view, template="datasets.html", status=status)
 
 
 # ---- one data set --------------------------------------------------------------------
@@ -221,6 +218,7 @@ AMOUNTS = {
     "free": "for further runs",
 }
 """The parts of a budget in their order in the bar."""
+Before = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
 
 
@@ -259,6 +257,7 @@ class Dataset:
     amounts: tuple[dict[str, Any], ...] = ()
     budget_sum: str = ""
     entries: tuple[EntryLine, ...] = ()
+    before: int | None = None
     next: str | None = None
     forecast: str | None = None
     forecast_of: str | None = None
@@ -273,14 +272,13 @@ class Dataset:
 
 
 @page(router, ONE)
-@export(router, f"{ONE}/ledger")
 async def dataset(
     request: Request,
     actor: Anyone,
     services: TheServices,
     name: DatasetName,
     ledger: LedgerName = None,
-    before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    before: Before = None,
     composed: Annotated[str | None, Query(max_length=8)] = None,
     certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
 ) -> Response:
@@ -289,17 +287,11 @@ async def dataset(
     ``composed`` requests the non-adaptive composition, which requires accounting; ``certificate``
     requests a forecast for that certificate. A data set that a policy or certificate names has a
     page before it has a budget.
-
-    The page of a data set called ``a.csv`` is at that path; its data are at ``/ledger.json`` and
-    ``/ledger.csv`` below the page.
     """
-    file_name = await run_in_threadpool(_name_with_ending, request, services, name)
-    view, stored, chart = await run_in_threadpool(
-        _read, services, actor, file_name or name, ledger, before
-    )
+    view, stored, chart = await run_in_threadpool(_read, services, actor, name, ledger, before)
     if stored is not None and composed:
         view = _with_composition(view, await services.ledger.compose(stored))
-    elif stored is not None and not is_data(request):
+    elif stored is not None:
         view = await _with_quick_composition(view, services, stored)
     if stored is not None and certificate:
         forecast = await services.ledger.forecast(stored, certificate)
@@ -310,12 +302,22 @@ async def dataset(
         request,
         view,
         template="dataset.html",
-        rows=Rows(EntryLine, view.entries),
         charts={} if chart is None else {"chart": chart},
         fragment="composed",
-        title=name,
-        as_page=file_name is not None,
     )
+
+
+@page(router, f"{ONE}/ledger.csv")
+def ledger_csv(
+    actor: Anyone,
+    services: TheServices,
+    name: DatasetName,
+    ledger: LedgerName = None,
+    before: Before = None,
+) -> Response:
+    """Download the reservations that the page shows."""
+    view, _, _ = _read(services, actor, name, ledger, before)
+    return download_csv(EntryLine, view.entries, f"{name}.csv")
 
 
 @action(router, f"{ONE}/proposals/{{digest}}")
@@ -390,6 +392,7 @@ def dataset_view(
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
         entries=tuple(_entry(entry, run_ids.get(entry.id)) for entry in entries),
+        before=before,
         next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
         forecast=forecast,
         forecast_of=None if latest is None else latest.certificate_id,
@@ -428,16 +431,6 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
         ),
     )
     return figure_of(chart, width=460, height=280)
-
-
-def _name_with_ending(request: Request, services: Services, name: str) -> str | None:
-    """Return the data set whose name is ``name`` and the path's ending, if it exists."""
-    ending = request.scope["route"].path.removeprefix(ONE)
-    if ending not in DATA_SUFFIXES:
-        return None
-    rules, full_name = services.policies.policy_set(), f"{name}{ending}"
-    with services.engine.connect() as connection:
-        return full_name if is_known(connection, rules, full_name) else None
 
 
 def _read(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from affidavit.certificate import PublicKey, read_keyset
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.pages.access import Anyone
-from affidavit.service.pages.response import Rows, page, respond, view_of
+from affidavit.service.pages.response import page, respond, view_of
 
 router = APIRouter()
 
@@ -26,7 +26,6 @@ class Key:
     key_id: str
     label: str
     signs: str
-    algorithm: str
     not_before: datetime
     not_after: datetime
     state: str
@@ -40,7 +39,7 @@ class Key:
 def keys(request: Request, _: Anyone, services: TheServices) -> Response:
     """List all keys of the service, newest first."""
     view = keys_view(services, services.clock.now())
-    return respond(request, view, template="keys.html", rows=Rows(Key, view["keys"]))
+    return respond(request, view, template="keys.html")
 
 
 def keys_view(services: Services, now: datetime) -> dict[str, Any]:
@@ -59,7 +58,6 @@ def keys_view(services: Services, now: datetime) -> dict[str, Any]:
                 Key,
                 public,
                 signs=", ".join(sorted(public.roles or ())),
-                algorithm="ed25519",
                 state=_state(public, signing, since, now),
                 revoked_since=since,
                 reason="" if revocation is None else revocation.reason,

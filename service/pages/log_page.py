@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from affidavit.certificate import PublicKey
 from affidavit.certificate.log import (
@@ -46,9 +46,8 @@ from affidavit.service.log.stored_tree import (
 )
 from affidavit.service.pages.access import Auditor
 from affidavit.service.pages.response import (
-    Rows,
     download,
-    is_data,
+    download_csv,
     is_fragment,
     page,
     respond,
@@ -192,22 +191,19 @@ def audit(
     )
     checked, wrong = _verify_requested_range(services, parameters)
     comparison, comparison_error = _checkpoint_comparison(services, parameters.saved_checkpoint)
-    limit = MAX_EXPORTED if is_data(request) else PAGE_SIZE
     with snapshot(services.engine) as connection:
         checkpoint = checkpoint_of(connection)
-        size = 0 if checkpoint is None else checkpoint["size"]
-        rows = connection.execute(_entries(search, size).limit(limit + 1)).all()
+        rows = _rows(connection, search, checkpoint, PAGE_SIZE + 1)
         waiting = _waiting(connection)
     cursor = "id" if search.kind or search.subject else "leaf_index"
-    entries = [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:limit]]
     view = {
         "checkpoint": checkpoint,
         "waiting": waiting,
         "search": search,
         "kinds": KINDS,
-        "entries": entries,
+        "entries": [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:PAGE_SIZE]],
         # The cursor of the next page.
-        "next": getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
+        "next": getattr(rows[PAGE_SIZE - 1], cursor) if len(rows) > PAGE_SIZE else None,
         # A verified range, or the error of the request.
         "checked": checked,
         "wrong": wrong,
@@ -219,9 +215,18 @@ def audit(
         request,
         view,
         template="audit.html",
-        rows=Rows(Entry, entries),
         # htmx ignores error responses.
         status=422 if (wrong or comparison_error) and not is_fragment(request) else 200,
+    )
+
+
+@page(router, "/audit.csv")
+def audit_csv(_: Auditor, services: TheServices, search: Annotated[Search, Query()]) -> Response:
+    """Download the newest entries, or those of a kind or subject."""
+    with snapshot(services.engine) as connection:
+        rows = _rows(connection, search, checkpoint_of(connection), MAX_EXPORTED)
+    return download_csv(
+        Entry, [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows], "audit.csv"
     )
 
 
@@ -237,7 +242,7 @@ def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> 
     """Show one entry and its proof."""
     with snapshot(services.engine) as connection:
         view = proved_entry(services.log, connection, index)
-    return respond(request, view, template="audit_entry.html", rows=Rows(Entry, (view["entry"],)))
+    return respond(request, view, template="audit_entry.html")
 
 
 def proved_entry(log: LogReader, connection: Connection, index: int) -> dict[str, Any]:
@@ -271,6 +276,14 @@ def checkpoint_of(connection: Connection) -> dict[str, Any] | None:
         "key_id": signed.key.key_id,
         "note": signed.note,
     }
+
+
+def _rows(
+    connection: Connection, search: Search, checkpoint: dict[str, Any] | None, limit: int
+) -> Sequence[Row[Any]]:
+    """Return index, leaf hash, content and id of the newest entries below ``checkpoint``."""
+    size = 0 if checkpoint is None else checkpoint["size"]
+    return connection.execute(_entries(search, size).limit(limit)).all()
 
 
 def _entries(search: Search, size: int) -> Select[Any]:

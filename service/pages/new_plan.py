@@ -114,7 +114,7 @@ class NewPlan:
     part: bool = False
 
 
-@page(router, "/plans/new", csv=False)
+@page(router, "/plans/new")
 def new_plan(
     request: Request,
     _: Submitter,

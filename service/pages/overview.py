@@ -29,7 +29,7 @@ from affidavit.service.pages.certificates import EXPIRING_SOON, conditions_of
 from affidavit.service.pages.charts import figure_of, step_points, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.log_page import checkpoint_of
-from affidavit.service.pages.response import Rows, page, respond, view_of
+from affidavit.service.pages.response import page, respond, view_of
 from affidavit.service.pages.text import words
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.repository import run_events, run_leases, runs
@@ -93,24 +93,6 @@ class Overview:
     anything: bool
     proposals: tuple[dict[str, Any], ...] = ()
 
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """All items as one table."""
-        budgets = (
-            Item(
-                what="budget",
-                id=f"{line.unit}/{line.adjacency}",
-                dataset=line.dataset,
-                code=f"ε {line.spent} of {line.epsilon} at δ {line.delta}",
-            )
-            for line in self.at_risk
-        )
-        troubles = (
-            Item(what="service", id="", name=trouble.message, code=trouble.code)
-            for trouble in self.troubles
-        )
-        return (*budgets, *self.awaiting, *self.expiring, *self.refused, *self.failed, *troubles)
-
 
 @page(router, "/")
 def overview(request: Request, actor: Anyone, services: TheServices) -> Response:
@@ -130,9 +112,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         request,
         view,
         template="overview.html",
-        rows=Rows(Item, view.items),
         charts=charts,
-        title="overview",
     )
 
 

@@ -33,7 +33,6 @@ from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.plan_form import yaml_of
 from affidavit.service.pages.response import (
     ListPage,
-    Rows,
     action,
     page,
     respond,
@@ -92,7 +91,7 @@ def policies(request: Request, _: PolicyReader, services: TheServices) -> Respon
     rules = services.policies.policy_set()
     lines = tuple(policy_line(stored, rules) for stored in services.policies.versions())
     view = ListPage(lines=lines)
-    return respond(request, view, template="policies.html", rows=Rows(PolicyLine, view.lines))
+    return respond(request, view, template="policies.html")
 
 
 @page(router, "/policies/{name}/{version}")
@@ -103,8 +102,7 @@ def policy(
     view = policy_page(services.policies.versions(), services.policies.policy_set(), name, version)
     if view is None:
         raise Problem(404, "not_found", f"policy {name} has no version {version}.")
-    rows = Rows(RuleLine, view["rules"])
-    return respond(request, view, template="policy.html", rows=rows, title=f"{name}-{version}")
+    return respond(request, view, template="policy.html")
 
 
 def policy_page(
@@ -199,7 +197,6 @@ class ChangeLine:
     delta: str | None
     verdict: str
     would_be: str
-    codes: tuple[str, ...]
     messages: tuple[str, ...]
 
 
@@ -303,7 +300,6 @@ def _changes(result: PolicySimulation) -> tuple[ChangeLine, ...]:
             epsilon=round_up(change.certificate.epsilon_upper),
             delta=round_up(change.certificate.delta),
             would_be=change.would_be,
-            codes=tuple(reason.code for reason in change.reasons),
             messages=tuple(reason.message for reason in change.reasons),
         )
         for change in result.changes
@@ -324,15 +320,12 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
 
 
 def _respond_draft(request: Request, view: Simulation, status: int = 200) -> Response:
-    rows = Rows(ChangeLine, view.lines)
     return respond(
         request,
         view,
         template="draft.html",
-        rows=rows,
         fragment="simulation",
         status=status,
-        title="simulation",
     )
 
 
@@ -355,7 +348,6 @@ class WaiverLine:
     owner: str
     reason: str
     granted_by: str
-    granted_at: str
     expires_at: str
     revoked_by: str | None
     revoked_because: str | None
@@ -415,7 +407,6 @@ def _waiver_line(stored: StoredWaiver, policies: Mapping[str, str], now: datetim
         status=stored.status_at(now),
         policy=policies.get(waiver.policy, waiver.policy),
         granted_by=waiver.created_by,
-        granted_at=waiver.created_at,
         revoked_by=stored.revoked_by,
         revoked_because=stored.revocation_reason,
     )
@@ -436,5 +427,4 @@ def _respond_waivers(
         **{"values": {}, "reasons": ()},
         **form,
     }
-    rows = Rows(WaiverLine, lines)
-    return respond(request, view, template="waivers.html", rows=rows, status=status)
+    return respond(request, view, template="waivers.html", status=status)

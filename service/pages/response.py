@@ -1,17 +1,13 @@
-"""Responses with a view as HTML page, JSON or CSV.
+"""Responses with a view as HTML page, and with a table as CSV.
 
-``page`` adds a route at its path and, for the same view, at ``.json`` and ``.csv``; ``export`` adds
-only the latter two. ``respond`` renders the requested format. Responses are never cached, because
-they depend on the user.
+Responses are never cached, because they depend on the user.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
 ... class Row:
 ...     name: str
 ...     steps: int
->>> to_json(Row("a", 3))
-b'{"name": "a", "steps": 3}'
->>> to_csv(Rows(Row, (Row("=1+1", -3),)))
+>>> to_csv(Row, [Row("=1+1", -3)])
 b"name,steps\\r\\n'=1+1,-3\\r\\n"
 
 References: RFC 4180 (CSV); OWASP, CSV injection.
@@ -23,7 +19,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -41,19 +37,12 @@ from affidavit.service.pages.forms import form_token
 from affidavit.service.pages.templating import environment, groups_for, may_open
 from affidavit.service.pages.text import spreadsheet_safe
 
-DATA_SUFFIXES = (".json", ".csv")
-_NON_FINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
 _API_PATHS = ("/v1/", "/static/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
 T = TypeVar("T")
 
 
 # ---- content negotiation ------------------------------------------------------------
-
-
-def is_data(request: Request) -> bool:
-    """Return whether the path is that of a page's data."""
-    return request.url.path.endswith(DATA_SUFFIXES)
 
 
 def is_fragment(request: Request) -> bool:
@@ -69,14 +58,6 @@ def accepts_html(request: Request) -> bool:
 
 
 # ---- views --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The main table of a view: its rows, and the dataclass with the columns."""
-
-    row_type: type
-    items: Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,27 +80,13 @@ def view_of(cls: type[T], source: Any, **changes: Any) -> T:
     return cls(**{name: source[name] for name in names if name in source} | changes)
 
 
-def to_json(view: object) -> bytes:
-    """Return every field of ``view`` as ASCII JSON: a text may not be valid UTF-8.
-
-    JSON has no infinity, so an unbounded ε is a text.
-
-    >>> to_json({"epsilon": float("inf")})
-    b'{"epsilon": "inf"}'
-    """
-    text = json.dumps(to_jsonable_python(view))
-    if "Infinity" in text or "NaN" in text:
-        text = json.dumps(json.loads(text, parse_constant=_NON_FINITE.get))
-    return text.encode("ascii")
-
-
-def to_csv(rows: Rows) -> bytes:
-    """Return a header line and one line per row, in UTF-8."""
-    names = [field.name for field in dataclasses.fields(rows.row_type)]
+def to_csv(row_type: type, rows: Iterable[Any]) -> bytes:
+    """Return a header line with the fields of ``row_type``, and one line per row, in UTF-8."""
+    names = [field.name for field in dataclasses.fields(row_type)]
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\r\n")
     writer.writerow(names)
-    for row in rows.items:
+    for row in rows:
         writer.writerow([_cell(to_jsonable_python(getattr(row, name))) for name in names])
     return output.getvalue().encode("utf-8")
 
@@ -139,8 +106,6 @@ def _cell(value: Any) -> Any:
     return spreadsheet_safe(json.dumps(value, ensure_ascii=False))
 
 
-OVERVIEW = "/overview"
-"""The path of the data of ``/``, before ``.json`` or ``.csv``."""
 PRIVATE = {"Cache-Control": "no-store", "Vary": "Cookie, Authorization, HX-Request"}
 
 Route = TypeVar("Route", bound=Callable[..., Any])
@@ -149,26 +114,9 @@ Route = TypeVar("Route", bound=Callable[..., Any])
 # ---- routes -------------------------------------------------------------------------
 
 
-def page(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
-    """Add a route at ``path``, and its data at ``path.json`` and ``path.csv``."""
-
-    def add(route: Route) -> Route:
-        # Before the page, whose last path parameter would also match the suffix.
-        export(router, OVERVIEW if path == "/" else path, csv=csv)(route)
-        return _add(router, "GET", path, route)
-
-    return add
-
-
-def export(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
-    """Add a page's data at ``path.json`` and ``path.csv``."""
-
-    def add(route: Route) -> Route:
-        for ending in (".json", ".csv") if csv else (".json",):
-            _add(router, "GET", f"{path}{ending}", route)
-        return route
-
-    return add
+def page(router: APIRouter, path: str) -> Callable[[Route], Route]:
+    """Add a page, or a file of one, at ``path``."""
+    return lambda route: _add(router, "GET", path, route)
 
 
 def action(router: APIRouter, path: str) -> Callable[[Route], Route]:
@@ -191,28 +139,15 @@ def respond(
     view: object,
     *,
     template: str,
-    rows: Rows | None = None,
     charts: Mapping[str, str] | None = None,
     fragment: str | None = None,
     status: int = 200,
-    title: str | None = None,
-    as_page: bool = False,
 ) -> Response:
-    """Return ``view`` in the format of the path, or as HTML if ``as_page`` is set.
+    """Return ``view`` as a page.
 
     The template receives ``view``, and the SVGs of ``charts`` by name. ``fragment`` is the block
-    for htmx. ``rows`` is the main table, for CSV; ``title`` names the CSV file, by default after
-    the page. Raises ``TypeError`` for CSV without ``rows``.
+    for htmx.
     """
-    # The route's path, because the name of an object may end in ".json".
-    path = "" if as_page else getattr(request.scope.get("route"), "path", "")
-    if path.endswith(".json"):
-        return Response(to_json(view), status, PRIVATE, media_type="application/json")
-    if path.endswith(".csv"):
-        if rows is None:
-            raise TypeError(f"{path} has no table; use csv=False")
-        name = title or path.removesuffix(".csv").strip("/").split("/")[0]
-        return download(to_csv(rows), "text/csv; charset=utf-8", f"{name}.csv", status)
     drawings = {name: Markup(svg) for name, svg in (charts or {}).items()}
     return html(request, template, {"view": view, **drawings}, fragment=fragment, status=status)
 
@@ -221,6 +156,11 @@ def download(content: bytes | str, media_type: str, name: str, status: int = 200
     """Return a file that the browser saves as ``name``."""
     headers = {**PRIVATE, "Content-Disposition": f'attachment; filename="{name}"'}
     return Response(content, status, headers, media_type=media_type)
+
+
+def download_csv(row_type: type, rows: Iterable[Any], name: str) -> Response:
+    """Return a table as a CSV file that the browser saves as ``name``."""
+    return download(to_csv(row_type, rows), "text/csv; charset=utf-8", name)
 
 
 def html(

@@ -33,7 +33,6 @@ from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.forms import Form, SubmittedForm, number
 from affidavit.service.pages.response import (
     ListPage,
-    Rows,
     action,
     is_fragment,
     page,
@@ -138,12 +137,10 @@ class RunForm:
 class EventLine:
     """An event of a run."""
 
-    seq: int
     kind: str
     tells: str
     at: datetime
     actor: str
-    fence: int | None
     worker: str | None
     code: str | None
     message: str | None
@@ -185,7 +182,7 @@ def queue(
         lines = _lines(connection, runs)
     list_page = ListPage(lines=lines, next=following)
     view = {"runs": list_page, "state": state, "queue": queue or ""}
-    return respond(request, view, template="runs.html", rows=Rows(RunLine, lines))
+    return respond(request, view, template="runs.html")
 
 
 def _lines(connection: Connection, runs: list[StoredRun]) -> tuple[RunLine, ...]:
@@ -216,7 +213,7 @@ def _line(run: StoredRun, name: str | None, dataset: str | None) -> RunLine:
 # ---- starting and stopping ----------------------------------------------------------
 
 
-@page(router, "/runs/new", csv=False)
+@page(router, "/runs/new")
 def new_run(
     request: Request,
     _: Submitter,
@@ -300,8 +297,7 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
         if progress.spent is not None and math.isfinite(progress.spent.epsilon):
             view["so_far"] = round_up(progress.spent.epsilon)
             view["so_far_steps"] = progress.spent.steps
-    rows = Rows(EventLine, view["events"])
-    return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
+    return respond(request, view, template="run.html", fragment="live")
 
 
 @router.get("/runs/{run_id}/steps.svg", include_in_schema=False, response_class=Response)

@@ -18,7 +18,7 @@ from affidavit.service.identity.actor import Actor
 from affidavit.service.ledger.state import ledgers
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.certificates import CertificateSearch, certificate_list
-from affidavit.service.pages.response import Rows, page, respond, see_other
+from affidavit.service.pages.response import page, respond, see_other
 from affidavit.service.pages.templating import GROUPS, may_open
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.repository import run_leases, runs
@@ -56,11 +56,10 @@ def search(
         with services.engine.connect() as connection:
             hits = tuple(hits_of(connection, rules, actor, text))
     exact = [hit for hit in hits if hit.whole]
-    is_page = request.url.path == "/search"
-    if is_page and (len(hits) == 1 or len(exact) == 1):
+    if len(hits) == 1 or len(exact) == 1:
         return see_other((exact or hits)[0].path)
     view = {"text": text, "hits": hits}
-    return respond(request, view, template="search.html", rows=Rows(Hit, hits))
+    return respond(request, view, template="search.html")
 
 
 def hits_of(connection: Connection, rules: PolicySet, actor: Actor, text: str) -> Iterator[Hit]:

@@ -18,7 +18,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import MAX_DAYS, Token, TokenError
 from affidavit.service.pages.access import Admin, RevokingAdmin
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
+from affidavit.service.pages.response import action, page, respond, see_other, view_of
 
 DEFAULT_DAYS = 90
 EMPTY: Mapping[str, Any] = {
@@ -152,5 +152,4 @@ def _respond(request: Request, services: Services, status: int = 200, **shown: A
         **{"draft": EMPTY, "made": "", "made_for": "", "wrong": ""},
         **shown,
     }
-    rows = Rows(TokenLine, lines)
-    return respond(request, view, template="tokens.html", rows=rows, status=status)
+    return respond(request, view, template="tokens.html", status=status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.browser.conftest import Kind
 from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import Site, served, settings_in
 from tests.service.pages.test_words import api, glossary
+from tests.support.page_views import page_views
 
 SIZES = {"desk": (Kind(True, "light", 1360), 900), "phone": (Kind(True, "light", 390), 844)}
 SCREENS = {"desk": 1, "phone": 2}
@@ -90,11 +92,9 @@ def test_every_page_renders_in_every_browser(
 
 def unknown_marks(visitor: Any, path: str) -> set[str]:
     """Marks of the page that are no word of the API, of the glossary or a code in its data."""
-    page, _, query = path.partition("?")
-    data = visitor.page.request.get(
-        f"{visitor.url}{'/overview' if page == '/' else page}.json?{query}"
-    )
-    codes = re.findall(r'"code": "(\w+)"', data.text())
+    with page_views() as views:
+        visitor.page.request.get(visitor.url + path)
+    codes = re.findall(r'"code": "(\w+)"', json.dumps(views))
     known = glossary() | {words(code) for code in (*api(), *EVENTS, *codes)}
     shown = visitor.page.locator(".badge").all_inner_texts()
     # The sign before a mark, a number in it, and the plan that a comparison names.

@@ -33,8 +33,8 @@ NOBODY = {None: "unauthenticated", "expired": "expired_token", "revoked": "revok
 
 
 def is_page(path: str) -> bool:
-    """Whether people read what is there; a page's data are for programs."""
-    return not path.startswith(("/v1/", "/metrics")) and not path.endswith((".json", ".csv"))
+    """Whether people read what is there; a table as a file is for programs too."""
+    return not path.startswith(("/v1/", "/metrics")) and not path.endswith(".csv")
 
 
 def test_every_route_has_its_row_and_every_row_its_route(settings: Settings) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import re
 import shlex
@@ -27,6 +25,7 @@ from affidavit.service.pages.certificates import CertificateSearch, certificate_
 from affidavit.service.pages.documents import at_least
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
+from tests.support.page_views import page_views
 from tests.support.polling import wait_until
 
 MARKUP = "<script>alert(1)</script>"
@@ -52,8 +51,16 @@ def _post(yard: Yard, path: str, who: str, **fields: str) -> Any:
     return yard.client.post(path, data=fields, headers=headers, follow_redirects=False)
 
 
-def _rows(yard: Yard, path: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(_get(yard, path).text)))
+def _view(yard: Yard, path: str, who: str = "audit") -> Any:
+    """What a page is rendered from."""
+    with page_views() as views:
+        _get(yard, path, who)
+    (view,) = views
+    return view
+
+
+def _lines(yard: Yard, query: str) -> Any:
+    return _view(yard, f"/certificates?{query}")["lines"]
 
 
 def _certify(yard: Yard, **changes: Any) -> str:
@@ -114,7 +121,7 @@ def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path
     assert "charged for 10 steps" in drawn.text
     page = _get(yard, path)
     text = _main(page)
-    shown = _get(yard, f"{path}.json").json()
+    shown = _view(yard, path)
     guarantee = shown["guarantee"]
     assert float(guarantee["epsilon_at_most"]) >= stated["epsilon"]["upper"]
     assert float(guarantee["epsilon_at_least"]) <= stated["epsilon"]["lower"]
@@ -129,7 +136,7 @@ def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path
     for name in ("target", "no leakage", "certified for the whole run", "the actual run"):
         assert name in text
     # The record of the conformant run vouches for what the trainer was obliged to.
-    marks = {row["question"]: (row["mark"], row["by"]) for row in _rows(yard, f"{path}.csv")}
+    marks = {row["question"]: (row["mark"], row["by"]) for row in shown["checklist"]}
     assert marks["Clip each record:"] == ("checked", f"record of run {run['id']}")
     assert marks["What does one unit hold?"] == ("declared", "plan")
     assert marks["Who may read the data and the weights?"] == ("open", "deployment")
@@ -174,7 +181,7 @@ def test_a_refused_certificate_claims_nothing(yard: Yard) -> None:
     assert "fixed_size_needs_replace_one" in text
     assert "What to do:" in text
     assert "ε ≤" not in text
-    marks = [(row["topic"], row["mark"]) for row in _rows(yard, f"{path}.csv")]
+    marks = [(row["topic"], row["mark"]) for row in _view(yard, path)["checklist"]]
     assert ("Privacy parameters", "open") in marks
     assert "checked" not in {mark for _, mark in marks}
     _get(yard, f"{path}/registry.yaml", status=409)
@@ -197,7 +204,7 @@ def test_a_revoked_certificate_is_marked_everywhere(yard: Yard, tmp_path: Path) 
     assert "verification failed" in text
     assert MARKUP not in page.text
     assert "\u202e" not in page.text
-    shown = _get(yard, f"{path}.json").json()["verification"]
+    shown = _view(yard, path)["verification"]
     assert (shown["passed"], shown["code"], shown["steps"][-1]["state"]) == (
         False,
         "revoked",
@@ -205,8 +212,8 @@ def test_a_revoked_certificate_is_marked_everywhere(yard: Yard, tmp_path: Path) 
     )
     assert _offline(yard, page, tmp_path).exit_code != 0
     _get(yard, f"{path}/registry.yaml", status=409)
-    assert [row["id"] for row in _rows(yard, "/certificates.csv?standing=revoked")] == [certificate]
-    assert _rows(yard, "/certificates.csv?standing=active") == []
+    for standing, ids in (("revoked", [certificate]), ("active", [])):
+        assert [line["id"] for line in _lines(yard, f"standing={standing}")] == ids
 
 
 def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path: Path) -> None:
@@ -228,11 +235,10 @@ def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path
     KeysetStore(yard.engine).publish(created.as_bytes(), actor="me", at=now)
     text = _main(_get(yard, f"/certificates/{certificate}"))
     assert "The key that signed it was revoked" in text
-    shown = _get(yard, f"/certificates/{certificate}.json").json()["verification"]
+    shown = _view(yard, f"/certificates/{certificate}")["verification"]
     assert (shown["code"], shown["steps"][5]["state"]) == ("key_revoked", "failed")
     for standing, result in (("key_revoked", [certificate]), ("active", []), ("expired", [])):
-        rows = _rows(yard, f"/certificates.csv?standing={standing}")
-        assert [row["id"] for row in rows] == result
+        assert [line["id"] for line in _lines(yard, f"standing={standing}")] == result
 
 
 @ON_SQLITE
@@ -284,7 +290,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     for query in ("q=plan", "q=plan&requester=token:submit", "q=plan&mechanism=dp_sgd"):
         seen, cursor = [], ""
         while True:
-            result = _get(yard, f"/certificates.json?{query}{cursor}").json()
+            result = _view(yard, f"/certificates?{query}{cursor}")
             seen += [line["id"] for line in result["lines"]]
             if not result["next"]:
                 break
@@ -303,7 +309,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
         # A form sends every field, those too that were left empty.
         ("q=loud&dataset=&requester=&verdict=&standing=&epsilon=&mechanism=&ends=&cursor=", [low]),
     ):
-        lines = _get(yard, f"/certificates.json?{narrowed}").json()["lines"]
+        lines = _lines(yard, narrowed)
         assert [line["id"] for line in lines] == ids, narrowed
     _revoke(yard, created[0])
     for standing, ids in (
@@ -311,7 +317,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
         ("rejected", []),
         ("active", [low, created[2]]),
     ):
-        lines = _get(yard, f"/certificates.json?standing={standing}").json()["lines"]
+        lines = _lines(yard, f"standing={standing}")
         assert [line["id"] for line in lines] == ids, standing
     for wrong in ("verdict=fine", "epsilons=to_1", "cursor=zz", "q=" + "a" * 129):
         _get(yard, f"/certificates?{wrong}", status=422)
@@ -319,7 +325,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
     # Of the two newest one is certified: that is the least there is, and the total is whole.
     monkeypatch.setattr(certificates_module, "MAX_COUNTED", 2)
-    result = _get(yard, "/certificates.json?verdict=under_noised").json()
+    result = _view(yard, "/certificates?verdict=under_noised")
     verdicts = {c["value"]: c["count"] for c in result["facets"][0]["choices"]}
     assert (verdicts["certified"], verdicts["refused"], result["total"]) == ("2+", "0+", "1")
 
@@ -351,7 +357,7 @@ def test_the_list_states_its_order(yard: Yard) -> None:
         ("?ends=over", "not_after", "latest expiry first"),
         ("?ends=over&mechanism=dp_sgd", "created_at", "newest first"),
     ):
-        assert _get(yard, f"/certificates.json{query}").json()["order"] == order
+        assert _view(yard, f"/certificates{query}")["order"] == order
         assert f", {stated}." in _main(_get(yard, f"/certificates{query}"))
 
 
@@ -364,7 +370,7 @@ def test_a_saved_search_is_private_to_its_owner(yard: Yard) -> None:
     page = _get(yard, "/certificates")
     assert MARKUP not in page.text
     assert "=1+1" in _main(page)
-    assert _get(yard, "/certificates.json", "submit").json()["views"] == []
+    assert _view(yard, "/certificates", "submit")["views"] == []
     for name, query in (
         ("n", "verdict=fine"),
         ("n", "next=//evil.example"),
@@ -375,12 +381,12 @@ def test_a_saved_search_is_private_to_its_owner(yard: Yard) -> None:
     ):
         refused = _post(yard, "/certificates/views", "audit", name=name, query=query)
         assert refused.status_code == 422, (name, query)
-    (view,) = _get(yard, "/certificates.json").json()["views"]
+    (view,) = _view(yard, "/certificates")["views"]
     forget = f"/certificates/views/{view['id']}/forget"
     assert _post(yard, forget, "submit", query="").status_code == 303
-    assert len(_get(yard, "/certificates.json").json()["views"]) == 1
+    assert len(_view(yard, "/certificates")["views"]) == 1
     assert _post(yard, forget, "audit", query="").headers["location"] == "/certificates"
-    assert _get(yard, "/certificates.json").json()["views"] == []
+    assert _view(yard, "/certificates")["views"] == []
 
 
 @ON_SQLITE

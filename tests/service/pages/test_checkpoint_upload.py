@@ -10,6 +10,7 @@ from typing import Any
 from affidavit.certificate import KeyStore, SigningKey
 from affidavit.certificate.log import read_checkpoint, sign_checkpoint
 from tests.service.runs.conftest import Yard
+from tests.support.page_views import page_views
 
 
 def _newest(yard: Yard, more_than: int = 0) -> str:
@@ -24,13 +25,15 @@ def _newest(yard: Yard, more_than: int = 0) -> str:
 
 
 def _held(yard: Yard, kept: str, status: int = 200) -> Any:
-    answer = yard.client.get(
-        "/audit.json",
-        params={"saved_checkpoint": kept},
-        headers={"authorization": f"Bearer {yard.tokens['audit']}"},
-    )
+    with page_views() as views:
+        answer = yard.client.get(
+            "/audit",
+            params={"saved_checkpoint": kept},
+            headers={"authorization": f"Bearer {yard.tokens['audit']}"},
+        )
     assert answer.status_code == status, answer.text
-    return answer.json()
+    (view,) = views
+    return view
 
 
 def _other(text: str) -> bytes:
@@ -89,8 +92,12 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
         assert "ot a checkpoint" in _held(yard, text, 422)["comparison_error"], text
 
 
-def test_a_log_entry_is_exported(yard: Yard) -> None:
+def test_the_entries_of_the_log_are_a_file(yard: Yard) -> None:
     _newest(yard)
-    (line,) = yard.ask("GET", "/audit/0.csv", "audit").text.splitlines()[1:]
-    assert line.startswith("0,")
-    assert yard.ask("GET", "/audit/0.json", "audit").json()["entry"]["index"] == 0
+    for query, count in (("", 1), ("?kind=refusal", 0), ("?before=0", 0)):
+        answer = yard.ask("GET", f"/audit.csv{query}", "audit")
+        assert answer.headers["content-type"].startswith("text/csv")
+        first, *lines = answer.text.splitlines()
+        assert first.startswith("index,kind,subject,")
+        assert len(lines) >= count if count else not lines
+    assert lines == []

@@ -42,5 +42,5 @@ def test_the_commands_of_the_readme_open_the_pages(
         assert "<title>Overview · Affidavit</title>" in page.text
         browser.cookies.clear()
         program = {"authorization": f"Bearer {token}"}
-        assert browser.get("/runs.json", headers=program).json()["runs"]["lines"] == []
+        assert browser.get("/v1/runs", headers=program).json()["items"] == []
         assert browser.get("/audit.csv", headers=program).text.startswith("index,kind,subject,")

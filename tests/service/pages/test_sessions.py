@@ -134,7 +134,7 @@ def test_an_expired_session_returns_to_sign_in(
     assert "Your session has ended." in page.text
     part = door.client.get("/runs", headers={**HTML, "hx-request": "true"})
     assert (part.status_code, part.headers["hx-redirect"][:8]) == (204, "/sign-in")
-    program = door.client.get("/runs.json")
+    program = door.client.get("/audit.csv")
     assert program.status_code == 401
 
 
@@ -261,7 +261,7 @@ def test_a_form_from_another_site_is_refused_even_with_a_token(
     budget = {"dataset": "planted", "unit": "example", "adjacency": "add_remove"}
     sent = {**budget, "epsilon": "1", "delta": "1e-5", "csrf": door.csrf("/datasets")}
     assert door.client.post("/datasets", data=sent, headers={**HTML, **headers}).status_code == 403
-    assert "planted" not in door.client.get("/datasets.csv").text
+    assert "/datasets/planted" not in door.client.get("/datasets", headers=HTML).text
 
 
 def test_a_form_token_is_valid_for_one_session_only(door: Door) -> None:
