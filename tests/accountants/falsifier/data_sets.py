@@ -147,7 +147,8 @@ def random_data_set(
     # Many others of two kinds have few sums only on a lattice of one dimension.
     mixed = draw.random() < 0.3 and (dimensions == 1 or others <= 60)
     first = draw.randint(0, others) if mixed else others
-    shapes = [zero, unit, opposite, *([(0.0, 1.0)] * 2 if dimensions == 2 else [opposite])]
+    apart = (math.cos(math.radians(101)), math.sin(math.radians(101)))
+    shapes = [zero, unit, opposite, *([(0.0, 1.0), apart] if dimensions == 2 else [opposite])]
     few = others <= 8
     kinds = [random_vector(draw, dimensions) if few else draw.choice(shapes) for _ in range(2)]
     numbered = zip((first, others - first), kinds, strict=True)
