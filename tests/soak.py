@@ -70,6 +70,13 @@ PARTS = (
         draws=20,
     ),
     Part(
+        name="theorems",
+        of="pairs of data sets against each row of dominating pairs",
+        module=(*PYTEST, "tests/accountants/falsifier"),
+        draws=100,
+        environment={"AFFIDAVIT_DATA_SETS": "100"},
+    ),
+    Part(
         name="closed forms",
         of="pairs of steps integrated, budgets held to tight compositions",
         module=(

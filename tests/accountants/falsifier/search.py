@@ -1,8 +1,12 @@
-"""The search for a data set on which a release shows more than a row says."""
+"""The search for a data set on which a release shows more than a row says.
+
+``AFFIDAVIT_DATA_SETS`` is how many pairs of neighbours are drawn for each row.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +35,7 @@ from tests.accountants.falsifier.rows import (
     letters,
 )
 
+DATA_SETS = int(os.environ.get("AFFIDAVIT_DATA_SETS", "12"))
 RELATIVE, ABSOLUTE = 1e-6, 1e-14
 """By which a claim may be below what is computed as the truth."""
 

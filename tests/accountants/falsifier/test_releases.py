@@ -36,10 +36,9 @@ from tests.accountants.falsifier.data_sets import (
 )
 from tests.accountants.falsifier.hockey_sticks import excesses
 from tests.accountants.falsifier.rows import Case, table
-from tests.accountants.falsifier.search import random_release
+from tests.accountants.falsifier.search import RELATIVE, random_release
 from tests.support.random_seeds import seeded
 
-RELATIVE = 1e-6
 ROWS = table()
 WITHOUT_A_ROW = (
     "users in cut lots, add_remove",
@@ -107,30 +106,17 @@ def event(case: Case) -> Event:
             raise AssertionError(f"no event for a release of the kind {unknown}")
 
 
-def shown_above_bound(name: str, draw: random.Random, number: int) -> list[tuple[object, ...]]:
-    """Where, of ``number`` random α, a data set shows more than a release is certified for."""
-    release, pair, sigma = random_event(name, draw)
-    curve = accountant("allocation" if "Allocation" in repr(release) else "fourier").curve(release)
-    result = []
-    for over, under in (pair, pair[::-1]):
-        alphas, truth = excesses(over, under, sigma)
-        telling = np.flatnonzero((alphas >= 1) & (alphas < 1e12) & (truth > 1e-8))
-        for place in draw.sample(telling.tolist(), min(number, len(telling))):
-            bound = curve.delta(math.log(alphas[place])).upper
-            if not truth[place] <= bound * (1 + RELATIVE):
-                result.append((release, alphas[place], truth[place], bound))
-    return result
-
-
 @pytest.mark.ordinary("not *truncated_*", "not *in cut lots*")
 @pytest.mark.parametrize("name", [*ROWS, *WITHOUT_A_ROW])
 def test_no_data_set_shows_more_than_a_release_is_certified_for(name: str) -> None:
-    assert not shown_above_bound(name, random.Random(seeded(name)), 1)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", [*ROWS, *WITHOUT_A_ROW])
-def test_no_data_set_of_many_shows_more_than_a_release_is_certified_for(name: str) -> None:
     draw = random.Random(seeded(name))
-    for _ in range(8):
-        assert not shown_above_bound(name, draw, 2)
+    for _ in range(2):
+        release, pair, sigma = random_event(name, draw)
+        engine = "allocation" if name in ("random_allocation", "replaced in bins") else "fourier"
+        curve = accountant(engine).curve(release)
+        for over, under in (pair, pair[::-1]):
+            alphas, truth = excesses(over, under, sigma)
+            telling = np.flatnonzero((alphas >= 1) & (alphas < 1e12) & (truth > 1e-8))
+            for place in draw.sample(telling.tolist(), min(1, len(telling))):
+                bound = curve.delta(math.log(alphas[place])).upper
+                assert truth[place] <= bound * (1 + RELATIVE), (release, alphas[place])

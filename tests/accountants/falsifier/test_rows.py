@@ -12,21 +12,15 @@ from dataclasses import replace
 import pytest
 
 from tests.accountants.falsifier.rows import Case, Row, binomial, table
-from tests.accountants.falsifier.search import refutations
-from tests.support.random_seeds import examples, seeded
+from tests.accountants.falsifier.search import DATA_SETS, refutations
+from tests.support.random_seeds import seeded
 
 ROWS = table()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_no_data_set_shows_more_than_a_row_says(name: str) -> None:
-    assert not [*refutations(ROWS[name], seeded(name), examples(60))]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", ROWS)
-def test_no_data_set_of_many_shows_more_than_a_row_says(name: str) -> None:
-    assert not [*refutations(ROWS[name], seeded(f"{name}, many"), 300)]
+    assert not [*refutations(ROWS[name], seeded(name), DATA_SETS)]
 
 
 def edited(name: str, *changes: tuple[str, str], **fields: str) -> Row:

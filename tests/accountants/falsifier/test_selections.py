@@ -22,7 +22,8 @@ from affidavit.accountants.selection.pair_bounds import PairBounds
 from affidavit.accountants.selection.repetitions import Repetitions
 from affidavit.plan import Gaussian, RepeatAndSelect
 from tests.accountants.falsifier.hockey_sticks import Array, cell_excess
-from tests.support.random_seeds import examples, seeded
+from tests.accountants.falsifier.search import DATA_SETS
+from tests.support.random_seeds import seeded
 
 LONGEST = 4000
 ALPHAS = np.exp(np.concatenate((-np.geomspace(4, 1e-3, 12), [0.0], np.geomspace(1e-3, 4, 12))))
@@ -132,15 +133,7 @@ def random_number_of_runs(draw: random.Random) -> NumberOfRuns:
 
 def test_no_selection_shows_more_than_its_bound_at_any_alpha() -> None:
     draw = random.Random(seeded(52))
-    for _ in range(examples(75)):
-        runs = random_number_of_runs(draw)
-        assert shown_above_bound(draw, runs) <= 1e-9, runs
-
-
-@pytest.mark.soak
-def test_no_selection_of_many_shows_more_than_its_bound() -> None:
-    draw = random.Random(seeded(53))
-    for _ in range(500):
+    for _ in range(DATA_SETS):
         runs = random_number_of_runs(draw)
         assert shown_above_bound(draw, runs) <= 1e-9, runs
 
