@@ -60,6 +60,7 @@ from .keys.trust_root import TrustRoot as TrustRoot
 from .keys.trust_root import accept_keyset as accept_keyset
 from .keys.trust_root import check_keyset as check_keyset
 from .keys.trust_root import read_anchor as read_anchor
+from .lower_end import explain_lower_end as explain_lower_end
 from .mechanism_advice import Advice as Advice
 from .mechanism_advice import advise as advise
 from .model_evidence.canary_audit import AUDITABLE as AUDITABLE

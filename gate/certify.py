@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from affidavit.certificate import (
     Assessment,
     Certificate,
     SigningPort,
+    explain_lower_end,
     issue_here,
     with_group,
     with_proof,
@@ -72,6 +74,9 @@ def certify(
         Adjacency | None,
         typer.Option(help="Also bound ε of data sets that differ by this adjacency."),
     ] = None,
+    show_attack: Annotated[
+        bool, typer.Option("--show-attack", help="Say which attack attains the lower end of ε.")
+    ] = False,
 ) -> None:
     """Certify a plan: show the noise it needs, or its ε, as a bracket with reasons.
 
@@ -86,6 +91,10 @@ def certify(
         result = assess(file.plan, engine=engine, second_opinion=second_opinion)
         if records is not None or relation is not None:
             result = with_group(result, records or 1, relation or result.adjacency)
+    attack: tuple[str, ...] = ()
+    if show_attack:
+        with show_status("looking for the attack"):
+            attack = explain_lower_end(file.plan, result)
     if prove:
         with show_status("searching for a proof"):
             result = with_proof(result)
@@ -99,13 +108,18 @@ def certify(
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
-        print_json(
+        document = (
             assessment.as_result() | ({} if policy is None else judgement.as_dict())
             if certificate is None
             else certificate.as_result(assessment)
         )
+        print_json(document | ({"attack": list(attack)} if show_attack else {}))
     else:
         _print(file, assessment, certificate, bundle)
+        if show_attack:
+            out.print("what attains the lower end of ε:")
+        for sentence in attack:
+            out.print(f"  {escape(sentence)}")
     raise typer.Exit(exit_of_verdict(assessment.verdict, assessment.codes))
 
 

@@ -6,6 +6,30 @@ one direction of the gradients (or, of other records, at a right angle to it). T
 likelihood ratio of the release between the two data sets, or counts epochs of shuffled lots whose
 largest sum is large.
 
+=========================  =====================================================================
+lots                       what attains the lower end
+=========================  =====================================================================
+``poisson``                others contribute nothing; a user's records all one vector
+``truncated_poisson``      the same, or others all one vector at a right angle
+``fixed_size``             others opposite to the unit, whose lots move by twice its records
+``full_batch``             the unit in every step, with the signs of the worst pattern
+``cyclic``                 the same in the steps of its lots, at one place in all phases
+``shuffled``               others nothing (opposite under replace_one); or others opposite, and
+                           the test counts epochs whose largest sum is large
+``balls_in_bins``          others nothing, and the record or nothing, also under replace_one
+``cyclic_poisson``         the record in steps of its group, which the attacker knows: it may be a
+                           hash of the record
+``b_min_sep``              the record in one step, in steps that are far apart, or in all of them
+correlated noise, random   one step; steps whose columns hardly overlap; or all steps, seen along
+lots                       one direction
+DP-Dice                    a first raw gradient that is huge, so that the error state stays clipped
+metrics, quantiles         move as far as they can, with the unit
+repeat-and-select          a score that selects a run with a small ratio, then one with a large one
+=========================  =====================================================================
+
+Users of several records also have the attack on one of their records. ``tests/certificate/attacks``
+executes each on small plans: lots of the trainer's samplers, noisy sums, and the test.
+
 ``attacks_of`` lists the attacks on a closed run. Accountants bound the curve of ``Attack.event``
 from below, and ``Attack.sentences`` says in words what attains it.
 
@@ -33,18 +57,14 @@ from typing import Literal
 from affidavit.mechanisms.lowering import Lowered, LoweredPhase
 from affidavit.plan import (
     BallsInBinsGaussian,
-    ChainOfNeighbours,
     Composed,
-    EitherBound,
     Event,
     Gaussian,
     GaussianMixture,
     Leaf,
     Plan,
     RandomAllocationGaussian,
-    RepeatAndSelect,
     Repeated,
-    SampledColumns,
     ShuffledEpoch,
     TruncatedPoissonGaussian,
     alternatives,
@@ -74,8 +94,8 @@ class PhaseAttack:
     keeps_error: bool = False
 
     def sentences(self, unit: str) -> Iterator[str]:
-        """Yield the contributions in words, for a ``unit`` ("example" or "user")."""
-        who = "the record" if unit == "example" else "a record of the user"
+        """Yield the contributions in words, for the plan's ``unit``."""
+        who = "the record" if unit == "example" else "one record of the user"
         if self.records > 1:
             who = f"each of {self.records} records of the user"
         lots = "every lot that it is in"
@@ -85,20 +105,21 @@ class PhaseAttack:
                 lots = f"its lots among {self.steps} steps whose columns hardly overlap"
         signs = ", with the signs for which the columns of the strategy add up" * self.signed
         yield (
-            f"In one data set {who} contributes the clip norm along one direction to {lots}{signs}."
+            f"In one data set, {who} contributes the clip norm along one direction to {lots}"
+            f"{signs}."
         )
         if self.keeps_error:
             yield "Its first raw gradient is so large that the error state keeps this direction."
-        yield f"In the other it contributes {'the opposite' if self.absent else 'nothing'}."
+        yield f"In the other, it contributes {'the opposite' if self.absent else 'nothing'}."
         match self.others:
             case "nothing":
                 yield "All other records contribute nothing."
             case "opposite":
-                yield "All other records contribute the opposite."
+                yield "All other records contribute the opposite in both."
             case "nothing_or_right_angle":
                 yield (
-                    "All other records contribute nothing, or all one vector at a right angle, "
-                    "which shows how full a lot is."
+                    "All other records contribute nothing, or all the same vector at a right "
+                    "angle, which shows how full a lot is."
                 )
 
 
@@ -116,6 +137,33 @@ class Attack:
     event: Event
     epochs: tuple[ShuffledEpoch, int] | None = None
     counted: int = 0
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The data sets, the lots and the test in words."""
+        result, plan = [], self.run.plan
+        for index, phase in enumerate(self.phases):
+            several = f"Phase {index + 1}: " if len(self.phases) > 1 else ""
+            result += [several + sentence for sentence in phase.sentences(plan.dataset.unit)]
+            result.append(f"{several}Lots: {self.run.phases[index].sampled.assumption}.")
+        if self.epochs is not None:
+            epoch, number = self.epochs
+            result.append(
+                f"The test counts, of {number} epochs of {epoch.lots} lots, those whose largest "
+                "sum along this direction is above a threshold."
+            )
+        else:
+            result.append(
+                "The test is the likelihood ratio of all that the run releases between the two "
+                "data sets. It knows how lots are drawn, but not who is in a lot, except in a "
+                "fixed order; of groups it knows that of the record."
+            )
+        if self.run.extra.selection is not None:
+            result.append(
+                "The score selects a run with a small ratio if there is one, and otherwise one "
+                "with a large ratio; the test is whether the ratio of the released run is large."
+            )
+        return tuple(result)
 
 
 def attacks_of(closed: Lowered) -> tuple[Attack, ...]:
@@ -173,21 +221,22 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event, index: int) -> 
     if kinds & {Gaussian, GaussianMixture} and not is_whole:
         records = plan.dataset.records_per_unit
     allocated = RandomAllocationGaussian in kinds
+    # Without an error that is kept, the run is that of DP-SGD.
+    keeps_error = is_whole and plan.optimizer.pre_clip_norm is None
+    keeps_error &= Gaussian in kinds or not isinstance(event, Repeated)
     others: Others = "nothing"
-    fixed_size = scheme == "fixed_size" and Gaussian not in kinds
+    fixed_size = scheme == "fixed_size" and Gaussian not in kinds and not keeps_error
     if fixed_size or (allocated and scheme == "shuffled" and replaced):
         others = "opposite"
     elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
         others = "nothing_or_right_angle"
-    # Without an error that is kept, the run is that of DP-SGD.
-    keeps_error = is_whole and plan.optimizer.pre_clip_norm is None
     return PhaseAttack(
         records=records,
         absent=-1.0 if replaced and not (allocated and scheme == "balls_in_bins") else 0.0,
         others=others,
         steps=sum(count for _, count in leaves) if is_correlated and not in_all_steps else None,
         signed=is_correlated and BallsInBinsGaussian not in kinds,
-        keeps_error=keeps_error and (Gaussian in kinds or not isinstance(event, Repeated)),
+        keeps_error=keeps_error,
     )
 
 
@@ -199,7 +248,7 @@ def _leaves(event: Event) -> Iterator[tuple[Leaf, int]]:
         case Repeated(event=inner, count=times):
             for leaf, count in _leaves(inner):
                 yield leaf, count * times
-        case EitherBound() | RepeatAndSelect() | SampledColumns() | ChainOfNeighbours():
-            raise TypeError(f"a phase of an attack is made of releases, not of {event!r}.")
         case _:
+            if not isinstance(event, Leaf):
+                raise TypeError(f"a phase of an attack is made of releases, not of {event!r}.")
             yield event, 1

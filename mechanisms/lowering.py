@@ -180,13 +180,18 @@ class Lowered:
 
     def attained_phases(self) -> tuple[Event, ...]:
         """Return the effect of one record on each phase; raises as ``attained`` does."""
-        phases = []
+        joints, effects = [], []
         for phase in self.phases:
             if phase.joint is None or phase.steps is None:
                 raise ValueError("the plan leaves its noise or its steps open; close it")
-            joint = add_same_lot_blocks(phase.joint, self.extra.same_lot_multipliers)
-            phases.append(phase.attained(joint, phase.steps))
-        return tuple(phases)
+            joints.append(add_same_lot_blocks(phase.joint, self.extra.same_lot_multipliers))
+            effects.append(phase.attained(joints[-1], phase.steps))
+        if len(effects) == 1:
+            return tuple(effects)
+        # Imported here because most plans have one phase and need no strategies.
+        from affidavit.mechanisms.places import at_one_place
+
+        return at_one_place(self.plan, self.phases, joints, effects)
 
 
 def _replaced_in_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:

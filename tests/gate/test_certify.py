@@ -215,6 +215,17 @@ def test_a_claim_that_fails_is_told_to_people_without_a_target(
     assert "ε = 0.001 is claimed" in result.stdout
 
 
+def test_the_attack_of_the_lower_end_is_told_on_request(
+    document: Make, save: Any, run: Any
+) -> None:
+    path = save(document(target={"delta": 1e-5}))
+    sentences = json.loads(run("certify", path, "--show-attack", "--json").stdout)["attack"]
+    assert sentences
+    told = " ".join(run("certify", path, "--show-attack").stdout.split())
+    assert all(sentence in told for sentence in sentences)
+    assert "attack" not in json.loads(run("certify", path, "--json").stdout)
+
+
 def test_a_plan_for_people_says_what_it_needs(document: Make, save: Any, run: Any) -> None:
     result = run("certify", save(document(**UNDER_NOISED)))
     assert result.exit_code == 1

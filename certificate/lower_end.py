@@ -1,0 +1,41 @@
+"""What attains the lower end of a plan's ε, in words.
+
+>>> from affidavit.certificate.certification import certify
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "adjacency": "zero_out", "steps": 10,
+...     "sampling": {"scheme": "poisson", "probability": 0.1}, "target": {"delta": 1e-5},
+...     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1}]})
+>>> explain_lower_end(plan, certify(plan, second_opinion=False))[2]
+'All other records contribute nothing.'
+"""
+
+from __future__ import annotations
+
+from affidavit.accountants import AccountantError, CountingAttack, accountant
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.calibration import Solver, lower_open
+from affidavit.plan import Plan
+
+
+def explain_lower_end(plan: Plan, assessment: Assessment) -> tuple[str, ...]:
+    """Return sentences about the attack on ``plan`` with the largest ε, none if none has any.
+
+    ``assessment`` is that of the plan. Its decisive engine compares the attacks.
+    """
+    if assessment.epsilon is None or assessment.delta is None or not assessment.accountants:
+        return ()
+    solver = Solver(lowered=lower_open(plan), engine=accountant(assessment.accountants[0].name))
+    try:
+        attack, epsilon = solver.strongest_attack(solver.solve(), assessment.delta.upper)
+    except AccountantError:
+        return ()
+    if epsilon <= 0:
+        return ()
+    if attack.epochs is None:
+        return attack.sentences
+    threshold, count = CountingAttack(*attack.epochs).test(assessment.delta.upper)
+    return (
+        *attack.sentences,
+        f"At this δ the threshold is {threshold:.3g} standard deviations of the noise above sums "
+        f"without the record, and the test asks for {count} such epochs or more.",
+    )
