@@ -236,6 +236,9 @@ class Phase:
     def __init__(self, execution: Execution, index: int, attack: PhaseAttack) -> None:
         self.execution, self.index, self.attack = execution, index, attack
         self.plan, run = execution.plan, execution.attack.run
+        # Data sets that are not neighbours show nothing about the plan.
+        assert attack.records <= self.plan.dataset.records_per_unit
+        self.absent = attack.absent if self.plan.adjacency == "replace_one" else 0.0
         self.sampling = self.plan.phases[index].sampling
         lowered = run.phases[index]
         assert lowered.steps is not None
@@ -345,7 +348,7 @@ class Phase:
         """The clipped sums of ``runs`` runs on the first or second data set."""
         counts = self._lots(runs, present).astype(float)
         own, others = counts[:, :, 0], counts[:, :, 1]
-        own *= 1.0 if present else self.attack.absent
+        own *= 1.0 if present else self.absent
         if self.attack.others == "opposite":
             own -= others
         return self._with_error(counts) if self.is_whole_run else self._signed(counts)
