@@ -45,7 +45,7 @@ def drawn_by_the_trainer(plan: Plan, runs: int, records: int) -> Counts:
     return result
 
 
-@pytest.mark.parametrize("records", [1, 2])
+@pytest.mark.parametrize("records", [pytest.param(1, marks=pytest.mark.soak), 2])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_lots_are_those_of_the_trainer(name: str, records: int) -> None:
     adjacency = "replace_one" if name == "fixed_size" else "zero_out"
