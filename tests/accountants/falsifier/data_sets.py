@@ -148,9 +148,9 @@ def random_data_set(
     mixed = draw.random() < 0.3 and (dimensions == 1 or others <= 60)
     first = draw.randint(0, others) if mixed else others
     apart = (math.cos(math.radians(101)), math.sin(math.radians(101)))
-    shapes = [zero, unit, opposite, *([(0.0, 1.0), apart] if dimensions == 2 else [opposite])]
-    few = others <= 8
-    kinds = [random_vector(draw, dimensions) if few else draw.choice(shapes) for _ in range(2)]
+    shapes = [zero, unit, *([(0.0, 1.0), apart, opposite] if dimensions == 2 else [opposite] * 3)]
+    several = others <= 8 and draw.random() < 0.5
+    kinds = [random_vector(draw, dimensions) if several else draw.choice(shapes) for _ in range(2)]
     numbered = zip((first, others - first), kinds, strict=True)
     return DataSet(own(unit), instead, tuple((n, kind) for n, kind in numbered if n))
 

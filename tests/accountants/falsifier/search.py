@@ -134,8 +134,8 @@ def _cut_lots(row: Row, case: Case, draw: random.Random) -> Case:
     """Lots that are cut often, now and then, or hardly ever; of a hidden row with a cover."""
     hidden = row.get("hidden")
     while True:
-        size = draw.choice((60, 150, 400, 1200) if hidden else (2, 3, 5, 8, 30, 200))
-        q = draw.uniform(0.03, 0.4) if hidden else case.q
+        size = draw.choice((60, 150, 400, 1200) if hidden else (2, 3, 8, 30, 100))
+        q = draw.uniform(0.03, 0.4) if size > 10 else case.q
         drawn, spread = size * q, (size * q * (1 - q)) ** 0.5
         lot = min(size, max(1, round(drawn + draw.uniform(-2.5, 3) * spread)))
         case = replace(case, size=size, q=q, lot=lot)
