@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Coverage = Literal["arithmetic", "implementation", "theorems", "nothing"]
+Coverage = Literal["arithmetic", "implementation", "theorems", "declarations"]
 CHECKER = "checker"
 
 
@@ -20,7 +20,7 @@ CHECKER = "checker"
 class Check:
     """What a certificate has for one kind of error, as a sentence; ``is_done`` if it has a check.
 
-    ``nothing`` is what no check covers at all.
+    No check covers ``declarations``.
     """
 
     covers: Coverage
@@ -34,7 +34,7 @@ def checks_of(predicate: Mapping[str, Any]) -> tuple[Check, ...]:
     >>> one = {"name": "fourier", "version": "0.2.0", "epsilon": {"lower": "1", "upper": "2"}}
     >>> checks = checks_of({"accountants": [one], "obligations": []})
     >>> [(check.covers, check.is_done) for check in checks]
-    [('arithmetic', False), ('implementation', False), ('theorems', False), ('nothing', False)]
+    [('arithmetic', False), ('implementation', False), ('theorems', False), ('declarations', False)]
     """
     return (*_engine_checks(predicate), _declared(predicate))
 
@@ -96,7 +96,7 @@ def _declared(predicate: Mapping[str, Any]) -> Check:
     duties = "1 obligation is" if declared == 1 else f"{declared} obligations are"
     also = f", and {duties} declared" if declared else ""
     return Check(
-        covers="nothing",
+        covers="declarations",
         is_done=False,
         sentence=f"What the plan says about its data and its loop is taken as stated{also}.",
     )
