@@ -49,6 +49,7 @@ and 13), dp-dice.md.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -129,14 +130,14 @@ class Attack:
 
     ``run`` is the run of the plan's unit, or that of one of its records. The test is the likelihood
     ratio; the curve of the two data sets is at least that of ``event``. With ``epochs``, a number
-    of them of one law, the test counts those of phase ``counted`` whose largest sum is large.
+    of them of one law, the test counts those of the phases ``counted`` whose largest sum is large.
     """
 
     run: Lowered
     phases: tuple[PhaseAttack, ...]
     event: Event
     epochs: tuple[ShuffledEpoch, int] | None = None
-    counted: int = 0
+    counted: tuple[int, ...] = ()
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -196,18 +197,22 @@ def _attacks_on(run: Lowered) -> Iterator[Attack]:
 def _attacks_by_largest_sums(closed: Lowered) -> Iterator[Attack]:
     if closed.extra.selection is not None:
         return
+    times: Counter[ShuffledEpoch] = Counter()
+    phases: defaultdict[ShuffledEpoch, list[int]] = defaultdict(list)
     for index, phase in enumerate(closed.phases):
-        if (epochs := phase.attack) is not None:
-            one = PhaseAttack(
-                records=1, absent=0.0 if epochs[0].without else -1.0, others="opposite"
-            )
-            yield Attack(
-                run=closed,
-                phases=(one,) * len(closed.phases),
-                event=closed.attained(),
-                epochs=epochs,
-                counted=index,
-            )
+        if phase.attack is not None:
+            epoch, number = phase.attack
+            times[epoch] += number
+            phases[epoch].append(index)
+    for epoch, number in times.items():
+        one = PhaseAttack(records=1, absent=0.0 if epoch.without else -1.0, others="opposite")
+        yield Attack(
+            run=closed,
+            phases=(one,) * len(closed.phases),
+            event=closed.attained(),
+            epochs=(epoch, number),
+            counted=tuple(phases[epoch]),
+        )
 
 
 def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event, index: int) -> PhaseAttack:

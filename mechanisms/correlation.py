@@ -8,6 +8,7 @@ cases:
 ====================================  ==================================================
 strategy and sampler                  certified as
 ====================================  ==================================================
+a multiple of I, any sampler          independent noise
 any C, a fixed order or full batch    Gaussian, μ = d · sens / σ_joint
 b̂-banded C, ``cyclic_poisson``        ⌈T/b⌉ Poisson-subsampled Gaussians, p = B·b/N, of
 with b ≥ b̂ groups                     multiplier σ_joint over the largest column norm
@@ -55,12 +56,14 @@ from affidavit.mechanisms.fixed_size_lots import (
 )
 from affidavit.mechanisms.noise_files import UnregisteredNoise
 from affidavit.mechanisms.sampling_schemes import (
+    SCHEMES,
     Route,
     RunSampler,
     Sampled,
     lot_distance,
     sample_run,
     subsampled_pair,
+    with_simplest_sampling,
 )
 from affidavit.mechanisms.strategies.disclosed_steps import (
     DisclosedSteps,
@@ -141,6 +144,8 @@ MAX_NORMS = 16
 """Different column norms of one group that a lower bound distinguishes."""
 _UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
 """Round a noise multiplier, a product and a quotient, for a lower and for an upper bound."""
+_EQUAL = 1e-9
+"""The relative difference of column norms that are computed apart and count as equal."""
 _MAX_MOVE = 16.0
 """The largest move over the noise that is counted in one of several phases."""
 
@@ -166,10 +171,16 @@ class CorrelatedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correlation:
-    """Phase ``index`` of ``plan``, whose noise is correlated."""
+    """Phase ``index`` of ``plan``, whose noise is correlated.
+
+    ``plan`` has its simplest sampling in this phase, in whatever words it was given.
+    """
 
     plan: Plan
     index: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", with_simplest_sampling(self.plan, self.index))
 
     @property
     def _phase(self) -> Phase:
@@ -222,6 +233,9 @@ class Correlation:
     def event(self, joint: float, steps: int) -> Event:
         """Return the event of the whole phase at σ_joint; raises ``RefusedPlan``."""
         at, sampler = self.at(steps), self._sampler
+        if (independent := self._independent(at)) is not None:
+            alone, entry = independent
+            return alone.of_run(joint / entry.value, steps)
         if at.route == "balls_in_bins":
             return BallsInBinsGaussian(gram=self._gram(at), noise_multiplier=joint)
         whole = None
@@ -241,6 +255,14 @@ class Correlation:
         bounds.append(self._sampled_columns(step, at, joint))
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
+
+    def _independent(self, at: CorrelatedRun) -> tuple[Sampled, Sensitivity] | None:
+        """Return the sampler for independent noise and the entry of C, if C is a multiple of I."""
+        sampler, scheme = self._sampler, SCHEMES[self._phase.sampling.scheme]
+        if scheme.independent is None or not (sampler.fresh or sampler.probability is not None):
+            return None  # what is not drawn is one Gaussian
+        entry = _entry_of_identity(at.strategy)
+        return None if entry is None else (scheme.independent(self.plan, self.index), entry)
 
     def _mixture_bounds(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
@@ -355,6 +377,9 @@ class Correlation:
         direction of the outputs.
         """
         at, sampler, phase = self.at(steps), self._sampler, self._phase
+        if (independent := self._independent(at)) is not None:
+            alone, entry = independent
+            return alone.attained_by_run(joint / entry.attained, steps)
         separation = phase.sampling.separation
         if at.route == "balls_in_bins":
             gram = self._gram(at, visible_only=True)
@@ -697,6 +722,19 @@ def _sensitivity(strategy: Strategy, participation: Participation) -> Sensitivit
 def _max_column_norm(strategy: Strategy) -> float:
     """Return an upper bound of the largest column norm."""
     return _sensitivity(strategy, Participation.single()).value
+
+
+def _entry_of_identity(strategy: Strategy) -> Sensitivity | None:
+    """Return the entry of C if it is a multiple of I, rounded past one quotient; else None."""
+    if strategy.bands > 1:
+        return None
+    columns = strategy.strategy_coefficients, strategy.noise_coefficients
+    if all(column is not None and column[0] == 1 for column in columns):
+        return Sensitivity(value=1.0, attained=1.0)
+    largest, smallest = _max_column_norm(strategy), float(column_norms(strategy).min())
+    if smallest < largest * (1 - _EQUAL):
+        return None
+    return Sensitivity(value=largest * _UP, attained=smallest * _DOWN)
 
 
 def _attained_column_norm(strategy: Strategy) -> float:

@@ -27,8 +27,10 @@ from affidavit.mechanisms.sampling_schemes import (
     distance_of,
     is_amplified,
     sample,
+    with_simplest_sampling,
 )
 from affidavit.plan import (
+    FIXED_ORDER,
     ChainOfNeighbours,
     Composed,
     EitherBound,
@@ -41,6 +43,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     ReplacedAllocationGaussian,
+    Scheme,
     ShuffledEpoch,
     alternatives,
     as_document,
@@ -57,10 +60,12 @@ if TYPE_CHECKING:
 class LoweredPhase:
     """One phase: its sampler, and the steps and joint noise multiplier if they are given.
 
-    ``whole`` replaces the events of the sampler if the phase is one Gaussian mechanism, and
-    ``correlation`` if the noise is correlated across steps.
+    ``scheme`` is the simplest description of its sampling. ``whole`` replaces the events of the
+    sampler if the phase is one Gaussian mechanism, and ``correlation`` if the noise is correlated
+    across steps.
     """
 
+    scheme: Scheme
     sampled: Sampled
     steps: int | None
     joint: float | None
@@ -79,9 +84,7 @@ class LoweredPhase:
             return self.correlation.event(joint, length)
         if self.whole is not None:
             return Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
-        if self.sampled.run is not None:
-            return self.sampled.run(joint, length)
-        return Repeated(event=self.sampled.event(joint), count=self.sampled.times(length))
+        return self.sampled.of_run(joint, length)
 
     def attained(self, joint: float, steps: int) -> Event:
         """Return an effect of one record on the phase, which ``event`` bounds from above."""
@@ -89,9 +92,7 @@ class LoweredPhase:
             return self.correlation.attained(joint, steps)
         if self.whole is not None:
             return self.whole.attained(joint, steps)
-        if self.sampled.attained is not None:
-            return self.sampled.attained(joint, steps)
-        return self.event(joint, steps)
+        return self.sampled.attained_by_run(joint, steps)
 
     @property
     def attack(self) -> tuple[ShuffledEpoch, int] | None:
@@ -139,7 +140,8 @@ class Lowered:
         is_user_level = self.plan.dataset.records_per_unit > 1
         replaced = None if is_user_level else _replaced_in_bins(links)
         chain = ChainOfNeighbours(
-            event=one.extra.compose_with(links), links=int(distance_of(self.plan))
+            event=one.extra.compose_with(links),
+            links=int(distance_of(self.plan) / distance_of(one.plan)),
         )
         in_bins = () if replaced is None else (one.extra.compose_with((replaced,)),)
         return EitherBound(events=(*alternatives(direct), *in_bins, chain))
@@ -159,16 +161,17 @@ class Lowered:
         """The run for data sets of which one lacks a record, or None if it is not certified.
 
         Neighbours under replace_one, and those of users, are connected by such pairs. None also if
-        the plan itself is for these data sets.
+        the plan itself is for these data sets. Samples of a fixed size, whose bounds are those of
+        a replaced record, have chains of their own (``affidavit.accountants.chains``).
         """
         plan = self.plan
         if is_amplified(plan):
             return None
+        schemes = {phase.scheme for phase in self.phases}
         # The truncation depends on the size of the data set, which a chain would increase.
-        truncated = any(phase.sampling.scheme == "truncated_poisson" for phase in plan.phases)
-        if truncated and plan.adjacency == "add_remove":
+        if "truncated_poisson" in schemes and plan.adjacency == "add_remove":
             return None
-        return _single_record_run(plan)
+        return None if "fixed_size" in schemes else _single_record_run(plan)
 
     def attained(self) -> Composed:
         """Return an effect of one record on the run: no upper bound of ε may lie below its ε.
@@ -218,8 +221,12 @@ def _is_unsampled(event: Event) -> bool:
 
 @lru_cache(maxsize=64)
 def _single_record_run(plan: Plan) -> Lowered | None:
-    # Under add_remove a record that contributes nothing is a missing record.
-    adjacency = "zero_out" if plan.adjacency == "replace_one" else plan.adjacency
+    adjacency, is_replaced = plan.adjacency, plan.adjacency == "replace_one"
+    if is_replaced and not all(phase.sampling.scheme in FIXED_ORDER for phase in plan.phases):
+        # Under add_remove a record that contributes nothing is a missing record.
+        adjacency = "zero_out"
+    elif is_replaced and plan.dataset.records_per_unit == 1:
+        return None  # samples of an order have bounds of a replaced record
     document = with_fields(as_document(plan), adjacency=adjacency, unit="example")
     document["dataset"].pop("contributions_per_user", None)
     try:
@@ -252,21 +259,32 @@ def lower(plan: Plan) -> Lowered:
 
 
 def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
+    whole = optimiser.whole_run(plan, index)
+    plan = with_simplest_sampling(plan, index)
     phase = plan.phases[index]
     steps, joint = schedule.steps(plan, phase), joint_noise_multiplier(phase)
-    whole = optimiser.whole_run(plan, index)
     field = next((name for name in _RUN_FIELDS if getattr(phase, name) is not None), None)
     needs_run = field is not None or SCHEMES[phase.sampling.scheme].independent is None
     if phase.noise.kind == "independent" and not (needs_run and whole is None):
         if field is not None:
             raise RefusedPlan(_unsupported_field(plan, index, field))
-        return LoweredPhase(sampled=sample(plan, index), steps=steps, joint=joint, whole=whole)
+        return LoweredPhase(
+            scheme=phase.sampling.scheme,
+            sampled=sample(plan, index),
+            steps=steps,
+            joint=joint,
+            whole=whole,
+        )
     # Imported here because most plans have independent noise and need no strategies.
     from affidavit.mechanisms.correlation import Correlation
 
     correlation = Correlation(plan=plan, index=index)
     result = LoweredPhase(
-        sampled=correlation.sampled, steps=steps, joint=joint, correlation=correlation
+        scheme=phase.sampling.scheme,
+        sampled=correlation.sampled,
+        steps=steps,
+        joint=joint,
+        correlation=correlation,
     )
     if steps is not None:
         correlation.at(steps)

@@ -13,10 +13,12 @@ poisson             add_remove, zero_out   subsampled Gaussian at q, per step; f
                                            several records, a mixture over how many are drawn
 poisson             replace_one            the replace-one pair at q, per step
 full_batch          any                    Gaussian, per step
-shuffled, cyclic    zero_out, replace_one  Gaussian, per participation (k = epochs), without
-                                           amplification; for users of more records than a lot,
-                                           Gaussian for the lots that they fill
-fixed_size          replace_one            sampling without replacement, per step
+cyclic              zero_out, replace_one  Gaussian, per participation (k = epochs); for users of
+                                           more records than a lot, Gaussian for the lots that they
+                                           fill
+shuffled            zero_out, replace_one  the same, or one sample without replacement per epoch,
+                                           of all its lots
+fixed_size          zero_out, replace_one  sampling without replacement, per step
 truncated_poisson   any                    truncated Poisson at q and the largest lot, per step
 balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ_joint / √E for E
                                            epochs (a partial last epoch counts in full); with
@@ -49,15 +51,18 @@ from affidavit.plan import (
     MAX_BINS,
     MAX_RECORDS,
     Composed,
+    EitherBound,
     Event,
     Gaussian,
     Leaf,
+    Phase,
     Plan,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RefusedPlan,
     Repeated,
+    Sampling,
     ShuffledEpoch,
     SubsampledPair,
     TruncatedPoissonGaussian,
@@ -70,6 +75,9 @@ from affidavit.plan import (
 if TYPE_CHECKING:
     from affidavit.mechanisms.strategies.strategy import Strategy
 
+SAMPLED_SHARES = {"replace_one": 0.9, "zero_out": 0.5}
+"""Share of the records in the lots of an epoch below which they are bounded as a sample. A larger
+sample costs as much as a known lot, which moves half as far if a record is set to zero."""
 Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 """How a run of correlated noise is certified (``correlation``)."""
 StepEvent = Callable[[float], Leaf]
@@ -100,6 +108,16 @@ class Sampled:
     attained: RunEvent | None = None
     attack: Callable[[float, int], tuple[ShuffledEpoch, int]] | None = None
 
+    def of_run(self, joint: float, steps: int) -> Event:
+        """Return the event of a phase of ``steps`` at σ_joint."""
+        if self.run is not None:
+            return self.run(joint, steps)
+        return Repeated(event=self.event(joint), count=self.times(steps))
+
+    def attained_by_run(self, joint: float, steps: int) -> Event:
+        """Return an effect of one record on the phase, which ``of_run`` bounds from above."""
+        return (self.attained or self.of_run)(joint, steps)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSampler:
@@ -128,6 +146,67 @@ class SchemeSamplers:
 
     independent: Callable[[Plan, int], Sampled] | None = None
     correlated: Callable[[Plan, int], RunSampler]
+
+
+def with_simplest_sampling(plan: Plan, index: int) -> Plan:
+    """Return ``plan`` with the simplest sampling that draws the same lots in phase ``index``.
+
+    The same lots have several descriptions, and each theorem is about one of them. Lots of all
+    records are full batches, one group and a separation of one are Poisson lots, and so are lots
+    that are never cut. A cut sample of all records, and the only lot of each new order, are lots of
+    a fixed size.
+    """
+    phase = plan.phases[index]
+    sampling = _simplest_sampling(plan, phase)
+    if sampling == phase.sampling:
+        return plan
+    changes = {"sampling": sampling, "steps": schedule.steps(plan, phase), "epochs": None}
+    phases = list(plan.phases)
+    phases[index] = phase.model_copy(update=changes)
+    return plan.model_copy(update={"phases": tuple(phases)})
+
+
+def _simplest_sampling(plan: Plan, phase: Phase) -> Sampling:
+    sampling, size = phase.sampling, plan.dataset.size
+    if phase.asks_for_lot_size or phase.asks_for_probability:
+        return sampling
+    scheme, lot, probability = sampling.scheme, sampling.lot_size, sampling.probability
+    # Under add_remove one of two neighbours has more or fewer records than the plan says.
+    has_fixed_size = plan.adjacency != "add_remove"
+    if sampling.groups == 1 or sampling.separation == 1:
+        scheme = "poisson"
+    elif scheme == "truncated_poisson":
+        most, largest = size or 0, sampling.max_lot_size or 0
+        if not has_fixed_size:
+            most += plan.dataset.records_per_unit - 1
+        if largest > most:
+            scheme = "poisson"
+        elif has_fixed_size and schedule.sampling_probability(plan, phase) == 1:
+            scheme, lot, probability = "fixed_size", largest, None
+    elif (
+        scheme == "shuffled"
+        and has_fixed_size
+        and 1
+        in (
+            schedule.lots_in_turn(plan, phase),
+            schedule.steps(plan, phase),
+        )
+    ):
+        scheme = "fixed_size"
+    takes_all = scheme in _EVERY_RECORD or (has_fixed_size and scheme in _EVERY_OF_FIXED_SIZE)
+    if takes_all and (probability == 1 or (lot is not None and lot == size)):
+        return Sampling(scheme="full_batch")
+    return (
+        sampling
+        if scheme == sampling.scheme
+        else Sampling(scheme=scheme, lot_size=lot, probability=probability)
+    )
+
+
+_EVERY_RECORD = "poisson", "balls_in_bins"
+"""Schemes whose lots of the size of the data set have all records."""
+_EVERY_OF_FIXED_SIZE = "fixed_size", "cyclic", "shuffled"
+"""The same among neighbours of one size."""
 
 
 def sample(plan: Plan, index: int) -> Sampled:
@@ -261,58 +340,89 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
 
 
 def _shuffled(plan: Plan, index: int) -> Sampled:
-    """A fixed order that is drawn for each epoch, without amplification.
+    """A fixed order that is drawn for each epoch.
 
-    For lower bounds, a record is in a random lot of each epoch. Under replace_one all others have
-    the opposite gradient, and so has its replacement. Source: docs/theorems/shuffled-lots.md.
+    The lots of one epoch amplify as one sample without replacement, so that only the lots that are
+    left out count. For lower bounds, a record is in a random lot of each epoch. Under replace_one
+    all others have the opposite gradient, and so has its replacement. Source:
+    docs/theorems/shuffled-lots.md.
     """
     in_order, (size, lot) = _fixed_order(plan, index), _sizes(plan, index)
     lots = schedule.lots_per_epoch(size, lot)
     places = -(-size // lot)
     if places == 1:
         return in_order
-    distance, without = (2.0, 0.0) if plan.adjacency == "replace_one" else (1.0, 1.0)
+    distance = 2.0 if plan.adjacency == "replace_one" else 1.0
+    largest = size * SAMPLED_SHARES[plan.adjacency]
+
+    def composed(epoch: Callable[[int], Leaf], steps: int) -> Composed:
+        """Return the epochs of a run, by what one costs of which some lots are released."""
+        epochs, rest = divmod(steps, lots)
+        parts = (lots, epochs), (rest, 1 if rest else 0)
+        return Composed(
+            events=tuple(
+                Repeated(event=epoch(released), count=count) for released, count in parts if count
+            )
+        )
+
+    def run(joint: float, steps: int) -> Event:
+        in_full, known = in_order.of_run(joint, steps), in_order.event(joint)
+
+        def sampled(released: int) -> Leaf:
+            if released * lot >= largest:
+                return known
+            return WithoutReplacementGaussian(
+                dataset_size=size, sample_size=released * lot, noise_multiplier=joint
+            )
+
+        least = steps % lots or lots  # of the lots that an epoch releases
+        if plan.dataset.records_per_unit > 1 or sampled(least) == known:
+            return in_full
+        return EitherBound(events=(in_full, composed(sampled, steps)))
 
     def attained(joint: float, steps: int) -> Event:
-        epochs, rest = divmod(steps, lots)
-
-        def epoch(released: int) -> Leaf:
+        def allocated(released: int) -> Leaf:
             return RandomAllocationGaussian(
                 bins=places,
                 noise_multiplier=joint / distance,
                 released=released if released < places else None,
             )
 
-        parts = [Repeated(event=epoch(lots), count=epochs)] if epochs else []
-        return Composed(events=(*parts, epoch(rest)) if rest else tuple(parts))
+        return composed(allocated, steps)
 
     def attack(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
         released = min(steps, lots)
-        epoch = ShuffledEpoch(
-            lots=released,
-            drawn=released * lot / size * (1 - 2.0**-52),
-            noise_multiplier=joint,
-            without=without,
-        )
-        return epoch, steps // released
+        return _largest_sum(plan, index, joint, released), steps // released
 
-    return replace(in_order, attained=attained, attack=attack)
+    return replace(
+        in_order,
+        run=run,
+        attained=attained,
+        attack=attack,
+        assumption="each epoch has an order of its own, uniformly random and independent of the "
+        "data, and each record is in at most one lot of it; no amplification by shuffling is "
+        "claimed, beyond that of the lots that an epoch leaves out",
+    )
 
 
 def _fixed_size(plan: Plan, index: int) -> Sampled:
-    if plan.adjacency != "replace_one":
+    """A fresh sample of the lot size, without replacement, in each step.
+
+    A record that is set to zero is replaced by one, so that the bound of ``replace_one`` holds, as
+    does that of a lot that is known. It is in the lot with probability B/N, which is attained where
+    all others contribute nothing. Source: docs/theorems/without-replacement.md.
+    """
+    if plan.adjacency == "add_remove":
         raise _refused(
             plan,
             index,
             "fixed_size_needs_replace_one",
-            f"lots of fixed size without replacement are not certified under {plan.adjacency}: "
+            "lots of fixed size without replacement are not certified under add_remove: "
             "removing a record changes the sampling probability of all others.",
-            "Write adjacency: replace_one, or sample by poisson.",
+            "Write adjacency: replace_one or zero_out, or sample by poisson.",
         )
     size, lot = _sizes(plan, index)
-    if lot == size:
-        return _full_batch(plan, index)
-    return Sampled(
+    result = Sampled(
         event=_draw_each_record(
             plan,
             index,
@@ -326,6 +436,37 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
         assumption="each lot is a fresh uniform sample of exactly the lot size, without "
         "replacement",
     )
+    if plan.adjacency == "replace_one":
+        return result
+
+    def run(joint: float, steps: int) -> Event:
+        sampled = Repeated(event=result.event(joint), count=steps)
+        known = Repeated(event=Gaussian(noise_multiplier=joint / result.distance), count=steps)
+        return EitherBound(events=(sampled, known))
+
+    def attained(joint: float, steps: int) -> Event:
+        drawn = PoissonSubsampledGaussian(
+            sampling_probability=math.nextafter(lot / size, 0.0), noise_multiplier=joint
+        )
+        return Repeated(event=drawn, count=steps)
+
+    return replace(
+        result,
+        run=run,
+        attained=attained,
+        attack=lambda joint, steps: (_largest_sum(plan, index, joint, 1), steps),
+    )
+
+
+def _largest_sum(plan: Plan, index: int, joint: float, lots: int) -> ShuffledEpoch:
+    """Return the attack on the largest sum of ``lots`` lots of an order."""
+    size, lot = _sizes(plan, index)
+    return ShuffledEpoch(
+        lots=lots,
+        drawn=lots * lot / size * (1 - 2.0**-52),
+        noise_multiplier=joint,
+        without=0.0 if plan.adjacency == "replace_one" else 1.0,
+    )
 
 
 def _truncated_poisson(plan: Plan, index: int) -> Sampled:
@@ -333,18 +474,16 @@ def _truncated_poisson(plan: Plan, index: int) -> Sampled:
     size, largest = plan.dataset.size, phase.sampling.max_lot_size
     assert size is not None
     assert largest is not None
-    adds, records = plan.adjacency == "add_remove", plan.dataset.records_per_unit
-    if largest > size + (records - 1 if adds else 0):
-        # No lot of any neighbouring data set is ever truncated.
-        return _poisson(plan, index)
+    records = plan.dataset.records_per_unit
     probability = schedule.double_up(schedule.sampling_probability(plan, phase))
     if probability >= 1:
         raise _refused(
             plan,
             index,
             "unsupported",
-            "every record is drawn and every lot is truncated, which is a lot of fixed size.",
-            "Write scheme: fixed_size with this lot size.",
+            "every record is drawn and every lot is truncated, and under add_remove removing a "
+            "record changes the chance of all others to stay in it.",
+            "Write adjacency: zero_out or replace_one, or draw records with a smaller probability.",
         )
     most = "one more" if records == 1 else f"{records} more"
     return Sampled(
@@ -413,13 +552,22 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
 
 def _fresh_run(plan: Plan, index: int) -> RunSampler:
     sampled = sample(plan, index)
-    if sampled.probability == 1:
-        return _full_batch_run(plan, index)
-    return RunSampler(turn=1, claimed=sampled, step=sampled, fresh=True)
+    # Other samples attain their event; here a record that is set to zero is drawn or not.
+    is_attained = sampled.attained is None
+    return RunSampler(
+        turn=1,
+        claimed=sampled,
+        step=sampled,
+        fresh=True,
+        probability=None
+        if is_attained
+        else schedule.sampling_probability(plan, plan.phases[index]),
+    )
 
 
 def _full_batch_run(plan: Plan, index: int) -> RunSampler:
-    return RunSampler(turn=1, claimed=_unsampled(plan, index, 1, "every record is in every lot"))
+    claimed = _unsampled(plan, index, 1, "every record is in every lot")
+    return RunSampler(turn=1, claimed=claimed, strategies_restart=True)
 
 
 def _cyclic_run(plan: Plan, index: int) -> RunSampler:

@@ -32,6 +32,7 @@ from .document import Metric as Metric
 from .document import Phase as Phase
 from .document import PrivacyUnit as PrivacyUnit
 from .document import Release as Release
+from .document import Sampling as Sampling
 from .document import Scheme as Scheme
 from .document import Selection as Selection
 from .document import Target as Target

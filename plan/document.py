@@ -57,6 +57,8 @@ FIXED_ORDER = frozenset({"shuffled", "cyclic"})
 """Schemes in which every record takes part once per epoch, at its place in an order."""
 ONE_LOT_PER_EPOCH = FIXED_ORDER | {"balls_in_bins"}
 """Schemes in which every record is in exactly one lot of each epoch."""
+NO_EPOCHS = FRESH_LOTS | {"b_min_sep"}
+"""Schemes without epochs, in which no turn of a record ends."""
 SOLVABLE_LOT_SIZE = frozenset({"poisson", "fixed_size"})
 """Schemes for which ``lot_size: null`` asks for the largest lot that meets the target."""
 BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})

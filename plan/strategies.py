@@ -234,7 +234,10 @@ class Dense(NoiseForm):
 
 
 class Tree(NoiseForm):
-    """Binary-tree aggregation; with ``restart``, each epoch begins a new tree."""
+    """Binary-tree aggregation; with ``restart``, each epoch begins a new tree.
+
+    An epoch of full batches is one step, and one of ``cyclic_poisson`` a turn of all groups.
+    """
 
     kind: Literal["tree"]
     restart: Annotated[bool, Field(strict=True)] = False

@@ -216,18 +216,14 @@ def parse_number(literal: str, *, integral: bool) -> int | float | BadNumber:
         digits = literal.lstrip("+-").lstrip("0")
         if len(digits) > 16 or int(digits or "0") > MAX_INTEGER:
             return BadNumber("number_out_of_range", f"{short} is beyond 2^53 - 1")
-        if literal.startswith("-") and not digits:
-            return BadNumber("negative_zero", f"{short} is a negative zero")
-        return -int(digits) if literal.startswith("-") else int(digits or "0")
+        return (-1 if literal.startswith("-") else 1) * int(digits or "0")
     value = float(literal)
     if math.isinf(value):
         return BadNumber("number_out_of_range", f"{short} is beyond the range of a double")
-    if value == 0 and literal.startswith("-"):
-        return BadNumber("negative_zero", f"{short} is a negative zero")
     mantissa = re.split("[eE]", literal)[0]
     if abs(value) < sys.float_info.min and mantissa.strip("+-0."):
         return BadNumber("number_out_of_range", f"{short} is below the smallest normal double")
-    return value
+    return value + 0.0  # -0.0 is 0.0
 
 
 def validate_tree(node: Any, path: Path) -> Any:

@@ -15,6 +15,7 @@ from functools import partial
 from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field, pointer_to
 from affidavit.plan.document import (
     BY_PROBABILITY,
+    NO_EPOCHS,
     REQUIRED_FIELDS,
     Claim,
     ClippingQuantile,
@@ -195,6 +196,12 @@ def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
                 "with correlated noise, only bins that are drawn once are accounted.",
                 "Write bins_drawn: once, or use independent noise.",
             )
+    if getattr(phase.noise, "restart", False) and sampling.scheme in NO_EPOCHS:
+        yield conflict(
+            plan.pointer(index, "noise", "restart"),
+            f"a new tree begins with each epoch, and {sampling.scheme} lots have none.",
+            "Remove it, or change the scheme.",
+        )
     for scheme, name in REQUIRED_FIELDS.items():
         value = getattr(sampling, name)
         pointer = plan.pointer(index, "sampling", name)

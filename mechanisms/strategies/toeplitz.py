@@ -73,7 +73,8 @@ MAX_PRODUCTS = 2_000_000_000
 class Toeplitz(Strategy):
     """C with first column ``column``, or N with first column ``noise_column``.
 
-    Exactly one is given, with at most ``steps`` coefficients; further ones are zero.
+    Exactly one is given, with at most ``steps`` coefficients; further ones are zero. The first one
+    is positive, because noise of the other sign is the same noise.
     """
 
     column: Array | None = None
@@ -205,6 +206,8 @@ def _column(coefficients: Sequence[float] | Array, steps: int) -> Array:
     result = np.array(coefficients[:steps], dtype=np.float64)
     if not len(result) or result[0] == 0 or not np.all(np.isfinite(result)):
         raise ValueError("coefficients must be finite, and the first not zero")
+    if result[0] < 0:
+        result = -result  # noise is symmetric
     result.flags.writeable = False
     return result
 

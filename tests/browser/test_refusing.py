@@ -23,7 +23,7 @@ def officer(site: Any, document: Plan) -> str:
         document(name="claimed", releases=three, target={"delta": 1e-5}, claim={"epsilon": 0.5613}),
         document(
             name="fixed-size",
-            adjacency="zero_out",
+            adjacency="add_remove",
             sampling={"scheme": "fixed_size", "lot_size": 100},
         ),
     ):

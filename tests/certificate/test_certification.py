@@ -239,7 +239,6 @@ def test_a_delta_that_comes_out_large_is_refused_too(make_plan: Any) -> None:
             "reshuffled_epochs",
         ),
         ({"optimizer": {"name": "dp_dice"}}, "unsound_optimizer"),
-        ({"sampling": {"scheme": "fixed_size", "lot_size": 4}}, "fixed_size_needs_replace_one"),
     ],
 )
 def test_what_nothing_covers_is_refused_with_a_reason(

@@ -188,8 +188,9 @@ def test_a_plan_whose_lots_are_cut_learns_which_cap_costs_nothing(plan_of: MakeP
 
 def test_what_cannot_be_certified_stays_in_the_table_with_its_reason(plan_of: MakePlan) -> None:
     plan = plan_of(**FIXED_ORDER)
-    fixed = {"scheme": "fixed_size", "lot_size": 20}
-    row = attempt("", plan, 60, (4.0, 1e-4), noise={"kind": "dense"}, sampling=fixed)
+    fixed, removed = {"scheme": "fixed_size", "lot_size": 20}, "add_remove"
+    noise = {"kind": "dense"}
+    row = attempt("", plan, 60, (4.0, 1e-4), noise=noise, sampling=fixed, adjacency=removed)
     assert not row.certified
     assert row.as_dict()["verdict"] == "refused"
     assert row.reasons[0].code == "fixed_size_needs_replace_one"

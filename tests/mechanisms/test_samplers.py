@@ -25,6 +25,7 @@ from affidavit.plan import (
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
+    alternatives,
 )
 
 Make = Callable[..., Plan]
@@ -68,6 +69,7 @@ CERTIFIED: dict[tuple[str, str], tuple[Leaf, int]] = {
     ("poisson", "zero_out"): (poisson("add_remove"), STEPS),
     ("poisson", "replace_one"): (poisson("replace_one"), STEPS),
     ("fixed_size", "replace_one"): (DRAWN, STEPS),
+    ("fixed_size", "zero_out"): (DRAWN, STEPS),
     ("shuffled", "zero_out"): (gaussian(SIGMA), 4),
     ("shuffled", "replace_one"): (gaussian(SIGMA / 2), 4),
     ("cyclic", "zero_out"): (gaussian(SIGMA), 4),
@@ -83,7 +85,6 @@ CERTIFIED: dict[tuple[str, str], tuple[Leaf, int]] = {
 ALLOCATED = {("balls_in_bins", "add_remove"), ("balls_in_bins", "zero_out")}
 REFUSED = {
     ("fixed_size", "add_remove"): "fixed_size_needs_replace_one",
-    ("fixed_size", "zero_out"): "fixed_size_needs_replace_one",
     ("shuffled", "add_remove"): "removal_moves_records",
     ("cyclic", "add_remove"): "removal_moves_records",
 }
@@ -104,10 +105,10 @@ def planned(plan_of: Make, scheme: str, adjacency: str, **changes: Any) -> Plan:
 
 
 def only(plan: Plan) -> Event:
-    """The only event of a plan."""
+    """The only event of a plan, or the first of its bounds."""
     run = lower(plan).event()
     (event,) = (run.events[0] if isinstance(run, EitherBound) else run).events
-    return event
+    return event.events[0] if isinstance(event, EitherBound) else event
 
 
 def code(plan: Plan) -> str:
@@ -305,8 +306,24 @@ def test_a_user_that_is_added_may_fill_a_lot(plan_of: Make, largest: int, cut: b
 
 def test_a_sample_of_everything_that_is_always_cut_is_of_fixed_size(plan_of: Make) -> None:
     always = {"scheme": "truncated_poisson", "probability": 1, "max_lot_size": 100}
-    plan = planned(plan_of, "truncated_poisson", "replace_one", sampling=always)
+    for adjacency in ("replace_one", "zero_out"):
+        plan = planned(plan_of, "truncated_poisson", adjacency, sampling=always)
+        assert only(plan) == Repeated(event=DRAWN, count=STEPS)
+    plan = planned(plan_of, "truncated_poisson", "add_remove", sampling=always)
     assert code(plan) == "unsupported"
+
+
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
+def test_a_record_that_an_epoch_leaves_out_costs_less(plan_of: Make, adjacency: str) -> None:
+    """The lots that an epoch releases are one sample without replacement for each record."""
+    plan = planned(plan_of, "shuffled", adjacency, steps=14)
+    known, sampled = alternatives(lower(plan).event())
+    distance = 2 if adjacency == "replace_one" else 1
+    assert known == Composed(events=(Repeated(event=gaussian(SIGMA / distance), count=2),))
+    in_first = Repeated(event=gaussian(SIGMA / distance), count=1)
+    rest = WithoutReplacementGaussian(dataset_size=1000, sample_size=400, noise_multiplier=SIGMA)
+    in_second = Repeated(event=rest, count=1)
+    assert sampled == Composed(events=(Composed(events=(in_first, in_second)),))
 
 
 def test_bins_drawn_afresh_are_an_allocation_an_epoch(plan_of: Make) -> None:

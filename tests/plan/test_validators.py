@@ -191,6 +191,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "conflict",
         "/sampling/bins_drawn",
     ),
+    "a new tree each epoch without epochs": (
+        {"sampling": POISSON, "noise": {"kind": "tree", "restart": True}},
+        "conflict",
+        "/noise/restart",
+    ),
     "noise twice": (
         {"releases": [{**NOISY, "noise_std": 5}]},
         "conflict",

@@ -194,12 +194,14 @@ class Execution:
         epoch, times = self.attack.epochs or (None, 0)
         assert epoch is not None
         threshold, count = CountingAttack(epoch, times).test(delta)
-        phase = self.phases[self.attack.counted]
-        outcomes = []
-        for present in (True, False):
-            sums = phase.release(runs, present)[:, : times * epoch.lots, 0] + phase.lot_size
-            largest = sums.reshape(runs, times, epoch.lots).max(axis=2)
-            outcomes.append((largest > threshold * phase.sigma).sum(axis=1).astype(float))
+        outcomes = [np.zeros(runs), np.zeros(runs)]
+        for index in self.attack.counted:
+            phase = self.phases[index]
+            whole = phase.steps // epoch.lots
+            for large, present in zip(outcomes, (True, False), strict=True):
+                sums = phase.release(runs, present)[:, : whole * epoch.lots, 0] + phase.lot_size
+                largest = sums.reshape(runs, whole, epoch.lots).max(axis=2)
+                large += (largest > threshold * phase.sigma).sum(axis=1)
         return Executed(*outcomes, threshold=count)
 
     def _losses(self, runs: int, present: bool) -> Array:

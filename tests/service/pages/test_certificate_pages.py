@@ -173,7 +173,7 @@ def test_a_session_downloads_the_same_bundle_as_the_api(yard: Yard) -> None:
 
 @ON_SQLITE
 def test_a_refused_certificate_claims_nothing(yard: Yard) -> None:
-    fixed = {"adjacency": "zero_out", "sampling": {"scheme": "fixed_size", "lot_size": 100}}
+    fixed = {"adjacency": "add_remove", "sampling": {"scheme": "fixed_size", "lot_size": 100}}
     certificate = _certify(yard, **fixed)
     path = f"/certificates/{certificate}"
     text = _main(_get(yard, path))
