@@ -267,9 +267,10 @@ class Correlation:
     def _mixture_bounds(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
         counts, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
-        reach = 1.0
+        pair, reach = self._pair, 1.0
         if isinstance(step, FixedSize):
-            drawn, reach = at_most_drawn(step), DISTANCE
+            # A record that is set to zero is replaced as well, and takes the place of another.
+            drawn, pair, reach = at_most_drawn(step), "replace_one", DISTANCE
             if drawn is None:
                 return
             step = drawn
@@ -279,7 +280,7 @@ class Correlation:
         if not isinstance(step, Untruncated):
             return
         with suppress(TooLarge):
-            if self._pair == "replace_one" and not self._is_whole_run:
+            if pair == "replace_one" and not self._is_whole_run:
                 raise TooLarge("a common lattice for the moves of a replaced record")
             mixture = self._participation_mixture(step, at)
             for number, more in counts.items():
@@ -289,7 +290,7 @@ class Correlation:
                         weights=moved.weights,
                         noise_multiplier=joint / (reach * moved.spacing) * _DOWN,
                         conceded=moved.conceded + more,
-                        pair=self._pair,
+                        pair=pair,
                     )
             if reach > 1:
                 yield FixedSizeRun(
@@ -459,8 +460,10 @@ class Correlation:
             if leaf is None and step is not None:
                 leaf = among_zero_records(step.event(joint))
             if isinstance(leaf, FixedSize):
-                # All others have the opposite gradient, and so has what replaces the record.
-                leaf, pair, reach = at_least_drawn(leaf), "add_remove", DISTANCE
+                leaf = at_least_drawn(leaf)
+                if pair == "replace_one":
+                    # All others have the opposite gradient, and so has what replaces the record.
+                    pair, reach = "add_remove", DISTANCE
             if not isinstance(leaf, Untruncated):
                 return None
             mixture = projected_mixture(
@@ -688,7 +691,11 @@ def _compare_costs(
     truncated = _truncated_distance(sampler) is not None
     rounds, probability = -(-steps // sampler.turn), min(1.0, sampler.step.probability or 1.0)
     drawn = math.floor((whole.value / white.value) ** 2)
-    if white is whole or drawn >= rounds:
+    if white is whole:
+        return "less"
+    if sampler.step.attained is not None:
+        return "either"  # the bound of a step is that of a record that moves it further
+    if drawn >= rounds:
         return "less"
     if bdtrc(drawn, rounds, probability) < NEGLIGIBLE_PROBABILITY:
         return "less"
