@@ -1,37 +1,20 @@
 """Plans that mean the same run are lowered to the same events, in whatever words they are written.
 
-Each law draws a random plan and writes it in two ways. ``meaning`` of both is compared: what bounds
-the run, what a record attains and what attacks it, as releases with counts, whose order does not
-matter.
+Each law draws a random plan and writes it in two ways, and compares ``plan_meaning`` of both.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from affidavit.mechanisms.lowering import Lowered, lower
-from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    Event,
-    Gaussian,
-    MalformedPlan,
-    RefusedPlan,
-    Repeated,
-    alternatives,
-    event_document,
-    plan_from,
-)
+from tests.mechanisms.plan_meaning import REFUSED, Document, meaning
 from tests.support.random_seeds import examples, seeded
 
-Document = dict[str, Any]
 Law = Callable[[random.Random], tuple[Document, Document]]
 
 ADJACENCIES = "add_remove", "replace_one", "zero_out"
@@ -66,64 +49,6 @@ IDENTITY = (
     {"kind": "banded", "bands": 1},
     {"kind": "matrix", "rows": [[1.0, 0.0], [0.0, 1.0]]},
 )
-
-
-def rounded(value: Any) -> Any:
-    """``value`` with numbers of nine digits, as something that can be compared and counted."""
-    match value:
-        case dict():
-            return tuple((name, rounded(item)) for name, item in sorted(value.items()))
-        case list():
-            return tuple(map(rounded, value))
-        case float():
-            return float(f"{value:.9g}")
-    return value
-
-
-def releases(event: Event, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """The releases of ``event`` with their counts."""
-    match event:
-        case Repeated(event=inner, count=count):
-            yield from releases(inner, times * count)
-        case Composed(events=events):
-            for inner in events:
-                yield from releases(inner, times)
-        case ChainOfNeighbours(event=inner, links=links):
-            yield (links, frozenset(map(counted, alternatives(inner)))), times
-        case _:
-            yield event, times
-
-
-def counted(event: Event) -> frozenset[tuple[Any, Any]]:
-    """The releases of ``event`` with their counts; Gaussian ones are one by their precision."""
-    result: Counter[Any] = Counter()
-    precision = 0.0
-    for release, count in releases(event):
-        if isinstance(release, Gaussian):
-            precision += count / release.noise_multiplier**2
-        else:
-            is_chain = isinstance(release, tuple)
-            result[release if is_chain else rounded(event_document(release))] += count
-    return frozenset({**result, "precision": rounded(precision)}.items())
-
-
-def meaning(document: Document) -> Any:
-    """What a plan is lowered to, or "refused"."""
-    try:
-        lowered: Lowered = lower(plan_from(document))
-        bounds, attained = lowered.event(), lowered.attained()
-    except (RefusedPlan, MalformedPlan):
-        return "refused"
-    attacks: Counter[Any] = Counter()
-    for phase in lowered.phases:
-        if phase.attack is not None:
-            epoch, number = phase.attack
-            attacks[rounded(dataclasses.asdict(epoch))] += number
-    return (
-        frozenset(map(counted, alternatives(bounds))),
-        frozenset(map(counted, alternatives(attained))),
-        attacks,
-    )
 
 
 def drawn(draw: random.Random, **changes: Any) -> Document:
@@ -402,5 +327,5 @@ def test_two_descriptions_of_one_run_have_one_meaning(law: Law) -> None:
         one, other = law(draw)
         expected = meaning(other)
         assert meaning(one) == expected, (one, other)
-        certified += expected != "refused"
+        certified += expected != REFUSED
     assert certified  # a law about refusals alone would say nothing
