@@ -186,7 +186,7 @@ def attacks_of(closed: Lowered) -> tuple[Attack, ...]:
 def _attacks_on(run: Lowered) -> Iterator[Attack]:
     for chosen in alternatives(Composed(events=run.attained_phases())):
         assert isinstance(chosen, Composed)
-        phases = zip(run.phases, chosen.events, range(len(run.phases)), strict=True)
+        phases = zip(run.phases, chosen.events, strict=True)
         yield Attack(
             run=run,
             phases=tuple(_phase_attack(run.plan, *phase) for phase in phases),
@@ -215,11 +215,11 @@ def _attacks_by_largest_sums(closed: Lowered) -> Iterator[Attack]:
         )
 
 
-def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event, index: int) -> PhaseAttack:
-    """Return the contributions whose effect on the phase ``index`` is ``event``."""
+def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
+    """Return the contributions whose effect on ``phase`` is ``event``."""
     leaves = list(_leaves(event))
     kinds = {type(leaf) for leaf, _ in leaves}
-    scheme, replaced = plan.phases[index].sampling.scheme, plan.adjacency == "replace_one"
+    scheme, replaced = phase.scheme, plan.adjacency == "replace_one"
     is_correlated, is_whole = phase.correlation is not None, phase.whole is not None
     in_all_steps = bool(kinds & {Gaussian, GaussianMixture, BallsInBinsGaussian})
     records = max((getattr(leaf, "records", 1) for leaf, _ in leaves), default=1)
@@ -230,8 +230,8 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event, index: int) -> 
     keeps_error = is_whole and plan.optimizer.pre_clip_norm is None
     keeps_error &= Gaussian in kinds or not isinstance(event, Repeated)
     others: Others = "nothing"
-    fixed_size = scheme == "fixed_size" and Gaussian not in kinds and not keeps_error
-    if fixed_size or (allocated and scheme == "shuffled" and replaced):
+    fixed_size = scheme == "fixed_size" and not keeps_error
+    if replaced and (fixed_size or (allocated and scheme == "shuffled")):
         others = "opposite"
     elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
         others = "nothing_or_right_angle"

@@ -194,14 +194,15 @@ class Execution:
         epoch, times = self.attack.epochs or (None, 0)
         assert epoch is not None
         threshold, count = CountingAttack(epoch, times).test(delta)
-        outcomes = [np.zeros(runs), np.zeros(runs)]
-        for index in self.attack.counted:
-            phase = self.phases[index]
-            whole = phase.steps // epoch.lots
-            for large, present in zip(outcomes, (True, False), strict=True):
+        outcomes = []
+        for present in (True, False):
+            large = np.zeros(runs)
+            for phase in (self.phases[index] for index in self.attack.counted):
+                whole = phase.steps // epoch.lots
                 sums = phase.release(runs, present)[:, : whole * epoch.lots, 0] + phase.lot_size
                 largest = sums.reshape(runs, whole, epoch.lots).max(axis=2)
                 large += (largest > threshold * phase.sigma).sum(axis=1)
+            outcomes.append(large)
         return Executed(*outcomes, threshold=count)
 
     def _losses(self, runs: int, present: bool) -> Array:

@@ -14,6 +14,7 @@ import pytest
 from affidavit.accountants import GaussianCurve, parts
 from affidavit.mechanisms import attacks_of, lower
 from affidavit.plan import Leaf, Plan, RepeatAndSelect, ReplacedAllocationGaussian
+from affidavit.plan.document import NO_EPOCHS
 from tests.certificate.attacks import plans as given
 from tests.certificate.attacks.plans import RUNS, execute, phase, small, strongest_attack
 from tests.support.random_seeds import examples, seeded
@@ -56,6 +57,16 @@ CASES: dict[str, Callable[[], Plan]] = {
     "poisson, users, replaced": lambda: small(given.POISSON, 4.0, 3, records=2, **REPLACED),
     "poisson, little noise": lambda: small(
         {"scheme": "poisson", "probability": 0.1}, 0.15, 2, delta=0.1
+    ),
+    "fixed size, zeroed": lambda: small(given.FIXED_SIZE, 1.0, 4),
+    "fixed size, zeroed, little noise": lambda: small(given.FIXED_SIZE, 0.3, 1),
+    "fixed size, zeroed users": lambda: small(given.FIXED_SIZE, 1.5, 3, records=3),
+    "fixed size, zeroed, correlated": lambda: small(
+        given.FIXED_SIZE, 1.5, 4, noise=given.BIDIAGONAL
+    ),
+    "one shuffled lot": lambda: small(given.SHUFFLED, 1.0, 1),
+    "shuffled in two phases": lambda: small(
+        phases=[phase(given.SHUFFLED, 0.5, 4), phase(given.SHUFFLED, 0.5, 8)]
     ),
     "truncated": lambda: small(given.TRUNCATED, 1.0, 3),
     "truncated, added": lambda: small(given.TRUNCATED, 1.0, 3, **ADDED),
@@ -187,6 +198,7 @@ CASES |= {
     f"{kind}, {room}": lambda noise=noise, at=at: small(*at[:3], noise=noise, **at[3])
     for kind, noise in _NOISE.items()
     for room, at in _ROOM.items()
+    if not (noise.get("restart") and at[0]["scheme"] in NO_EPOCHS)
 }
 
 TIGHT = (
@@ -201,6 +213,7 @@ ORDINARY = {
     *("cyclic, two phases", "cyclic, phases that differ", "shuffled, replaced", "apart"),
     *("shuffled, left out", "banded, groups"),
     *("geometric selection", "dice, poisson", "signed, full batch", "tree, poisson"),
+    *("fixed size, zeroed users", "shuffled in two phases"),
     *("bidiagonal, cyclic, users of more than a lot", "blt, fixed size"),
 }
 """The cases of ``make test``; all others are soak."""
