@@ -219,6 +219,10 @@ def projected_mixture(
     if not top > 0:
         return None
     spacing = top / (MAX_LEVELS - 1)
+    level, number = _best_level(projections)
+    rounded = float((projections / spacing).astype(int).sum()) * spacing
+    if level * number > 1.05 * rounded:
+        return _counted_mixture(level, number * records, q, farthest)
     levels, counts = np.unique(
         (projections / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True
     )
@@ -235,6 +239,30 @@ def projected_mixture(
     weights[0] = 1 - float(weights[1:].sum())
     if not weights[0] > 0:
         return None
+    return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
+
+
+def _best_level(projections: Array) -> tuple[float, int]:
+    """Return a level and the number of projections above it with the largest product of some."""
+    levels = np.linspace(0.3, 0.99, 24) * float(projections.max())
+    shown = [(float(level), int((projections >= level).sum())) for level in levels]
+    return max(shown, key=lambda pair: pair[0] * pair[1])
+
+
+def _counted_mixture(
+    level: float, draws: int, q: float, farthest: float
+) -> ParticipationMixture | None:
+    """Return ``projected_mixture`` for many ``draws``, each of which shows at least ``level``."""
+    most = min(draws, draws * q + 8 * math.sqrt(draws * q) + 3, farthest / level)
+    group = math.ceil(most / (MAX_LEVELS - 1))
+    counts = np.arange(1, int(most // group) + 1, dtype=float) * group
+    above = _participation_tail(counts - 1, draws, q, 1) * (1 - 3 * _SLACK)
+    above = np.minimum.accumulate(np.append(above[above > 1e-280], 0.0))
+    if len(above) == 1:
+        return None
+    weights = np.maximum(np.append(1 - above[0], above[:-1] - above[1:]), 1e-300)
+    weights[0] = 1 - float(weights[1:].sum())
+    spacing = level * group * (1 - 4 * UNIT)
     return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
 
 

@@ -14,7 +14,10 @@ from affidavit.accountants import FourierAccountant
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.participation_mixture import participation_mixture
+from affidavit.mechanisms.strategies.participation_mixture import (
+    participation_mixture,
+    projected_mixture,
+)
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, identity, square_root
@@ -148,3 +151,27 @@ def test_gradients_that_depend_on_releases_gain_nothing(seed: int, rate: float) 
 def test_too_many_participations_are_not_counted() -> None:
     with pytest.raises(TooLarge, match="participations"):
         participation_mixture(square_root(10_000), turn=1, probability=0.5)
+
+
+@pytest.mark.parametrize(("steps", "records", "rate"), [(40, 1, 0.1), (2000, 5, 0.3)])
+def test_what_many_draws_show_is_less_than_they_add_up_to(
+    steps: int, records: int, rate: float
+) -> None:
+    """By the exact law of draws of three sizes, and not much less."""
+    sizes = np.array([6, 8, 10])
+    projections = np.repeat(sizes / 10, steps // 3 + 1)
+    law = np.ones(1)
+    for size in sizes:
+        draws = (steps // 3 + 1) * records
+        added = np.zeros(size * draws + 1)
+        added[::size] = binom.pmf(np.arange(draws + 1), draws, rate)
+        law = np.convolve(law, added)
+    above = 1 - np.cumsum(law)
+    mixture = projected_mixture(projections, probability=rate, records=records, farthest=math.inf)
+    assert mixture is not None
+    weights = np.array(mixture.weights)
+    places = np.arange(len(weights)) * mixture.spacing * 10
+    tails = 1 - np.cumsum(weights)
+    assert np.all(tails <= above[np.floor(places + 1e-6).astype(int)] + 1e-9)
+    mean = float(weights @ places) / 10
+    assert mean >= 0.7 * rate * records * float(projections.sum())
