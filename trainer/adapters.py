@@ -131,6 +131,16 @@ def select_records(batch: Batch, rows: Tensor) -> Batch:
     )
 
 
+def has_rows(batch: Batch, records: int) -> bool:
+    """Return whether each part of ``batch`` has one row for each of ``records``, or is plain."""
+    if isinstance(batch, Tensor):
+        return batch.dim() > 0 and not batch.is_nested and len(batch) == records
+    if isinstance(batch, tuple | list) and batch and all(map(_is_plain, batch)):
+        return len(batch) == records
+    parts = parts_of(batch)
+    return _is_plain(batch) if parts is None else all(has_rows(part, records) for part in parts)
+
+
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bytes | Number)
 

@@ -9,6 +9,8 @@
     UnsupportedModel           the model cannot be trained privately (exit code 1)
     MixedRecords               the model or its loss mixes records (exit code 1)
 
+The last two have codes too, which the record of a run that strays from what was probed names.
+
 >>> str(RunFailure("no_run", "there is nothing to resume."))
 'there is nothing to resume.'
 """
@@ -42,9 +44,11 @@ class UnsupportedModel(ValueError):
     ``outside`` names the tensors that were used outside of the layer that holds them.
     """
 
-    def __init__(self, message: str, *, outside: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, outside: tuple[str, ...] = (), code: str = "unsupported_model"
+    ) -> None:
         super().__init__(message)
-        self.outside = outside
+        self.outside, self.code = outside, code
 
 
 class MixedRecords(RuntimeError):
@@ -55,7 +59,12 @@ class MixedRecords(RuntimeError):
     """
 
     def __init__(
-        self, message: str, *, path: str | None = None, kernels_failed: bool = False
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        kernels_failed: bool = False,
+        code: str = "mixed_records",
     ) -> None:
         super().__init__(message)
-        self.path, self.kernels_failed = path, kernels_failed
+        self.path, self.kernels_failed, self.code = path, kernels_failed, code

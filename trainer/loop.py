@@ -40,7 +40,13 @@ from affidavit.plan import Plan
 from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter
 from affidavit.trainer.data.numeric_data import AuditedData, AuditedModel, WrongData, audit_files
 from affidavit.trainer.distributed.peers import Peers
-from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
+from affidavit.trainer.errors import (
+    Diverged,
+    Interrupted,
+    MixedRecords,
+    RunFailure,
+    UnsupportedModel,
+)
 from affidavit.trainer.noise.chacha import Entropy, Ratchet
 from affidavit.trainer.run_config import RunConfig, bind
 from affidavit.trainer.run_folder import checkpoint_storage
@@ -306,7 +312,8 @@ class Run:
                 losses: list[Tensor] = []
                 on_losses = losses.append if self.settings.show_private else lambda _: None
                 try:
-                    records = self.training.step(self.step, self.secrets.ratchet, on_losses)
+                    with self.noting_strays():
+                        records = self.training.step(self.step, self.secrets.ratchet, on_losses)
                 except torch.OutOfMemoryError:
                     raise RunFailure(
                         "out_of_memory",
@@ -320,6 +327,16 @@ class Run:
                 if show is not None:
                     show(self.step, float(torch.cat(losses).mean()) if losses else None)
         return self.end("completed")
+
+    @contextmanager
+    def noting_strays(self) -> Iterator[None]:
+        """Record the code of an error by which the charged step strays from what was probed."""
+        try:
+            yield
+        except (MixedRecords, UnsupportedModel, RunFailure) as error:
+            if self.peers.is_leader and not isinstance(error, Diverged):
+                self._writer.strayed(self.step, error.code)
+            raise
 
     def charge_step(self, is_stop_requested: Callable[[], bool]) -> StepOutputs | None:
         """Charge the next step and return what to write after it, the same on every rank.

@@ -41,6 +41,7 @@ from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, Unsuppo
 from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings
+from affidavit.trainer.steps.gradients import replaced_losses
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """Returns one loss for each record of a batch, shape (n,)."""
@@ -374,15 +375,18 @@ class PrivateRun:
                 f"the model was on {self._device} when the run began, and is on {device}: move it "
                 "before you call private.",
             )
-        self._training.require_unchanged_model()
+        with self._run.noting_strays():
+            self._training.require_unchanged_model()
         self._model.module.zero_grad()
         current.has_loss = True  # also after an interrupt, when records may have been added
         try:
-            losses = self._private.accumulate(
-                lambda: self._model.losses(batch),
-                records=max(1, current.records),
-                idle=not current.records,
-            )
+            with self._run.noting_strays():
+                losses = self._private.accumulate(
+                    lambda: self._model.losses(batch),
+                    records=max(1, current.records),
+                    idle=not current.records,
+                    losses_of=replaced_losses(self._model.losses, batch, current.records),
+                )
         except Exception:
             current.has_loss = False  # nothing was added, and the loop may catch the failure
             raise
@@ -444,18 +448,20 @@ class PrivateRun:
             raise LoopError("loop", f"optimizer.step() without a batch. {_EVERY_BATCH}")
         current.is_stepped = True
         _require_loss(current)
-        self._training.require_unchanged_model()
-        self._private.require_no_gradients()
+        with self._run.noting_strays():
+            self._training.require_unchanged_model()
+            self._private.require_no_gradients()
         if current.is_last:
             self._release()
             current.is_released = True  # not after a failure, or the step would be charged again
         return loss
 
     def _release(self) -> None:
-        self._training.require_unchanged_tensors()
         try:
-            sums = self._training.reduce(self._private.sums())
-            self._training.release(self.step, self._run.secrets.ratchet, sums)
+            with self._run.noting_strays():
+                self._training.require_unchanged_tensors()
+                sums = self._training.reduce(self._private.sums())
+                self._training.release(self.step, self._run.secrets.ratchet, sums)
         except Diverged:
             self._run.end("diverged")
             raise
@@ -465,7 +471,8 @@ class PrivateRun:
     def _record_step(self) -> None:
         """Record the last step, after schedulers have followed it."""
         if self._is_released:
-            self._training.require_unchanged_tensors()
+            with self._run.noting_strays():
+                self._training.require_unchanged_tensors()
             self._is_released = False
             assert self._outputs is not None  # the step was charged
             self._run.finish_step(self._lot_size, self._outputs)

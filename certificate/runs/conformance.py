@@ -211,6 +211,8 @@ class RecordCheck:
                     yield from self._charge(entry)
                 case "release":
                     yield from self._release(entry)
+                case "strayed":
+                    yield from self._strayed(entry)
                 case _:
                     yield from self._final(entry)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -342,6 +344,11 @@ class RecordCheck:
         self.released += 1
         self._parameters = entry["parameters"]
         yield from self._counts(entry)
+
+    def _strayed(self, entry: RecordEntry) -> Mismatches:
+        # The loop was stopped before the step was released, and may go on once it is mended.
+        if not self._open or entry["step"] != self.charged - 1:
+            yield "out_of_order", "a loop strays in a step that is charged and not released."
 
     def _counts(self, entry: RecordEntry) -> Mismatches:
         """Read the counts of a release, from which the clip norms of the next step follow."""

@@ -93,6 +93,7 @@ ENTRIES: dict[str, dict[str, str]] = {
         "parameters": "a digest or null",
         "clip_counts?": CERTIFIED,
     },
+    "strayed": {"step": "an integer", "code": "a text"},
     "final": {
         "ended": CERTIFIED,
         "charged": "an integer",

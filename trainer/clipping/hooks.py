@@ -63,6 +63,7 @@ class Microbatch:
     ``is_observing`` only notes the shapes of inputs. During a probe, ``probe_rows`` has a sum and
     the norm of each record's gradient for each use, (n, 2): of all records, or only of ``only``,
     whose loss alone is differentiated, so that the gradient of each other record must be zero.
+    ``is_reprobe`` tells that it is a microbatch of the run, of which nothing new is learned.
     """
 
     records: int = 0
@@ -73,6 +74,7 @@ class Microbatch:
     is_observing: bool = False
     only: int | None = None
     probe_rows: list[tuple[GradientHook, Tensor]] | None = None
+    is_reprobe: bool = False
 
     def begin(self, records: int) -> None:
         """Start a pass over ``records`` records."""
@@ -80,7 +82,7 @@ class Microbatch:
 
     def end(self) -> None:
         """End the pass."""
-        self.records, self.only, self.probe_rows = 0, None, None
+        self.records, self.only, self.probe_rows, self.is_reprobe = 0, None, None, False
 
     @contextmanager
     def outside_vmap(self) -> Iterator[None]:

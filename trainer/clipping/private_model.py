@@ -31,6 +31,7 @@ are rejected, and so are tensors in no block or in two.
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,7 +41,6 @@ from typing import Any
 import torch
 import torch.nn.utils.parametrize
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from affidavit.trainer.clipping.ghost_norm import accumulation_type
@@ -51,6 +51,19 @@ from affidavit.trainer.clipping.hooks import (
     Microbatch,
     TrainedTensor,
     position_weighted_sum,
+)
+from affidavit.trainer.clipping.invariants import (
+    ForeignLeaves,
+    Reprobing,
+    RowTracker,
+    count_draws,
+    plain_attributes,
+    read_graph,
+    relative_tolerance,
+    require_even_rows,
+    restore_attributes,
+    restore_draws,
+    save_draws,
 )
 from affidavit.trainer.clipping.layer_registry import Kernel, find_kernel
 from affidavit.trainer.clipping.per_record import PerRecordModule, first_line, run_outside_vmap
@@ -66,6 +79,9 @@ from affidavit.trainer.norm_bounds import (
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
 """Modules that only hold parameters, which the module around them uses."""
+
+CLIP_TOLERANCE = 1e-6
+"""Relative error of the norm of what a record adds, which is computed again from rounded parts."""
 
 
 class PrivateModel:
@@ -94,6 +110,13 @@ class PrivateModel:
         self._moved_owners: dict[int, str] = {}
         self._folded_paths: set[str] = set()
         self._masked_sizes: dict[int, set[int]] = {}
+        self._has_picked_rows = False
+        self._tracker: RowTracker | None = None
+        self._is_distributed = tensor_parallel is not None or any(
+            map(is_sharded, trainable.values())
+        )
+        self._foreign = ForeignLeaves(tuple(trainable.values()))
+        self._reprobing = Reprobing()
         self._sums: dict[str, Tensor] = {}
         self._is_hidden = self._counts_unclipped = False
         self._attach()
@@ -304,17 +327,24 @@ class PrivateModel:
                 return run_outside_vmap(
                     lambda *i, **n: run((i, n)), microbatch, (inputs, kwargs), rows=False
                 )
-            return unit.run(microbatch, (inputs, kwargs))
+            self._require_even_rows(path, tree_leaves((inputs, kwargs)))
+            with nullcontext() if self._tracker is None else self._tracker.paused():
+                return unit.run(microbatch, (inputs, kwargs))
+
+    def _require_even_rows(self, path: str, values: Sequence[Any]) -> None:
+        """Raise ``MixedRecords`` if a mask picked more rows of one record than of another."""
+        self._has_picked_rows |= require_even_rows(self._tracker, path, values)
 
     def _check_rows(self, path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Note that several rows belong to a record; only a probe can tell which ones."""
         records = self._microbatch.records
+        self._require_even_rows(path, inputs)
         if isinstance(layer, nn.RNNBase) or not inputs or not isinstance(inputs[0], Tensor):
             return
         rows = len(inputs[0]) if inputs[0].ndim else 0
         if rows in (0, 1, records) or rows % records or path in self._folded_paths:
             return
-        if self._microbatch.probe_rows is None:
+        if self._microbatch.probe_rows is None or self._microbatch.is_reprobe:
             raise MixedRecords(
                 f"{path}: the layer sees {rows} rows for {records} records, and it is "
                 "unknown whose they are. Probe the model first (trainer.clipping.probe), or keep "
@@ -345,18 +375,26 @@ class PrivateModel:
                 self._blocks[spec.name, path].clip_norm = spec.uses.get(path, spec.clip_norm)
 
     def accumulate(
-        self, losses: Callable[[], Tensor], *, records: int, idle: bool = False
+        self,
+        losses: Callable[[], Tensor],
+        *,
+        records: int,
+        idle: bool = False,
+        losses_of: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Add one microbatch to the clipped sums and return its losses, detached.
 
         ``losses`` runs the model and returns one loss for each of ``records`` records, shape
         (records,). An empty microbatch adds nothing. Records of an ``idle`` microbatch are made up,
-        so that other ranks can run theirs, and add nothing. Raises ``MixedRecords`` and
-        ``UnsupportedModel``; then nothing was added.
+        so that other ranks can run theirs, and add nothing. ``losses_of`` returns the losses of a
+        microbatch of the records with the numbers (records,), to probe the microbatch again. Raises
+        ``MixedRecords`` and ``UnsupportedModel``; then nothing was added.
         """
         if records == 0:
             return torch.zeros(0)
         require_true_float32()
+        may_reprobe = losses_of is not None and not idle and not self._is_distributed
+        draws = save_draws() if may_reprobe else None
         with self._running(records, idle=idle):
             before = self._stored_versions()
             with self._set_gradients_aside():
@@ -371,10 +409,70 @@ class PrivateModel:
                 for name, item in self._stored_versions().items()
                 if item is not None and before.get(name, ()) not in (None, item)
             )
-            for name, target in self._tensors.items():
-                if (total := target.total) is not None:
-                    self._sums[name] = self._sums[name].add_(total) if name in self._sums else total
+            is_half = self._microbatch.is_half
+            totals = {name: target.total for name, target in self._tensors.items()}
+        if draws is not None:
+            assert losses_of is not None
+            attributes, after = plain_attributes(self.model), save_draws()
+            if self._reprobing.is_due(
+                graph=self._graph,
+                attributes=hash(tuple(tuple(values.values()) for _, values in attributes)),
+                draws=(records, self._graph, count_draws(draws, after)),
+            ):
+                restore_draws(draws)
+                try:
+                    self._probe_again(losses_of, result, is_half=is_half)
+                finally:
+                    restore_draws(after)
+                    restore_attributes(attributes)
+        for name, total in totals.items():
+            if total is not None:
+                self._sums[name] = self._sums[name].add_(total) if name in self._sums else total
         return result
+
+    def _probe_again(
+        self, losses_of: Callable[[Tensor], Tensor], losses: Tensor, *, is_half: bool
+    ) -> None:
+        """Probe a microbatch with ``losses``, (n,), for what others do to one of its records.
+
+        The record is drawn at random, and each other one replaced by one of them. Raises
+        ``MixedRecords``.
+        """
+        drawn = random.SystemRandom()
+        records = len(losses)
+        place, other = drawn.sample(range(records), 2) if records > 1 else (0, 0)
+        rows = torch.full((records,), other)
+        rows[place] = place
+        unclipped = {key: block.unclipped for key, block in self._blocks.items()}
+        with self._set_gradients_aside(), self._running(records):
+            microbatch = self._microbatch
+            microbatch.only, microbatch.probe_rows, microbatch.is_reprobe = place, [], True
+            again = self._backward(partial(losses_of, rows), place)
+            with torch.no_grad(), torch.autocast(again.device.type, enabled=False):
+                for key, block in self._blocks.items():
+                    block.clip_pending()
+                    block.unclipped = unclipped[key]
+            added = {name: of.total for name, of in self._tensors.items() if of.total is not None}
+        tolerance = relative_tolerance(losses.dtype, is_half=is_half)
+        scale = torch.maximum(losses[place].abs(), losses.abs().mean())
+        if bool((losses[place] - again[place]).abs() > tolerance * scale):
+            raise MixedRecords(
+                "the loss of a record changes when the other records of a microbatch are replaced: "
+                "the model or the losses began to mix records, or keep state of their inputs. "
+                "Compute each record's loss from that record alone, in every step."
+            )
+        self._require_clipped(added)
+
+    def _require_clipped(self, added: dict[str, Tensor]) -> None:
+        """Raise ``MixedRecords`` if what one record adds is longer than its clip norms."""
+        for spec in self.specs:
+            parts = [added[name].double().norm() for name in spec.names if name in added]
+            if parts and float(torch.stack(parts).norm()) > spec.clip_norm * (1 + CLIP_TOLERANCE):
+                raise MixedRecords(
+                    f"block {spec.name}: a record adds more than the clip norm to the sum. Look for "
+                    "code that changes gradients in the backward pass, or the trainer's norms.",
+                    code="clip_norm_exceeded",
+                )
 
     def _stored_versions(self) -> dict[str, tuple[int, int] | None]:
         """Return the identity and version of each stored tensor.
@@ -413,12 +511,32 @@ class PrivateModel:
         """Return the detached losses after a backward pass of all of them, or of ``only``'s."""
         self._hide_from_compiler()
         with torch.enable_grad():
-            result = losses()
+            with self._tracking():
+                result = losses()
             self._require_losses(result)
+            if not self._is_distributed:  # fully_shard has two parameters for one tensor
+                leaves, self._graph = read_graph(result)
+                self._foreign.note(leaves)
             self._microbatch.in_backward = True  # from here on, layers recompute activations
-            with torch.autocast(result.device.type, enabled=False):
-                (result if only is None else result[only]).sum().backward()
+            try:
+                with torch.autocast(result.device.type, enabled=False):
+                    (result if only is None else result[only]).sum().backward()
+            finally:
+                self._foreign.discard_gradients()
         return result.detach()
+
+    @contextmanager
+    def _tracking(self) -> Iterator[None]:
+        """Follow the rows that a mask picks: in a probe, and where a probe saw that it does."""
+        if self._microbatch.probe_rows is None and not self._has_picked_rows:
+            yield
+            return
+        self._tracker = RowTracker(self._microbatch.records)
+        try:
+            with self._tracker:
+                yield
+        finally:
+            self._tracker = None
 
     def _require_losses(self, losses: Tensor) -> None:
         if losses.shape != (self._microbatch.records,):
@@ -447,7 +565,8 @@ class PrivateModel:
                 raise UnsupportedModel(
                     f"{name} has a gradient from a loss outside the run, which is not trained "
                     "on. Include every term in the losses of the records, or set the gradient "
-                    "to None after using it."
+                    "to None after using it.",
+                    code="foreign_gradient",
                 )
 
     def clear_sums(self) -> None:
@@ -484,9 +603,9 @@ class PrivateModel:
         """
         self._microbatch.is_observing = True
         try:
-            with _DynamicSizes() as dynamic:
+            with RowTracker(records) as tracker:
                 self.losses(losses, records=records)
-            self._masked_sizes[records] = dynamic.sizes
+            self._masked_sizes[records] = tracker.sizes
             return self._microbatch.is_half
         except RuntimeError as error:
             if "does not require grad" not in str(error):
@@ -671,29 +790,6 @@ class PrivateModel:
         """Restore the forward method of the layers."""
         for layer, _ in self._forwards:
             layer.__dict__.pop("forward", None)
-
-
-class _DynamicSizes(TorchDispatchMode):
-    """Collects the numbers of rows of results whose size depends on values."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call the operation unchanged."""
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.index.Tensor:
-            picks = any(item is not None and item.dtype == torch.bool for item in args[1])
-        else:
-            picks = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
-        if picks:
-            self.sizes |= {len(item) for item in tree_leaves(result) if item.ndim}
-        return result
 
 
 @contextmanager

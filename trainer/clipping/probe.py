@@ -41,6 +41,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from affidavit.trainer.clipping.invariants import (
+    foreign_tensor,
+    read_graph,
+    relative_tolerance,
+)
 from affidavit.trainer.clipping.per_record import first_line
 from affidavit.trainer.clipping.private_model import PrivateModel, evaluation_mode
 from affidavit.trainer.distributed.shards import is_sharded
@@ -55,10 +60,6 @@ RECORDS, REPLACED_RECORDS = torch.arange(PROBE_RECORDS), torch.tensor([0, 1, 0])
 
 PROBE_SEEDS = 8
 """Number of random draws to try, because records may be mixed only in some of them."""
-
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-HALF_TOLERANCE = 0.05
-"""Relative change of a loss that another order of summation may cause."""
 
 Losses = Callable[[Tensor], Tensor]
 """Returns the losses, shape (n,), of the made-up records with the numbers (n,) below
@@ -105,7 +106,7 @@ def probe(
             raise UnsupportedModel("the loss of a record is nan or infinite. Return finite losses.")
         draws = random_state() != fresh
         if not sharded:  # fully_shard has two parameters for one tensor
-            _require_own_tensors(private.model, _graph_leaves(first), _graph_leaves(second))
+            _require_own_tensors(private.model, read_graph(first)[0], read_graph(second)[0])
         with torch.no_grad():
             first = first.detach()
             _require_equal_losses(first, second, is_half, STATE)
@@ -134,7 +135,7 @@ def probe(
                     _require_equal_losses(evaluated[row], isolated(row[None]), is_half, MIXING)
                 for crowd in crowds:
                     _require_equal_losses(evaluated[crowd], losses(crowd), is_half, CROWDING)
-        tolerance = HALF_TOLERANCE if is_half else TOLERANCE[torch.float32]
+        tolerance = relative_tolerance(torch.float32, is_half=is_half)
         _find_per_record_modules(private, seeded, tolerance, reference=None if sharded else losses)
         gradients = private.gradients(partial(seeded, RECORDS), records=PROBE_RECORDS)
         others = private.gradients(partial(seeded, REPLACED_RECORDS), records=PROBE_RECORDS)
@@ -175,26 +176,7 @@ def _require_own_tensors(
     Such a tensor is a leaf of both passes. A leaf of one pass is an activation.
     """
     for key in first.keys() & second.keys() - {id(item) for item in model.parameters()}:
-        raise UnsupportedModel(
-            f"the losses train a tensor of shape {tuple(first[key].shape)} that the model does not "
-            "have, so it would get no noise. Make it a parameter of the model, or detach it."
-        )
-
-
-def _graph_leaves(losses: Tensor) -> dict[int, Tensor]:
-    """Return the tensors in which a backward pass leaves a gradient."""
-    result: dict[int, Tensor] = {}
-    seen: set[Any] = set()
-    pending: list[Any] = [losses.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            result[id(leaf)] = leaf
-        pending += [inner for inner, _ in node.next_functions]
-    return result
+        raise foreign_tensor(first[key])
 
 
 UNKNOWN_LAYER = "a layer"
@@ -239,7 +221,7 @@ def _find_per_record_modules(
 
 def _require_equal_losses(one: Tensor, other: Tensor, is_half: bool, why: str) -> None:
     moved = (one - other).abs().double() / (1e-30 + one.abs().double())
-    tolerance = HALF_TOLERANCE if is_half else TOLERANCE.get(one.dtype, HALF_TOLERANCE)
+    tolerance = relative_tolerance(one.dtype, is_half=is_half)
     if not bool((moved <= tolerance).all()):
         raise MixedRecords(
             f"the loss of a record changes by {float(moved.max()):.1e} of itself {why}. Compute "

@@ -250,6 +250,13 @@ class RunWriter:
             durable=False,
         )
 
+    def strayed(self, step: int, code: str) -> None:
+        """Record that ``step`` was stopped, because model or loop strayed from what was probed.
+
+        The text of the error may have private numbers, so only its ``code`` is written.
+        """
+        self.run_log.append({"type": "strayed", "step": step, "code": code})
+
     def end(
         self,
         ended: str,

@@ -59,6 +59,7 @@ from affidavit.trainer.adapters import (
     Batch,
     DataAdapter,
     ModelAdapter,
+    has_rows,
     move_to_device,
     select_records,
 )
@@ -153,7 +154,10 @@ class PerExampleGradient:
             batch, idle = self.batch(records), not len(records)
             lot.seed_dropout(place)
             result = self.private.accumulate(
-                partial(losses, batch), records=max(1, len(records)), idle=idle
+                partial(losses, batch),
+                records=max(1, len(records)),
+                idle=idle,
+                losses_of=replaced_losses(losses, batch, len(records)),
             )
             if not idle:
                 on_losses(result)
@@ -167,6 +171,18 @@ class PerExampleGradient:
             else select_records(self.model.made_up(1), torch.tensor([0]))
         )
         return move_to_device(batch, self.peers.device)
+
+
+def replaced_losses(
+    losses: Callable[[Batch], Tensor], batch: Batch, records: int
+) -> Callable[[Tensor], Tensor] | None:
+    """Return the losses of a batch of records of ``batch`` by their numbers, shape (records,).
+
+    None if a tensor of the batch has not one row for each record.
+    """
+    if not has_rows(batch, records):
+        return None
+    return lambda rows: losses(select_records(batch, rows))
 
 
 @dataclass(frozen=True, kw_only=True)

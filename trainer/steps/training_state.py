@@ -237,7 +237,8 @@ class TrainingState:
                 f"{', '.join(changed)}: changed since the run's last step, and not by it, so "
                 "they may contain values without noise. Train by run.loss and optimizer.step(), "
                 "and restore weights that you swap for an evaluation. If they consist only of "
-                "released or public values, call run.accept_weights()."
+                "released or public values, call run.accept_weights().",
+                code="changed_weights",
             )
 
     def record_tensors(self) -> None:
@@ -258,7 +259,8 @@ class TrainingState:
             raise UnsupportedModel(
                 f"{', '.join(sorted(changed))}: made trainable, frozen, added or replaced after "
                 "the run began; only tensors that were trainable then are clipped and noised. "
-                "Change them before the run, and freeze what is not to be trained."
+                "Change them before the run, and freeze what is not to be trained.",
+                code="changed_model",
             )
         modules = _list_modules(self.module)
         if changed := {
@@ -269,11 +271,13 @@ class TrainingState:
             raise UnsupportedModel(
                 f"{', '.join(sorted(changed))}: added, replaced, removed or hooked after the run "
                 "began; the probe for mixed records did not see the change. Change modules and "
-                "their hooks before the run, and remove hooks after use."
+                "their hooks before the run, and remove hooks after use.",
+                code="changed_model",
             )
         if _optimized_ids(self.optimizer) != self._updated:
             raise UnsupportedModel(
-                "the optimiser's tensors changed after the run began. Give it all tensors before."
+                "the optimiser's tensors changed after the run began. Give it all tensors before.",
+                code="changed_optimizer",
             )
 
     def public_parameters(self, step: int) -> dict[str, Any]:
