@@ -309,8 +309,11 @@ class Reprobing:
     _known: dict[str, set[object]] = field(default_factory=dict)
     _passes: int = 0
 
-    def is_due(self, **program: object) -> bool:
-        """Whether this microbatch is probed again, which ran as ``program``, by kinds of signs."""
+    def count_passes(self, **program: object) -> int:
+        """Return how often this microbatch is probed again, for other records each time.
+
+        It ran as ``program``, signs by their kinds.
+        """
         self._passes += 1
         is_new = False
         for kind, sign in program.items():
@@ -319,4 +322,4 @@ class Reprobing:
                 known.add(sign)
                 is_new = True
         share = max(REPROBED_SHARE, FIRST_REPROBED / self._passes)
-        return is_new or self._random.random() < share
+        return 2 * is_new or int(self._random.random() < share)

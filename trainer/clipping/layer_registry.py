@@ -33,6 +33,7 @@ from affidavit.trainer.clipping.layers import (
 )
 from affidavit.trainer.clipping.recurrent import RECURRENT
 from affidavit.trainer.distributed.shards import gather_full
+from affidavit.trainer.norm_bounds import HALF_TYPES
 
 Kernel = Callable[..., Any]
 
@@ -51,6 +52,12 @@ KERNELS_BY_NAME: dict[str, Kernel] = {
     "transformers.pytorch_utils.Conv1D": partial(run_linear, flipped=True)
 }
 """Kernels by the full name of a class whose package may not be installed."""
+
+WEIGHTS = ((0.5, 2.0), (2.0, -2.0), (0.0, 0.0), (-30.0, 30.0))
+"""Ends of the ranges of weights at which a normalisation is compared with a scale."""
+
+SCALE_ERROR, HALF_ERROR = 1e-4, 1e-2
+"""Differences from a scale that rounding may cause, relative and absolute."""
 
 MAX_RELATIVE_ERROR = 1e-9
 """Relative difference from ``vmap(grad)`` in float64 that a registered kernel may have."""
@@ -102,11 +109,17 @@ def _find_scale_kernel(layer: nn.Module) -> Kernel | None:
         return None
     drawn = torch.Generator().manual_seed(0)
     x = torch.randn(3, len(weight), generator=drawn).to(weight.device, weight.dtype)
-    got = functional_call(layer, {"weight": torch.linspace(0.5, 2, len(weight)).to(x)}, (x,))
+    # Zero, negative and large weights too, to which training leads.
+    weights = [torch.linspace(*ends, len(weight)).to(x) for ends in WEIGHTS]
+    results = [functional_call(layer, {"weight": item}, (x,)) for item in weights]
+    tolerance = HALF_ERROR if weight.dtype in HALF_TYPES else SCALE_ERROR
     for shift in (0.0, 1.0):
         z = functional_call(layer, {"weight": torch.full_like(x[0], 1 - shift)}, (x,))
-        expected = z * (shift + torch.linspace(0.5, 2, len(weight)).to(x))
-        if got.shape == x.shape and torch.allclose(got, expected, rtol=1e-2):
+        if all(
+            got.shape == x.shape
+            and torch.allclose(got, z * (shift + item), rtol=tolerance, atol=tolerance)
+            for got, item in zip(results, weights, strict=True)
+        ):
             return partial(_run_scaled, shift=shift)
     return None
 
@@ -123,7 +136,11 @@ def _find_look_up_kernel(layer: nn.Module) -> Kernel | None:
     rows = weight[ids].double()
     got = functional_call(layer, {"weight": weight}, (ids,)).double()
     factor = float((got * rows).sum() / rows.square().sum())
-    is_scaled = got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2)
+    other = functional_call(layer, {"weight": -3 * weight}, (ids,)).double()
+    is_scaled = got.shape == rows.shape and all(
+        torch.allclose(result, factor * table, rtol=1e-2)
+        for result, table in ((got, rows), (other, -3 * rows))
+    )
     return partial(_run_look_up, factor=factor) if is_scaled else None
 
 

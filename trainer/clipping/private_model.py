@@ -414,14 +414,15 @@ class PrivateModel:
         if draws is not None:
             assert losses_of is not None
             attributes, after = plain_attributes(self.model), save_draws()
-            if self._reprobing.is_due(
+            passes = self._reprobing.count_passes(
                 graph=self._graph,
                 attributes=hash(tuple(tuple(values.values()) for _, values in attributes)),
                 draws=(records, self._graph, count_draws(draws, after)),
-            ):
+            )
+            for place in random.SystemRandom().sample(range(records), min(passes, records)):
                 restore_draws(draws)
                 try:
-                    self._probe_again(losses_of, result, is_half=is_half)
+                    self._probe_again(losses_of, result, place, is_half=is_half)
                 finally:
                     restore_draws(after)
                     restore_attributes(attributes)
@@ -431,20 +432,17 @@ class PrivateModel:
         return result
 
     def _probe_again(
-        self, losses_of: Callable[[Tensor], Tensor], losses: Tensor, *, is_half: bool
+        self, losses_of: Callable[[Tensor], Tensor], losses: Tensor, place: int, *, is_half: bool
     ) -> None:
-        """Probe a microbatch with ``losses``, (n,), for what others do to one of its records.
+        """Probe a microbatch with ``losses``, (n,), for what others do to the record at ``place``.
 
-        The record is drawn at random, and each other one replaced by one of them. Raises
-        ``MixedRecords``.
+        Each other record is replaced by one of them, drawn at random. Raises ``MixedRecords``.
         """
-        drawn = random.SystemRandom()
-        records = len(losses)
-        place, other = drawn.sample(range(records), 2) if records > 1 else (0, 0)
-        rows = torch.full((records,), other)
+        others = [row for row in range(len(losses)) if row != place] or [place]
+        rows = torch.full((len(losses),), random.SystemRandom().choice(others))
         rows[place] = place
         unclipped = {key: block.unclipped for key, block in self._blocks.items()}
-        with self._set_gradients_aside(), self._running(records):
+        with self._set_gradients_aside(), self._running(len(losses)):
             microbatch = self._microbatch
             microbatch.only, microbatch.probe_rows, microbatch.is_reprobe = place, [], True
             again = self._backward(partial(losses_of, rows), place)
@@ -469,8 +467,8 @@ class PrivateModel:
             parts = [added[name].double().norm() for name in spec.names if name in added]
             if parts and float(torch.stack(parts).norm()) > spec.clip_norm * (1 + CLIP_TOLERANCE):
                 raise MixedRecords(
-                    f"block {spec.name}: a record adds more than the clip norm to the sum. Look for "
-                    "code that changes gradients in the backward pass, or the trainer's norms.",
+                    f"block {spec.name}: a record adds more than its clip norm to the sum. Look "
+                    "for code that changes gradients in the backward pass, or the trainer's norms.",
                     code="clip_norm_exceeded",
                 )
 

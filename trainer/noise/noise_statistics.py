@@ -1,18 +1,24 @@
-"""A statistical test of the released noise: its scale and its independence.
+"""A statistical test of the released noise: where it is, its scale and its independence.
 
-The noise of a step is the difference of some entries of each tensor after and before it was added.
-Divided by its certified deviation, it is standard normal; correlated noise is first solved for the
-independent z from which it was computed. For each release and for all releases together, the test
-checks the sum of squares (is the scale as certified?) and the products with the previous step, with
-the first step and with the next release (is anything repeated?). Sums run over all steps, so that
-small errors are found too: noise of 0.98 times the certified deviation within a hundred steps, if a
-thousand entries are read per step.
+Each tensor is read once before and once after its noise, in up to ``MAX_SUMS`` sums of consecutive
+entries over all tensors (single entries of small ones). The differences, divided by the certified
+deviation of a sum, are standard normal; correlated noise is first solved for the independent z from
+which it was computed. The test checks that none of them is zero, and for each tensor, each release
+and all together the sum of squares (is the scale as certified?). For each release, it checks the
+products with the previous step, with the first step and with the next release (is anything
+repeated?). Sums run over all steps, so that small errors are found too: noise of 0.98 times the
+certified deviation within a hundred steps, if a thousand entries are read per step.
 
 Guarantees
     * A run with the certified noise is stopped with a probability of at most ``FALSE_ALARM``,
       however long it is: step t spends 6 / (π² t²) of it, in equal parts on every test. The
       squares are tested by the exact chi-square tails, the products by the bound
       P(Σ x_i y_i ≥ s) ≤ exp(-min(s² / (4 n), s / 4)) for independent standard normal x and y.
+    * k of a tensor's n sums that did not change in their last steps have, by any choice of them, a
+      probability of at most n (n choose k) Π p, where p is that of each to stay in a step: a sum of
+      one entry x stays if its noise is below half a unit in the last place of x, or half a step of
+      the grid of exact noise, so p ≤ 2^-21 + 2^-24 |x| / σ. A sum of m entries that is below
+      2^10 σ √m stays if its own noise is below half a unit in its last place: p ≤ 2^-12.
     * A relative error of ``MODEL_ERROR`` of the deviation is allowed for rounding.
 
 Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/2) ≤ exp(u²) for
@@ -22,7 +28,7 @@ Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/
 >>> drawn = torch.Generator().manual_seed(1)
 >>> for step in range(20):
 ...     sums = {"w": torch.zeros(1000)}
-...     before = test.entries(sums, {"w": 3.0})
+...     before = test.read(sums)
 ...     sums["w"] += 3 * torch.randn(1000, generator=drawn)
 ...     test.observe(before, sums, {"w": 3.0})
 >>> round(test.as_entry()["scale"]["all"], 1)
@@ -43,6 +49,7 @@ from torch import Tensor
 
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.norm_bounds import HALF_TYPES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Squares = Mapping[str, tuple[float, int]]
@@ -53,8 +60,17 @@ FALSE_ALARM = 1e-9
 MODEL_ERROR = 5e-4
 """Relative error of a standard deviation that is allowed for rounding."""
 
-MAX_TESTED_ENTRIES = 4096
-"""Entries of all tensors together that are tested per step; at least one of each tensor."""
+ROUNDING = 2.0**-16
+"""Error of a difference by rounding, in deviations, where few differences are near zero."""
+
+MAX_SUMS = 1 << 15
+"""Sums of entries of all tensors together that are tested per step; at least one of each tensor."""
+
+STAYING_ENTRY, STAYING_SUM = 2.0**-21, 2.0**-12
+"""Bounds on the probability that noise leaves an entry near 0, or a sum of entries, as it was."""
+
+CORRELATED = 16.0
+"""Factor of both for correlated noise, whose new part has a deviation of at least σ / 16."""
 
 MAX_CORRELATED_STEPS = 512
 """Length of a phase of correlated noise above which its noise is not solved for z."""
@@ -75,12 +91,20 @@ class NoiseTest:
         self._names: dict[str, list[str]] = {}
         for name, release in release_of.items():
             self._names.setdefault(release, []).append(name)
-        least = max(1, MAX_TESTED_ENTRIES // max(1, len(sizes)))
-        spare = MAX_TESTED_ENTRIES - sum(min(least, size) for size in sizes.values())
-        self._tested_sizes = {}
+        least = max(1, MAX_SUMS // max(1, len(sizes)))
+        spare = MAX_SUMS - sum(min(least, size) for size in sizes.values())
+        self._lengths: dict[str, int] = {}
         for name, size in sizes.items():
             more = min(max(0, spare), max(0, size - least))
-            self._tested_sizes[name], spare = min(size, least) + more, spare - more
+            self._lengths[name], spare = -(-size // (min(size, least) + more)), spare - more
+        self._order = [name for of in self._names.values() for name in of]
+        counts = [_count_entries(sizes[name], self._lengths[name]) for name in self._order]
+        self._counts = torch.tensor([len(item) for item in counts])
+        self._roots = torch.cat(counts).sqrt() if counts else torch.zeros(0, dtype=torch.float64)
+        self._stayed: dict[str, Tensor] = {}
+        self._released: dict[str, Tensor] = {}
+        self._tensor_squares = np.zeros((2, len(sizes)))
+        self._observations = 0
         self._steps = 0
         self._squares: dict[str, tuple[float, int]] = {}
         self._products: dict[str, tuple[float, int]] = {}
@@ -89,19 +113,12 @@ class NoiseTest:
         self._matrix: Array | None = None
         self._observed: dict[int, dict[str, Tensor]] = {}
 
-    def entries(
-        self, sums: Mapping[str, Tensor], noise_std: Mapping[str, float]
-    ) -> dict[str, Tensor]:
-        """Copy the tested entries by release, divided by the ``noise_std`` of their tensor.
+    def read(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return sums of consecutive entries by tensor, in float64.
 
-        Each sum has its tensor's shape.
+        Each of ``sums`` has its tensor's shape.
         """
-        return {
-            release: torch.cat(
-                [sums[n].reshape(-1)[: self._tested_sizes[n]].double() / noise_std[n] for n in of]
-            )
-            for release, of in self._names.items()
-        }
+        return {name: _add_up(sums[name], length) for name, length in self._lengths.items()}
 
     def observe(
         self,
@@ -114,18 +131,27 @@ class NoiseTest:
     ) -> None:
         """Test the noise of a step, at ``place`` in its phase.
 
-        ``before`` are the ``entries`` of ``sums`` before the noise was added, and ``noise_std`` is
+        ``before`` is what was ``read`` of ``sums`` before the noise was added, and ``noise_std`` is
         the certified deviation by tensor. Each sum has its tensor's shape. Raises ``RunFailure``
         (``noise_not_certified``).
         """
-        after = self.entries(sums, noise_std)
-        noise = {release: (after[release] - before[release]).cpu() for release in after}
+        if not self._order:
+            return
+        self._released = self.read(sums)
+        self._observations += 1
+        gaps = torch.cat([self._released[name] - before[name] for name in self._order]).cpu()
+        stds = torch.tensor([noise_std[name] for name in self._order], dtype=torch.float64)
+        scaled = gaps / (self._roots * torch.repeat_interleave(stds, self._counts))
+        parts = dict(zip(self._order, scaled.split(self._counts.tolist()), strict=True))
+        self._require_noise_everywhere(before, parts, noise_std, strategy is not None)
+        noise = {of: torch.cat([parts[n] for n in names]) for of, names in self._names.items()}
         if strategy is not None:
             z_of = self._independent(noise, strategy, place)
             if z_of is None:
                 return
             noise = z_of
         self._steps += 1
+        self._require_scale_of_tensors(noise)
         for release, z in noise.items():
             _add_sum(self._squares, release, float(z.square().sum()), z.numel())
             for what, other in (("last", self._last), ("first", self._first)):
@@ -140,6 +166,73 @@ class NoiseTest:
         self._last = noise
         self._first = self._first or noise
         self._require_likely()
+
+    def _require_noise_everywhere(
+        self,
+        before: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor],
+        noise_std: Mapping[str, float],
+        is_correlated: bool,
+    ) -> None:
+        """Test that no sum stayed as it was ``before``, in this step and those just before it."""
+        stayed, self._stayed = self._stayed, {}
+        for name, z in noise.items():
+            stays = z == 0
+            if not bool(stays.any()):
+                continue
+            chance = torch.full_like(z, STAYING_SUM)
+            if self._lengths[name] == 1:
+                chance = STAYING_ENTRY + 2.0**-24 * before[name].cpu().abs() / noise_std[name]
+            chance = (chance * (CORRELATED if is_correlated else 1.0)).clamp_(max=1.0).log_()
+            together = torch.where(stays, stayed.get(name, torch.zeros_like(z)) + chance, 0.0)
+            self._stayed[name] = together
+            count, every = int(stays.sum()), len(z)
+            choices = math.lgamma(every + 1) - math.lgamma(count + 1)
+            choices += math.log(every) - math.lgamma(every - count + 1)
+            if float(together.sum()) + choices < math.log(self._level()):
+                raise _failure(f"{name} got no noise on {100 * count / every:.3g} % of its entries")
+
+    def _require_scale_of_tensors(self, noise: Mapping[str, Tensor]) -> None:
+        """Add up the squares of each tensor, and test them."""
+        z = torch.cat(list(noise.values())).numpy()
+        counts = self._counts.numpy()
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        self._tensor_squares += np.stack([np.add.reduceat(z * z, starts), counts])
+        squares, sizes = self._tensor_squares
+        likely = _likelihood(squares, sizes)
+        if not bool((likely >= self._level()).all()):
+            place = int(likely.argmin())
+            ratio = math.sqrt(squares[place] / sizes[place])
+            raise _failure(
+                f"{self._order[place]} has noise of {ratio:.4f} times the certified deviation"
+            )
+
+    def _level(self) -> float:
+        """Return the probability that each test of this step spends."""
+        releases = len(self._names)
+        tests = 2 * (releases + 1 + 3 * releases) + 3 * len(self._order)
+        return self._false_alarm * 6 / (math.pi * self._observations) ** 2 / tests
+
+    def require_released(self, means: Mapping[str, Tensor | None], divisor: float) -> None:
+        """Raise ``RunFailure`` unless ``means`` times ``divisor`` are the tested sums.
+
+        Each mean has its tensor's shape.
+        """
+        for name, length in self._lengths.items():
+            released, mean = self._released[name], means[name]
+            if mean is None:
+                raise _failure(f"the optimiser gets no mean of {name}")
+            is_half = mean.dtype in HALF_TYPES
+            unit, least = (2.0**-7, 2.0**-24) if is_half else (2.0**-20, 2.0**-120)
+            gap = (_add_up(mean, length) * divisor - released).abs_()
+            room = unit * released.abs() + least * divisor * length
+            if not bool((gap <= room).all()) and length > 1:  # terms may cancel each other
+                room += unit * divisor * _add_up(mean.abs(), length)
+            if not bool((gap <= room).all()):
+                raise _failure(
+                    f"the optimiser gets other means of {name} than the tested sums divided by "
+                    f"{divisor:g}"
+                )
 
     def _independent(
         self, noise: dict[str, Tensor], strategy: Strategy, place: int
@@ -160,8 +253,7 @@ class NoiseTest:
         }
 
     def _require_likely(self) -> None:
-        tests = 2 * (len(self._squares) + 1 + len(self._products))
-        level = self._false_alarm * 6 / (math.pi * self._steps) ** 2 / tests
+        level = self._level()
         every = (
             sum(s for s, _ in self._squares.values()),
             sum(n for _, n in self._squares.values()),
@@ -169,9 +261,7 @@ class NoiseTest:
         for release, (squares, size) in [*self._squares.items(), ("every release", every)]:
             if not size:
                 continue
-            low = float(gammainc(size / 2, squares * (1 + MODEL_ERROR) ** 2 / 2))
-            high = float(gammaincc(size / 2, squares * (1 - MODEL_ERROR) ** 2 / 2))
-            if not min(low, high) >= level:
+            if not float(_likelihood(squares, size)) >= level:
                 ratio = math.sqrt(squares / size)
                 raise _failure(f"{release} has noise of {ratio:.4f} times the certified deviation")
         for pair, (product, size) in self._products.items():
@@ -204,6 +294,30 @@ class NoiseTest:
         }
 
 
+def _likelihood(squares: Any, size: Any) -> Any:
+    """Return the probability of sums of squares as far from their mean, by chi-square tails."""
+    least = np.sqrt(squares) * (1 + MODEL_ERROR) + ROUNDING * np.sqrt(size)
+    low = gammainc(size / 2, least**2 / 2)
+    high = gammaincc(size / 2, squares * (1 - MODEL_ERROR) ** 2 / 2)
+    return np.minimum(low, high)
+
+
+def _count_entries(size: int, length: int) -> Tensor:
+    """Return the number of entries of each sum; the last may have fewer."""
+    counts = torch.full((-(-size // length),), float(length), dtype=torch.float64)
+    counts[-1] = size - length * (len(counts) - 1)
+    return counts
+
+
+def _add_up(values: Tensor, length: int) -> Tensor:
+    """Return the sums of ``length`` consecutive entries, in float64."""
+    entries = values.reshape(-1)
+    whole = len(entries) // length * length
+    sums = entries[:whole].view(-1, length).sum(1) if length > 1 else entries
+    rest = entries[whole:]
+    return (torch.cat([sums, rest.sum()[None]]) if len(rest) else sums).double()
+
+
 def _add_sum(sums: dict[str, tuple[float, int]], name: str, value: float, size: int) -> None:
     before, entries = sums.get(name, (0.0, 0))
     sums[name] = before + value, entries + size
@@ -213,5 +327,5 @@ def _failure(what: str) -> RunFailure:
     return RunFailure(
         "noise_not_certified",
         f"{what}. The step was not released and stays charged. Look for code that changes the "
-        "noise, or the sums after their noise was added.",
+        "noise, or the sums after their noise was added, also in hooks of the optimiser.",
     )

@@ -15,7 +15,8 @@ Reference: docs/theorems/dp-dice.md, Theorem 2 (γ).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils._pytree import tree_map
 
 from affidavit.certificate import ClipAdaptation, StepRequirement
@@ -355,9 +357,9 @@ class TrainingState:
 
         Each has the shape of its parameter. Raises ``Diverged``.
         """
-        required = self._requirement(step)
+        required, self._released_step = self._requirement(step), step
         noise_std = {name: item.scale for name, item in self.layout.noise(required).items()}
-        before = self.noise_test.entries(sums, noise_std)
+        before = self.noise_test.read(sums)
         self._noise_source(required).add_to(
             sums, ratchet.key_for("noise"), noise_std if self._adaptation else None
         )
@@ -420,10 +422,11 @@ class TrainingState:
         if not self._is_own_loop:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-        try:
-            type(self.optimizer).step(self.optimizer)
-        except ValueError as error:
-            raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
+        with self._watched_hooks(updated):
+            try:
+                type(self.optimizer).step(self.optimizer)
+            except ValueError as error:
+                raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
         for parameter in updated.values():
             parameter.grad = None
         with torch.no_grad():
@@ -431,6 +434,46 @@ class TrainingState:
                 if (narrow := local_tensor(self._trained[name])).dtype != master.dtype:
                     narrow.copy_(master)
         self._require_finite(self._trained, "a parameter is not finite after the update")
+
+    @contextmanager
+    def _watched_hooks(self, updated: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Check that the optimiser gets the tested means, and that only it changes ``updated``.
+
+        Its own hooks run between its caller and its update, and may read raw data.
+        """
+        optimizer = self.optimizer
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner  # a framework's optimiser around it
+        divisor = float(Fraction(self._config.execution.at(self._released_step).divisor))
+        sums: dict[str, int] = {}
+
+        def check(*_: Any) -> None:
+            grads = {name: item.grad for name, item in updated.items()}
+            means = {n: None if item is None else local_tensor(item) for n, item in grads.items()}
+            self.noise_test.require_released(means, divisor)
+
+        def note(*_: Any) -> None:
+            if len(hooks) > 1 or _global_optimizer_post_hooks:
+                sums.update(self._checksums())
+
+        hooks: Any = optimizer._optimizer_step_post_hooks
+        before = optimizer.register_step_pre_hook(check)
+        after = optimizer.register_step_post_hook(note)
+        hooks.move_to_end(after.id, last=False)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+        if (hooks or _global_optimizer_post_hooks) and (
+            changed := [name for name, item in self._checksums().items() if sums[name] != item]
+        ):
+            raise UnsupportedModel(
+                f"{', '.join(changed)}: changed by a hook of the optimiser after its step, so they "
+                "may contain values without noise. Remove the hook; change weights after "
+                "optimizer.step() by released or public values, and call run.accept_weights().",
+                code="changed_weights",
+            )
 
     def _require_finite(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ``Diverged`` if tensors are not finite, on all ranks if each has its own rows."""

@@ -32,7 +32,7 @@ def released(steps: int, noise: Any, seed: int = 0) -> NoiseTest:
     test, drawn = NoiseTest(RELEASES, SIZES), torch.Generator().manual_seed(seed)
     for step in range(steps):
         sums = {name: item + 50 for name, item in zeros().items()}
-        before = test.entries(sums, STD)
+        before = test.read(sums)
         for name, z in noise(step, drawn).items():
             sums[name] += STD[name] * z
         test.observe(before, sums, STD)
@@ -122,7 +122,7 @@ def test_correlated_noise_is_solved_for_what_it_is_made_of(fault: str | None) ->
     def go() -> None:
         for step in range(steps):
             sums = {"w": torch.zeros(2000)}
-            before = test.entries(sums, {"w": 3.0})
+            before = test.read(sums)
             source.add_to(sums, bytes(32))
             test.observe(before, sums, {"w": 3.0}, strategy=strategy, place=step)
 
