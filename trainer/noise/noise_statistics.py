@@ -151,7 +151,7 @@ class NoiseTest:
                 return
             noise = z_of
         self._steps += 1
-        self._require_scale_of_tensors(noise)
+        self._require_scale_of_tensors(noise, before, noise_std)
         for release, z in noise.items():
             _add_sum(self._squares, release, float(z.square().sum()), z.numel())
             for what, other in (("last", self._last), ("first", self._first)):
@@ -192,20 +192,26 @@ class NoiseTest:
             if float(together.sum()) + choices < math.log(self._level()):
                 raise _failure(f"{name} got no noise on {100 * count / every:.3g} % of its entries")
 
-    def _require_scale_of_tensors(self, noise: Mapping[str, Tensor]) -> None:
+    def _require_scale_of_tensors(
+        self,
+        noise: Mapping[str, Tensor],
+        before: Mapping[str, Tensor],
+        noise_std: Mapping[str, float],
+    ) -> None:
         """Add up the squares of each tensor, and test them."""
         z = torch.cat(list(noise.values())).numpy()
         counts = self._counts.numpy()
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
         self._tensor_squares += np.stack([np.add.reduceat(z * z, starts), counts])
         squares, sizes = self._tensor_squares
-        likely = _likelihood(squares, sizes)
-        if not bool((likely >= self._level()).all()):
-            place = int(likely.argmin())
-            ratio = math.sqrt(squares[place] / sizes[place])
-            raise _failure(
-                f"{self._order[place]} has noise of {ratio:.4f} times the certified deviation"
-            )
+        for place in np.flatnonzero(~(_likelihood(squares, sizes) >= self._level())):
+            name = self._order[place]
+            # Noise below the last digit of an entry is rounded to zero, or to a digit.
+            largest = float(before[name].abs().max()) / noise_std[name]
+            rounding = ROUNDING + 2.0**-22 * largest / self._lengths[name] ** 0.5
+            if not _likelihood(squares[place], sizes[place], rounding) >= self._level():
+                ratio = math.sqrt(squares[place] / sizes[place])
+                raise _failure(f"{name} has noise of {ratio:.4f} times the certified deviation")
 
     def _level(self) -> float:
         """Return the probability that each test of this step spends."""
@@ -294,11 +300,11 @@ class NoiseTest:
         }
 
 
-def _likelihood(squares: Any, size: Any) -> Any:
+def _likelihood(squares: Any, size: Any, rounding: float = ROUNDING) -> Any:
     """Return the probability of sums of squares as far from their mean, by chi-square tails."""
-    least = np.sqrt(squares) * (1 + MODEL_ERROR) + ROUNDING * np.sqrt(size)
-    low = gammainc(size / 2, least**2 / 2)
-    high = gammaincc(size / 2, squares * (1 - MODEL_ERROR) ** 2 / 2)
+    root, error = np.sqrt(squares), rounding * np.sqrt(size)
+    low = gammainc(size / 2, (root * (1 + MODEL_ERROR) + error) ** 2 / 2)
+    high = gammaincc(size / 2, np.maximum(root * (1 - MODEL_ERROR) - error, 0.0) ** 2 / 2)
     return np.minimum(low, high)
 
 
