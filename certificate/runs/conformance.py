@@ -346,7 +346,7 @@ class RecordCheck:
         yield from self._counts(entry)
 
     def _strayed(self, entry: RecordEntry) -> Mismatches:
-        # The loop was stopped before the step was released, and may go on once it is mended.
+        # The loop was stopped before the step was released, and may go on once it is corrected.
         if not self._open or entry["step"] != self.charged - 1:
             yield "out_of_order", "a loop strays in a step that is charged and not released."
 

@@ -98,7 +98,7 @@ class ForeignLeaves:
         self._now: list[Tensor] = []
 
     def note(self, leaves: dict[int, Tensor]) -> None:
-        """Note the ``leaves`` of a pass, before its backward pass.
+        """Note the ``leaves`` of a pass, of any shape, before its backward pass.
 
         Raises ``UnsupportedModel`` for parameters, and for tensors of an earlier pass.
         """
@@ -119,7 +119,7 @@ class ForeignLeaves:
 
 
 def foreign_tensor(tensor: Tensor) -> UnsupportedModel:
-    """Return the error for a trained ``tensor`` that the model does not have."""
+    """Return the error for a trained ``tensor`` of any shape that the model does not have."""
     return UnsupportedModel(
         f"the losses train a tensor of shape {tuple(tensor.shape)} that the model does not "
         f"have, {NOISE_MESSAGE}",
@@ -157,7 +157,10 @@ class RowTracker(TorchDispatchMode):
             self._is_paused = before
 
     def find_picked(self, value: Tensor) -> bool | None:
-        """Return whether each record has equally many of the picked rows; None if not picked."""
+        """Return whether each record has equally many rows of ``value``; None if none was picked.
+
+        Shape (rows, ...).
+        """
         if not value.ndim or not (key := _storage_key(value)) or key not in self._picked:
             return None
         _, rows, is_even = self._picked[key]
@@ -234,8 +237,8 @@ def require_even_rows(tracker: RowTracker | None, path: str, values: Sequence[An
     """
     if tracker is None:
         return False
-    found = [tracker.find_picked(value) for value in values if isinstance(value, Tensor)]
-    if False in found:
+    picked = [tracker.find_picked(value) for value in values if isinstance(value, Tensor)]
+    if False in picked:
         raise MixedRecords(
             f"{path or 'the model'}: a mask picked the rows that the layer sees, and more of one "
             "record than of another, so it is unknown whose a row is. Keep the records in the "
@@ -243,7 +246,7 @@ def require_even_rows(tracker: RowTracker | None, path: str, values: Sequence[An
             path=path,
             code="rows_of_a_mask",
         )
-    return True in found
+    return True in picked
 
 
 PLAIN = (bool, int, float, str, NoneType, FunctionType, BuiltinFunctionType)

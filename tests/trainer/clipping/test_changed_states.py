@@ -95,8 +95,8 @@ class Model(nn.Module):
             h = h + self.drop(self.act(layer(h)))
         if self.packs:
             h, ids_of = h[mask], ids[mask]
-            found = functional.cross_entropy(self.head(h), ids_of, reduction="none")
-            return torch.zeros(len(ids), dtype=h.dtype).index_add(0, mask.nonzero()[:, 0], found)
+            picked = functional.cross_entropy(self.head(h), ids_of, reduction="none")
+            return torch.zeros(len(ids), dtype=h.dtype).index_add(0, mask.nonzero()[:, 0], picked)
         z = functional.linear(h, self.words.weight) if self.tied else self.head(h)
         return (functional.cross_entropy(z.mT, ids, reduction="none") * mask).sum(1)
 

@@ -199,7 +199,7 @@ def test_an_attribute_that_begins_to_mix_records_stops_at_its_step(
         setattr(model, name, value)
         with pytest.raises(MixedRecords):
             run.loss(batch)
-        setattr(model, name, Switched().__dict__.get(name))  # mended, so that it goes on
+        setattr(model, name, Switched().__dict__.get(name))  # corrected, so that it goes on
         run.loss(batch)
     run.close()
     require_recorded(tmp_path / "run", "mixed_records")
@@ -359,8 +359,10 @@ def test_more_masked_rows_of_one_record_than_of_another_stop_the_run(
 ) -> None:
     def masked(model: Any, batch: Any) -> Tensor:
         ids, mask = batch
-        found = functional.cross_entropy(PICKS[pick](model, ids, mask), ids[mask], reduction="none")
-        return torch.zeros(len(ids)).index_add(0, mask.nonzero()[:, 0], found)
+        picked = functional.cross_entropy(
+            PICKS[pick](model, ids, mask), ids[mask], reduction="none"
+        )
+        return torch.zeros(len(ids)).index_add(0, mask.nonzero()[:, 0], picked)
 
     for mask in (ONCE, UNEVEN):
         run = begin_run(
