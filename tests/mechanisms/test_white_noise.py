@@ -230,9 +230,11 @@ def test_no_move_is_shown_more_often_than_it_is_reached(records: int, farthest: 
         assert mean >= 0.97 * float(chances @ np.minimum(reached, farthest))
 
 
-def test_moves_that_are_never_made_show_nothing() -> None:
-    for moves in (np.zeros(3), np.full(2000, 1.0)):
-        assert projected_mixture(moves, probability=0.999, records=1, farthest=math.inf) is None
+def test_moves_that_are_never_made_show_nothing_and_many_are_counted() -> None:
+    assert projected_mixture(np.zeros(3), probability=0.999, records=1, farthest=math.inf) is None
+    law = projected_mixture(np.ones(2000), probability=0.999, records=1, farthest=math.inf)
+    assert law is not None
+    assert 0.97 * 1998 <= float(np.arange(len(law.weights)) @ law.weights) * law.spacing <= 1998
 
 
 @pytest.mark.ordinary("1.0-0.05", "3.0-0.4")
