@@ -73,8 +73,8 @@ PARTS = (
         name="theorems",
         of="pairs of data sets against each row of dominating pairs",
         module=(*PYTEST, "tests/accountants/falsifier"),
-        draws=100,
-        environment={"AFFIDAVIT_DATA_SETS": "100"},
+        draws=60,
+        environment={"AFFIDAVIT_DATA_SETS": "60"},
     ),
     Part(
         name="closed forms",
