@@ -7,15 +7,26 @@ and what makes their lower ends makes those of large plans.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 
-from affidavit.accountants import GaussianCurve, parts
+from affidavit.accountants import ENGINE_NAMES, CountingAttack, GaussianCurve, parts
+from affidavit.certificate import certify
 from affidavit.mechanisms import attacks_of, lower
-from affidavit.plan import Leaf, Plan, RepeatAndSelect, ReplacedAllocationGaussian
+from affidavit.plan import (
+    Leaf,
+    Plan,
+    PoissonSubsampledGaussian,
+    RepeatAndSelect,
+    ReplacedAllocationGaussian,
+    WithoutReplacementGaussian,
+)
 from affidavit.plan.document import NO_EPOCHS
 from tests.certificate.attacks import plans as given
+from tests.certificate.attacks.execution import Executed, Execution
 from tests.certificate.attacks.plans import RUNS, execute, phase, small, strongest_attack
 from tests.support.random_seeds import examples, seeded
 
@@ -258,3 +269,50 @@ def test_a_record_has_one_place_in_all_phases() -> None:
     # μ² = (1 / 0.09 + 1) / 9 at the best place, and 2 / 0.09 / 9 at a place of each phase's own.
     assert bracket.lower == pytest.approx(GaussianCurve(mu=1.16004).epsilon(0.05).upper, rel=1e-4)
     assert bracket.upper == pytest.approx(GaussianCurve(mu=1.57135).epsilon(0.05).upper, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "full batch",
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in (
+                *("poisson", "fixed size, replaced", "bins, kept", "shuffled, replaced"),
+                *("truncated", "metrics", "geometric selection", "bidiagonal, bins"),
+            )
+        ),
+    ],
+)
+def test_the_lower_end_of_each_engine_is_attained(name: str) -> None:
+    plan = CASES[name]()
+    _, attack, _ = strongest_attack(plan)
+    executed = execute(plan, attack, seeded(name), examples(RUNS))
+    answers = [certify(plan, engine=engine, second_opinion=False) for engine in ENGINE_NAMES]
+    lower_ends = [answer.epsilon.lower for answer in answers if answer.epsilon is not None]
+    assert len(lower_ends) > 1
+    assert plan.target.delta is not None
+    assert executed.most(max(lower_ends)) >= plan.target.delta
+
+
+@pytest.mark.parametrize("name", ["poisson", "fixed size, replaced"])
+def test_releases_that_are_counted_show_what_the_count_says(name: str) -> None:
+    plan = CASES[name]()
+    attack, *_ = attacks_of(lower(plan))
+    ((leaf, times),) = parts(attack.event)
+    assert isinstance(leaf, PoissonSubsampledGaussian | WithoutReplacementGaussian)
+    counting, delta = CountingAttack(leaf, times), 0.05
+    alone = replace(attack, phases=(replace(attack.phases[0], others="nothing"),))
+    words = [int(byte) for byte in str(seeded(name)).encode()]
+    (part,) = Execution(alone, np.random.default_rng(words)).phases
+    threshold, count = counting.test(delta)
+    counts = [
+        (part.release(RUNS, present)[:, :, 0] > threshold * part.sigma).sum(axis=1)
+        for present in (True, False)
+    ]
+    epsilon = counting.epsilon(delta).lower
+    executed = Executed(*counts, threshold=count)
+    assert epsilon > 0
+    assert executed.most(epsilon) >= delta
+    # The opposite record exceeds a threshold less often than one that contributes nothing.
+    assert executed.most(1.15 * epsilon) < delta or plan.adjacency == "replace_one"
