@@ -54,6 +54,10 @@ MAX_GRID = 400_000
 """Points."""
 DEFAULT_INTERVAL = 1e-4
 """Distance (nats) of the points of the grid."""
+LONGEST_INTERVAL = 1e-2
+"""The same in nats, at most."""
+NEGLIGIBLE_SHARE = 1e-4
+"""Share of ε that the steps of all releases may come to, whatever their number of points."""
 MAX_NOISE = 1e4
 """The largest noise multiplier for which the library is used."""
 MAX_STEPS = 1_000_000
@@ -197,6 +201,7 @@ def _require_supported(leaf: Leaf) -> None:
 def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
     """Return a grid step of at most ε/1000, or a longer one if the grid would be too large.
 
+    Where few releases have a large ε, a step as long as moves it by ``NEGLIGIBLE_SHARE`` will do.
     The grid of the composition spans the losses of probability above 1e-15, which the Rényi bound
     encloses.
     """
@@ -206,9 +211,11 @@ def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
     # The library mixes the two events of truncation slowly, so a tenth of the grid must do.
     truncated = any(isinstance(leaf, TruncatedPoissonGaussian) for leaf, _ in parts)
     finest = DEFAULT_INTERVAL * (10 if truncated else 1)
-    requested = min(finest, rough.epsilon(1e-5).upper / 1000)
+    typical, releases = rough.epsilon(1e-5).upper, sum(count for _, count in parts)
+    negligible = min(typical * NEGLIGIBLE_SHARE / releases, LONGEST_INTERVAL)
+    requested = max(min(finest, typical / 1000), negligible)
     interval = max(requested, span / MAX_GRID, 1e-8)
-    if interval > 100 * DEFAULT_INTERVAL:
+    if interval > LONGEST_INTERVAL:
         raise OutOfReach(
             f"the PLD grid would span {span:.3g} nats.", "Add noise, or use another accountant."
         )

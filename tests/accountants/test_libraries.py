@@ -10,7 +10,12 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
-from affidavit.accountants.pld import PldAccountant
+from affidavit.accountants.pld import (
+    DEFAULT_INTERVAL,
+    NEGLIGIBLE_SHARE,
+    PldAccountant,
+    PldCurve,
+)
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.prv import PrvAccountant, time_limit
 from affidavit.accountants.rdp import MIN_NOISE, RdpAccountant
@@ -165,6 +170,19 @@ def test_the_time_limit_stops_work_and_restores_the_clock() -> None:
     with time_limit(0.05, "the quick one"):
         pass
     time.sleep(0.1)
+
+
+def test_few_releases_of_a_large_loss_take_no_fine_grid() -> None:
+    """A step costs a fine grid half a minute, of which ε has nothing."""
+    loud = PoissonSubsampledGaussian(sampling_probability=0.05, noise_multiplier=0.1)
+    two = PldAccountant().curve(Repeated(event=loud, count=2))
+    many = PldAccountant().curve(Repeated(event=POISSON, count=50))
+    assert isinstance(two, PldCurve)
+    assert isinstance(many, PldCurve)
+    assert many.interval <= DEFAULT_INTERVAL < 9 * DEFAULT_INTERVAL < two.interval
+    assert 2 * two.interval <= NEGLIGIBLE_SHARE * RdpAccountant().curve(
+        Repeated(event=loud, count=2)
+    ).epsilon(1e-5).upper * (1 + 1e-9)
 
 
 @pytest.mark.ordinary("event0")
