@@ -322,7 +322,7 @@ def _bins_caveats(lowered: Lowered) -> Iterator[Caveat]:
 
 
 def _strategy_caveats(lowered: Lowered) -> Iterator[Caveat]:
-    from affidavit.mechanisms.strategies import allows_more
+    from affidavit.mechanisms.strategies import is_replaced
 
     last, incomplete = lowered.plan.phases[-1], False
     for index, (phase, part) in enumerate(_phases(lowered)):
@@ -338,7 +338,7 @@ def _strategy_caveats(lowered: Lowered) -> Iterator[Caveat]:
                 f"record is taken to be in all of its {turns} turns"
                 f"{'' if lowered.single_record_run is None else chain}.",
             )
-        if allows_more(lowered.plan, index, streamed.strategy.steps):
+        if is_replaced(lowered.plan, index, streamed.strategy.steps):
             yield Caveat(
                 code="participation_not_drawn",
                 message="the participation of the plan has patterns that the sampler never draws; "

@@ -76,6 +76,7 @@ from affidavit.mechanisms.strategies.participation import (
     Participation,
     optimised_participation,
     participation_of,
+    sampler_participation,
 )
 from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
@@ -154,7 +155,7 @@ _MAX_MOVE = 16.0
 class CorrelatedRun:
     """A phase of a given length: its strategy, participation, sensitivity and certified route.
 
-    ``participation`` is that of the sampler. ``sensitivity`` is sens(C) in clip norms;
+    ``sensitivity`` is sens(C) in clip norms;
     ``distance``, also in clip norms, is how far a unit moves the sum of one lot. Under
     ``cyclic_poisson`` with amplification the sensitivity is the largest column norm. ``turn`` is b
     in steps. ``unsampled`` is sens(C) without amplification, if that may cost less.
@@ -441,9 +442,10 @@ class Correlation:
         return EitherBound(events=(at_once, one_by_one))
 
     def _attained_sensitivity(self, at: CorrelatedRun) -> float:
-        """Return what a pattern of the sampler attains."""
+        """Return what a pattern of the sampler attains; the plan may allow other patterns."""
+        participation = sampler_participation(self.plan, self.index, at.strategy.steps)
         try:
-            return _sensitivity(at.strategy, at.participation).attained
+            return _sensitivity(at.strategy, participation).attained
         except Unaffordable:
             return _attained_column_norm(at.strategy)
 

@@ -2,7 +2,7 @@ from .dense import Dense as Dense
 from .epoch_patterns import pattern_sensitivity as pattern_sensitivity
 from .optimal.toeplitz import best_lambda as best_lambda
 from .participation import Participation as Participation
-from .participation import allows_more as allows_more
+from .participation import is_replaced as is_replaced
 from .registry import Setting as Setting
 from .registry import StrategyForm as StrategyForm
 from .registry import build as build

@@ -41,8 +41,9 @@ fresh random lots  the same: it may take part in any of them
 ``b_min_sep``      ``min_separation`` with the b of the sampler, and k = ⌈T/b⌉
 =================  ==================================================================
 
-A participation in the plan never changes what is certified. It is what noise is optimised for, and
-must cover that of the sampler. Anything else contradicts the sampler and is refused.
+A participation in the plan must cover that of the sampler; anything else contradicts the sampler
+and is refused. ``min_separation`` may cover more, and then costs more, at the upper end only. What
+depends on epochs is tighter than any participation that a plan can state, and replaces it.
 
 Reference: docs/theorems/correlated-noise.md, Theorems 8 and 19.
 """
@@ -50,7 +51,7 @@ Reference: docs/theorems/correlated-noise.md, Theorems 8 and 19.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -151,12 +152,12 @@ def lots_filled(plan: Plan, index: int) -> Fraction:
 
 
 def participation_of(plan: Plan, index: int, steps: int) -> Participation:
-    """Return the participation of a unit in phase ``index``; raises ``RefusedPlan``."""
+    """Return the participation certified for phase ``index``; raises ``RefusedPlan``."""
     phase = plan.phases[index]
     by_sampler = sampler_participation(plan, index, steps)
     provided = _plan_participation(phase, by_sampler)
     if provided is None or _covers(provided, by_sampler):
-        return by_sampler
+        return by_sampler if provided is None or _by_epoch(by_sampler) else provided
     apart = provided.schema != "min_separation" or provided.separation > 1
     if by_sampler.schema == "one_per_epoch" and apart:
         raise RefusedPlan(_reshuffled(plan, index))
@@ -171,20 +172,21 @@ def participation_of(plan: Plan, index: int, steps: int) -> Participation:
 
 def optimised_participation(plan: Plan, index: int, steps: int) -> Participation:
     """Return what the noise of phase ``index`` is optimised for: the plan's or the sampler's."""
-    by_sampler = participation_of(plan, index, steps)
-    provided = _plan_participation(plan.phases[index], by_sampler)
-    if provided is None and by_sampler.epoch is not None:
-        return by_sampler.by_separation
-    return provided or by_sampler
+    certified = participation_of(plan, index, steps)
+    provided = _plan_participation(plan.phases[index], certified)
+    if provided is None and certified.epoch is not None:
+        return certified.by_separation
+    return provided or certified
 
 
-def allows_more(plan: Plan, index: int, steps: int) -> bool:
-    """Whether the plan's participation in phase ``index`` has patterns that are never drawn."""
-    by_sampler = participation_of(plan, index, steps)
-    provided = _plan_participation(plan.phases[index], by_sampler)
-    if provided is None or by_sampler.max_participations(steps) == 1 == provided.participations:
-        return False
-    return _numbers(provided) != _numbers(by_sampler)
+def is_replaced(plan: Plan, index: int, steps: int) -> bool:
+    """Whether the plan states a participation in phase ``index`` that is not the certified one."""
+    provided = plan.phases[index].participation is not None
+    return provided and _by_epoch(participation_of(plan, index, steps))
+
+
+def _by_epoch(turns: Participation) -> bool:
+    return turns.epoch is not None or turns.lots_filled > 1
 
 
 def sampler_participation(plan: Plan, index: int, steps: int) -> Participation:
@@ -224,11 +226,7 @@ def _covers(provided: Participation, by_sampler: Participation) -> bool:
         return provided.participations == 1 or provided.schema == "min_separation"
     if provided.schema == "min_separation":
         return provided.participations >= most and provided.separation <= by_sampler.separation
-    return _numbers(provided) == _numbers(by_sampler)
-
-
-def _numbers(turns: Participation) -> tuple[Schema, int, int]:
-    return turns.schema, turns.participations, turns.separation
+    return provided == replace(by_sampler, lots_filled=Fraction(1))
 
 
 def _describe(turns: Participation) -> str:
