@@ -10,8 +10,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
+from affidavit.accountants import Bracket
+from affidavit.certificate import certify
+from affidavit.plan import plan_from
 from tests.mechanisms.plan_meaning import REFUSED, Document, meaning
 from tests.support.random_seeds import examples, seeded
 
@@ -329,3 +333,50 @@ def test_two_descriptions_of_one_run_have_one_meaning(law: Law) -> None:
         assert meaning(one) == expected, (one, other)
         certified += expected != REFUSED
     assert certified  # a law about refusals alone would say nothing
+
+
+def priced(**changes: Any) -> Bracket:
+    """The bracket of a plan of one release with noise of one clip norm."""
+    one = {"name": "all", "clip_norm": 1, "noise_multiplier": 1}
+    document: Document = {"version": 1, "adjacency": "zero_out", "releases": [one], **changes}
+    result = certify(plan_from(document), second_opinion=False).epsilon
+    assert result is not None
+    return result
+
+
+def test_a_new_tree_in_each_step_is_independent_noise() -> None:
+    """The reference is the ε of one Gaussian release of μ = 4, of another program."""
+    result = priced(
+        dataset={"name": "toy", "size": 10},
+        sampling={"scheme": "full_batch"},
+        noise={"kind": "tree", "restart": True},
+        steps=16,
+        target={"delta": 1e-5},
+    )
+    assert result.lower <= 24.38161088311273 <= result.upper <= 24.3817
+
+
+@pytest.mark.parametrize("scheme", ["shuffled", "fixed_size"])
+def test_the_first_lot_of_an_order_costs_what_a_sample_does(scheme: str) -> None:
+    """δ = 1e-3 of ((1-γ) N(0) + γ N(2)) against N(0), γ = 1/50, by quadrature at both ends."""
+    result = priced(
+        adjacency="replace_one",
+        dataset={"name": "toy", "size": 50},
+        sampling={"scheme": scheme, "lot_size": 1},
+        releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 4.745}],
+        steps=1,
+        target={"delta": 1e-3},
+    )
+    assert 0.009255 < result.lower <= result.upper < 0.009257
+    beyond = (one_sample_delta(end) for end in (result.lower, result.upper))
+    assert [round(delta, 6) for delta in beyond] == [1e-3, 1e-3]
+
+
+def one_sample_delta(epsilon: float, rate: float = 0.02, sigma: float = 4.745) -> float:
+    """The larger δ of both orders of the pair of one sample, by quadrature."""
+    at = np.linspace(-60, 62, 1_000_001)
+    without = np.exp(-((at / sigma) ** 2) / 2)
+    drawn = (1 - rate) * without + rate * np.exp(-(((at - 2) / sigma) ** 2) / 2)
+    scale = (at[1] - at[0]) / sigma / np.sqrt(2 * np.pi)
+    orders = (drawn, without), (without, drawn)
+    return max(scale * np.maximum(p - np.exp(epsilon) * q, 0).sum() for p, q in orders)

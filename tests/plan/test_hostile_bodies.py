@@ -186,3 +186,10 @@ def test_the_deepest_document_that_is_read() -> None:
     for depth, code in ((32, "wrong_type"), (33, "too_deep")):
         body = b"[" * (depth + 1) + b"]" * (depth + 1)
         assert {refused(body, syntax).code for syntax in ("json", "yaml")} == {code}
+
+
+@pytest.mark.parametrize("syntax", ["json", "yaml"])
+def test_a_negative_zero_is_zero(syntax: Syntax) -> None:
+    rows = '"noise": {"kind": "matrix", "rows": [[1.0, -0.0], [-0, 1.0]]}, "steps": 2'
+    (phase,) = parse_plan(TEXT.replace('"steps": 10', rows).encode(), syntax).phases
+    assert repr(phase.noise).endswith("rows=((1.0, 0.0), (0.0, 1.0)), file=None, sha256=None)")
