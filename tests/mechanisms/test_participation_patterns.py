@@ -354,6 +354,31 @@ def test_a_user_of_more_records_than_a_lot_costs_the_lots_that_they_fill(
     assert result.epsilon.lower == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, 5.513081110354897),
+        (
+            {
+                "dataset": {"size": 100, "unit": "user", "contributions_per_user": 3},
+                "sampling": {"scheme": "cyclic", "lot_size": 1},
+                "steps": 100,
+                "releases": [{"name": "g", "clip_norm": 1, "noise_multiplier": 1}],
+            },
+            9.254265908225973,
+        ),
+    ],
+)
+def test_no_lower_end_of_a_user_is_above_what_is_proved(
+    plan_of: Make, changes: dict[str, Any], most: float
+) -> None:
+    """By Σ n_t² ≤ k (⌊m/B⌋ B² + (m mod B)²) and the Gaussian mechanism, in high precision."""
+    result = certify(fixed_order(plan_of, **changes), second_opinion=False)
+    assert result.epsilon is not None
+    assert result.epsilon.lower <= most
+    assert result.epsilon.upper == pytest.approx(most, rel=1e-9)
+
+
 def replace_noise(plan: Plan, noise: dict[str, Any]) -> Plan:
     """The plan with other noise."""
     return plan_from({**as_document(plan), "noise": noise})
