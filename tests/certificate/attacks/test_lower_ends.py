@@ -117,6 +117,27 @@ CASES: dict[str, Callable[[], Plan]] = {
             phase(given.CYCLIC, 3.0, 4, noise=EARLY),
         ]
     ),
+    "cyclic, users in phases that differ": lambda: small(
+        phases=[
+            phase(given.CYCLIC, 9.0, 4, noise=LATE),
+            phase({"scheme": "cyclic", "lot_size": 4}, 9.0, 4, noise=EARLY),
+        ],
+        records=3,
+    ),
+    "cyclic, users of more than a lot in two phases": lambda: small(
+        phases=[
+            phase({"scheme": "cyclic", "lot_size": 2}, 6.0, 10, noise=given.BIDIAGONAL),
+            phase({"scheme": "cyclic", "lot_size": 3}, 6.0, 6),
+        ],
+        records=4,
+    ),
+    "cyclic, users of more than a lot in equal phases": lambda: small(
+        phases=[
+            phase({"scheme": "cyclic", "lot_size": 2}, 6.0, 12),
+            phase({"scheme": "cyclic", "lot_size": 3}, 6.0, 6),
+        ],
+        records=5,
+    ),
     "shuffled": lambda: small(given.SHUFFLED, 2.0, 6),
     "shuffled, largest sums": lambda: small(given.SHUFFLED, 1.0, 8, delta=0.15),
     "shuffled, largest sums, replaced": lambda: small(
