@@ -96,6 +96,9 @@ class PhaseAttack:
 
     def sentences(self, unit: str) -> Iterator[str]:
         """Yield the contributions in words, for the plan's ``unit``."""
+        if self.records == 0:
+            yield "Both data sets contribute the same in this phase."
+            return
         who = "the record" if unit == "example" else "one record of the user"
         if self.records > 1:
             who = f"each of {self.records} records of the user"
@@ -222,7 +225,7 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
     scheme, replaced = phase.scheme, plan.adjacency == "replace_one"
     is_correlated, is_whole = phase.correlation is not None, phase.whole is not None
     in_all_steps = bool(kinds & {Gaussian, GaussianMixture, BallsInBinsGaussian})
-    records = max((getattr(leaf, "records", 1) for leaf, _ in leaves), default=1)
+    records = max((getattr(leaf, "records", 1) for leaf, _ in leaves), default=0)
     if kinds & {Gaussian, GaussianMixture} and not is_whole:
         records = plan.dataset.records_per_unit
     allocated = RandomAllocationGaussian in kinds

@@ -13,16 +13,17 @@ Reference: docs/theorems/correlated-noise.md, Theorem 9.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from affidavit.mechanisms.strategies.epoch_patterns import attained_in_first_lots
 from affidavit.mechanisms.strategies.numerics import Array, gamma
 from affidavit.mechanisms.strategies.sensitivity import sum_shifts
-from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy
-from affidavit.plan import Event, Gaussian, Plan, schedule
+from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy, TooLarge
+from affidavit.plan import Composed, Event, Gaussian, Plan, schedule
 
 if TYPE_CHECKING:
     from affidavit.mechanisms.lowering import LoweredPhase
@@ -36,35 +37,79 @@ def at_one_place(
 ) -> tuple[Event, ...]:
     """Return the effect of a unit on each phase, at one place in all phases of a fixed order.
 
-    ``attained`` are the effects at the worst place of each phase, returned for other phases and if
-    no two phases have a place in common. ``joints`` are σ_joint of the phases.
+    ``attained`` are the effects at the worst place of each phase, returned for other phases. If
+    places are too costly to compare, the unit contributes to one of the phases only. ``joints`` are
+    σ_joint of the phases.
     """
     in_order = [
         index for index, phase in enumerate(plan.phases) if phase.sampling.scheme == "cyclic"
     ]
     if len(in_order) < 2 or all(phases[index].correlation is None for index in in_order):
         return tuple(attained)
-    moves = {index: _moves_by_lot(plan, index, phases[index]) for index in in_order}
+    result = list(attained)
+    try:
+        moves = _moves_at_one_place(plan, phases, joints, in_order)
+    except TooLarge:
+        noise = {
+            index: effect.noise_multiplier
+            for index in in_order
+            if isinstance(effect := attained[index], Gaussian)
+        }
+        kept = min(noise, key=noise.__getitem__)
+        for index in in_order:
+            if index != kept:
+                result[index] = Composed(events=())
+        return tuple(result)
+    for index, move in moves.items():
+        result[index] = Gaussian(noise_multiplier=joints[index] / move * (1 + 4 * 2.0**-53))
+    return tuple(result)
+
+
+def _moves_at_one_place(
+    plan: Plan, phases: Sequence[LoweredPhase], joints: Sequence[float], in_order: Sequence[int]
+) -> dict[int, float]:
+    """Return how far the unit moves the phases ``in_order``; raises ``TooLarge``.
+
+    Phases that it moves as far as at their worst place are left out.
+    """
     lots = {index: plan.phases[index].sampling.lot_size or 1 for index in in_order}
-    used = min(lots[index] * len(moves[index]) for index in in_order)
+    records = plan.dataset.records_per_unit
+    if records <= min(lots.values()):
+        by_lot = {index: _moves_by_lot(plan, index, phases[index]) for index in in_order}
+        place = _best_place(by_lot, lots, joints, records)
+        return {index: records * float(by_lot[index][place // lots[index]]) for index in in_order}
+    # The records are the first of the data set, where independent noise shows most.
+    result = {}
+    for index in in_order:
+        phase = phases[index]
+        if phase.correlation is not None and phase.steps is not None:
+            at = phase.correlation.at(phase.steps)
+            seen = attained_in_first_lots(at.strategy, at.participation)
+            seen = seen or float(lengths_by_place(at.strategy, at.turn)[0])
+            result[index] = at.distance * seen
+    return result
+
+
+def _best_place(
+    by_lot: Mapping[int, Array], lots: Mapping[int, int], joints: Sequence[float], records: int
+) -> int:
+    """Return the place with the largest μ² of the phases whose lot holds all of a unit's records.
+
+    ``by_lot`` are the moves of each phase by lot, and ``lots`` the sizes of its lots.
+    """
+    used = min(lots[index] * len(moves) for index, moves in by_lot.items())
     starts = sorted({place for lot in lots.values() for place in range(0, used, lot)})[:MAX_PLACES]
-    # A user's records are in one lot, or a part of them fills the smallest lot.
-    records = min(plan.dataset.records_per_unit, *lots.values())
-    shared = [
-        place for place in starts if all(place % lot + records <= lot for lot in lots.values())
-    ]
 
     def square(place: int) -> float:
         return sum(
-            float(moves[index][place // lots[index]] / joints[index]) ** 2 for index in in_order
+            float(moves[place // lots[index]] / joints[index]) ** 2
+            for index, moves in by_lot.items()
         )
 
-    best = max(shared, key=square)
-    result = list(attained)
-    for index in in_order:
-        reach = records * float(moves[index][best // lots[index]])
-        result[index] = Gaussian(noise_multiplier=joints[index] / reach * (1 + 4 * 2.0**-53))
-    return tuple(result)
+    fitting = (
+        place for place in starts if all(place % lot + records <= lot for lot in lots.values())
+    )
+    return max(fitting, key=square)
 
 
 def _moves_by_lot(plan: Plan, index: int, phase: LoweredPhase) -> Array:

@@ -191,14 +191,28 @@ def _several_lots(strategy: Strategy, at: Participation, one_lot: Sensitivity) -
         by_epoch = inverse_sensitivity(by_epoch, strategy.residual)
         bounds.append(by_epoch.value)
         attained = max(attained, by_epoch.attained)
+    else:
+        attained = max(attained, attained_in_first_lots(strategy, at))
+    return Sensitivity(value=min(bounds), attained=attained)
+
+
+def attained_in_first_lots(strategy: Strategy, at: Participation) -> float:
+    """Return what a unit attains in the first lots of each epoch, in lots, rounded down.
+
+    It is 0 if C has no structure and too many steps.
+    """
+    steps = strategy.steps
+    shares = _shares(np.arange(steps, 0.0, -1.0), at)
+    if steps <= MAX_GRAM_STEPS:
+        seen = _reached(*_visible_gram(strategy, *_gram(strategy)), shares)
     elif steps <= MAX_VECTOR and (column := strategy.strategy_coefficients) is not None:
-        shares = _shares(np.arange(steps, 0.0, -1.0), at)
         moved = fftconvolve(column, shares)[:steps]
         norms = float(np.linalg.norm(column)) * float(np.linalg.norm(shares))
         spare = (transform_slack(steps) * math.sqrt(steps) + COEFFICIENT_ERROR) * norms
-        seen = root_down(float(moved @ moved), steps) - 2 * spare
-        attained = max(attained, seen * (1 - 4 * UNIT) / (1 + strategy.residual))
-    return Sensitivity(value=min(bounds), attained=attained)
+        seen = max(0.0, root_down(float(moved @ moved), steps) - 2 * spare)
+    else:
+        return 0.0
+    return seen * (1 - 4 * UNIT) / (1 + strategy.residual)
 
 
 def _by_epoch(values: Array, at: Participation) -> Array:
