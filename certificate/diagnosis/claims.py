@@ -381,12 +381,20 @@ def _rounding_warnings(claim: Claim, about: Plan, truth: Assessment) -> tuple[Ca
 def _doubt(claim: Claim, about: Plan, truth: Assessment, outcome: ClaimOutcome) -> Reason:
     """Return the reason for a claim that is not decided."""
     mistakes = "".join(f" {describe_reading(best)}." for best in outcome.explanations[:1])
+    if truth.epsilon is None:
+        return Reason(
+            code="claim_not_decided",
+            pointer=_pointer_of_claim(claim),
+            message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}.{mistakes}",
+            remedy="Correct the plan first: nothing is certified for it.",
+        )
     return Reason(
         code="claim_not_decided",
         pointer=_pointer_of_claim(claim),
         message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}. "
         f"Whether the claim holds is not decided.{mistakes}",
-        remedy=f"{what_decides(claim, about, truth)} `affidavit diagnose` says how much noise.",
+        remedy=f"{what_decides(claim, about, truth)} Correct the claim, or add noise; "
+        "`affidavit diagnose` says how much.",
     )
 
 
@@ -398,7 +406,8 @@ def _refutation(
     yield Reason(
         code="claim_below_certified",
         pointer=_pointer_of_claim(claim),
-        message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}.{unexplained}",
+        message=f"{describe_claim(claim, about)}; {describe_bounds(truth)}. "
+        f"The claim is refuted.{unexplained}",
         remedy="Correct the claim, or add the noise that it needs; "
         "`affidavit diagnose` says how much.",
     )
