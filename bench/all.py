@@ -92,7 +92,7 @@ BENCHES = (
     ),
     Bench(name="proofs", command=("-m", "bench.proofs"), minutes=3),
     Bench(name="truncated-lots", command=("bench/truncated_lots.py",), minutes=5),
-    Bench(name="loose-corners", command=("bench/loose_corners.py",), minutes=3),
+    Bench(name="loose-corners", command=("bench/loose_corners.py", "--minutes", "30"), minutes=35),
     Bench(name="fresh-lots", command=("bench/fresh_lots.py",), minutes=20),
     Bench(name="schedules", command=("bench/schedules.py",), minutes=3),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),

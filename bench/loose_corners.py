@@ -1,158 +1,297 @@
-"""Report our widest brackets, with their ends, width and time, beside dp-accounting.
+"""Measure how far apart the two ends of ε are, on random plans of every kind.
 
-    python bench/loose_corners.py
+    python bench/loose_corners.py [--minutes N] [--plans N] [--only TEXT]
 
-dp-accounting's Rényi accountant runs under the plan's adjacency; its bounds hold at every δ. It has
-no event for the rows that are left blank.
+A cell is a sampling scheme, a privacy unit, an adjacency and a kind of noise. Schemes and kinds
+are those of the registries, so that a new one is measured without a change here. ``--plans`` is
+the number of plans of each cell; ``--only`` keeps the cells whose name contains the text. Noise is
+drawn until ε can lie between 0.1 and 20. Cells are measured in an order of their own, so that those
+of the first ``--minutes`` are a sample of all. Progress goes to the standard error.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
+import random
+import signal
+import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
-
-import dp_accounting
-from dp_accounting.dp_event import (
-    ComposedDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
-    RepeatAndSelectDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
-from dp_accounting.rdp import RdpAccountant
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, get_args
 
 from affidavit.certificate import certify
-from affidavit.plan import plan_from
+from affidavit.mechanisms.sampling_schemes import SCHEMES
+from affidavit.plan import MalformedPlan, plan_from
+from affidavit.plan.document import ONE_LOT_PER_EPOCH, REQUIRED_FIELDS, Adjacency, PrivacyUnit
+from affidavit.plan.strategies import FORMS
 
-REPLACED = dp_accounting.NeighboringRelation.REPLACE_ONE
+SEED = 52
+SMALLEST, LARGEST = 0.1, 20.0
+"""The range of ε. A plan counts if its bracket meets it."""
+TRIES = 3
+"""Noise multipliers that are tried for a plan, and plans for a cell before it counts as refused."""
+SECONDS = 6.0
+"""Time limit for one bracket, of the processor."""
+WORST = 10
+"""Widest plans that are listed."""
+
+Draw = random.Random
+Cell = tuple[str, str, str, str]
+"""Scheme, unit, adjacency and kind of noise."""
 
 
-def plan(sigma: float, steps: int, delta: float, **changes: Any) -> dict[str, Any]:
-    """Return a plan with Poisson lots at q = 0.01 of half a million records, and ``changes``."""
+def log_uniform(draw: Draw, low: float, high: float) -> float:
+    """Return a number whose logarithm is uniform."""
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
+NOISE: dict[str, Callable[[Draw, int], dict[str, Any]]] = {
+    "bidiagonal": lambda draw, _: {"lambda": round(draw.uniform(0.3, 0.999), 3)},
+    "toeplitz": lambda draw, _: {"coefficients": falling(draw, 1.0)},
+    "toeplitz_inverse": lambda draw, _: {"coefficients": falling(draw, -0.5)},
+    "bsr": lambda draw, _: {"bands": draw.choice((2, 4, 16, 64))},
+    "bisr": lambda draw, _: {"bands": draw.choice((2, 4, 16))},
+    "banded_inverse": lambda draw, _: {"bands": draw.choice((2, 4, 8))},
+    "banded": lambda draw, _: {"bands": draw.choice((2, 4, 8))},
+    "blt": lambda draw, _: {
+        "decays": [round(1 - log_uniform(draw, 1e-3, 0.1), 4), round(draw.uniform(0.3, 0.85), 3)],
+        "scales": [round(draw.uniform(0.02, 0.15), 3), round(draw.uniform(0.1, 0.4), 3)],
+    },
+    "matrix": lambda draw, steps: {"rows": decaying_rows(steps, round(draw.uniform(0.0, 0.9), 2))},
+}
+"""Parameters of a kind of noise. Kinds that are not here are drawn as their form's example."""
+MAX_STEPS = {"dense": 128, "matrix": 64, "banded": 2000, "banded_inverse": 2000}
+"""Steps of kinds whose strategy is optimised, or given in full."""
+
+
+def falling(draw: Draw, scale: float) -> list[float]:
+    """Return a first coefficient of 1 and some that fall in size, of the sign of ``scale``."""
+    rate = draw.uniform(0.2, 0.9)
+    return [1.0, *(round(scale * rate**at, 4) for at in range(1, draw.randint(2, 9)))]
+
+
+def decaying_rows(steps: int, rate: float) -> list[list[float]]:
+    """Return N of AR(1) noise."""
+    return [[-rate * (i == j + 1) + (i == j) for j in range(steps)] for i in range(steps)]
+
+
+SAMPLING: dict[str, Callable[[Draw, int, int], int]] = {
+    "max_lot_size": lambda draw, _, lot: math.ceil(lot + draw.uniform(0.0, 6.0) * math.sqrt(lot)),
+    "groups": lambda draw, size, lot: draw.randint(2, max(2, min(100, size // lot))),
+    "separation": lambda draw, size, lot: draw.randint(2, max(2, min(100, size // lot))),
+}
+"""Values of the field that a scheme requires, by the sizes of the data set and of a lot."""
+
+
+def cells() -> list[Cell]:
+    """Return every cell."""
+    kinds = [kind for form in FORMS for kind in form.kinds()]
+    return [*product(SCHEMES, get_args(PrivacyUnit), get_args(Adjacency), kinds)]
+
+
+def random_plan(draw: Draw, cell: Cell) -> dict[str, Any]:
+    """Return a plan of ``cell``, whose noise multiplier is a first guess."""
+    scheme, unit, adjacency, kind = cell
+    size = round(log_uniform(draw, 1e3, 1e7))
+    lot = max(1, round(size * log_uniform(draw, max(1e-5, 1 / size), 0.3)))
+    steps = round(log_uniform(draw, 10, min(2e4, MAX_STEPS.get(kind, 2e4))))
+    delta = float(f"{log_uniform(draw, 1e-10, 1e-5):.1e}")
+    sampling = {"scheme": scheme} if scheme == "full_batch" else {"scheme": scheme, "lot_size": lot}
+    if name := REQUIRED_FIELDS.get(scheme):
+        sampling[name] = SAMPLING[name](draw, size, lot)
+    dataset: dict[str, Any] = {"size": size}
+    if unit == "user":
+        records = round(log_uniform(draw, 2, 30))
+        dataset |= {"unit": "user", "contributions_per_user": min(records, lot)}
+    form = next(form for form in FORMS if kind in form.kinds())
+    example = next(one for one in form.examples if one["kind"] == kind) if form.examples else {}
+    noise = {**example, "kind": kind}
+    if kind in NOISE:
+        noise = {"kind": kind, **NOISE[kind](draw, steps)}
+    rate = 1.0 if scheme == "full_batch" else lot / size
+    drawn = steps * (rate if scheme in ONE_LOT_PER_EPOCH else rate**2)
+    guess = math.sqrt(2 * math.log(1 / delta) * max(drawn, 0.05)) / log_uniform(draw, 0.3, 10)
     return {
         "version": 1,
-        "adjacency": "add_remove",
-        "dataset": {"size": 500_000},
-        "sampling": {"scheme": "poisson", "lot_size": 5_000},
+        "adjacency": adjacency,
+        "dataset": dataset,
+        "sampling": sampling,
         "steps": steps,
-        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": sigma}],
+        "noise": noise,
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": float(f"{guess:.3g}")}],
         "target": {"delta": delta},
-        **changes,
     }
 
 
-def cut(largest: int) -> dict[str, Any]:
-    """Return Poisson lots of 5,000 records on average, truncated to a maximum."""
-    return {"scheme": "truncated_poisson", "lot_size": 5_000, "max_lot_size": largest}
+def state_participation(document: dict[str, Any]) -> None:
+    """Add the pattern of lots in a new order each epoch, where the plan must state it."""
+    lots = document["dataset"]["size"] // document["sampling"]["lot_size"]
+    document["participation"] = {
+        "schema": "min_separation",
+        "participations": -(-document["steps"] // lots),
+        "separation": 1,
+    }
 
 
-def poisson(sigma: float, steps: int) -> DpEvent:
-    """Return Poisson lots at q = 0.01 for a number of steps."""
-    return SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(sigma)), steps)
+@dataclass(kw_only=True, slots=True)
+class Measured:
+    """The widths of the accepted plans of a row, and why others were refused."""
+
+    widths: list[tuple[float, float, float, dict[str, Any]]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
 
 
-FIXED = {
-    "adjacency": "replace_one",
-    "dataset": {"size": 50_000},
-    "sampling": {"scheme": "fixed_size", "lot_size": 500},
-}
-BINS = {"dataset": {"size": 50_000}, "sampling": {"scheme": "balls_in_bins", "lot_size": 500}}
-AFRESH = {**BINS, "sampling": {**BINS["sampling"], "bins_drawn": "each_epoch"}}
-USERS = {"size": 500_000, "unit": "user", "contributions_per_user": 3}
-LAPLACE = {"extra": [{"kind": "laplace", "name": "accuracy", "noise_multiplier": 20}]}
-SELECTED = {
-    "extra": [
-        {"kind": "repeat_and_select", "name": "search", "distribution": "geometric", "mean": 10}
-    ]
-}
-BANDED = {"noise": {"kind": "bsr", "bands": 4}}
-SEPARATED = {
-    **BANDED,
-    "sampling": {"scheme": "b_min_sep", "lot_size": 5_000, "separation": 4},
-}
-GROUPS = {**BANDED, "sampling": {"scheme": "cyclic_poisson", "lot_size": 5_000, "groups": 4}}
-ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
-    "lots of fixed size": (
-        plan(1.0, 2000, 1e-6, **FIXED),
-        lambda: SelfComposedDpEvent(
-            SampledWithoutReplacementDpEvent(50_000, 500, GaussianDpEvent(0.5)), 2000
-        ),
-    ),
-    "bins kept for ten epochs": (plan(2.0, 1000, 1e-6, **BINS), None),
-    "bins drawn for each of ten epochs": (plan(2.0, 1000, 1e-6, **AFRESH), None),
-    "bins kept, a replaced record": (
-        plan(2.0, 1000, 1e-6, **{**BINS, "adjacency": "replace_one"}),
-        None,
-    ),
-    "the best of ten runs on bins": (plan(2.0, 1000, 1e-6, **BINS, **SELECTED), None),
-    "separated samples": (plan(2.0, 1000, 1e-6, **SEPARATED), None),
-    "the same, a replaced record": (
-        plan(2.0, 1000, 1e-6, **{**SEPARATED, "adjacency": "replace_one"}),
-        None,
-    ),
-    "samples of groups, a replaced record": (
-        plan(2.0, 1000, 1e-6, **{**GROUPS, "adjacency": "replace_one"}),
-        None,
-    ),
-    "joint σ of 0.15": (plan(0.15, 1000, 1e-6), lambda: poisson(0.15, 1000)),
-    "a Laplace metric": (
-        plan(1.0, 1000, 1e-6, **LAPLACE),
-        lambda: ComposedDpEvent([poisson(1.0, 1000), LaplaceDpEvent(20.0)]),
-    ),
-    "the best of ten runs": (
-        plan(1.0, 1000, 1e-6, **SELECTED),
-        lambda: RepeatAndSelectDpEvent(poisson(1.0, 1000), 10.0, 1.0),
-    ),
-    "δ = 1e-30": (plan(1.0, 1000, 1e-30), lambda: poisson(1.0, 1000)),
-    "10^9 steps": (plan(200.0, 10**9, 1e-6), lambda: poisson(200.0, 10**9)),
-    "correlated noise, fresh lots": (plan(5.0, 1000, 1e-6, noise={"kind": "sqrt"}), None),
-    "the same with tenfold noise": (plan(50.0, 1000, 1e-6, noise={"kind": "sqrt"}), None),
-    "three records a user": (plan(1.0, 1000, 1e-6, dataset=USERS), None),
-    "the same, replaced": (plan(2.0, 1000, 1e-6, dataset=USERS, adjacency="replace_one"), None),
-    "the same in lots of fixed size": (
-        plan(2.0, 1000, 1e-6, **{**FIXED, "dataset": {**USERS, "size": 50_000}}),
-        None,
-    ),
-    "three records a user, lots cut at 5,300": (
-        plan(1.0, 1000, 1e-6, dataset=USERS, sampling=cut(5_300)),
-        None,
-    ),
-    "the same, cut at 5,500": (
-        plan(1.0, 1000, 1e-6, dataset=USERS, sampling=cut(5_500)),
-        None,
-    ),
-}
+class TooSlow(Exception):
+    """A bracket took longer than ``SECONDS``."""
+
+
+TOO_SLOW = f"over {SECONDS:.0f} s"
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``TooSlow`` after ``seconds``."""
+
+    def stop(*_: Any) -> None:
+        raise TooSlow
+
+    signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def bracket(document: dict[str, Any]) -> tuple[float, float] | str:
+    """Return both ends of ε, or a code why there are none."""
+    try:
+        with time_limit(SECONDS):
+            result = certify(plan_from(document), second_opinion=False)
+    except TooSlow:
+        return TOO_SLOW
+    except MalformedPlan as error:
+        return error.reasons[0].code
+    if result.epsilon is None:
+        return result.reasons[0].code if result.reasons else "none"
+    return result.epsilon.lower, result.epsilon.upper
+
+
+def measure(draw: Draw, cell: Cell, into: Measured) -> None:
+    """Draw plans of ``cell`` until one is accepted with ε in range, and put it ``into``."""
+    code = ""
+    for _ in range(TRIES):
+        document = random_plan(draw, cell)
+        (release,) = document["releases"]
+        if code == TOO_SLOW:
+            break
+        for _ in range(TRIES):
+            found = bracket(document)
+            if found == "reshuffled_epochs":
+                state_participation(document)
+                found = bracket(document)
+            if isinstance(found, str):
+                code = found
+                break
+            lower, upper = found
+            if lower <= LARGEST and upper >= SMALLEST:
+                ratio = upper / lower if lower > 0 else math.inf
+                into.widths.append((ratio, lower, upper, document))
+                return
+            code = "out of range"
+            # ε falls about as fast as the noise rises, or as its square where it is large.
+            middle = math.sqrt(max(lower, upper * 1e-3, 1e-9) * max(upper, 1e-9))
+            factor = (middle / math.sqrt(SMALLEST * LARGEST)) ** (0.55 if middle > 1 else 0.9)
+            release["noise_multiplier"] = float(f"{release['noise_multiplier'] * factor:.3g}")
+    into.refused[code] += 1
+
+
+def described(document: dict[str, Any]) -> str:
+    """Return the parameters of a plan in one line."""
+    sampling, noise, dataset = document["sampling"], document["noise"], document["dataset"]
+    parts = [f"N = {dataset['size']}"]
+    parts += [f"B = {sampling['lot_size']}"] if "lot_size" in sampling else []
+    parts += [f"{name.split('_')[0]} {sampling[name]}" for name in SAMPLING if name in sampling]
+    parts += [f"T = {document['steps']}", f"σ = {document['releases'][0]['noise_multiplier']:g}"]
+    parts += [f"δ = {document['target']['delta']:g}"]
+    if "contributions_per_user" in dataset:
+        parts.append(f"m = {dataset['contributions_per_user']}")
+    rows = noise.get("rows")
+    values = [noise["kind"]] if rows else [str(value) for value in noise.values()]
+    return ", ".join([*parts, " ".join(values)])
+
+
+def rounded(ratio: float) -> str:
+    """Return a ratio with three digits."""
+    return "no lower end" if math.isinf(ratio) else f"{ratio:.3g}"
+
+
+def print_report(measured: dict[Cell, Measured], cell_count: int) -> None:
+    """Print the widths by scheme, unit, adjacency and noise, the refusals, and the widest plans."""
+    rows: dict[tuple[str, ...], Measured] = defaultdict(Measured)
+    for scheme, unit, adjacency, kind in sorted(measured):
+        noise = "independent" if kind == "independent" else "correlated"
+        row, of_cell = rows[scheme, unit, adjacency, noise], measured[scheme, unit, adjacency, kind]
+        row.widths += of_cell.widths
+        row.refused += of_cell.refused
+    out = sys.stdout.write
+    out(f"{len(measured)} of {cell_count} cells.\n\n")
+    out("| scheme | unit | adjacency | noise | plans | median | largest | ε there | plan |\n")
+    out("|---|---|---|---|---|---|---|---|---|\n")
+    for key, row in rows.items():
+        if row.widths:
+            ratio, lower, upper, document = max(row.widths, key=lambda width: width[0])
+            median = rounded(statistics.median(width[0] for width in row.widths))
+            out(
+                f"| {' | '.join(key)} | {len(row.widths)} | {median} | {rounded(ratio)} "
+                f"| [{lower:.4g}, {upper:.4g}] | {described(document)} |\n"
+            )
+    refused: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for key, row in rows.items():
+        for code, count in row.refused.items():
+            refused[code, key[0]].append(f"{' '.join(key[1:])} ({count})")
+    out("\nRefused, or not measured:\n\n| code | scheme | cells |\n|---|---|---|\n")
+    for (code, scheme), names in sorted(refused.items()):
+        out(f"| {code} | {scheme} | {', '.join(names)} |\n")
+    every = [(width, key) for key, row in rows.items() for width in row.widths]
+    every.sort(key=lambda pair: -pair[0][0])
+    out("\nThe widest:\n\n| ends apart | ε | scheme, unit, adjacency | plan |\n|---|---|---|---|\n")
+    for (ratio, lower, upper, document), key in every[:WORST]:
+        out(
+            f"| {rounded(ratio)} | [{lower:.4g}, {upper:.4g}] | {', '.join(key[:3])} "
+            f"| {described(document)} |\n"
+        )
 
 
 def main() -> None:
-    """Print a row for each corner, with processor times."""
-    sys.stdout.write("| corner | ours: ε | width | ms | dp-accounting: ε | ms |\n")
-    sys.stdout.write("|---|---|---|---|---|---|\n")
-    for name, (document, peer) in ROWS.items():
-        start = time.process_time()
-        result = certify(plan_from(document), second_opinion=False).epsilon
-        ours = 1e3 * (time.process_time() - start)
-        if result is None:
-            raise RuntimeError(f"{name} has no bound")
-        theirs = " | "
-        if peer is not None:
-            start = time.process_time()
-            relation = REPLACED if document["adjacency"] == "replace_one" else None
-            accountant = (
-                RdpAccountant(neighboring_relation=relation) if relation else RdpAccountant()
-            )
-            epsilon = accountant.compose(peer()).get_epsilon(document["target"]["delta"])
-            theirs = f"{epsilon:.5g} | {1e3 * (time.process_time() - start):.0f}"
-        width = result.upper / result.lower - 1 if result.lower > 0 else float("inf")
-        sys.stdout.write(
-            f"| {name} | [{result.lower:.5g}, {result.upper:.5g}] | {100 * width:.2g} % "
-            f"| {ours:.0f} | {theirs} |\n"
-        )
+    """Measure every cell and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10, help="when no other cell is begun")
+    parser.add_argument("--plans", type=int, default=1, help="plans of each cell")
+    parser.add_argument("--only", default="", help="cells whose name contains this text")
+    options = parser.parse_args()
+    chosen = [cell for cell in cells() if options.only in " ".join(cell)]
+    chosen.sort(key=lambda cell: random.Random(str(cell)).random())
+    measured: dict[Cell, Measured] = {}
+    began = time.monotonic()
+    for cell in chosen:
+        if time.monotonic() - began > 60 * options.minutes:
+            break
+        measured[cell] = Measured()
+        # A seed for each cell, so that another cell changes no other's plans.
+        draw = random.Random(f"{SEED} {' '.join(cell)}")
+        for _ in range(options.plans):
+            measure(draw, cell, measured[cell])
+        passed = time.monotonic() - began
+        sys.stderr.write(f"{len(measured)}/{len(chosen)} {' '.join(cell)}: {passed:.0f} s\n")
+        sys.stderr.flush()
+    print_report(measured, len(chosen))
 
 
 if __name__ == "__main__":
