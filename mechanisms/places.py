@@ -55,9 +55,9 @@ def at_one_place(
             for index in in_order
             if isinstance(effect := attained[index], Gaussian)
         }
-        kept = min(noise, key=noise.__getitem__)
+        worst = min(noise, key=noise.__getitem__)
         for index in in_order:
-            if index != kept:
+            if index != worst:
                 result[index] = Composed(events=())
         return tuple(result)
     for index, move in moves.items():
