@@ -252,53 +252,109 @@ def require_even_rows(tracker: RowTracker | None, path: str, values: Sequence[An
 PLAIN = (bool, int, float, str, NoneType, FunctionType, BuiltinFunctionType)
 """Types of attributes that switch what a module does."""
 
-Attributes = list[tuple[nn.Module, dict[str, Any]]]
+
+class PlainAttributes:
+    """The attributes of ``PLAIN`` types of the modules of ``model``, ``training`` among them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._sizes = -1
+        self._watched: list[tuple[dict[str, Any], list[str]]] = []
+
+    def sign(self) -> int:
+        """Return a hash of their values, which are listed again when a module gets another one."""
+        if self._sizes != sum(len(values) for values, _ in self._watched):
+            self._watched = [
+                (
+                    layer.__dict__,
+                    [key for key, item in layer.__dict__.items() if type(item) in PLAIN],
+                )
+                for layer in self._model.modules()
+            ]
+            self._sizes = sum(len(values) for values, _ in self._watched)
+        values = [values.get(key) for values, keys in self._watched for key in keys]
+        try:
+            return hash(tuple(values))
+        except TypeError:  # a value that cannot be hashed took the place of a plain one
+            return hash(tuple(map(id, values)))
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore them after the block."""
+        stored = [{key: values.get(key) for key in keys} for values, keys in self._watched]
+        try:
+            yield
+        finally:
+            for (values, _), before in zip(self._watched, stored, strict=True):
+                values.update(before)
 
 
-def plain_attributes(model: nn.Module) -> Attributes:
-    """Return the attributes of ``PLAIN`` types of each module, ``training`` among them."""
-    return [
-        (layer, {key: item for key, item in layer.__dict__.items() if type(item) in PLAIN})
-        for layer in model.modules()
-    ]
+Draws = tuple[list[Tensor], Any]
+"""The state of PyTorch's generators, and of Python's and NumPy's or None."""
 
 
-def restore_attributes(attributes: Attributes) -> None:
-    """Restore what ``plain_attributes`` returned."""
-    for layer, values in attributes:
-        layer.__dict__.update(values)
+class DrawState:
+    """Saves and restores random draws, of Python and NumPy only once losses were seen to use them.
+
+    Their states take longer to copy than a small model's pass.
+    """
+
+    def __init__(self) -> None:
+        self._saves_others = False
+
+    def save(self) -> Draws:
+        """Return the state of the generators."""
+        devices = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        others = (random.getstate(), np.random.get_state()) if self._saves_others else None
+        return [torch.get_rng_state(), *devices], others
+
+    def restore(self, draws: Draws) -> None:
+        """Restore what ``save`` returned."""
+        torch.set_rng_state(draws[0][0])
+        for state in draws[0][1:]:
+            torch.cuda.set_rng_state(state)
+        if draws[1] is not None:
+            random.setstate(draws[1][0])
+            np.random.set_state(draws[1][1])
+
+    def note_others(self, draws: Draws, before: Any) -> bool:
+        """Return whether a pass drew from Python or NumPy after ``draws`` left their states out.
+
+        ``before`` are their states before the pass. They are saved from now on.
+        """
+        drew = _places(before) != _places(other_states())
+        self._saves_others |= drew
+        return drew and draws[1] is None
 
 
-Draws = tuple[Any, Any, list[Tensor]]
-"""The state of the generators of Python, NumPy and PyTorch."""
+def _counters(state: Tensor) -> Any:
+    """Return the numbers in a generator's ``state``, (bytes,), that count what was drawn."""
+    return state.numpy()[8:24].view(np.int64)
 
 
-def save_draws() -> Draws:
-    """Return the state of the generators of Python, NumPy and PyTorch."""
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return random.getstate(), np.random.get_state(), [torch.get_rng_state(), *devices]
+def other_states() -> tuple[Any, Any]:
+    """Return the states of the generators of Python and NumPy."""
+    return random.getstate(), np.random.get_state()
+
+
+def _places(states: tuple[Any, Any]) -> tuple[int, ...]:
+    return states[0][1][-1], states[1][2]
 
 
 def count_draws(before: Draws, after: Draws) -> tuple[int, ...]:
-    """Return how far each generator moved, up to multiples of the length of its state."""
-    places = [
-        (
-            draws[0][1][-1],
-            draws[1][2],
-            *(int.from_bytes(item[8:24].numpy().tobytes(), "little") for item in draws[2]),
-        )
-        for draws in (before, after)
+    """Return how far each generator moved, up to multiples of the length of its state.
+
+    Each state has shape (bytes,).
+    """
+    moved = [
+        place
+        for new, old in zip(after[0], before[0], strict=True)
+        for place in (_counters(new) - _counters(old)).tolist()
     ]
-    return tuple((last - first) % 624 for first, last in zip(*places, strict=True))
-
-
-def restore_draws(draws: Draws) -> None:
-    """Restore what ``save_draws`` returned."""
-    random.setstate(draws[0])
-    np.random.set_state(draws[1])
-    torch.set_rng_state(draws[2][0])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state_all(draws[2][1:])
+    if before[1] is not None and after[1] is not None:
+        pairs = zip(_places(after[1]), _places(before[1]), strict=True)
+        moved += [last - first for last, first in pairs]
+    return tuple(item % 624 for item in moved)
 
 
 @dataclass(eq=False)

@@ -53,17 +53,17 @@ from affidavit.trainer.clipping.hooks import (
     position_weighted_sum,
 )
 from affidavit.trainer.clipping.invariants import (
+    Draws,
+    DrawState,
     ForeignLeaves,
+    PlainAttributes,
     Reprobing,
     RowTracker,
     count_draws,
-    plain_attributes,
+    other_states,
     read_graph,
     relative_tolerance,
     require_even_rows,
-    restore_attributes,
-    restore_draws,
-    save_draws,
 )
 from affidavit.trainer.clipping.layer_registry import Kernel, find_kernel
 from affidavit.trainer.clipping.per_record import PerRecordModule, first_line, run_outside_vmap
@@ -117,6 +117,7 @@ class PrivateModel:
         )
         self._foreign = ForeignLeaves(tuple(trainable.values()))
         self._reprobing = Reprobing()
+        self._attributes, self._draws = PlainAttributes(model), DrawState()
         self._sums: dict[str, Tensor] = {}
         self._is_hidden = self._counts_unclipped = False
         self._attach()
@@ -394,7 +395,7 @@ class PrivateModel:
             return torch.zeros(0)
         require_true_float32()
         may_reprobe = losses_of is not None and not idle and not self._is_distributed
-        draws = save_draws() if may_reprobe else None
+        draws = self._draws.save() if may_reprobe else None
         with self._running(records, idle=idle):
             before = self._stored_versions()
             with self._set_gradients_aside():
@@ -413,30 +414,37 @@ class PrivateModel:
             totals = {name: target.total for name, target in self._tensors.items()}
         if draws is not None:
             assert losses_of is not None
-            attributes, after = plain_attributes(self.model), save_draws()
+            after = self._draws.save()
             passes = self._reprobing.count_passes(
                 graph=self._graph,
-                attributes=hash(tuple(tuple(values.values()) for _, values in attributes)),
+                attributes=self._attributes.sign(),
                 draws=(records, self._graph, count_draws(draws, after)),
             )
             for place in random.SystemRandom().sample(range(records), min(passes, records)):
-                restore_draws(draws)
+                self._draws.restore(draws)
                 try:
-                    self._probe_again(losses_of, result, place, is_half=is_half)
+                    with self._attributes.restored():
+                        self._probe_again(losses_of, result, place, draws, is_half=is_half)
                 finally:
-                    restore_draws(after)
-                    restore_attributes(attributes)
+                    self._draws.restore(after)
         for name, total in totals.items():
             if total is not None:
                 self._sums[name] = self._sums[name].add_(total) if name in self._sums else total
         return result
 
     def _probe_again(
-        self, losses_of: Callable[[Tensor], Tensor], losses: Tensor, place: int, *, is_half: bool
+        self,
+        losses_of: Callable[[Tensor], Tensor],
+        losses: Tensor,
+        place: int,
+        draws: Draws,
+        *,
+        is_half: bool,
     ) -> None:
         """Probe a microbatch with ``losses``, (n,), for what others do to the record at ``place``.
 
-        Each other record is replaced by one of them, drawn at random. Raises ``MixedRecords``.
+        Each other record is replaced by one of them, drawn at random. ``draws`` is what was saved
+        before the microbatch. Raises ``MixedRecords``.
         """
         others = [row for row in range(len(losses)) if row != place] or [place]
         rows = torch.full((len(losses),), random.SystemRandom().choice(others))
@@ -445,12 +453,16 @@ class PrivateModel:
         with self._set_gradients_aside(), self._running(len(losses)):
             microbatch = self._microbatch
             microbatch.only, microbatch.probe_rows, microbatch.is_reprobe = place, [], True
+            others_before = other_states()
             again = self._backward(partial(losses_of, rows), place)
             with torch.no_grad(), torch.autocast(again.device.type, enabled=False):
                 for key, block in self._blocks.items():
                     block.clip_pending()
                     block.unclipped = unclipped[key]
             added = {name: of.total for name, of in self._tensors.items() if of.total is not None}
+        self._require_clipped(added)
+        if self._draws.note_others(draws, others_before):
+            return  # its draws were others than the first time
         tolerance = relative_tolerance(losses.dtype, is_half=is_half)
         scale = torch.maximum(losses[place].abs(), losses.abs().mean())
         if bool((losses[place] - again[place]).abs() > tolerance * scale):
@@ -459,7 +471,6 @@ class PrivateModel:
                 "the model or the losses began to mix records, or keep state of their inputs. "
                 "Compute each record's loss from that record alone, in every step."
             )
-        self._require_clipped(added)
 
     def _require_clipped(self, added: dict[str, Tensor]) -> None:
         """Raise ``MixedRecords`` if what one record adds is longer than its clip norms."""

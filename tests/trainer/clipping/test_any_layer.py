@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from affidavit.trainer.clipping.layer_registry import KernelRefused, register_kernel
+from affidavit.trainer.clipping.layer_registry import KernelRefused, find_kernel, register_kernel
 from affidavit.trainer.clipping.layers import ScaleUse
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import probe
@@ -478,3 +478,39 @@ def test_tensors_that_are_returned_in_an_object_are_refused_by_name() -> None:
     private = PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=("scale",))])
     with pytest.raises(MixedRecords, match="returns a SimpleNamespace"):
         probe(private, lambda rows: model(x[rows]).logits.sum(1))
+
+
+class OddNorm(nn.Module):
+    """A normalisation that is scaled by some function of its weight."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(8)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, d)."""
+        return functional.rms_norm(x, (8,)) * self.function(self.weight)
+
+
+class OddWords(nn.Embedding):
+    """A table whose rows are scaled by its own size."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(n, T, d)."""
+        return super().forward(ids) / self.weight.norm()
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_plain"),
+    [
+        (OddNorm(lambda weight: weight), True),
+        (OddNorm(lambda weight: 1 + weight), True),
+        (OddNorm(torch.abs), False),
+        (OddNorm(torch.relu), False),
+        (OddNorm(lambda weight: weight.clamp(max=5)), False),
+        (OddNorm(lambda weight: torch.where(weight == 0, 1.0, weight)), False),
+        (OddWords(5, 4), False),
+    ],
+)
+def test_only_plain_scales_have_the_kernel_of_a_scale(layer: nn.Module, is_plain: bool) -> None:
+    assert (find_kernel(layer) is not None) == is_plain
