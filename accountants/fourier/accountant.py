@@ -184,9 +184,9 @@ class FourierAccountant:
         runs = {bound: run for bound in bounds if (run := run_of(bound)) is not None}
         first, *others = [bound for bound in bounds if bound not in (*moments, *runs)]
         # With little noise, other engines answer for the first bound.
-        engines = (self, accountant("gaussian"), accountant("participations"))
+        engines = (accountant("gaussian"), self, accountant("participations"))
         curves = [FirstAvailableCurve(event=first, engines=engines)]
-        rest = (engines[1], self, accountant("allocation"))
+        rest = (*engines[:2], accountant("allocation"))
         curves += [FirstAvailableCurve(event=other, engines=rest) for other in others]
         both = _least_upper_ends([*curves, *map(FixedSizeRunCurve, runs.values())])
         if not moments:
