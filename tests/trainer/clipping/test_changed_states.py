@@ -85,8 +85,8 @@ class Model(nn.Module):
         self.drop = nn.Dropout(0.0)
         self.act: Any = torch.tanh
         self.depth, self.packs = len(self.layers), drawn.random() < 0.3
-        self.tied = not self.packs and drawn.random() < 0.3
-        self.head.requires_grad_(not self.tied)
+        if drawn.random() < 0.3:
+            self.head.weight = self.words.weight
 
     def losses(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Of ids and masks (n, T), shape (n,)."""
@@ -97,8 +97,7 @@ class Model(nn.Module):
             h, ids_of = h[mask], ids[mask]
             picked = functional.cross_entropy(self.head(h), ids_of, reduction="none")
             return torch.zeros(len(ids), dtype=h.dtype).index_add(0, mask.nonzero()[:, 0], picked)
-        z = functional.linear(h, self.words.weight) if self.tied else self.head(h)
-        return (functional.cross_entropy(z.mT, ids, reduction="none") * mask).sum(1)
+        return (functional.cross_entropy(self.head(h).mT, ids, reduction="none") * mask).sum(1)
 
 
 def change(model: Model, drawn: random.Random) -> None:
