@@ -77,6 +77,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Reason,
     RefusedPlan,
+    WithoutReplacementGaussian,
     plan_from,
     schedule,
 )
@@ -235,8 +236,9 @@ def _has_noise_and_lots(
             return _moves_no_more(lowered, index, leaf, blocks)
         if isinstance(leaf, Gaussian) and at.unsampled is not None:
             at = replace(at, route="gaussian", sensitivity=at.unsampled)
-        # The pairs of lots that are drawn afresh are in clip norms.
-        distance = at.distance if at.route == "gaussian" else 1.0
+        # The pairs of samples are in clip norms.
+        is_sample = at.route != "gaussian" or isinstance(leaf, WithoutReplacementGaussian)
+        distance = 1.0 if is_sample else at.distance
         squared = (distance * _sensitivity(at)) ** 2
     elif isinstance(leaf, Gaussian) and own.sampled.reach is not None and own.steps is not None:
         squared = _squared_reach(plan, phase, own.steps)

@@ -56,6 +56,7 @@ from affidavit.mechanisms.fixed_size_lots import (
 )
 from affidavit.mechanisms.noise_files import UnregisteredNoise
 from affidavit.mechanisms.sampling_schemes import (
+    SAMPLED_SHARES,
     SCHEMES,
     Route,
     RunSampler,
@@ -130,6 +131,7 @@ from affidavit.plan import (
     Repeated,
     SampledColumns,
     SubsampledPair,
+    WithoutReplacementGaussian,
     schedule,
 )
 
@@ -244,8 +246,8 @@ class Correlation:
         if unsampled is not None:
             whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
             if at.route == "gaussian" and not sampler.fresh:
-                hidden = tuple(self._replaced_in_groups(at, joint))
-                return EitherBound(events=(whole, *hidden)) if hidden else whole
+                others = *self._replaced_in_groups(at, joint), *self._left_out_lots(at, joint)
+                return EitherBound(events=(whole, *others)) if others else whole
         assert sampler.step is not None
         step = sampler.step.event(joint / at.sensitivity.value * _DOWN)
         sampled = Repeated(event=step, count=sampler.step.times(steps))
@@ -311,6 +313,25 @@ class Correlation:
                     )
                     if disclosed is not None:
                         yield _disclosed_releases(disclosed, joint, self._pair)
+
+    def _left_out_lots(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+        """The bound of a shuffled run within one epoch, by the records in its lots.
+
+        Source: docs/theorems/shuffled-lots.md, Theorem 2.
+        """
+        sampling, size = self._phase.sampling, self.plan.dataset.size
+        if sampling.scheme != "shuffled" or self.plan.dataset.records_per_unit > 1:
+            return
+        assert size is not None
+        assert sampling.lot_size is not None
+        steps = at.strategy.steps
+        sample = steps * sampling.lot_size
+        if steps <= at.turn and sample < size * SAMPLED_SHARES[self.plan.adjacency]:
+            yield WithoutReplacementGaussian(
+                dataset_size=size,
+                sample_size=sample,
+                noise_multiplier=joint / _max_column_norm(at.strategy) * _DOWN,
+            )
 
     def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""

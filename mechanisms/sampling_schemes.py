@@ -339,6 +339,13 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
     )
 
 
+_SHUFFLED = (
+    "each epoch has an order of its own, uniformly random and independent of the data, and each "
+    "record is in at most one lot of it; no amplification by shuffling is claimed, beyond that of "
+    "the lots that an epoch leaves out"
+)
+
+
 def _shuffled(plan: Plan, index: int) -> Sampled:
     """A fixed order that is drawn for each epoch.
 
@@ -399,9 +406,7 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
         run=run,
         attained=attained,
         attack=attack,
-        assumption="each epoch has an order of its own, uniformly random and independent of the "
-        "data, and each record is in at most one lot of it; no amplification by shuffling is "
-        "claimed, beyond that of the lots that an epoch leaves out",
+        assumption=_SHUFFLED,
     )
 
 
@@ -584,12 +589,9 @@ def _cyclic_run(plan: Plan, index: int) -> RunSampler:
 
 def _shuffled_run(plan: Plan, index: int) -> RunSampler:
     in_order = _cyclic_run(plan, index)
-    assumption = (
-        "each record is in exactly one lot of each epoch; no amplification by shuffling is claimed"
-    )
     return replace(
         in_order,
-        claimed=replace(in_order.claimed, assumption=assumption),
+        claimed=replace(in_order.claimed, assumption=_SHUFFLED),
         probability=schedule.sampling_probability(plan, plan.phases[index]),
     )
 

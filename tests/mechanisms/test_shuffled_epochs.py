@@ -21,13 +21,17 @@ def normal(at: Array, mean: float, sigma: float) -> Array:
     return np.exp(-(((at - mean) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
 
 
-def density(records: list[float], lot: int, sigma: float, at: Array) -> Array:
-    """The joint density of the sums of the first two lots of a uniform order, shape (n, n)."""
+def density(records: list[float], lot: int, sigma: float, at: Array, carry: float = 0) -> Array:
+    """The joint density of what the first two lots of a uniform order show, shape (n, n).
+
+    The second output adds ``carry`` times the first lot's sum: C has the rows (1, 0), (carry, 1).
+    """
     result = np.zeros((len(at), len(at)))
     places = range(len(records))
     for first in itertools.combinations(places, lot):
         for second in itertools.combinations(set(places) - set(first), lot):
             sums = [sum(records[place] for place in chosen) for chosen in (first, second)]
+            sums[1] += carry * sums[0]
             result += np.multiply.outer(*(normal(at, mean, sigma) for mean in sums))
     others = math.comb(len(records) - lot, lot)
     return result / (math.comb(len(records), lot) * others)
@@ -41,23 +45,25 @@ def deltas(one: Array, other: Array, step: float) -> Array:
     )
 
 
-@pytest.mark.parametrize("lot", [1, 2])
-def test_two_lots_of_an_order_cost_at_most_a_sample_of_both(lot: int) -> None:
-    draw = random.Random(seeded(f"shuffled lots of {lot}"))
-    for _ in range(examples(60)):
+@pytest.mark.parametrize(("lot", "carry"), [(1, 0.0), (2, 0.0), (1, 0.8), (2, -0.6)])
+def test_two_lots_of_an_order_cost_at_most_a_sample_of_both(lot: int, carry: float) -> None:
+    draw, longest = random.Random(seeded(f"shuffled lots of {lot}")), math.hypot(1, carry)
+    for _ in range(examples(60 if not carry else 25)):
         size, sigma = draw.randint(2 * lot + 1, 5 + lot), draw.choice([0.5, 1.0, 2.5])
-        at = np.linspace(-REACH * sigma - lot, REACH * sigma + lot, POINTS)
+        reach = REACH * sigma + lot * (1 + abs(carry))
+        at = np.linspace(-reach, reach, POINTS)
         step = at[1] - at[0]
         others = [draw.choice([-1.0, 0.0, 1.0, draw.uniform(-1, 1)]) for _ in range(size - 1)]
         if draw.random() < 0.5:
             others = [-1.0] * (size - 1)
         here, there = (
-            density([record, *others], lot, sigma, at) for record in (1.0, draw.choice([-1.0, 0.0]))
+            density([record, *others], lot, sigma, at, carry)
+            for record in (1.0, draw.choice([-1.0, 0.0]))
         )
         rate = 2 * lot / size
-        line = np.linspace(-12 * sigma, 12 * sigma + 2, 20_001)
+        line = np.linspace(-12 * sigma, 12 * sigma + 3, 20_001)
         without = normal(line, 0, sigma)
-        sampled = (1 - rate) * without + rate * normal(line, 2, sigma)
+        sampled = (1 - rate) * without + rate * normal(line, 2 * longest, sigma)
         bound = np.array([np.maximum(sampled - a * without, 0).sum() for a in FACTORS])
         most = bound * (line[1] - line[0])
         assert np.all(deltas(here, there, step**2) <= most * (1 + 1e-3) + 1e-9), (size, sigma)
