@@ -6,10 +6,12 @@ remedy. Upper bounds are rounded up and lower bounds down.
     >>> print(*describe_certificate({
     ...     "verdict": "refused", "plan": {"name": "a", "dataset": {"name": "b"}},
     ...     "guarantee": None, "reasons": [{"code": "no_theorem", "message": "None is known."}],
+    ...     "accountants": [], "obligations": [],
     ...     "validity": {"not_before": "2026-01-01", "not_after": "2027-01-01"}}), sep="\\n")
     plan: a, on data set b
     guarantee: none
     because: no_theorem: None is known.
+    declarations not checked: What the plan says about its data and its loop is taken as stated.
     valid: 2026-01-01 to 2027-01-01
 
 docs/reference/certificate.md describes every field of a certificate.

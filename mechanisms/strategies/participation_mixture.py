@@ -8,7 +8,7 @@ uniform steps, because the sum over pairs of participations is a mean over their
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> mixture = participation_mixture(identity(100), turn=1, probability=0.01)
 >>> round(mixture.weights[0], 4), round(mixture.spacing * (len(mixture.weights) - 1))
-(0.366, 18)
+(0.366, 10)
 
 Reference: docs/theorems/correlated-noise.md, Theorem 14; Hoeffding, "Probability inequalities for
 sums of bounded random variables", 1963, section 5.

@@ -89,7 +89,7 @@ CLAIMED = [
 @pytest.mark.parametrize("changes", [*EXTREMES, *CLAIMED])
 def test_every_extreme_plan_gets_a_verdict(changes: dict[str, Any]) -> None:
     result = certify(plan_from({**PLAN, **changes}), second_opinion=False)
-    assert result.verdict in {"certified", "refused", "under_noised"}
+    assert result.verdict in {"certified", "refused", "under_noised", "unproved"}
     json.dumps(result.as_result(), allow_nan=False)
 
 

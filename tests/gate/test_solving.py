@@ -75,17 +75,16 @@ def test_the_optimal_allocation_says_what_it_saves(
 
 
 @pytest.mark.parametrize(
-    ("changes", "lots"),
-    [({}, 1), ({"adjacency": "zero_out", "sampling": {"scheme": "shuffled", "lot_size": 100}}, 10)],
+    "changes",
+    [{}, {"adjacency": "zero_out", "sampling": {"scheme": "shuffled", "lot_size": 100}}],
 )
 def test_the_most_steps_that_fit_are_found(
-    document: Make, save: Any, answer: Answer, changes: dict[str, Any], lots: int
+    document: Make, save: Any, answer: Answer, changes: dict[str, Any]
 ) -> None:
     target = {"epsilon": 2, "delta": 1e-5}
     code, result = answer("certify", save(document(steps=None, target=target, **changes)), "--json")
     assert code == 0
     steps = result["sampling"]["steps"]
-    assert steps % lots == 0
     verdicts = [
         answer("certify", save(document(steps=item, target=target, **changes)), "--json")[0]
         for item in (steps, steps + 1)
