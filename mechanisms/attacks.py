@@ -153,8 +153,8 @@ class Attack:
         if self.epochs is not None:
             epoch, number = self.epochs
             result.append(
-                f"The test counts, of {number} epochs of {epoch.lots} lots, those whose largest "
-                "sum along this direction is above a threshold."
+                f"The test counts the epochs whose largest sum of {epoch.lots} lots along this "
+                f"direction is above a threshold, of {number} in all."
             )
         else:
             result.append(

@@ -341,8 +341,8 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
 
 _SHUFFLED = (
     "each epoch has an order of its own, uniformly random and independent of the data, and each "
-    "record is in at most one lot of it; no amplification by shuffling is claimed, beyond that of "
-    "the lots that an epoch leaves out"
+    "record is in at most one lot of it; each phase begins a new epoch; no amplification by "
+    "shuffling is claimed, beyond that of the lots that an epoch leaves out"
 )
 
 
