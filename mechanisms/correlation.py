@@ -26,7 +26,8 @@ with b ≥ b̂                            multiplier σ_joint over what the colu
 b̂-banded C, the same                  or the moments of the loss, if few columns share rows
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
-any C, ``shuffled``                   Gaussian, ``one_per_epoch``
+any C, ``shuffled``                   Gaussian, ``one_per_epoch``; within one epoch, or a
+                                      sample without replacement of the records in its lots
 ====================================  ==================================================
 
 Blocks of one step are joint as σ_joint: with z independent between blocks,
@@ -56,12 +57,12 @@ from affidavit.mechanisms.fixed_size_lots import (
 )
 from affidavit.mechanisms.noise_files import UnregisteredNoise
 from affidavit.mechanisms.sampling_schemes import (
-    SAMPLED_SHARES,
     SCHEMES,
     Route,
     RunSampler,
     Sampled,
     lot_distance,
+    sample_of_lots,
     sample_run,
     subsampled_pair,
     with_simplest_sampling,
@@ -131,7 +132,6 @@ from affidavit.plan import (
     Repeated,
     SampledColumns,
     SubsampledPair,
-    WithoutReplacementGaussian,
     schedule,
 )
 
@@ -157,10 +157,10 @@ _MAX_MOVE = 16.0
 class CorrelatedRun:
     """A phase of a given length: its strategy, participation, sensitivity and certified route.
 
-    ``sensitivity`` is sens(C) in clip norms;
-    ``distance``, also in clip norms, is how far a unit moves the sum of one lot. Under
-    ``cyclic_poisson`` with amplification the sensitivity is the largest column norm. ``turn`` is b
-    in steps. ``unsampled`` is sens(C) without amplification, if that may cost less.
+    ``sensitivity`` is sens(C) in clip norms; ``distance``, also in clip norms, is how far a unit
+    moves the sum of one lot. Under ``cyclic_poisson`` with amplification the sensitivity is the
+    largest column norm. ``turn`` is b in steps. ``unsampled`` is sens(C) without amplification, if
+    that may cost less.
     """
 
     strategy: Strategy
@@ -315,23 +315,12 @@ class Correlation:
                         yield _disclosed_releases(disclosed, joint, self._pair)
 
     def _left_out_lots(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
-        """The bound of a shuffled run within one epoch, by the records in its lots.
-
-        Source: docs/theorems/shuffled-lots.md, Theorem 2.
-        """
-        sampling, size = self._phase.sampling, self.plan.dataset.size
-        if sampling.scheme != "shuffled" or self.plan.dataset.records_per_unit > 1:
-            return
-        assert size is not None
-        assert sampling.lot_size is not None
+        """The bound of a shuffled run within one epoch, by the records in its lots."""
         steps = at.strategy.steps
-        sample = steps * sampling.lot_size
-        if steps <= at.turn and sample < size * SAMPLED_SHARES[self.plan.adjacency]:
-            yield WithoutReplacementGaussian(
-                dataset_size=size,
-                sample_size=sample,
-                noise_multiplier=joint / _max_column_norm(at.strategy) * _DOWN,
-            )
+        if self._phase.sampling.scheme == "shuffled" and steps <= at.turn:
+            alone = joint / _max_column_norm(at.strategy) * _DOWN
+            if (sample := sample_of_lots(self.plan, self.index, steps, alone)) is not None:
+                yield sample
 
     def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""

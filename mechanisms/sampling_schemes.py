@@ -346,6 +346,21 @@ _SHUFFLED = (
 )
 
 
+def sample_of_lots(
+    plan: Plan, index: int, released: int, joint: float
+) -> WithoutReplacementGaussian | None:
+    """Return what the first ``released`` lots of a shuffled epoch cost as one sample.
+
+    None for users of several records, and if a known lot costs no more. Source:
+    docs/theorems/shuffled-lots.md, Theorem 2.
+    """
+    size, lot = _sizes(plan, index)
+    sample = released * lot
+    if plan.dataset.records_per_unit > 1 or sample >= size * SAMPLED_SHARES[plan.adjacency]:
+        return None
+    return WithoutReplacementGaussian(dataset_size=size, sample_size=sample, noise_multiplier=joint)
+
+
 def _shuffled(plan: Plan, index: int) -> Sampled:
     """A fixed order that is drawn for each epoch.
 
@@ -360,7 +375,6 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
     if places == 1:
         return in_order
     distance = 2.0 if plan.adjacency == "replace_one" else 1.0
-    largest = size * SAMPLED_SHARES[plan.adjacency]
 
     def composed(epoch: Callable[[int], Leaf], steps: int) -> Composed:
         """Return the epochs of a run, by what one costs of which some lots are released."""
@@ -376,14 +390,10 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
         in_full, known = in_order.of_run(joint, steps), in_order.event(joint)
 
         def sampled(released: int) -> Leaf:
-            if released * lot >= largest:
-                return known
-            return WithoutReplacementGaussian(
-                dataset_size=size, sample_size=released * lot, noise_multiplier=joint
-            )
+            return sample_of_lots(plan, index, released, joint) or known
 
         least = steps % lots or lots  # of the lots that an epoch releases
-        if plan.dataset.records_per_unit > 1 or sampled(least) == known:
+        if sampled(least) == known:
             return in_full
         return EitherBound(events=(in_full, composed(sampled, steps)))
 

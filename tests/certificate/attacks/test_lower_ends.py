@@ -1,6 +1,6 @@
 """Every lower end is attained: its attack is executed, and shows what the lower end says.
 
-The upper end is held to the same runs: no attack shows more than it allows. The plans are small,
+The same runs test the upper end: no attack shows more than it allows. The plans are small,
 and what makes their lower ends makes those of large plans.
 """
 
