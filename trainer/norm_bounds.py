@@ -12,8 +12,8 @@ float32, whatever the inputs are (cancelling, huge, bfloat16):
   two significands of 8 bits is exact, so only additions err. Matrix units truncate where a
   processor rounds, and truncate aligned terms (Fasi et al., PeerJ Comput. Sci. 7 (2021) e330).
   Their error is taken as ``MATRIX_UNIT_ERROR`` times u for each addition, a model that
-  ``bench/gpu`` checks on the device. Scaling in bfloat16 adds a relative error of
-  ``BFLOAT16_ERROR``.
+  ``bench/gpu`` checks on the device. Factors that are scaled in
+  bfloat16 are the sum of two, which leaves a relative error of ``BFLOAT16_ERROR`` squared.
 * Squares below the smallest normal number are lost, so ``UNDERFLOW`` is added for each term.
 * A record whose gradient is not finite, or longer than ``MAX_ROW_NORM``, gets weight zero and its
   factors are replaced by zeros: 0 · nan is nan, so the weight alone does not suffice.

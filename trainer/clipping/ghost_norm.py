@@ -22,6 +22,7 @@ without gradients), arXiv:2205.10683 (choice by size).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ ACCELERATOR_MOVE_COST = 1000
 
 BFLOAT16_DEVICES = frozenset({"cuda"})
 """Devices that multiply bfloat16 operands directly into float32."""
+
+LOST_TO_ROUNDING = 1e-3
+"""Part of a record's norm that the bound on a sum's rounding may take where terms are independent.
+A longer sum is taken in parts, which are added afterwards."""
 
 PRODUCT_UNDERFLOW = 2.0**-51
 """√(2⁻¹²⁶ / γ) for the smallest γ of a product here, 8 u = 2⁻²¹, rounded up."""
@@ -159,6 +164,31 @@ def row_norms_of_grams(grams: Tensor, entries: int) -> Tensor:
     return torch.sqrt(grams.diagonal(dim1=-2, dim2=-1)) + PRODUCT_UNDERFLOW * entries**0.5
 
 
+def gram_of_rows(values: Tensor, part: int) -> Tensor:
+    """Return the products of all pairs of rows, summed ``part`` entries at a time.
+
+    Shape (n, T, m) gives (n, T, T).
+    """
+    first, *others = (batched_matmul(item, item.mT) for item in values.split(part, -1))
+    for other in others:
+        first.add_(other)
+    return first
+
+
+def weigh_entries(grams: Tensor, norms: Tensor) -> Tensor:
+    """Return Σ_st norms_s norms_t |grams_st|; (n, T, T) and (n, T) to (n,)."""
+    return (torch.bmm(grams.abs(), norms.unsqueeze(2)).squeeze(2) * norms).sum(1)
+
+
+def split_bfloat16(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two tensors in bfloat16 whose sum differs from ``values`` by 2⁻¹⁶ of them at most.
+
+    They may have any shape.
+    """
+    high = values.bfloat16()
+    return high, (values - high).bfloat16()
+
+
 class LinearFactors(Factors):
     """G_i = B_iᵀ A_i with inputs A (n, T, in) and output gradients B (n, T, out).
 
@@ -169,23 +199,41 @@ class LinearFactors(Factors):
         self.pair = inputs, outputs
 
     @cached_property
-    def _grams(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The row norms of A and of B, and Σ (A Aᵀ) ⊙ (B Bᵀ).
+    def _grams(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The row norms of A and of B, Σ K ⊙ L of K = A Aᵀ and L = B Bᵀ, and a bound on its error.
 
+        An entry of K has an error of at most γ ‖a_s‖ ‖a_t‖, which L multiplies, and conversely.
         They are computed from the unmodified factors: a discarded record affects no other.
         """
-        (a, b), (_, in_size, out_size) = self.pair, self._sizes
-        a_gram, b_gram = batched_matmul(a, a.mT), batched_matmul(b, b.mT)
+        (a, b), (steps, in_size, out_size) = self.pair, self._sizes
+        in_part = self._part_length(in_size, 1 + steps / out_size**0.5)
+        out_part = self._part_length(out_size, 1 + steps / in_size**0.5)
+        a_gram, b_gram = gram_of_rows(a, in_part), gram_of_rows(b, out_part)
         input_norms = row_norms_of_grams(a_gram, in_size)
         output_norms = row_norms_of_grams(b_gram, out_size)
-        return input_norms, output_norms, a_gram.mul_(b_gram).sum(-1).sum(-1)
+        in_error, out_error = (
+            self._rounding_in_parts(*sizes) for sizes in ((in_size, in_part), (out_size, out_part))
+        )
+        error = in_error * weigh_entries(b_gram, input_norms)
+        error += out_error * weigh_entries(a_gram, output_norms)
+        error += in_error * out_error * (input_norms * output_norms).sum(1).square()
+        products = a_gram.mul_(b_gram)
+        sizes = torch.linalg.vector_norm(products, 1, dim=(1, 2))
+        error += rounding_bound(2 * steps + 8, products.dtype) * sizes
+        # Each bound was itself computed with rounding.
+        return (
+            input_norms,
+            output_norms,
+            products.sum(-1).sum(-1),
+            error * (1 + 4 * self._rounding(steps + in_part + out_part + 8)),
+        )
 
     @cached_property
     def _valid_and_reach(self) -> tuple[Tensor, Tensor]:
         # Gram matrices have the row norms on their diagonals, so the factors, which may be as
         # wide as a vocabulary, are not read again.
-        norms = self._grams[:2] if self.prefers_gram else map(row_norms, self.pair)
-        input_norms, output_norms = norms
+        has_grams = self.prefers_gram and self._sizes[0] > 1
+        input_norms, output_norms = self._grams[:2] if has_grams else map(row_norms, self.pair)
         steps, in_size, out_size = self._sizes
         terms = steps + max(in_size, out_size) + 8
         largest = torch.maximum(input_norms, output_norms)  # nan if either is nan
@@ -220,9 +268,27 @@ class LinearFactors(Factors):
         """Whether the factors are multiplied in bfloat16, with coarser sums and scaling."""
         return are_bfloat16(*self.pair)
 
+    @property
+    def _unit_error(self) -> int:
+        return MATRIX_UNIT_ERROR if self.is_bfloat16 else 1
+
     def _rounding(self, terms: int) -> float:
-        dtype = accumulation_type(self.pair[0])
-        return rounding_bound(terms * (MATRIX_UNIT_ERROR if self.is_bfloat16 else 1), dtype)
+        return rounding_bound(terms * self._unit_error, accumulation_type(self.pair[0]))
+
+    def _part_length(self, terms: int, spread: float) -> int:
+        """Return the length of parts of a sum of ``terms`` whose error counts ``spread`` times."""
+        unit = self._unit_error * torch.finfo(accumulation_type(self.pair[0])).eps / 2
+        parts = math.ceil(terms * spread * unit / LOST_TO_ROUNDING)
+        return math.ceil(terms / max(1, parts))
+
+    def _rounding_in_parts(self, terms: int, part: int) -> float:
+        return self._rounding(part + 2 * math.ceil(terms / part) + 8)
+
+    @property
+    def _step_part(self) -> int:
+        """The number of steps of a record that ``weighted_sum`` adds at once."""
+        steps = self._sizes[0]
+        return self._part_length(steps, steps**0.5)
 
     @property
     def _move_cost(self) -> int:
@@ -259,37 +325,42 @@ class LinearFactors(Factors):
         return self.gram_norms() if self.prefers_gram else self.direct_norms()
 
     def gram_norms(self) -> Tensor:
-        """Return the norms from the T × T Gram matrices of A and B."""
-        steps, in_size, out_size = self._sizes
-        _, _, squares = self._grams
-        error = self._rounding(in_size + out_size + 2 * steps + 8)
-        squares = torch.addcmul(squares.clamp(min=0), self.max_norm, self.max_norm, value=error)
-        norms = squares.sqrt_().add_(UNDERFLOW * steps)
+        """Return the norms from the T × T Gram matrices of A and B, or ‖a‖ ‖b‖ if T = 1."""
+        if self._sizes[0] == 1:
+            return self.max_norm
+        _, _, squares, error = self._grams
+        norms = (squares.clamp(min=0) + error).sqrt_().mul_(1 + self._rounding(8))
+        norms = norms.add_(2 * UNDERFLOW * self._sizes[0]).minimum(self.max_norm)
         return infinite_unless(self._valid_and_reach[0], norms)
 
     def direct_norms(self) -> Tensor:
         """Return the norms of the products themselves, formed in chunks."""
-        result = [norm_of_rows(item) for item in form_products(self.inputs, self.outputs)]
-        return torch.cat(result) + self.slack()
+        products = form_products(self.inputs, self.outputs, self._step_part)
+        return torch.cat([norm_of_rows(item) for item in products]) + self.slack()
 
     def slack(self) -> Tensor:
         """Return the rounding error of a record in ``weighted_sum``, (n,)."""
-        scaling = BFLOAT16_ERROR if self.is_bfloat16 else 0.0
-        return (self._rounding(self.inputs.shape[1] + 8) * (1 + scaling) + scaling) * self.max_norm
+        scaling = BFLOAT16_ERROR**2 if self.is_bfloat16 else 0.0
+        rounding = self._rounding_in_parts(self._sizes[0], self._step_part)
+        return (rounding * (1 + BFLOAT16_ERROR) ** 2 + scaling) * self.max_norm
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return the sum over records of weight times gradient; weights (n,)."""
-        a, b = self.inputs, self.outputs
-        if a.shape[2] < b.shape[2]:
-            a = self._scaled(weights, a)
-        else:
-            b = self._scaled(weights, b)
-        return matmul(b.flatten(0, 1).mT, a.flatten(0, 1))
+        """Return the sum over records of weight times gradient; weights (n,).
 
-    def _scaled(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Scale ``values``; rounds once, and not at all in float32 or if the weight is 1."""
-        scaled = scale_records(weights, upcast(values))
-        return scaled.to(values.dtype) if self.is_bfloat16 else scaled
+        In bfloat16, a scaled factor is the sum of two, so that it has sixteen bits.
+        """
+        a, b = self.inputs, self.outputs
+        scales_inputs = a.shape[2] < b.shape[2]
+        scaled = scale_records(weights, upcast(a if scales_inputs else b))
+        terms = split_bfloat16(scaled) if self.is_bfloat16 else (scaled,)
+        total: Tensor | None = None
+        for term in terms:
+            pair = (term, b) if scales_inputs else (a, term)
+            for left, right in zip(*(item.split(self._step_part, 1) for item in pair), strict=True):
+                part = matmul(right.flatten(0, 1).mT, left.flatten(0, 1))
+                total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """Return the sum of the per-record gradients, each clipped to ``clip_norm``."""
@@ -322,23 +393,29 @@ def clip_products(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     return clip_weights(norms, clip_norm), gradients
 
 
-def form_products(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:
-    """Yield B_iᵀ A_i in chunks (chunk, out, in).
+def form_products(inputs: Tensor, outputs: Tensor, part: int | None = None) -> Iterator[Tensor]:
+    """Yield B_iᵀ A_i in chunks (chunk, out, in), summed ``part`` steps at a time, or all at once.
 
     Each chunk may overwrite the one before it.
     """
-    if are_bfloat16(inputs, outputs):
-        size = max(1, MAX_ENTRIES // (inputs.shape[2] * outputs.shape[2]))
-        for a, b in zip(inputs.split(size), outputs.split(size), strict=True):
-            yield batched_matmul(b.mT, a)
-        return
-    a, b = upcast(inputs), upcast(outputs)
-    max_entries = CHUNK_ENTRIES.get(a.device.type, MAX_ENTRIES)
+    is_bfloat16 = are_bfloat16(inputs, outputs)
+    a, b = (inputs, outputs) if is_bfloat16 else (upcast(inputs), upcast(outputs))
+    max_entries = MAX_ENTRIES if is_bfloat16 else CHUNK_ENTRIES.get(a.device.type, MAX_ENTRIES)
     size = max(1, min(len(a), max_entries // (a.shape[2] * b.shape[2])))
-    buffer = torch.empty(size, b.shape[2], a.shape[2], dtype=a.dtype, device=a.device)
-    for first in range(0, len(a), size):
-        last = min(len(a), first + size)
-        yield torch.bmm(b[first:last].mT, a[first:last], out=buffer[: last - first])
+    buffer: Tensor | None = None
+    if not is_bfloat16:
+        buffer = torch.empty(size, b.shape[2], a.shape[2], dtype=a.dtype, device=a.device)
+    for left, right in zip(a.split(size), b.split(size), strict=True):
+        first, *others = zip(
+            *(item.split(part or item.shape[1], 1) for item in (left, right)), strict=True
+        )
+        if buffer is None:
+            total = batched_matmul(first[1].mT, first[0])
+        else:
+            total = torch.bmm(first[1].mT, first[0], out=buffer[: len(left)])
+        for left_part, right_part in others:
+            total.add_(batched_matmul(right_part.mT, left_part))
+        yield total
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,13 +107,23 @@ def test_without_the_correction_cancelling_records_pass_it() -> None:
     assert bool((squares.clamp(min=0).sqrt() < exact).any())
 
 
-def test_records_that_are_plain_lose_little() -> None:
-    """Six tokens' worth of scaling in eight bits costs a few per cent of the clip norm."""
-
-    def way(found: LinearFactors) -> Tensor:
-        return found.weighted_sum(clip_weights(found.gram_norms() + found.slack(), 1.0))
-
-    assert float(contributions(way, "plain").min()) > 0.97
+@pytest.mark.parametrize("has_shared_part", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "wide", "high"),
+    [(64, 24, 32), (512, 48, 64), pytest.param(1024, 64, 64, marks=pytest.mark.soak)],
+)
+def test_clipped_records_add_at_least_what_the_specification_says(
+    steps: int, wide: int, high: int, has_shared_part: bool
+) -> None:
+    drawn = torch.Generator().manual_seed(6)
+    a, b = (torch.randn(1, steps, size, generator=drawn) for size in (wide, high))
+    if has_shared_part:
+        a += 0.7 * torch.randn(1, 1, wide, generator=drawn)
+        b += 0.3 * torch.randn(1, 1, high, generator=drawn)
+    found = LinearFactors(a.bfloat16(), b.bfloat16())
+    for norms in (found.gram_norms(), found.direct_norms()):
+        added = found.weighted_sum(clip_weights(norms + found.slack(), 0.1))
+        assert 0.0995 <= float(added.double().norm()) <= 0.1
 
 
 def test_a_processor_widens() -> None:
