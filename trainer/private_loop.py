@@ -8,6 +8,9 @@ the run takes that step itself. The scale of the loss has no effect, because eac
 is computed from its own loss and then clipped: a mean, a sum or a division for accumulation trains
 the same.
 
+A framework counts its own steps, and may fetch batches ahead. ``run.accumulate()`` suits it: it
+takes the whole lot of a step in microbatches, and the batch that the framework fetched is not used.
+
 Guarantees
     * The optimiser sees only noisy means of whole lots, one for each charged step.
     * A loop that skips a batch or steps twice is stopped before anything is released.
@@ -23,6 +26,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import GEN_CLOSED, Parameter, getgeneratorstate, signature
+from math import ceil
 from pathlib import Path
 from types import MethodType
 from typing import Any, Self
@@ -33,7 +37,7 @@ from torch.utils.data import DataLoader
 
 from affidavit.certificate import MAX_BYTES, PublicKey, TrustRoot
 from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, read_limited
+from affidavit.plan import Plan, read_limited, schedule
 from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, select_records
 from affidavit.trainer.clipping.probe import PROBE_SEEDS, fixed_draws, random_state
 from affidavit.trainer.distributed.peers import Peers
@@ -41,7 +45,7 @@ from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, Unsuppo
 from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.steps.gradients import replaced_losses
+from affidavit.trainer.steps.gradients import Lot, replaced_losses
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """Returns one loss for each record of a batch, shape (n,)."""
@@ -202,7 +206,8 @@ def private(
         most_of_a_user=None if users is None else _max_records_of_a_user(users, len(records)),
     )
     if settings is None:
-        settings = Settings(device=_device_of(model).type, microbatch=loader.batch_size or 64)
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        settings = Settings(device=_device_of(model).type, microbatch=size or 64)
     collated: Callable[[Tensor], Batch] | None = None
     if example is None:
         example, collated = _make_example(records)
@@ -283,9 +288,12 @@ def _device_of(model: nn.Module) -> torch.device:
 
 @dataclass
 class _Microbatch:
-    """The batch that the loop is working on, and what the loop did with it."""
+    """The batch that the loop is working on, and what the loop did with it.
 
-    batch: Batch
+    A lot without records is one microbatch without a batch.
+    """
+
+    batch: Batch | None
     content: set[Any]
     records: int
     is_last: bool
@@ -301,7 +309,7 @@ class PrivateRun:
     """
 
     def __init__(self, run: Run, model: _Model, out: Path, resume: bool | None) -> None:
-        self._run, self._model = run, model
+        self._run, self._model, self.folder = run, model, out
         try:
             run.enter(out, resume=resume)
         except BaseException:
@@ -324,7 +332,7 @@ class PrivateRun:
         self._microbatch: _Microbatch | None = None
         self._outputs: StepOutputs | None = None
         self._is_released = self._is_stopped = self._is_closed = False
-        self._stream = self._batches()
+        self._microbatches = self._all_microbatches()
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
         """Return itself: copies of a model that holds the run, like averaged models, share it."""
@@ -337,6 +345,22 @@ class PrivateRun:
     def step(self) -> int:
         """The number of steps that were charged until now, without the one in progress."""
         return self._run.step + self._is_released
+
+    @property
+    def certified_steps(self) -> int:
+        """The number of steps of the whole run, T."""
+        return self._run.config.execution.steps
+
+    @property
+    def lots_per_epoch(self) -> int:
+        """The number of lots in which as many records are drawn as there are, in expectation."""
+        plan = self._run.config.plan
+        return ceil(1 / schedule.sampling_probability(plan, plan.phases[0]))
+
+    @property
+    def shows_private(self) -> bool:
+        """Whether losses are those of private records (``Settings.show_private``)."""
+        return self._run.settings.show_private
 
     def keep(self, **items: Any) -> None:
         """Save the state of schedulers and the like in checkpoints, and restore it on resuming."""
@@ -390,45 +414,80 @@ class PrivateRun:
         except Exception:
             current.has_loss = False  # nothing was added, and the loop may catch the failure
             raise
-        shown = losses.mean() if self._run.settings.show_private else losses.new_zeros(())
+        shown = losses.mean() if self.shows_private else losses.new_zeros(())
         return shown.requires_grad_()
 
+    def accumulate(self) -> Tensor:
+        """Clip the gradients of the whole next lot; ``optimizer.step()`` then releases the step.
+
+        It charges the step, draws its lot and calls ``loss`` for each microbatch. Each call is one
+        of ``certified_steps``, also for a lot without records. The result is like that of ``loss``,
+        over the lot. Raises ``LoopError`` after the last step, and what ``loss`` raises.
+        """
+        self._require_no_failure()
+        total, records = torch.zeros((), device=self._device), 0
+        for current in self._microbatches:
+            if current.batch is not None:
+                total = total + self.loss(current.batch).detach() * current.records
+                records += current.records
+            if current.is_last:
+                return (total / max(1, records)).requires_grad_()
+            self._step()
+        raise LoopError(
+            "loop",
+            f"the run was ended at step {self.step} of {self.certified_steps}: take no more steps.",
+        )
+
     def __iter__(self) -> Iterator[Batch]:
-        """Return the one stream of all microbatches of all remaining steps.
+        """Return all microbatches of all remaining steps, in one stream.
 
         Raises ``LoopError`` and ``Diverged``.
         """
-        if not self._is_closed and getgeneratorstate(self._stream) == GEN_CLOSED:
+        self._require_no_failure()
+        return self._batches()
+
+    def _require_no_failure(self) -> None:
+        if not self._is_closed and getgeneratorstate(self._microbatches) == GEN_CLOSED:
             raise LoopError(
                 "loop",
                 f"a failure ended the loop at step {self.step}. Call run.close(), and private "
                 "again, which resumes the run.",
             )
-        return self._stream
 
     def _batches(self) -> Generator[Batch]:
+        for current in self._microbatches:
+            if current.batch is None:
+                self._step()
+            else:
+                yield current.batch
+
+    def _all_microbatches(self) -> Generator[_Microbatch]:
         self.accept_weights()
-        while self.step < self._run.config.execution.steps and not self._is_stopped:
+        while self.step < self.certified_steps and not self._is_stopped:
             self._outputs = self._run.charge_step(lambda: self._is_stopped)
             self._private.clear_sums()
             lot, self._lot_size = self._training.lot(self.step, self._run.secrets.ratchet)
-            for place, records in enumerate(lot):
-                batch = self._training.batch(lot, place, records)
-                self._microbatch = current = _Microbatch(
-                    batch=batch,
-                    content=_content(batch),
-                    records=len(records),
-                    is_last=place == lot.microbatches - 1,
-                )
-                yield batch
+            for current in self._microbatches_of(lot):
+                self._microbatch = current
+                yield current
                 current.is_stepped = True  # a step after the next batch is too late
                 _require_loss(current)
                 if current.is_last and not current.is_released:
                     raise LoopError("loop", f"no optimizer.step() after a batch. {_EVERY_BATCH}")
-            if not lot.microbatches:
-                self._release()
             self._record_step()
         self.end()
+
+    def _microbatches_of(self, lot: Lot) -> Iterator[_Microbatch]:
+        if not lot.microbatches:
+            yield _Microbatch(batch=None, content=set(), records=0, is_last=True, has_loss=True)
+        for place, records in enumerate(lot):
+            batch = self._training.batch(lot, place, records)
+            yield _Microbatch(
+                batch=batch,
+                content=_content(batch),
+                records=len(records),
+                is_last=place == lot.microbatches - 1,
+            )
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -471,35 +530,43 @@ class PrivateRun:
     def _record_step(self) -> None:
         """Record the last step, after schedulers have followed it."""
         if self._is_released:
+            self._is_released = False  # also after a failure, which close would raise again
             with self._run.noting_strays():
                 self._training.require_unchanged_tensors()
-            self._is_released = False
             assert self._outputs is not None  # the step was charged
             self._run.finish_step(self._lot_size, self._outputs)
+            self._outputs = None
 
     def stop(self) -> None:
         """End the run after the current step; decide by released values only."""
         self._is_stopped = True
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint after the current step, from which no step is lost.
+
+        Raises ``LoopError`` in the middle of a lot.
+        """
+        if not self._is_released and self._outputs is not None:
+            raise LoopError("loop", "pause and save only right after optimizer.step().")
+        self._record_step()
+        self._run.charge_step(lambda: True)
 
     def pause(self) -> None:
         """Write a checkpoint after the current step and close; ``private`` resumes from it.
 
         After the last step, the run ends. Raises ``LoopError`` in the middle of a lot.
         """
-        if self.step == self._run.config.execution.steps:
+        if self.step == self.certified_steps:
             self.end()
             return
-        if not self._is_released and self._outputs is not None:
-            raise LoopError("loop", "pause only right after optimizer.step().")
-        self._record_step()
-        self._run.charge_step(lambda: True)
-        self._stream.close()
+        self.checkpoint()
+        self._microbatches.close()
         self.close()
 
     def end(self) -> Outcome:
         """Write the weights and the record's last line, and restore the model's own layers."""
         if self.outcome is None:
-            is_complete = self.step == self._run.config.execution.steps
+            is_complete = self.step == self.certified_steps
             self._record_step()
             self.outcome = self._run.end("completed" if is_complete else "stopped")
             self.close()

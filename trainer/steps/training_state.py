@@ -95,6 +95,7 @@ class TrainingState:
     ) -> None:
         self._config, self._settings, self._peers = config, settings, peers
         self._data, self.extra = data, dict[str, Any]()
+        self._stored, self._stored_groups = dict[str, Any](), list[dict[str, Any]]()
         self.module = model.module.to(peers.device).train()
         self.layout = build_layout(config.execution, model)
         self.shards = Shards.of(self.module, self._trained, peers)
@@ -574,6 +575,7 @@ class TrainingState:
         if self._adaptation is not None:
             self._adaptation.factors = dict(state["clip_factors"])
         self._stored = state.get("extra", {})
+        self._stored_groups = state["optimizer"]["param_groups"]
 
     def _require_same_optimizer(self, state: dict[str, Any]) -> None:
         """Raise ``RunFailure`` if ``state`` belongs to other groups or settings."""
@@ -620,10 +622,16 @@ class TrainingState:
         return {**state, "state": tensors}
 
     def keep(self, name: str, item: Any) -> None:
-        """Save ``item`` in checkpoints, and restore its saved state if there is one."""
+        """Save ``item`` in checkpoints, and restore its saved state if there is one.
+
+        A scheduler has set the optimiser's learning rates to its first ones when it was made, so
+        those of the checkpoint are restored too.
+        """
         self.extra[name] = item
         if name in self._stored:
             item.load_state_dict(self._stored[name])
+            for group, stored in zip(self.optimizer.param_groups, self._stored_groups, strict=True):
+                group.update({key: value for key, value in stored.items() if key != "params"})
 
     def close(self) -> None:
         """Restore the model's own layers."""
