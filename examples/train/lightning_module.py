@@ -5,7 +5,6 @@ python examples/train/lightning_module.py bundle.json run
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import pytorch_lightning as lightning
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from affidavit.trainer import PrivateRun, private
+from affidavit.trainer.integrations.lightning import PrivateSteps
 
 PLAN = Path(__file__).with_name("digits-dp-sgd.yaml")
 
@@ -27,19 +28,23 @@ def losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.
 
 
 class Digits(lightning.LightningModule):
-    """Trains by the batches, losses and optimiser of a private run."""
+    """Trains by the lots and the optimiser of a private run."""
 
     def __init__(self, model: nn.Module, run: PrivateRun) -> None:
         super().__init__()
         self.model, self.run = model, run
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """That of the run."""
-        return self.run.optimizer
+    def configure_optimizers(self) -> Any:
+        """That of the run, with a schedule that ends at the last certified step."""
+        scheduler = CosineAnnealingLR(self.run.optimizer, self.run.certified_steps)
+        return {
+            "optimizer": self.run.optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
-    def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:
-        """The argument's name has Lightning fetch no batch before the step before it."""
-        return self.run.loss(next(dataloader_iter)[0])
+    def training_step(self, _: int) -> torch.Tensor:
+        """The whole lot of a step, in microbatches."""
+        return self.run.accumulate()
 
 
 def main(certificate: Path, out: Path) -> PrivateRun:
@@ -51,8 +56,14 @@ def main(certificate: Path, out: Path) -> PrivateRun:
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).to(device)
     how = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     run = private(model, how, loader, losses=losses, certificate=certificate, plan=PLAN, out=out)
-    trainer = lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)
-    trainer.fit(Digits(model, run), iter(run))
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[PrivateSteps(run)],
+    )
+    trainer.fit(Digits(model, run), range(len(run)))
     return run
 
 

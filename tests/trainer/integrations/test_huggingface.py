@@ -83,12 +83,6 @@ def arguments(out: Path) -> dict[str, Any]:
     return {"certificate": content, "plan": plan, "trusted": [KEY.public], "out": out}
 
 
-@pytest.fixture(autouse=True)
-def same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test's first run draws the keys of the loop of one's own."""
-    monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(1))
-
-
 def adam_w(model: nn.Module) -> torch.optim.Optimizer:
     trained = [item for item in model.parameters() if item.requires_grad]
     return torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
