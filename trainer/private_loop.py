@@ -421,8 +421,8 @@ class PrivateRun:
         """Clip the gradients of the whole next lot; ``optimizer.step()`` then releases the step.
 
         It charges the step, draws its lot and calls ``loss`` for each microbatch. Each call is one
-        of ``certified_steps``, also for a lot without records. The result is like that of ``loss``,
-        over the lot. Raises ``LoopError`` after the last step, and what ``loss`` raises.
+        of ``certified_steps``, also for a lot without records. The result, of shape (), is like
+        that of ``loss``, over the lot. Raises ``LoopError`` after the last step, and like ``loss``.
         """
         self._require_no_failure()
         total, records = torch.zeros((), device=self._device), 0

@@ -101,7 +101,7 @@ class PrivateTrainer(Trainer):
         return result
 
     def training_step(self, model: nn.Module, *_: Any, **__: Any) -> Tensor:
-        """Clip the gradients of the next lot; the loss is 0 without ``show_private``."""
+        """Clip the gradients of the next lot; the loss, of shape (), is 0 unless it is shown."""
         assert self.run is not None
         model.train()
         optimizer: Any = self.optimizer
@@ -160,10 +160,10 @@ class PrivateTrainer(Trainer):
                 "Leave it out, or certify more steps.",
             )
         if args.max_steps <= 0:
-            if (asked := ceil(args.num_train_epochs * run.lots_per_epoch)) != steps:
+            if (requested := ceil(args.num_train_epochs * run.lots_per_epoch)) != steps:
                 LOG.warning(
                     "num_train_epochs=%g would be %d steps; all %d certified steps are taken. Set "
-                    "max_steps to end earlier.", args.num_train_epochs, asked, steps,
+                    "max_steps to end earlier.", args.num_train_epochs, requested, steps,
                 )  # fmt: skip
             args.max_steps = steps
         if args.gradient_accumulation_steps > 1:
