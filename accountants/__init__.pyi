@@ -34,6 +34,7 @@ from .checker import prove as prove
 from .checker import squared_lots as squared_lots
 from .checker import toeplitz_products as toeplitz_products
 from .checker import toeplitz_sensitivity as toeplitz_sensitivity
+from .checker import tree_products as tree_products
 from .checker import tree_sensitivity as tree_sensitivity
 from .composition import leaves as leaves
 from .composition import parts as parts

@@ -49,6 +49,7 @@ from affidavit.accountants import (
     squared_lots,
     toeplitz_products,
     toeplitz_sensitivity,
+    tree_products,
     tree_sensitivity,
     witness_document,
 )
@@ -210,8 +211,9 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
     if own.whole is not None:
         raise no_statement(plan.optimizer.name)
-    pair = subsampled_pair(plan)
-    if any(getattr(leaf, "pair", pair) != pair for leaf, _ in leaves(event)):
+    # A record that is set to zero is replaced by one that contributes nothing.
+    pairs = {subsampled_pair(plan), *(["replace_one"] if plan.adjacency == "zero_out" else [])}
+    if any(getattr(leaf, "pair", None) not in {None, *pairs} for leaf, _ in leaves(event)):
         raise bad_witness("it is for another adjacency")
     if _bounds_known_stretches(lowered, index, event, blocks):
         return
@@ -270,21 +272,28 @@ def _moves_no_more(
     lowered: Lowered, index: int, leaf: GaussianMixture, blocks: list[tuple[int, Fraction]]
 ) -> bool:
     """Whether a record that is drawn into phase ``index`` moves it by no more than ``leaf``."""
-    at, draws = _drawn(lowered, index)
-    if lowered.plan.phases[index].sampling.scheme == "fixed_size":
+    (at, draws), plan = _drawn(lowered, index), lowered.plan
+    if plan.phases[index].sampling.scheme == "fixed_size":
+        if leaf.pair != "replace_one":
+            return False
         # A record moves the sum two clip norms from the record whose place it takes.
         blocks = [(count, sigma / 2) for count, sigma in blocks]
-    apart = lowered.plan.phases[index].sampling.separation
-    if apart is not None and at.strategy.bands <= apart:
+    apart = plan.phases[index].sampling.separation
+    if apart is not None and at.strategy.bands <= apart and plan.dataset.records_per_unit == 1:
         return all(
             is_separated_participation_covered(
                 leaf, blocks, max_by_distance(products), draws, apart
             )
             for products in _products(at)
         )
-    cut = _cut_lots(lowered, index)
-    return all(
-        is_participation_covered(leaf, blocks, products, draws, cut) for products in _products(at)
+    cut, pieces = _cut_lots(lowered, index), [list(products) for products in _products(at)]
+    if all(is_participation_covered(leaf, blocks, products, draws, cut) for products in pieces):
+        return True
+    # Or nothing is told of the cut lots, and a record takes the place of another one.
+    farther = [(count, sigma / 2) for count, sigma in blocks]
+    is_hidden = cut is not None and (plan.adjacency == "add_remove" or leaf.pair == "replace_one")
+    return is_hidden and all(
+        is_participation_covered(leaf, farther, products, draws) for products in pieces
     )
 
 
@@ -302,7 +311,7 @@ def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
         records=records,
         others=size if adds else size - records,
         # A replaced record moves the sum by as much as its replacement.
-        moved=records * (2 if adds else 1),
+        moved=2 if adds else 1,
     )
 
 
@@ -364,7 +373,11 @@ def _sensitivity(at: CorrelatedRun) -> arb:
 
 def _products(at: CorrelatedRun) -> list[Products]:
     """Return the products of the columns of C, for each C that the strategy's rounding allows."""
-    turn = at.turn
+    from affidavit.mechanisms.strategies import Tree
+
+    turn, strategy = at.turn, at.strategy
+    if isinstance(strategy, Tree) and strategy.steps > MAX_ROWS:
+        return [tree_products(strategy.steps, strategy.period, turn)]
     return _of_each(at, partial(toeplitz_products, turn=turn), partial(matrix_products, turn=turn))
 
 

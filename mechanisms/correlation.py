@@ -109,7 +109,7 @@ from affidavit.mechanisms.truncated_lots import (
     Untruncated,
     among_zero_records,
     displacement,
-    truncated_lot_counts,
+    truncated_draw_counts,
     without_truncation,
 )
 from affidavit.plan import (
@@ -245,7 +245,7 @@ class Correlation:
         unsampled = at.sensitivity if at.route == "gaussian" else at.unsampled
         if unsampled is not None:
             whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
-            if at.route == "gaussian" and not sampler.fresh:
+            if at.route == "gaussian" and not self._may_be_in_any_step:
                 others = *self._replaced_in_groups(at, joint), *self._left_out_lots(at, joint)
                 return EitherBound(events=(whole, *others)) if others else whole
         assert sampler.step is not None
@@ -259,6 +259,13 @@ class Correlation:
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
 
+    @property
+    def _may_be_in_any_step(self) -> bool:
+        """Whether a step may take any record, and the sampler amplifies it."""
+        sampler = self._sampler
+        is_separated = self._phase.sampling.separation is not None
+        return sampler.fresh or (is_separated and sampler.step is not None)
+
     def _independent(self, at: CorrelatedRun) -> tuple[Sampled, Sensitivity] | None:
         """Return the sampler for independent noise and the entry of C, if C is a multiple of I."""
         sampler, scheme = self._sampler, SCHEMES[self._phase.sampling.scheme]
@@ -269,25 +276,36 @@ class Correlation:
 
     def _mixture_bounds(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
-        counts, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
-        pair, reach = self._pair, 1.0
+        longest, pair = _max_column_norm(at.strategy), self._pair
+        # How the draws of a record are counted: its pair, its reach, and more in truncated lots.
+        ways: list[tuple[SubsampledPair, float, float, float]] = [(pair, 1.0, 0.0, 0.0)]
+        displaces = isinstance(step, FixedSize)
         if isinstance(step, FixedSize):
-            # A record that is set to zero is replaced as well, and takes the place of another.
-            drawn, pair, reach = at_most_drawn(step), "replace_one", DISTANCE
+            drawn = at_most_drawn(step)
             if drawn is None:
                 return
-            step = drawn
+            step, ways = drawn, []
         if isinstance(step, Truncated):
-            counts = truncated_lot_counts(step, at.strategy.steps)
+            per_draw = 2.0 if step.neighbours == "add_remove" else 1.0
+            counts = truncated_draw_counts(step, at.strategy.steps)
+            ways = [
+                (pair, 1.0, number * per_draw * longest, more) for number, more in counts.items()
+            ]
+            displaces = 0 not in counts
             step = without_truncation(step)
         if not isinstance(step, Untruncated):
             return
+        replaces = displaces and self.plan.adjacency != "add_remove"
+        if displaces:
+            # A record that is set to zero is replaced as well, and takes the place of another.
+            ways.append(("replace_one" if replaces else pair, DISTANCE, 0.0, 0.0))
+        if not self._is_whole_run:
+            # Moves of a replaced record have no lattice in common with another phase.
+            ways, replaces = [way for way in ways if way[0] != "replace_one"], False
         with suppress(TooLarge):
-            if pair == "replace_one" and not self._is_whole_run:
-                raise TooLarge("a common lattice for the moves of a replaced record")
             mixture = self._participation_mixture(step, at)
-            for number, more in counts.items():
-                moved = displaced_mixture(mixture, number * half * _max_column_norm(at.strategy))
+            for pair, reach, beyond, more in ways:
+                moved = displaced_mixture(mixture, beyond)
                 if moved is not None:
                     yield GaussianMixture(
                         weights=moved.weights,
@@ -295,14 +313,15 @@ class Correlation:
                         conceded=moved.conceded + more,
                         pair=pair,
                     )
-            if reach > 1:
+            if replaces:
                 yield FixedSizeRun(
                     weights=mixture.weights,
-                    noise_multiplier=joint / (reach * mixture.spacing) * _DOWN,
+                    noise_multiplier=joint / (DISTANCE * mixture.spacing) * _DOWN,
                     conceded=mixture.conceded,
                 )
         separation = self._phase.sampling.separation
-        if separation is not None and self._has_disjoint_columns(at.strategy):
+        is_one = isinstance(step, PoissonSubsampledGaussian)
+        if separation is not None and is_one and self._has_disjoint_columns(at.strategy):
             with suppress(TooLarge):
                 for stretches in STRETCHES_PER_BLOCK:
                     disclosed = disclosed_steps(
@@ -348,11 +367,12 @@ class Correlation:
     def _participation_mixture(self, step: Untruncated, at: CorrelatedRun) -> ParticipationMixture:
         """Return how far a record, sampled as in ``step``, moves the run; raises ``TooLarge``."""
         probability, separation = step.sampling_probability, self._phase.sampling.separation
-        if separation is not None and self._has_disjoint_columns(at.strategy):
+        records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
+        is_alone = records == 1 and self._has_disjoint_columns(at.strategy)
+        if separation is not None and is_alone:
             return separated_mixture(
                 _max_column_norm(at.strategy), at.strategy.steps, probability, separation
             )
-        records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
         return participation_mixture(
             at.strategy, turn=at.turn, probability=probability, records=records
         )
@@ -695,13 +715,15 @@ def _compare_costs(
 ) -> Literal["less", "more", "either"]:
     """Return whether sampled rounds of white noise cost less than the run without amplification.
 
-    They cost less if more rounds than break even are drawn with at most
+    They cost less if more rounds than break even have the unit with at most
     ``NEGLIGIBLE_PROBABILITY``, and more if no more of them are drawn. For truncated lots the second
     is not known.
     """
     assert sampler.step is not None
     truncated = _truncated_distance(sampler) is not None
-    rounds, probability = -(-steps // sampler.turn), min(1.0, sampler.step.probability or 1.0)
+    rounds, chance = -(-steps // sampler.turn), min(1.0, sampler.step.probability or 1.0)
+    records = getattr(sampler.step.event(1.0), "records", 1)
+    probability = chance if records == 1 else 1 - (1 - chance) ** records
     drawn = math.floor((whole.value / white.value) ** 2)
     if white is whole:
         return "less"

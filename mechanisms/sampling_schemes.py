@@ -663,18 +663,28 @@ def _b_min_sep_run(plan: Plan, index: int) -> RunSampler:
         "for any start); the sum is divided by the fixed expected lot size"
     )
     claimed, step = _unsampled(plan, index, separation, assumption), None
-    if plan.dataset.records_per_unit == 1 and largest < 1:
-        claimed = step = Sampled(
-            event=_poisson_step(largest, subsampled_pair(plan)),
-            probability=schedule.double_up(largest),
+    records = plan.dataset.records_per_unit
+    if largest < 1 and records <= MAX_RECORDS:
+        rounded = schedule.double_up(largest)
+        step = Sampled(
+            event=_draw_each_record(
+                plan,
+                index,
+                records,
+                (PoissonSubsampledGaussian, PoissonSampledGroupGaussian),
+                sampling_probability=rounded,
+                pair=subsampled_pair(plan),
+            ),
+            probability=rounded,
             distance=distance_of(plan),
             assumption=assumption,
         )
+    is_one = step is not None and records == 1
     return RunSampler(
         turn=1,
-        claimed=claimed,
+        claimed=step if step is not None and is_one else claimed,
         step=step,
-        fresh=step is not None,
+        fresh=is_one,
         probability=schedule.sampling_probability(plan, phase),
     )
 

@@ -2,19 +2,24 @@
 
 Let L be the largest lot and M the number of other records that are drawn. A record takes the
 place of another one only where it is drawn and M >= L (for a user with m records, M > L - m).
-Reveal the steps where this holds: there are J of them, J binomial, and no other lot is truncated.
-In each of the J steps a record moves the sum by at most two clip norms, its own and that of the
-record it displaces, or by one if it is in the lot under both hypotheses.
+Reveal the steps where this holds: a unit is drawn J times in them, and no other lot is truncated.
+Each of the J draws moves the sum by at most two clip norms, its own and that of the record it
+displaces, or by one if it is in the lot under both hypotheses.
 
-Reference: docs/theorems/correlated-noise.md, Theorem 17; docs/theorems/truncated-poisson.md.
+Where lots are often truncated nothing is revealed, and every draw counts ``DISTANCE``.
+
+Reference: docs/theorems/correlated-noise.md, Theorems 17 and 20;
+docs/theorems/truncated-poisson.md.
 """
 
 from __future__ import annotations
 
 import math
 
-from scipy.special import betainc
+import numpy as np
+from scipy.special import betainc, gammaln
 
+from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.plan import (
     Leaf,
     PoissonSampledGroupGaussian,
@@ -28,7 +33,7 @@ Untruncated = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
 
 CONCEDED_PROBABILITIES = 1e-9, 1e-18, 1e-32
 """Probabilities of more truncated lots that are added to δ; a smaller one counts more lots."""
-_MAX_LOTS = 100
+_MAX_DRAWS = 100
 _TAIL_ERROR = 1e-9
 """Relative error allowed for binomial probabilities."""
 
@@ -61,17 +66,50 @@ def among_zero_records(leaf: Leaf) -> Leaf:
     )
 
 
-def truncated_lot_counts(leaf: Truncated, steps: int) -> dict[int, float]:
-    """Return numbers of truncated lots with the record, each with the probability of more."""
-    probability = _truncation_probability(leaf)
-    result = {}
+def truncated_draw_counts(leaf: Truncated, steps: int) -> dict[int, float]:
+    """Return numbers of draws into truncated lots, each with the probability of more."""
+    above, result = _draws_above(leaf, steps), {}
     for conceded in CONCEDED_PROBABILITIES:
-        for number in range(_MAX_LOTS):
-            more = _binomial_tail(number + 1, steps, probability) * (1 + _TAIL_ERROR)
+        for number, more in enumerate(above):
             if more <= conceded:
                 result[number] = more
                 break
     return result
+
+
+def _draws_above(leaf: Truncated, steps: int) -> list[float]:
+    """Return the probabilities of more than 0, 1, ... draws into truncated lots, rounded up."""
+    records, q = getattr(leaf, "records", 1), leaf.sampling_probability
+    crowded = _crowded_probability(leaf)
+    drawn = -crowded * math.expm1(records * math.log1p(-q))
+    if records == 1:
+        drawn = min(1.0, drawn * (1 + _TAIL_ERROR))
+        above = [_binomial_tail(number + 1, steps, drawn) for number in range(_MAX_DRAWS)]
+    else:
+        law = np.zeros(_MAX_DRAWS + 1)
+        numbers = np.arange(1, min(records, _MAX_DRAWS) + 1)
+        rest = records - numbers
+        ways = gammaln(records + 1) - gammaln(numbers + 1) - gammaln(rest + 1)
+        chances = np.exp(ways + numbers * math.log(q) + rest * math.log1p(-q))
+        law[0], law[numbers] = 1 - drawn, crowded * chances
+        several = _repeated(law, steps)
+        above = [float(several[number + 1 :].sum()) for number in range(_MAX_DRAWS)]
+    return [max(more * (1 + _TAIL_ERROR), math.ulp(0.0) if crowded else 0.0) for more in above]
+
+
+def _repeated(law: Array, times: int) -> Array:
+    """Return the law of the sum of ``times`` numbers of ``law``, whose last place is for more."""
+    result, power = np.eye(1, len(law))[0], law
+    while times:
+        if times % 2:
+            result = _added(result, power)
+        times, power = times // 2, _added(power, power)
+    return result
+
+
+def _added(one: Array, other: Array) -> Array:
+    both = np.convolve(one, other)
+    return np.asarray(np.append(both[: len(one) - 1], both[len(one) - 1 :].sum()))
 
 
 def displacement(leaf: Truncated) -> int:
@@ -83,14 +121,13 @@ def displacement(leaf: Truncated) -> int:
     return records * (1 if leaf.neighbours == "zero_out" else 2)
 
 
-def _truncation_probability(leaf: Truncated) -> float:
-    """Return the probability that the unit is drawn and the lot may be truncated, rounded up."""
+def _crowded_probability(leaf: Truncated) -> float:
+    """Return the probability that others leave too few places for the unit, rounded up."""
     records, q = getattr(leaf, "records", 1), leaf.sampling_probability
     others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else records)
     crowded = _binomial_tail(leaf.max_lot_size - records + 1, others, q)
     # A probability below the smallest double is not zero.
-    crowded = max(crowded, 1e-300 if others > leaf.max_lot_size - records else 0.0)
-    return min(1.0, -crowded * math.expm1(records * math.log1p(-q)) * (1 + _TAIL_ERROR))
+    return max(crowded, 1e-300 if others > leaf.max_lot_size - records else 0.0)
 
 
 def _binomial_tail(least: int, size: int, q: float) -> float:

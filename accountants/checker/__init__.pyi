@@ -20,6 +20,7 @@ from .participation import is_separated_participation_covered as is_separated_pa
 from .participation import matrix_products as matrix_products
 from .participation import max_by_distance as max_by_distance
 from .participation import toeplitz_products as toeplitz_products
+from .participation import tree_products as tree_products
 from .proof import CHAIN as CHAIN
 from .proof import Proof as Proof
 from .proof import Rule as Rule

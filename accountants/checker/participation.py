@@ -36,8 +36,9 @@ from affidavit.accountants.checker.sensitivity import (
 )
 from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
 
-MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_LOTS = 20_000, 400, 100
-"""Steps of Toeplitz C, mean participations of a record, and its cut lots: some seconds."""
+MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_DRAWS = 20_000, 400, 100
+"""Steps of Toeplitz C, mean participations of a record, and its draws into cut lots: some
+seconds."""
 _BAND_COUNT = 64
 """Bands of the later of two steps of Toeplitz C: products are those of the first step of a band."""
 _SIZE_LEVELS = 4096
@@ -70,8 +71,8 @@ class Draws:
 class CutLots:
     """Poisson samples at ``probability`` that are cut to a ``largest`` lot, one in each step.
 
-    A unit has ``records`` records, and there are ``others``. If it is drawn into a lot that may be
-    cut, it moves the sum by at most ``moved`` clip norms.
+    A unit has ``records`` records, and there are ``others``. A record that is drawn into a lot that
+    may be cut moves the sum by at most ``moved`` clip norms.
     """
 
     steps: int
@@ -82,18 +83,37 @@ class CutLots:
     moved: int
 
     def fewest(self, conceded: arb) -> tuple[int, arb]:
-        """Return a number of such lots, and the probability of more, at most ``conceded``.
+        """Return a number of draws into such lots, and the probability of more.
 
-        Raises ``Unproved`` if that is too many.
+        It is at most ``conceded``. Raises ``Unproved`` if that is too many.
         """
-        drawn = 1 - (1 - rational(self.probability)) ** self.records
-        room = self.largest - self.records + 1
-        chance = drawn * at_least(room, self.others, rational(self.probability))
-        for number in range(MAX_CUT_LOTS + 1):
-            excess = at_least(number + 1, self.steps, chance)
+        rate, room = rational(self.probability), self.largest - self.records + 1
+        crowded, most = at_least(room, self.others, rate), MAX_CUT_DRAWS + 1
+        drawn = [
+            math.comb(self.records, n) * rate**n * (1 - rate) ** (self.records - n)
+            for n in range(self.records + 1)
+        ]
+        law = [1 - crowded * (1 - drawn[0]), *(crowded * chance for chance in drawn[1:])]
+        tails = list(accumulate(reversed(_repeated(law, self.steps, most))))
+        for number, excess in enumerate(reversed(tails[:-1])):
             if excess <= conceded:
                 return number, excess
-        raise no_statement(f"more than {MAX_CUT_LOTS} cut lots with one record")
+        raise no_statement(f"more than {MAX_CUT_DRAWS} draws of one record into cut lots")
+
+
+def _repeated(law: list[arb], times: int, most: int) -> list[arb]:
+    """Return the law of the sum of ``times`` numbers of ``law``; ``most`` stands for more."""
+    result, power = [arb(1)], law
+    while times:
+        if times % 2:
+            result = _added(result, power, most)
+        times, power = times // 2, _added(power, power, most)
+    return result
+
+
+def _added(one: list[arb], other: list[arb], most: int) -> list[arb]:
+    chances = (arb_poly(one) * arb_poly(other)).coeffs()
+    return [*chances[:most], sum(chances[most:], arb(0))]
 
 
 def toeplitz_products(
@@ -161,6 +181,20 @@ def matrix_products(
             yield (i - j) // turn, size, 1 if i == j else 2
 
 
+def tree_products(steps: int, period: int, turn: int) -> Iterator[tuple[int, int, int]]:
+    """Yield common nodes of steps ``turn`` apart in trees of ``period`` steps.
+
+    The first number of each counts the nodes that they may lack in common. Steps that lack l share
+    a range of 2^l steps.
+    """
+    places, levels, counted = -(-steps // turn), period.bit_length(), 0
+    for level in range(levels):
+        pairs = places * min(places, -(-(1 << level) // turn))
+        yield level, (levels - level) * int(UNIT) ** 2, pairs - counted
+        counted = pairs
+    yield levels, 0, places**2 - counted
+
+
 def is_participation_covered(
     leaf: GaussianMixture,
     blocks: Blocks,
@@ -182,8 +216,8 @@ def is_participation_covered(
     whole *= arb(draws.max_draws) ** 2
     conceded, displaced = arb(leaf.conceded), 0
     if cut is not None:
-        lots, excess = cut.fewest(conceded)
-        conceded, displaced = conceded - excess, lots * cut.moved
+        number, excess = cut.fewest(conceded)
+        conceded, displaced = conceded - excess, number * cut.moved
     # The leaf's distances over the longest column, less the displacement in cut lots.
     square = 1 / (
         rational(Fraction(leaf.noise_multiplier) ** 2 * joint_precision(blocks)) * largest

@@ -33,7 +33,9 @@ from affidavit.mechanisms.strategies.numerics import (
     gamma,
     transform_slack,
 )
+from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy, TooLarge
+from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import MAX_WEIGHTS
 
 MIN_NODES = 32
@@ -45,6 +47,8 @@ CONCEDED_PROBABILITY = 1e-32
 MAX_STEPS, MAX_DENSE_STEPS = 1_000_000, 2048
 """Steps up to which products of columns are computed, for Toeplitz C and for others."""
 MAX_PARTICIPATIONS = 1500
+"""Participations up to which each number is counted; of more, ``_MAX_COUNTS`` numbers are."""
+_MAX_COUNTS = 400
 _STEP_BANDS, _MAX_TRANSFORMED = (8, 64), 6_400_000
 """The least and largest number of bands of later steps, and a limit of bands times steps. The
 products of a band are those of its first step, and long runs have few bands."""
@@ -80,22 +84,18 @@ def participation_mixture(
     draws = -(-strategy.steps // turn) * records
     # The number of draws is dominated by a Poisson variable of this mean.
     mean = -draws * math.log1p(-probability) * (1 + _SLACK)
-    if mean > MAX_PARTICIPATIONS / 4:
-        raise TooLarge(f"{mean:.0f} participations of one record")
     most = int(mean + 20 * math.sqrt(mean)) + 40
     values, shares = _products(strategy, turn)
     largest = float(values[-1])
-    counts = np.arange(most + 1)
-    probabilities = np.exp(counts * math.log(mean) - mean - gammaln(counts + 1.0)) * (1 + _SLACK)
+    counts, probabilities = _poisson_counts(mean, most)
     orders, moments = _log_moments(values, shares)
     # A record that is drawn in all of its steps moves the run no further than this.
     whole = draws * math.sqrt(float(values @ shares)) * (1 + _SLACK)
 
     def tails(distances: Array) -> Array:
         result = np.full(distances.size, float(pdtrc(most, mean)))
-        result += probabilities[1] * (distances < math.sqrt(largest))
-        for count in range(2, most + 1):
-            result += probabilities[count] * _tail(distances, count, largest, orders, moments)
+        for count, probability in zip(counts, probabilities, strict=True):
+            result += probability * _tail(distances, count, largest, orders, moments)
         result = np.where(distances >= whole, 0.0, result)
         return np.minimum.accumulate(result * (1 + _SLACK))
 
@@ -300,8 +300,25 @@ def _add_draws(law: Array, level: int, draws: int, q: float) -> Array:
     return result
 
 
+def _poisson_counts(mean: float, most: int) -> tuple[list[int], Array]:
+    """Return numbers of participations from 1 to ``most`` and their probabilities, rounded up.
+
+    Of many numbers some stand for those that are less than them.
+    """
+    if most <= MAX_PARTICIPATIONS:
+        every = np.arange(1, most + 1)
+        chances = np.exp(every * math.log(mean) - mean - gammaln(every + 1.0))
+        return every.tolist(), chances * (1 + _SLACK)
+    first = max(0, int(mean - 20 * math.sqrt(mean)))
+    edges = np.unique(np.linspace(first, most, _MAX_COUNTS).astype(np.int64))
+    above = np.append(1.0, pdtrc(edges, mean))
+    return edges.tolist(), (above[:-1] - above[1:]) * (1 + _SLACK) + _SLACK * above[1:]
+
+
 def _tail(distances: Array, count: int, largest: float, orders: Array, moments: Array) -> Array:
     """Return P(s > x) for ``count`` participations, from moments of matched pairs, shape (n,)."""
+    if count < 2:
+        return (distances < count * math.sqrt(largest)).astype(float)
     matched = count // 2
     excess = np.square(distances) - count * largest
     tilts = orders * (matched / (count * (count - 1)))
@@ -328,13 +345,10 @@ def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
     Sizes are rounded up. Those of a group are at most those of the first group, or the largest at
     the same positions.
     """
-    column = strategy.strategy_coefficients
-    products = (
-        _dense_products(np.abs(_matrix(strategy)), turn)
-        if column is None
-        else _toeplitz_products(np.abs(column), turn)
-    )
-    pieces = list(products)
+    if isinstance(strategy, Scheduled) and strategy.steps > MAX_DENSE_STEPS:
+        values, shares = _products(strategy.unscaled, turn)
+        return values * float(np.max(strategy.factors)) ** 2 * (1 + 4 * UNIT), shares
+    pieces = list(_pieces(strategy, turn))
     largest = max(float(sizes.max()) for sizes, _ in pieces)
     shares = np.zeros(_VALUES + 1)
     for sizes, counted in pieces:
@@ -343,10 +357,30 @@ def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
     return np.arange(_VALUES + 1) / _VALUES * largest * (1 + 8 * UNIT), shares / shares.sum()
 
 
-def _matrix(strategy: Strategy) -> Array:
-    if strategy.steps > MAX_DENSE_STEPS:
+def _pieces(strategy: Strategy, turn: int) -> Iterator[tuple[Array, Array]]:
+    """Yield sizes of G at two steps of a group, and the number of pairs of each."""
+    column = strategy.strategy_coefficients
+    if column is not None:
+        yield from _toeplitz_products(np.abs(column), turn)
+    elif strategy.steps <= MAX_DENSE_STEPS:
+        yield from _dense_products(np.abs(strategy.strategy_matrix()), turn)
+    elif isinstance(strategy, Tree):
+        yield _tree_products(strategy, turn)
+    else:
         raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
-    return strategy.strategy_matrix()
+
+
+def _tree_products(tree: Tree, turn: int) -> tuple[Array, Array]:
+    """Return the numbers of common nodes of two steps, and the most pairs that have each.
+
+    Steps with all but l levels of nodes in common are in one range of 2^l steps, with at most
+    ⌈2^l/b⌉ of a group.
+    """
+    steps, levels = -(-tree.steps // turn), tree.period.bit_length()
+    inside = np.minimum(-(-(1 << np.arange(levels)) // turn), steps)
+    pairs = steps * np.diff(inside, prepend=0).astype(float)
+    rest = float(steps) ** 2 - float(pairs.sum())
+    return np.append(levels - np.arange(levels), 0.0), np.append(pairs, rest)
 
 
 def _dense_products(matrix: Array, turn: int) -> Iterator[tuple[Array, Array]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import reduce
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, product
 from typing import Any
 from unittest.mock import patch
 
@@ -155,6 +156,31 @@ def test_each_bound_of_a_replaced_record_contains_what_enumerated_participations
         assert FourierAccountant().curve(bound).delta(0.5).upper >= truth - error
     for bound in attained:
         assert FourierAccountant().curve(bound).delta(0.5).lower <= truth + error
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    ("noise", "coefficients"),
+    [(BIDIAGONAL, [0.8, 0.6]), ({"kind": "sqrt"}, [1, 1 / 2, 3 / 8, 5 / 16])],
+)
+def test_each_bound_of_a_user_contains_what_enumerated_records_cost(
+    noise: dict[str, Any], coefficients: list[float], adjacency: str
+) -> None:
+    """Both records of the user always contribute one vector; each waits for itself."""
+    one = patterns(4, 1 / 3, 2, warm=True)
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    for (p, rows), (q, others) in product(one, one):
+        law[tuple(map(sum, zip(rows, others, strict=True)))] += p * q
+    both = [(chance, rows) for rows, chance in law.items()]
+    user = {"size": 40, "unit": "user", "contributions_per_user": 2}
+    run = lower(plan_from(plan(adjacency=adjacency, noise=noise, dataset=user)))
+    bounds = [one for one in alternatives(run.event()) if not isinstance(one, ChainOfNeighbours)]
+    assert len(bounds) > 1
+    truth, error = spent(
+        both, strategy(coefficients, 4), 1.5, 0.6, replaced=adjacency == "replace_one"
+    )
+    for bound in bounds:
+        assert FourierAccountant().curve(bound).delta(0.6).upper >= truth - error
 
 
 def futures(history: tuple[int, ...], steps: int, p: float, separation: int) -> Patterns:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from affidavit.accountants import FourierAccountant
+from affidavit.mechanisms.strategies import participation_mixture as module
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
@@ -19,7 +20,7 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     projected_mixture,
 )
 from affidavit.mechanisms.strategies.scheduled import Scheduled
-from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge
+from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, identity, square_root
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import GaussianMixture
@@ -50,7 +51,37 @@ def moves(matrix: Array, turn: int, group: int) -> tuple[Array, Array]:
 def test_no_distance_is_exceeded_with_more_than_its_probability(
     strategy: Strategy, turn: int, rate: float
 ) -> None:
-    mixture = participation_mixture(strategy, turn=turn, probability=rate)
+    _check_no_distance_is_exceeded(strategy, turn, rate)
+
+
+@pytest.mark.parametrize("turn", [1, 3])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Tree.of(STEPS),
+        Tree.of(STEPS, period=4),
+        Scheduled.of(square_root(STEPS), [1.0 + step % 3 for step in range(STEPS)]),
+        Scheduled.of(Tree.of(STEPS), [2.0 - step % 2 for step in range(STEPS)]),
+    ],
+    ids=["tree", "trees", "scheduled", "scheduled-tree"],
+)
+def test_nor_in_runs_too_long_for_a_matrix(
+    strategy: Strategy, turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_DENSE_STEPS", 0)
+    _check_no_distance_is_exceeded(strategy, turn, 0.2)
+
+
+def test_nor_where_some_numbers_of_participations_stand_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_PARTICIPATIONS", 1)
+    monkeypatch.setattr(module, "_MAX_COUNTS", 12)
+    _check_no_distance_is_exceeded(Bidiagonal.of(0.6, STEPS), 1, 0.3)
+
+
+def _check_no_distance_is_exceeded(strategy: Strategy, turn: int, rate: float) -> None:
+    mixture = participation_mixture.__wrapped__(strategy, turn=turn, probability=rate)
     assert math.fsum(mixture.weights) == pytest.approx(1, abs=1e-15)
     assert mixture.conceded <= 1e-32
     distances = np.arange(len(mixture.weights)) * mixture.spacing
@@ -148,9 +179,22 @@ def test_gradients_that_depend_on_releases_gain_nothing(seed: int, rate: float) 
         assert max(removed, added) <= curve.delta(epsilon).upper + 1e-6
 
 
-def test_too_many_participations_are_not_counted() -> None:
-    with pytest.raises(TooLarge, match="participations"):
-        participation_mixture(square_root(10_000), turn=1, probability=0.5)
+@pytest.mark.parametrize(("steps", "rate"), [(10_000, 0.2), (100_000, 0.5)])
+def test_thousands_of_participations_are_counted_in_groups(steps: int, rate: float) -> None:
+    """Independent noise has s² = K."""
+    mixture = participation_mixture(identity(steps), turn=1, probability=rate)
+    above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
+    places = np.arange(len(above)) * mixture.spacing
+    assert np.all(binom.sf(np.floor(places**2 * (1 + 1e-9)), steps, rate) <= above * (1 + 1e-9))
+
+
+def test_a_record_that_is_often_drawn_moves_the_run_by_its_share() -> None:
+    steps, rate = 10_000, 0.1
+    mixture = participation_mixture(square_root(steps), turn=1, probability=rate)
+    above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
+    farthest = mixture.spacing * int(np.argmax(above <= 1e-9))
+    whole = np.linalg.norm(np.cumsum(square_root(steps).strategy_coefficients))
+    assert rate * whole < farthest < 1.4 * rate * whole
 
 
 @pytest.mark.parametrize(("steps", "records", "rate"), [(40, 1, 0.1), (2000, 5, 0.3)])
