@@ -81,7 +81,7 @@ class PrivateTrainer(Trainer):
         )
         if run.folder.resolve().is_relative_to(Path(str(self.args.output_dir)).resolve()):
             raise RunFailure(
-                "unsupported",
+                "framework_setting",
                 "out: lies in output_dir, which push_to_hub uploads, and has the keys of the "
                 "noise. Choose another folder.",
             )
@@ -148,14 +148,14 @@ class PrivateTrainer(Trainer):
         }
         for name, why in refused.items():
             if why:
-                raise RunFailure("unsupported", f"TrainingArguments {name}: {why}")
+                raise RunFailure("framework_setting", f"TrainingArguments {name}: {why}")
 
     def _set_steps(self, run: PrivateRun) -> None:
         """Set the arguments that count steps, and say what replaces those without effect."""
         args, steps = self.args, run.certified_steps
         if args.max_steps > steps:
             raise RunFailure(
-                "unsupported",
+                "framework_setting",
                 f"TrainingArguments max_steps: {args.max_steps}, but {steps} steps are certified. "
                 "Leave it out, or certify more steps.",
             )
@@ -199,7 +199,7 @@ class _Steps(TrainerCallback):
         del args, control
         if state.global_step > self._run.step:
             raise RunFailure(
-                "no_run",
+                "later_checkpoint",
                 f"resume_from_checkpoint: step {state.global_step}, but the run in "
                 f"{self._run.folder} is at {self._run.step}. Resume with the out of that run.",
             )

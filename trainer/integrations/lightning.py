@@ -41,7 +41,7 @@ class PrivateSteps(Callback):
         }
         for name, why in refused.items():
             if why:
-                raise RunFailure("unsupported", f"{name}: {why}")
+                raise RunFailure("framework_setting", f"{name}: {why}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue the schedules where the run is."""
