@@ -99,11 +99,12 @@ def joint_norm(norms: list[Tensor]) -> Tensor:
     )
 
 
-def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
+def clip_weights(norms: Tensor, clip_norm: float | Tensor) -> Tensor:
     """Return weights w in [0, 1] with w · norm ≤ clip_norm, zero for norms that are not finite.
 
     The weight is lowered by a few ulp to cover the rounding of its division and of the product,
-    and is never so small that its own rounding matters. Shape (n,), like the norms.
+    and is never so small that its own rounding matters. The shape is that of ``norms``; clip norms
+    that are a tensor have one of (n, 1).
     """
     margin = 1 - 4 * torch.finfo(norms.dtype).eps
     weights = (clip_norm * margin / norms).clamp_(max=1.0)

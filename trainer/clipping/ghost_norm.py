@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from affidavit.trainer.errors import MixedRecords
 from affidavit.trainer.norm_bounds import (
     BFLOAT16_ERROR,
     MATRIX_UNIT_ERROR,
@@ -59,6 +61,9 @@ ACCELERATOR_MOVE_COST = 1000
 BFLOAT16_DEVICES = frozenset({"cuda"})
 """Devices that multiply bfloat16 operands directly into float32."""
 
+MAX_STACKED = 1 << 16
+"""Entries of the factors of a tensor above which they are not copied to be with others."""
+
 LOST_TO_ROUNDING = 1e-3
 """Part of a record's norm that the bound on a sum's rounding may take where terms are independent.
 A longer sum is taken in parts, which are added afterwards."""
@@ -81,6 +86,32 @@ class Factors(ABC):
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i G_i, in the tensor's shape up to a view."""
+
+    def weighted_sums(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of k tensors, whose factors follow each other; weights (k, n).
+
+        The result has shape (k, *shape), up to a view. Factors that are never stacked have k = 1.
+        """
+        return self.weighted_sum(weights[0]).unsqueeze(0)
+
+    @property
+    def stack_key(self) -> tuple[Any, ...] | None:
+        """What factors share that may be stacked, or None if these may not be."""
+        return None
+
+    @property
+    def entries(self) -> int:
+        """The number of entries that stacking copies."""
+        return 0
+
+    @property
+    def is_small(self) -> bool:
+        """Whether an operation on these factors takes little longer than its call."""
+        return self.stack_key is not None and self.entries <= MAX_STACKED
+
+    def stacked(self, others: Sequence[Any]) -> Factors:
+        """Return the factors of these records and those of ``others``, of the same key."""
+        raise NotImplementedError
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """Return Σ_i of G_i clipped to ``clip_norm``, for a use that is clipped alone.
@@ -118,6 +149,20 @@ def zeroed_unless(valid: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
 def accumulation_type(values: Tensor) -> torch.dtype:
     """Return the type in which sums over ``values`` are taken. They may have any shape."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def sum_over_steps(values: Tensor, dims: int) -> Tensor:
+    """Sum (n, ..., *shape) to (n, *shape) over all but the first and last ``dims`` dimensions.
+
+    Raises ``MixedRecords`` if there is no dimension of records.
+    """
+    if values.ndim <= dims:
+        raise MixedRecords(
+            f"a layer's output of shape {tuple(values.shape)} has no dimension of records; keep "
+            "records in the first dimension."
+        )
+    middle = tuple(range(1, values.ndim - dims))
+    return values.sum(middle, dtype=accumulation_type(values)) if middle else upcast(values)
 
 
 def are_bfloat16(*values: Tensor) -> bool:
@@ -178,6 +223,10 @@ def gram_of_rows(values: Tensor, part: int) -> Tensor:
 def weigh_entries(grams: Tensor, norms: Tensor) -> Tensor:
     """Return Σ_st norms_s norms_t |grams_st|; (n, T, T) and (n, T) to (n,)."""
     return (torch.bmm(grams.abs(), norms.unsqueeze(2)).squeeze(2) * norms).sum(1)
+
+
+def _by_tensor(values: Tensor, tensors: int) -> Tensor:
+    return values.reshape(tensors, -1, values.shape[-1])
 
 
 def split_bfloat16(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,6 +365,11 @@ class LinearFactors(Factors):
         return steps * steps * (in_size + out_size) > self._move_cost * in_size * out_size
 
     @property
+    def is_small(self) -> bool:
+        """Whether an operation takes little longer than its call; not if ``prefers_reuse``."""
+        return super().is_small and not self.prefers_reuse
+
+    @property
     def _sizes(self) -> tuple[int, int, int]:
         a, b = self.pair
         return a.shape[1], a.shape[2], b.shape[2]
@@ -344,20 +398,47 @@ class LinearFactors(Factors):
         rounding = self._rounding_in_parts(self._sizes[0], self._step_part)
         return (rounding * (1 + BFLOAT16_ERROR) ** 2 + scaling) * self.max_norm
 
+    @property
+    def stack_key(self) -> tuple[Any, ...] | None:
+        """Shapes and types of small factors."""
+        if type(self) is not LinearFactors or self.entries > MAX_STACKED:
+            return None
+        return tuple((item.shape, item.dtype, item.device) for item in self.pair)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of A and B."""
+        a, b = self.pair
+        return a.numel() + b.numel()
+
+    def stacked(self, others: Sequence[LinearFactors]) -> LinearFactors:
+        """Return the factors of these records and those of ``others``."""
+        return LinearFactors(
+            *map(torch.cat, zip(*(of.pair for of in (self, *others)), strict=True))
+        )
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return the sum over records of weight times gradient; weights (n,).
+        """Return the sum over records of weight times gradient; weights (n,)."""
+        return self.weighted_sums(weights.unsqueeze(0)).squeeze(0)
+
+    def weighted_sums(self, weights: Tensor) -> Tensor:
+        """Return the sums over the records of each tensor, (k, out, in); weights (k, n).
 
         In bfloat16, a scaled factor is the sum of two, so that it has sixteen bits.
         """
-        a, b = self.inputs, self.outputs
+        a, b, tensors = self.inputs, self.outputs, len(weights)
         scales_inputs = a.shape[2] < b.shape[2]
-        scaled = scale_records(weights, upcast(a if scales_inputs else b))
+        scaled = scale_records(weights.flatten(), upcast(a if scales_inputs else b))
         terms = split_bfloat16(scaled) if self.is_bfloat16 else (scaled,)
         total: Tensor | None = None
         for term in terms:
             pair = (term, b) if scales_inputs else (a, term)
             for left, right in zip(*(item.split(self._step_part, 1) for item in pair), strict=True):
-                part = matmul(right.flatten(0, 1).mT, left.flatten(0, 1))
+                part = (
+                    matmul(right.flatten(0, 1).mT, left.flatten(0, 1)).unsqueeze(0)
+                    if tensors == 1
+                    else batched_matmul(_by_tensor(right, tensors).mT, _by_tensor(left, tensors))
+                )
                 total = part if total is None else total.add_(part)
         assert total is not None
         return total
@@ -484,6 +565,56 @@ class DenseFactors(Factors):
         """Return the rounding error of one product per entry."""
         return rounding_bound(2, self.raw.dtype) * self.norms()
 
+    @property
+    def stack_key(self) -> tuple[Any, ...] | None:
+        """Shape and type of vectors and of small gradients."""
+        if self.raw.ndim != 2 and self.entries > MAX_STACKED:
+            return None
+        return self.raw.shape, self.raw.dtype, self.raw.device
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of all gradients."""
+        return self.raw.numel()
+
+    def stacked(self, others: Sequence[DenseFactors]) -> DenseFactors:
+        """Return the gradients of these records and those of ``others``."""
+        return DenseFactors(torch.cat([of.raw for of in (self, *others)]))
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the sum over records of weight times gradient; weights (n,)."""
         return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, dims=1)
+
+    def weighted_sums(self, weights: Tensor) -> Tensor:
+        """Return the sums over the records of each tensor, (k, *shape) up to a view."""
+        gradients = self.gradients.reshape(*weights.shape, -1)
+        return torch.bmm(weights.to(gradients.dtype).unsqueeze(1), gradients)
+
+
+class StepFactors(DenseFactors):
+    """Sums over steps of output gradients (n, ..., d), times ``inputs`` of this shape if given.
+
+    They are formed when they are read, which may be together with those of other tensors.
+    """
+
+    def __init__(self, outputs: Tensor, inputs: Tensor | None = None) -> None:
+        self.pair = (outputs,) if inputs is None else (outputs, inputs)
+
+    @cached_property
+    def raw(self) -> Tensor:  # type: ignore[override]  # formed only when it is read
+        """The gradient of each record, (n, d)."""
+        return sum_over_steps(self.pair[0] if len(self.pair) == 1 else torch.mul(*self.pair), 1)
+
+    @property
+    def stack_key(self) -> tuple[Any, ...]:
+        """Shapes and types."""
+        return tuple((item.shape, item.dtype, item.device) for item in self.pair)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of the output gradients and the inputs."""
+        return sum(item.numel() for item in self.pair)
+
+    def stacked(self, others: Sequence[StepFactors]) -> StepFactors:  # type: ignore[override]
+        """Return the factors of these records and those of ``others``."""
+        return StepFactors(*map(torch.cat, zip(*(of.pair for of in (self, *others)), strict=True)))

@@ -24,7 +24,7 @@ upper bound that includes its rounding error:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -128,10 +128,6 @@ class TrainedTensor:
         self.total = total if self.total is None else self.total.add_(total)
 
 
-Uses = list[tuple[list[TrainedTensor], list[Factors]]]
-"""Tensors with the uses of one of them, or with one use of all of them together."""
-
-
 @dataclass(eq=False, slots=True)
 class ClippingBlock:
     """The uses of tensors that are clipped together to ``clip_norm``.
@@ -139,7 +135,7 @@ class ClippingBlock:
     If ``counts_unclipped``, ``unclipped`` counts the records whose norm is at most ``clip_norm``.
     Factors of a ``counts_unclipped`` block are stored until the backward pass ends, like those of
     several uses. So are the factors of a ``is_shared`` block, because other ranks know a part of
-    its norms.
+    its norms, and small factors, because many of them are clipped in the time of one.
     """
 
     name: str
@@ -162,60 +158,106 @@ class ClippingBlock:
                 f"block {self.name}: {self.received} gradients for {self.uses} uses in the forward "
                 "pass; a layer ran where its use was not counted."
             )
-        if self.uses > 1 or self.counts_unclipped or self.is_shared:
+        if self.uses > 1 or self.counts_unclipped or self.is_shared or factors.is_small:
             self.pending.append((target, factors))
         else:
             target.add(factors.clipped_sum(self.clip_norm))
-
-    def norms(self) -> Tensor:
-        """Return upper bounds on the norms of the stored factors of this rank, (n,)."""
-        return self._norms_of(self._uses())
-
-    def _norms_of(self, uses: Uses) -> Tensor:
-        norms = [norm_of_uses(of) for targets, of in uses if targets[0].contributes]
-        return joint_norm(norms) if norms else torch.zeros_like(self.pending[0][1].norms())
-
-    def _uses(self) -> Uses:
-        """Return the uses of each tensor; vectors of one shape are stacked into one use.
-
-        Most tensors of a model are small vectors, and each use launches several kernels.
-        """
-        uses: dict[TrainedTensor, list[Factors]] = {}
-        for target, factors in self.pending:
-            uses.setdefault(target, []).append(factors)
-        result: Uses = []
-        vectors: dict[object, list[tuple[TrainedTensor, Tensor]]] = {}
-        for target, of in uses.items():
-            match of:
-                case [DenseFactors() as dense] if dense.raw.ndim == 2:
-                    key = dense.raw.shape, dense.raw.dtype, target.contributes
-                    vectors.setdefault(key, []).append((target, dense.raw))
-                case _:
-                    result.append(([target], of))
-        for same_shape in vectors.values():
-            stacked = torch.stack([raw for _, raw in same_shape], 1)
-            result.append(([target for target, _ in same_shape], [DenseFactors(stacked)]))
-        return result
-
-    def clip_pending(self, norms: Tensor | None = None) -> None:
-        """Clip the stored factors by their joint norm, (n,), and add them to the sums."""
-        if not self.pending:
-            return
-        uses = self._uses()
-        weights = clip_weights(self._norms_of(uses) if norms is None else norms, self.clip_norm)
-        self.pending = []
-        if self.counts_unclipped and not uses[0][0][0].idle:
-            self.unclipped += int((weights == 1).sum())
-        for targets, of in uses:
-            while of:
-                total = of.pop().weighted_sum(weights)
-                for target, part in zip(targets, total.chunk(len(targets)), strict=True):
-                    target.add(part)
 
     def clear(self) -> None:
         """Discard the microbatch."""
         self.uses = self.received = 0
         self.pending.clear()
+
+
+MAX_GROUP = 1 << 20
+"""Entries of factors that are stacked at once."""
+
+
+@dataclass(eq=False, slots=True)
+class UseGroup:
+    """The one use of each of ``targets``, stacked in one ``uses``, or the ``uses`` of one target.
+
+    ``blocks`` has the block of each target. ``norms`` are upper bounds on the norms, (k, n).
+    """
+
+    blocks: list[ClippingBlock]
+    targets: list[TrainedTensor]
+    uses: list[Factors]
+    norms: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.norms = norm_of_uses(self.uses).view(len(self.targets), -1)
+
+    def add(self, weights: Tensor) -> None:
+        """Add the sums over records by ``weights`` (k, n)."""
+        while self.uses:
+            totals = self.uses.pop().weighted_sums(weights)
+            for target, total in zip(self.targets, totals.unbind(), strict=True):
+                target.add(total)
+
+
+class PendingUses:
+    """The stored uses of ``blocks``; those of one kind and shape are clipped together.
+
+    Most tensors of a model have the shape of others, and each use takes several small operations.
+    """
+
+    def __init__(self, blocks: Iterable[ClippingBlock]) -> None:
+        self._blocks = [block for block in blocks if block.pending]
+        self._is_idle = any(target.idle for block in self._blocks for target, _ in block.pending)
+        self._groups: list[UseGroup] = []
+        self._norms: dict[ClippingBlock, list[Tensor]] = {}
+        for group in self._group():
+            self._groups.append(group)
+            for block, target, norms in zip(
+                group.blocks, group.targets, group.norms.unbind(), strict=True
+            ):
+                rows = self._norms.setdefault(block, [])
+                rows.append(norms if target.contributes else torch.zeros_like(norms))
+
+    def _group(self) -> Iterator[UseGroup]:
+        uses: dict[tuple[ClippingBlock, TrainedTensor], list[Factors]] = {}
+        for block in self._blocks:
+            for target, factors in block.pending:
+                uses.setdefault((block, target), []).append(factors)
+            block.pending = []
+        same: dict[object, list[tuple[ClippingBlock, TrainedTensor, Factors]]] = {}
+        for (block, target), of in uses.items():
+            key = of[0].stack_key if len(of) == 1 else None
+            if key is None:
+                yield UseGroup([block], [target], of)
+            else:
+                same.setdefault((type(of[0]), *key), []).append((block, target, of[0]))
+        for items in same.values():
+            size = max(1, MAX_GROUP // items[0][2].entries)
+            for first in range(0, len(items), size):
+                blocks, targets, factors = zip(*items[first : first + size], strict=True)
+                stacked = factors[0].stacked(factors[1:]) if len(factors) > 1 else factors[0]
+                yield UseGroup(list(blocks), list(targets), [stacked])
+
+    def norms(self) -> dict[ClippingBlock, Tensor]:
+        """Return upper bounds on the norms of each block's uses on this rank, (n,)."""
+        return {block: joint_norm(self._norms[block]) for block in self._blocks}
+
+    def clip(self, norms: Mapping[ClippingBlock, Tensor] | None = None) -> None:
+        """Clip the uses by the joint ``norms`` of each block, (n,), and add them to the sums."""
+        weights: dict[ClippingBlock, Tensor] = {}
+        while self._groups:
+            group = self._groups.pop(0)
+            if norms is None and all(len(self._norms[block]) == 1 for block in group.blocks):
+                clip_norms = [block.clip_norm for block in group.blocks]
+                of_uses = clip_weights(group.norms, group.norms.new_tensor(clip_norms)[:, None])
+                weights.update(zip(group.blocks, of_uses.unbind(), strict=True))
+            else:
+                for block in group.blocks:
+                    if block not in weights:
+                        joint = joint_norm(self._norms[block]) if norms is None else norms[block]
+                        weights[block] = clip_weights(joint, block.clip_norm)
+                of_uses = torch.stack([weights[block] for block in group.blocks])
+            group.add(of_uses)
+        for block, of_block in weights.items():
+            if block.counts_unclipped and not self._is_idle:
+                block.unclipped += int((of_block == 1).sum())
 
 
 @dataclass(frozen=True, eq=False, slots=True)

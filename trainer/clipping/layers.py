@@ -23,12 +23,11 @@ from affidavit.trainer.clipping.ghost_norm import (
     DenseFactors,
     EmbeddingFactors,
     LinearFactors,
-    accumulation_type,
+    sum_over_steps,
 )
 from affidavit.trainer.clipping.hooks import GradientHook
 from affidavit.trainer.distributed.shards import is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
-from affidavit.trainer.norm_bounds import upcast
 
 OptionalHook = GradientHook | None
 Hooks = dict[str, GradientHook]
@@ -73,20 +72,6 @@ def to_autocast_type(values: Tensor) -> Tensor:
     if torch.is_autocast_enabled(kind) and values.is_floating_point():
         return values.to(torch.get_autocast_dtype(kind))
     return values
-
-
-def sum_over_steps(values: Tensor, dims: int) -> Tensor:
-    """Sum (n, ..., *shape) to (n, *shape) over all but the first and last ``dims`` dimensions.
-
-    Raises ``MixedRecords`` if there is no dimension of records.
-    """
-    if values.ndim <= dims:
-        raise MixedRecords(
-            f"a layer's output of shape {tuple(values.shape)} has no dimension of records; keep "
-            "records in the first dimension."
-        )
-    middle = tuple(range(1, values.ndim - dims))
-    return values.sum(middle, dtype=accumulation_type(values)) if middle else upcast(values)
 
 
 def receive_sum(hook: OptionalHook, values: Tensor, dims: int) -> None:

@@ -49,6 +49,7 @@ from affidavit.trainer.clipping.hooks import (
     ClippingBlock,
     GradientHook,
     Microbatch,
+    PendingUses,
     TrainedTensor,
     position_weighted_sum,
 )
@@ -401,8 +402,8 @@ class PrivateModel:
             with self._set_gradients_aside():
                 result = self._backward(losses)
                 with torch.no_grad(), torch.autocast(result.device.type, enabled=False):
-                    for block, norms in self._joint_norms():
-                        block.clip_pending(norms)
+                    pending = PendingUses(self._blocks.values())
+                    pending.clip(self._joint_norms(pending))
                     self._bucket.flush()
                 self._require_hooked()
             self.require_unwritten(
@@ -456,8 +457,8 @@ class PrivateModel:
             others_before = other_states()
             again = self._backward(partial(losses_of, rows), place)
             with torch.no_grad(), torch.autocast(again.device.type, enabled=False):
+                PendingUses(self._blocks.values()).clip()
                 for key, block in self._blocks.items():
-                    block.clip_pending()
                     block.unclipped = unclipped[key]
             added = {name: of.total for name, of in self._tensors.items() if of.total is not None}
         self._require_clipped(added)
@@ -505,16 +506,15 @@ class PrivateModel:
                 "raw data. Remove such statistics, and change weights after optimizer.step()."
             )
 
-    def _joint_norms(self) -> Iterator[tuple[ClippingBlock, Tensor | None]]:
-        """Yield the blocks with their norms over all ranks that have a part, by one collective."""
-        blocks = [block for block in self._blocks.values() if block.pending]
-        if self._parallel is None or not blocks:
-            yield from ((block, None) for block in blocks)
-            return
-        local_norms = [block.norms() for block in blocks]
-        joint = joint_norm(self._parallel.gather(torch.stack(local_norms)))
-        for block, norms, item in zip(blocks, joint, local_norms, strict=True):
-            yield block, norms.to(item.dtype) * (1 + rounding_bound(4, item.dtype))
+    def _joint_norms(self, pending: PendingUses) -> dict[ClippingBlock, Tensor] | None:
+        """Return the norms over all ranks that have a part; None if no other rank has one."""
+        if self._parallel is None or not (local_norms := pending.norms()):
+            return None
+        joint = joint_norm(self._parallel.gather(torch.stack(list(local_norms.values()))))
+        return {
+            block: norms.to(item.dtype) * (1 + rounding_bound(4, item.dtype))
+            for (block, item), norms in zip(local_norms.items(), joint, strict=True)
+        }
 
     def _backward(self, losses: Callable[[], Tensor], only: int | None = None) -> Tensor:
         """Return the detached losses after a backward pass of all of them, or of ``only``'s."""
