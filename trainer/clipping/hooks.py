@@ -24,7 +24,7 @@ upper bound that includes its rounding error:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -63,7 +63,7 @@ class Microbatch:
     ``is_observing`` only notes the shapes of inputs. During a probe, ``probe_rows`` has a sum and
     the norm of each record's gradient for each use, (n, 2): of all records, or only of ``only``,
     whose loss alone is differentiated, so that the gradient of each other record must be zero.
-    ``is_reprobe`` tells that it is a microbatch of the run, of which nothing new is learned.
+    ``is_reprobe`` tells that it is a microbatch of the run, of which only that is checked.
     """
 
     records: int = 0
@@ -75,6 +75,11 @@ class Microbatch:
     only: int | None = None
     probe_rows: list[tuple[GradientHook, Tensor]] | None = None
     is_reprobe: bool = False
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the pass is a probe, before the run or in it."""
+        return self.probe_rows is not None or self.is_reprobe
 
     def begin(self, records: int) -> None:
         """Start a pass over ``records`` records."""
@@ -147,10 +152,13 @@ class ClippingBlock:
     received: int = 0
     pending: list[tuple[TrainedTensor, Factors]] = field(default_factory=list)
 
-    def receive(self, target: TrainedTensor, factors: Factors) -> None:
+    def receive(
+        self, target: TrainedTensor, factors: Factors, records: int, only: int | None = None
+    ) -> None:
         """Clip and add the factors at once, or store them if other uses follow.
 
-        Raises ``MixedRecords`` for more gradients than uses.
+        Raises ``MixedRecords`` for more gradients than uses, and for a gradient of other records
+        than ``only``.
         """
         self.received += 1
         if self.received > self.uses:
@@ -161,6 +169,8 @@ class ClippingBlock:
         if self.uses > 1 or self.counts_unclipped or self.is_shared or factors.is_small:
             self.pending.append((target, factors))
         else:
+            if only is not None:
+                require_own_row([target], factors, records, only)
             target.add(factors.clipped_sum(self.clip_norm))
 
     def clear(self) -> None:
@@ -239,6 +249,12 @@ class PendingUses:
         """Return upper bounds on the norms of each block's uses on this rank, (n,)."""
         return {block: joint_norm(self._norms[block]) for block in self._blocks}
 
+    def require_own_rows(self, only: int) -> None:
+        """Raise ``MixedRecords`` unless each record but ``only`` has a gradient of zero."""
+        for group in self._groups:
+            for factors in group.uses:
+                require_own_row(group.targets, factors, group.norms.shape[1], only)
+
     def clip(self, norms: Mapping[ClippingBlock, Tensor] | None = None) -> None:
         """Clip the uses by the joint ``norms`` of each block, (n,), and add them to the sums."""
         weights: dict[ClippingBlock, Tensor] = {}
@@ -293,24 +309,43 @@ class GradientHook:
         if self.microbatch.probe_rows is not None:
             self.microbatch.probe_rows.append((self, self._rows(factors)))
         self.target.received += 1
-        self.block.receive(self.target, factors)
+        only = self.microbatch.only if self.microbatch.is_reprobe else None
+        self.block.receive(self.target, factors, records, only)
 
     def _rows(self, factors: Factors) -> Tensor:
         one, only = (
             torch.eye(self.microbatch.records, device=self.target.parameter.device),
             self.microbatch.only,
         )
-        if only is not None and bool(factors.weighted_sum(1 - one[only]).any()):
-            raise MixedRecords(
-                f"{self.target.name}: the loss of one record alone has a gradient in another's "
-                "row. Keep the records in the first dimension throughout, and compute each loss "
-                "from its record alone.",
-                path=self.path,
-            )
+        if only is not None:
+            require_own_row([self.target], factors, len(one), only, self.path)
         sums = [factors.weighted_sum(weights) for weights in (one if only is None else one[[only]])]
         return torch.stack(
             [torch.stack([position_weighted_sum(item), item.norm()]) for item in sums]
         )
+
+
+def require_own_row(
+    targets: Sequence[TrainedTensor],
+    factors: Factors,
+    records: int,
+    only: int,
+    path: str | None = None,
+) -> None:
+    """Raise ``MixedRecords`` unless each record but ``only`` has a gradient of zero in ``targets``.
+
+    Their factors, each of ``records`` records, follow each other in ``factors``.
+    """
+    others = torch.ones(len(targets), records, device=targets[0].parameter.device)
+    others[:, only] = 0
+    for target, total in zip(targets, factors.weighted_sums(others), strict=True):
+        if bool(total.any()):
+            raise MixedRecords(
+                f"{target.name}: the loss of one record alone has a gradient in another's row. "
+                "Keep the records in the first dimension throughout, and compute each loss from "
+                "its record alone.",
+                path=path,
+            )
 
 
 def position_weighted_sum(gradient: Tensor) -> Tensor:

@@ -24,12 +24,12 @@ from affidavit.trainer.clipping.convolutions import CONVOLUTIONS
 from affidavit.trainer.clipping.hooks import ClippingBlock, GradientHook, Microbatch, TrainedTensor
 from affidavit.trainer.clipping.layers import (
     Hooks,
-    ScaleUse,
     run_embedding,
     run_group_norm,
     run_layer_norm,
     run_linear,
     run_rms_norm,
+    scale_and_shift,
 )
 from affidavit.trainer.clipping.recurrent import RECURRENT
 from affidavit.trainer.distributed.shards import gather_full
@@ -157,7 +157,7 @@ def _run_scaled(layer: Any, hooks: Hooks, records: int, x: Tensor, *, shift: flo
     finally:
         layer._parameters["weight"] = weight
     scale = weight + shift if shift else weight
-    return ScaleUse.apply(z, scale, None, -1, (hooks["weight"], None), records).to(z.dtype)
+    return scale_and_shift(z, scale, None, (hooks["weight"], None), records).to(z.dtype)
 
 
 def register_kernel(

@@ -6,6 +6,10 @@ The forward pass is the layer's own. The backward pass returns the gradient of t
 and hands the parameters' share to their hooks, so that autograd never sees a gradient of a
 parameter. Unlike PyTorch's module hooks, functions survive the recomputation of activations. Their
 backward passes run outside autocast: only tensors that arrive in bfloat16 are in bfloat16.
+
+Calling such a function takes longer than a small layer itself. There, the layer's own operation
+runs with detached parameters, and a hook of its node in the graph receives the gradient of its
+output (``receive_gradient``).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from affidavit.trainer.clipping.ghost_norm import (
     DenseFactors,
     EmbeddingFactors,
     LinearFactors,
+    StepFactors,
     sum_over_steps,
 )
 from affidavit.trainer.clipping.hooks import GradientHook
@@ -86,6 +91,53 @@ def receive_sum(hook: OptionalHook, values: Tensor, dims: int) -> None:
 def weight_and_bias_hooks(hooks: Hooks) -> tuple[OptionalHook, OptionalHook]:
     """Return the hooks of a weight and a bias."""
     return hooks.get("weight"), hooks.get("bias")
+
+
+MAX_LIGHT = 1 << 17
+"""Entries of inputs and of parameters up to which a layer runs without a function of its own."""
+
+
+def is_light(x: Tensor, weight: Tensor) -> bool:
+    """Return whether x (n, ...) and ``weight`` are small, and nothing but autograd keeps x.
+
+    Hooks of saved tensors (checkpoints, offloading) need a function that saves x by them, and
+    ``torch.func`` has graphs of its own.
+    """
+    return (
+        type(x) is Tensor
+        and x.ndim > 1
+        and x.requires_grad
+        and x.device.type == "cpu"
+        and x.numel() <= MAX_LIGHT
+        and weight.numel() <= MAX_LIGHT
+        and torch.is_grad_enabled()
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]
+    )
+
+
+def receive_gradient(
+    y: Tensor, saved: Tensor | None, receive: Callable[[Tensor, Tensor | None], None]
+) -> Tensor:
+    """Return y, whose gradient ``receive`` gets with ``saved`` in the backward pass.
+
+    Both have any shape. The hook runs after those of the tensor y, which may change the gradient.
+    """
+    version = 0 if saved is None else saved._version
+
+    def run(grads: tuple[Tensor | None, ...]) -> None:
+        if grads[0] is None:
+            return
+        if saved is not None and saved._version != version:
+            raise RuntimeError(
+                "the input of a layer was modified by an in-place operation before its gradient "
+                "was computed. Use the operation that returns a new tensor."
+            )
+        receive(grads[0], saved)
+
+    assert y.grad_fn is not None  # x requires a gradient
+    y.grad_fn.register_prehook(run)
+    return y
 
 
 class LinearUse(Function):
@@ -219,6 +271,28 @@ class ScaleUse(Function):
         return gx, None, None, None, None, None
 
 
+def scale_and_shift(
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    hooks: tuple[OptionalHook, OptionalHook],
+    records: int,
+) -> Tensor:
+    """Return z ⊙ w + b for z (n, ..., d), and w and b (d,)."""
+    if not is_light(z, weight):
+        return ScaleUse.apply(z, weight, bias, -1, hooks, records)
+    y = z * weight.detach() if bias is None else torch.addcmul(bias.detach(), z, weight.detach())
+
+    def receive(gy: Tensor, z: Tensor | None) -> None:
+        gy = group_by_record(gy, records)
+        if hooks[0] is not None and z is not None:
+            hooks[0].receive(StepFactors(gy, group_by_record(z, records)), len(gy))
+        if hooks[1] is not None:
+            hooks[1].receive(StepFactors(gy), len(gy))
+
+    return receive_gradient(y, None if hooks[0] is None else z.detach(), receive)
+
+
 def _broadcast_along(values: Tensor, like: Tensor, dim: int) -> Tensor:
     shape = [1] * like.ndim
     shape[dim] = -1
@@ -240,11 +314,25 @@ def run_linear(
             f"a linear layer got an input of shape {tuple(x.shape)}, without a dimension of "
             "records; keep records in the first dimension."
         )
+    both = weight_and_bias_hooks(hooks)
     if is_sharded(layer.weight):
-        return _run_parallel_linear(layer, weight_and_bias_hooks(hooks), records, x)
-    return LinearUse.apply(
-        x, layer.weight, layer.bias, weight_and_bias_hooks(hooks), records, flipped
-    )
+        return _run_parallel_linear(layer, both, records, x)
+    if not is_light(x, layer.weight):
+        return LinearUse.apply(x, layer.weight, layer.bias, both, records, flipped)
+    x = to_autocast_type(x)
+    bias = None if layer.bias is None else layer.bias.detach()
+    weight = layer.weight.detach()
+    y = functional.linear(x, weight.t() if flipped else weight, bias)
+
+    def receive(gy: Tensor, x: Tensor | None) -> None:
+        gy = flatten_steps(group_by_record(gy, records))
+        if both[0] is not None and x is not None:
+            pair = flatten_steps(group_by_record(x, records)), gy
+            both[0].receive(LinearFactors(*(pair[::-1] if flipped else pair)), len(gy))
+        if both[1] is not None:
+            both[1].receive(StepFactors(gy), len(gy))
+
+    return receive_gradient(y, None if both[0] is None else x.detach(), receive)
 
 
 def _run_parallel_linear(
@@ -304,7 +392,11 @@ def run_embedding(layer: nn.Embedding, hooks: Hooks, records: int, ids: Tensor) 
 def run_layer_norm(layer: nn.LayerNorm, hooks: Hooks, records: int, x: Tensor) -> Tensor:
     """Run layer normalisation of x (n, ..., *shape)."""
     both = weight_and_bias_hooks(hooks)
-    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both, records)
+    if len(layer.normalized_shape) > 1 or not is_light(x, layer.weight):
+        return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both, records)
+    x = x.float() if torch.is_autocast_enabled(x.device.type) else x
+    z = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return scale_and_shift(z, layer.weight, layer.bias, both, records)
 
 
 def run_rms_norm(layer: nn.RMSNorm, hooks: Hooks, records: int, x: Tensor) -> Tensor:
@@ -312,7 +404,7 @@ def run_rms_norm(layer: nn.RMSNorm, hooks: Hooks, records: int, x: Tensor) -> Te
     if torch.is_autocast_enabled(x.device.type):
         x = x.float()
     z = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
-    return ScaleUse.apply(z, layer.weight, None, -1, weight_and_bias_hooks(hooks), records)
+    return scale_and_shift(z, layer.weight, None, weight_and_bias_hooks(hooks), records)
 
 
 def run_group_norm(layer: nn.GroupNorm, hooks: Hooks, records: int, x: Tensor) -> Tensor:

@@ -306,7 +306,7 @@ class PrivateModel:
         except (UnsupportedModel, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if self._microbatch.probe_rows is None or self._microbatch.in_backward:
+            if not self._microbatch.is_probing or self._microbatch.in_backward:
                 raise
             if unit is not None:
                 raise unit.build_error(error) from error
@@ -346,7 +346,7 @@ class PrivateModel:
         rows = len(inputs[0]) if inputs[0].ndim else 0
         if rows in (0, 1, records) or rows % records or path in self._folded_paths:
             return
-        if self._microbatch.probe_rows is None or self._microbatch.is_reprobe:
+        if self._microbatch.probe_rows is None:
             raise MixedRecords(
                 f"{path}: the layer sees {rows} rows for {records} records, and it is "
                 "unknown whose they are. Probe the model first (trainer.clipping.probe), or keep "
@@ -453,11 +453,13 @@ class PrivateModel:
         unclipped = {key: block.unclipped for key, block in self._blocks.items()}
         with self._set_gradients_aside(), self._running(len(losses)):
             microbatch = self._microbatch
-            microbatch.only, microbatch.probe_rows, microbatch.is_reprobe = place, [], True
+            microbatch.only, microbatch.is_reprobe = place, True
             others_before = other_states()
             again = self._backward(partial(losses_of, rows), place)
             with torch.no_grad(), torch.autocast(again.device.type, enabled=False):
-                PendingUses(self._blocks.values()).clip()
+                pending = PendingUses(self._blocks.values())
+                pending.require_own_rows(place)
+                pending.clip()
                 for key, block in self._blocks.items():
                     block.unclipped = unclipped[key]
             added = {name: of.total for name, of in self._tensors.items() if of.total is not None}
@@ -537,7 +539,7 @@ class PrivateModel:
     @contextmanager
     def _tracking(self) -> Iterator[None]:
         """Follow the rows that a mask picks: in a probe, and where a probe saw that it does."""
-        if self._microbatch.probe_rows is None and not self._has_picked_rows:
+        if not self._microbatch.is_probing and not self._has_picked_rows:
             yield
             return
         self._tracker = RowTracker(self._microbatch.records)
