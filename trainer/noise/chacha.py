@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,23 +74,37 @@ def raw_words(
     Raises ``ValueError`` for a key of another length, a step above 64 bits, a tensor number above
     32 bits, and words past the end of the stream.
     """
-    nonce = _require_stream(key, step, tensor, count, block)
-    words = torch.empty(count, dtype=torch.int32)
-    algorithm = ChaCha20(key, struct.pack("<I", block) + nonce)
-    encryptor = Cipher(algorithm, mode=None).encryptor()
-    memory = words.numpy().data.cast("B") if count else memoryview(b"")
-    for first in range(0, len(memory), len(ZERO_BYTES)):
-        part = memory[first : first + len(ZERO_BYTES)]
-        encryptor.update_into(ZERO_BYTES[: len(part)], part)
-    return words.to(device)
+    return raw_words_of(key, step=step, spans=[(tensor, block, count)]).to(device)
+
+
+def raw_words_of(key: bytes, *, step: int, spans: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Return the words of several streams of a step one after the other, int32 of one dimension.
+
+    ``spans`` has the tensor, the first block and the number of words of each. Raises ``ValueError``
+    like ``raw_words``.
+    """
+    starts = [_require_stream(key, step, tensor, count, block) for tensor, block, count in spans]
+    words = torch.empty(sum(count for _, _, count in spans), dtype=torch.int32)
+    if not len(words):
+        return words
+    memory, begin = words.numpy().data.cast("B"), 0
+    encryptor = Cipher(ChaCha20(key, starts[0]), mode=None).encryptor()
+    for start, (_, _, count) in zip(starts, spans, strict=True):
+        encryptor.reset_nonce(start)
+        end = begin + words.itemsize * count
+        for first in range(begin, end, len(ZERO_BYTES)):
+            part = memory[first : min(end, first + len(ZERO_BYTES))]
+            encryptor.update_into(ZERO_BYTES[: len(part)], part)
+        begin = end
+    return words
 
 
 def _require_stream(key: bytes, step: int, tensor: int, count: int, block: int) -> bytes:
-    """Return the nonce of a stream that has the words."""
+    """Return the first block's number and the nonce of a stream that has the words."""
     _require_key(key)
     if not (count >= 0 and block >= 0 and WORDS_PER_BLOCK * block + count <= MAX_WORDS):
         raise ValueError(f"a stream has at most {MAX_WORDS} words, not {count} after {block=}")
-    return build_nonce(step, tensor)
+    return struct.pack("<I", block) + build_nonce(step, tensor)
 
 
 def _require_key(key: bytes) -> None:

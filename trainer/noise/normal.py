@@ -24,7 +24,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, raw_words
+from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, raw_words_of
 
 PAIRS_PER_GROUP = 128
 """Three times as many words are whole blocks."""
@@ -44,28 +44,69 @@ def standard_normal(
     They are the stream's variates from ``first`` on. Raises ``ValueError`` like
     ``raw_words``; a stream has 2.3e10 pairs.
     """
-    count = math.prod(shape)
-    start, stop = first // GROUP_SIZE, -(-(first + count) // GROUP_SIZE)
-    groups = stop - start if count else 0
-    out = torch.empty(groups, 2, PAIRS_PER_GROUP, dtype=torch.float32, device=device)
+    spans = [(tensor, first, math.prod(shape))]
+    (result,) = standard_normals(key, step=step, spans=spans, device=device)
+    return result.view(tuple(shape))
+
+
+def standard_normals(
+    key: bytes, *, step: int, spans: Sequence[tuple[int, int, int]], device: str = "cpu"
+) -> list[Tensor]:
+    """Return the variates of several streams of a step, which are computed together.
+
+    ``spans`` has the tensor, the first variate and the number of variates of each, and the result
+    has one dimension for each. Raises ``ValueError`` like ``raw_words``.
+    """
+    sizes = [_groups_of(span) for span in spans]
+    lengths = [groups for _, groups in sizes]
+    out = torch.empty(sum(lengths), 2, PAIRS_PER_GROUP, dtype=torch.float32, device=device)
+    parts = out.split(lengths)
     if out.is_cuda and has_triton():
         from affidavit.trainer.noise.fused import fill_normal
 
-        fill_normal(out, key, step=step, tensor=tensor, first_group=start)
+        for part, (tensor, _, _), (start, _) in zip(parts, spans, sizes, strict=True):
+            fill_normal(part, key, step=step, tensor=tensor, first_group=start)
     else:
-        for begin in range(0, groups, CHUNK_GROUPS):
-            chunk = out[begin : begin + CHUNK_GROUPS]
-            words = raw_words(
-                key,
-                step=step,
-                tensor=tensor,
-                count=3 * PAIRS_PER_GROUP * len(chunk),
-                device=device,
-                block=3 * PAIRS_PER_GROUP * (start + begin) // WORDS_PER_BLOCK,
-            )
-            _transform(chunk, words.view(-1, 3, PAIRS_PER_GROUP))
-    offset = first - GROUP_SIZE * start
-    return out.view(-1)[offset : offset + count].view(tuple(shape))
+        _fill_chunks(out, key, step, spans, sizes)
+    return [_cut(part, span) for part, span in zip(parts, spans, strict=True)]
+
+
+def _fill_chunks(
+    out: Tensor,
+    key: bytes,
+    step: int,
+    spans: Sequence[tuple[int, int, int]],
+    sizes: Sequence[tuple[int, int]],
+) -> None:
+    """Fill ``out`` (groups, 2, pairs) with the groups of each span, by chunks of all of them."""
+    chunks: list[list[tuple[int, int, int]]] = [[]]
+    free = CHUNK_GROUPS
+    for (tensor, _, _), (start, groups) in zip(spans, sizes, strict=True):
+        done = 0
+        while done < groups:
+            if not free:
+                chunks.append([])
+                free = CHUNK_GROUPS
+            taken = min(free, groups - done)
+            block = 3 * PAIRS_PER_GROUP * (start + done) // WORDS_PER_BLOCK
+            chunks[-1].append((tensor, block, 3 * PAIRS_PER_GROUP * taken))
+            done, free = done + taken, free - taken
+    for chunk, part in zip(chunks, out.split(CHUNK_GROUPS), strict=True):
+        words = raw_words_of(key, step=step, spans=chunk).to(out.device)
+        _transform(part, words.view(-1, 3, PAIRS_PER_GROUP))
+
+
+def _groups_of(span: tuple[int, int, int]) -> tuple[int, int]:
+    """Return the first group of a stream's variates, and the number of groups."""
+    _, first, count = span
+    start = first // GROUP_SIZE
+    return start, -(-(first + count) // GROUP_SIZE) - start if count else 0
+
+
+def _cut(groups: Tensor, span: tuple[int, int, int]) -> Tensor:
+    _, first, count = span
+    offset = first % GROUP_SIZE
+    return groups.view(-1)[offset : offset + count]
 
 
 @cache

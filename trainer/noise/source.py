@@ -15,8 +15,8 @@ Guarantees
 >>> source = NoiseSource({"w": TensorNoise(shape=(2,), scale=0.5)})
 >>> sums = {"w": torch.zeros(2)}
 >>> source.add_to(sums, bytes(32))
->>> expected = 0.5 * standard_normal(bytes(32), step=0, tensor=0, shape=(2,))
->>> bool((sums["w"] == expected).all()), source.step
+>>> (z,) = standard_normals(bytes(32), step=0, spans=[(0, 0, 2)])
+>>> bool((sums["w"] == 0.5 * z).all()), source.step
 (True, 1)
 
 References: arXiv:2306.08153 (streams of correlated noise);
@@ -26,7 +26,7 @@ References: arXiv:2306.08153 (streams of correlated noise);
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,11 @@ from torch import Tensor
 
 from affidavit.mechanisms.strategies import Strategy, identity
 from affidavit.trainer.noise.grid import add_grid_noise
-from affidavit.trainer.noise.normal import CHUNK_GROUPS, GROUP_SIZE, standard_normal
+from affidavit.trainer.noise.normal import (
+    CHUNK_GROUPS,
+    GROUP_SIZE,
+    standard_normals,
+)
 from affidavit.trainer.noise.recurrence import recurrence_of
 
 MAX_DRAWN, MAX_DRAWN_CPU = 1 << 23, CHUNK_GROUPS * GROUP_SIZE
@@ -119,6 +123,8 @@ class NoiseSource:
         self._device, self._dtype, self._exact = device, dtype, exact
         if exact and self._recurrence is not None:
             raise ValueError("exact noise needs independent noise; remove exact")
+        self._places = {name: place for place, name in enumerate(tensors)}
+        self._groups = self._group()
         self._kept: dict[str, list[Tensor]] = {name: [] for name in tensors}
         self._step = 0
 
@@ -149,19 +155,20 @@ class NoiseSource:
         at, self._step = self._step, self._step + 1
         scales = self.scales() if scales is None else scales
         with torch.no_grad():
-            for place, (name, tensor) in enumerate(self._tensors.items()):
-                if self._exact:
+            if self._exact:
+                for place, (name, tensor) in enumerate(self._tensors.items()):
                     self._add_exactly(key, at, place, tensor, sums[name], scales[name])
-                elif (
-                    self._recurrence is None
-                    and tensor.columns is None
-                    and sums[name].is_contiguous()
-                ):
-                    self._add_independent(key, at, place, tensor, sums[name], scales[name])
-                else:
-                    sums[name].add_(
-                        self._draw_correlated(key, at, place, name, tensor), alpha=scales[name]
-                    )
+                return
+            for names in self._groups:
+                name = names[0]
+                if self._is_added_in_chunks(names) and sums[name].is_contiguous():
+                    self._add_independent(key, at, name, sums[name], scales[name])
+                    continue
+                drawn = list(self._draw(key, at, names))
+                for scale in {scales[name] for name in names}:
+                    of = [place for place, name in enumerate(names) if scales[name] == scale]
+                    totals = [sums[names[place]] for place in of]
+                    torch._foreach_add_(totals, [drawn[place] for place in of], alpha=scale)
 
     def skip_step(self, key: bytes) -> None:
         """Skip a step whose release was lost: its noise enters the state but no sum.
@@ -176,8 +183,29 @@ class NoiseSource:
         if self._recurrence is None:
             return
         with torch.no_grad():
-            for place, (name, tensor) in enumerate(self._tensors.items()):
-                self._draw_correlated(key, at, place, name, tensor)
+            for names in self._groups:
+                for _ in self._draw(key, at, names):
+                    pass
+
+    def _group(self) -> list[list[str]]:
+        """Return the names in groups whose noise is drawn at once, in their order.
+
+        A device draws the noise of a tensor by one kernel.
+        """
+        groups: list[list[str]] = []
+        room = 0
+        for name, tensor in self._tensors.items():
+            size = math.prod(tensor.drawn_shape)
+            if not groups or size > room or torch.device(self._device).type != "cpu":
+                groups.append([])
+                room = MAX_DRAWN_CPU
+            groups[-1].append(name)
+            room -= size
+        return groups
+
+    def _is_added_in_chunks(self, names: Sequence[str]) -> bool:
+        columns = self._tensors[names[0]].columns
+        return len(names) == 1 and self._recurrence is None and columns is None
 
     def _require_steps_left(self) -> None:
         if self._max_steps is not None and self._step >= self._max_steps:
@@ -189,37 +217,30 @@ class NoiseSource:
         """Return σ_g C_g of each tensor."""
         return {name: tensor.scale for name, tensor in self._tensors.items()}
 
-    def _add_independent(
-        self, key: bytes, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float
-    ) -> None:
+    def _add_independent(self, key: bytes, at: int, name: str, total: Tensor, scale: float) -> None:
         """Add independent noise by chunks, so that no noise of a whole tensor is in memory."""
-        entries = total.view(-1)
+        place, tensor, entries = self._places[name], self._tensors[name], total.view(-1)
         chunk = MAX_DRAWN_CPU if entries.device.type == "cpu" else MAX_DRAWN
         for begin in range(0, len(entries), chunk):
             part = entries[begin : begin + chunk]
-            drawn = standard_normal(
-                key,
-                step=at,
-                tensor=place,
-                shape=part.shape,
-                device=self._device,
-                first=tensor.first_entry + begin,
-            )
+            span = (place, tensor.first_entry + begin, len(part))
+            (drawn,) = standard_normals(key, step=at, spans=[span], device=self._device)
             part.add_(drawn.to(self._dtype), alpha=scale)
 
-    def _draw_correlated(
-        self, key: bytes, at: int, place: int, name: str, tensor: TensorNoise
-    ) -> Tensor:
-        drawn = standard_normal(
-            key,
-            step=at,
-            tensor=place,
-            shape=tensor.drawn_shape,
-            device=self._device,
-            first=tensor.first_entry,
-        )
-        z = _slice_columns(drawn, tensor).to(self._dtype)
-        return z if self._recurrence is None else self._recurrence(at, z, self._kept[name])
+    def _draw(self, key: bytes, at: int, names: Sequence[str]) -> Iterator[Tensor]:
+        """Yield the noise of the tensors, each in its local shape."""
+        tensors = [self._tensors[name] for name in names]
+        spans = [
+            (self._places[name], tensor.first_entry, math.prod(tensor.drawn_shape))
+            for name, tensor in zip(names, tensors, strict=True)
+        ]
+        drawn = standard_normals(key, step=at, spans=spans, device=self._device)
+        for name, tensor, item in zip(names, tensors, drawn, strict=True):
+            z = _slice_columns(item.view(tensor.drawn_shape), tensor).to(self._dtype)
+            if self._recurrence is None:
+                yield z
+            else:  # what is stored would keep the draws of the others
+                yield self._recurrence(at, z.clone(), self._kept[name])
 
     def _add_exactly(
         self, key: bytes, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float

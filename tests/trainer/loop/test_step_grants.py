@@ -88,15 +88,16 @@ def test_rows_of_the_noise_that_another_took_are_not_drawn_otherwise(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[int, list[torch.Tensor]] = {}
-    real = source.standard_normal
+    real = source.standard_normals
 
-    def noted(key: bytes, *, step: int, tensor: int, **rest: Any) -> torch.Tensor:
-        result = real(key, step=step, tensor=tensor, **rest)
-        if tensor == 0:
-            drawn.setdefault(step, []).append(result.clone())
+    def noted(key: bytes, *, step: int, spans: Any, **rest: Any) -> list[torch.Tensor]:
+        result = real(key, step=step, spans=spans, **rest)
+        for (tensor, *_), item in zip(spans, result, strict=True):
+            if tensor == 0:
+                drawn.setdefault(step, []).append(item.clone())
         return result
 
-    monkeypatch.setattr(source, "standard_normal", noted)
+    monkeypatch.setattr(source, "standard_normals", noted)
     plan, out = plan_with(**CORRELATED), tmp_path / "run"
     bundle = bundle_of(plan)
     crash_run(run, out, 4, plan, bundle=bundle, checkpoint_every=3)
