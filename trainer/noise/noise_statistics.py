@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,9 @@ ROUNDING = 2.0**-16
 
 MAX_SUMS = 1 << 15
 """Sums of entries of all tensors together that are tested per step; at least one of each tensor."""
+
+MAX_STACKED = 1 << 16
+"""Entries of a tensor up to which it is copied to be added up with others of its size."""
 
 STAYING_ENTRY, STAYING_SUM = 2.0**-21, 2.0**-12
 """Bounds on the probability that noise leaves an entry near 0, or a sum of entries, as it was."""
@@ -98,11 +101,17 @@ class NoiseTest:
             more = min(max(0, spare), max(0, size - least))
             self._lengths[name], spare = -(-size // (min(size, least) + more)), spare - more
         self._order = [name for of in self._names.values() for name in of]
+        by_size = sorted(self._order, key=sizes.__getitem__)
+        self._alike = [list(of) for _, of in groupby(by_size, key=sizes.__getitem__)]
         counts = [_count_entries(sizes[name], self._lengths[name]) for name in self._order]
-        self._counts = torch.tensor([len(item) for item in counts])
+        self._counts = torch.tensor([len(item) for item in counts], dtype=torch.long)
+        parts = torch.arange(int(self._counts.sum())).split(self._counts.tolist() or [0])
+        places = dict(zip(self._order, parts, strict=False))
+        self._permutation = torch.cat([places[name] for name in by_size] or [*parts]).argsort()
+        self._terms = torch.tensor([self._lengths[name] for name in self._order])
         self._roots = torch.cat(counts).sqrt() if counts else torch.zeros(0, dtype=torch.float64)
         self._stayed: dict[str, Tensor] = {}
-        self._released: dict[str, Tensor] = {}
+        self._released = torch.zeros(0)
         self._tensor_squares = np.zeros((2, len(sizes)))
         self._observations = 0
         self._steps = 0
@@ -113,16 +122,34 @@ class NoiseTest:
         self._matrix: Array | None = None
         self._observed: dict[int, dict[str, Tensor]] = {}
 
-    def read(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return sums of consecutive entries by tensor, in float64.
+    def read(self, sums: Mapping[str, Tensor]) -> Tensor:
+        """Return sums of consecutive entries of all tensors, in float64, of one dimension.
 
-        Each of ``sums`` has its tensor's shape.
+        Each of ``sums`` has its tensor's shape. Small tensors of one size are added up at once.
         """
-        return {name: _add_up(sums[name], length) for name, length in self._lengths.items()}
+        parts: list[Tensor] = []
+        for names in self._alike:
+            entries, length = [sums[name].reshape(-1) for name in names], self._lengths[names[0]]
+            if len(names) > 1 and len(entries[0]) <= MAX_STACKED:
+                parts.append(_add_up(torch.stack(entries), length))
+            else:
+                parts += [
+                    _add_up(item[None], self._lengths[n])
+                    for n, item in zip(names, entries, strict=True)
+                ]
+        sums_by_size = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        return sums_by_size[self._permutation.to(sums_by_size.device)]
+
+    def _by_tensor(self, values: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self._order, values.split(self._counts.tolist()), strict=True))
+
+    def _repeat(self, of_tensors: Sequence[float]) -> Tensor:
+        """Return a value for each sum from one for each tensor."""
+        return torch.repeat_interleave(torch.tensor(of_tensors, dtype=torch.float64), self._counts)
 
     def observe(
         self,
-        before: Mapping[str, Tensor],
+        before: Tensor,
         sums: Mapping[str, Tensor],
         noise_std: Mapping[str, float],
         *,
@@ -139,12 +166,12 @@ class NoiseTest:
             return
         self._released = self.read(sums)
         self._observations += 1
-        gaps = torch.cat([self._released[name] - before[name] for name in self._order]).cpu()
-        stds = torch.tensor([noise_std[name] for name in self._order], dtype=torch.float64)
-        scaled = gaps / (self._roots * torch.repeat_interleave(stds, self._counts))
-        parts = dict(zip(self._order, scaled.split(self._counts.tolist()), strict=True))
-        self._require_noise_everywhere(before, parts, noise_std, strategy is not None)
-        noise = {of: torch.cat([parts[n] for n in names]) for of, names in self._names.items()}
+        gaps = (self._released - before).cpu()
+        scaled = gaps / (self._roots * self._repeat([noise_std[name] for name in self._order]))
+        self._require_noise_everywhere(before, scaled, noise_std, strategy is not None)
+        counts = iter(self._counts.tolist())
+        sizes = [sum(next(counts) for _ in names) for names in self._names.values()]
+        noise = dict(zip(self._names, scaled.split(sizes), strict=True))
         if strategy is not None:
             z_of = self._independent(noise, strategy, place)
             if z_of is None:
@@ -169,20 +196,23 @@ class NoiseTest:
 
     def _require_noise_everywhere(
         self,
-        before: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor],
+        before: Tensor,
+        noise: Tensor,
         noise_std: Mapping[str, float],
         is_correlated: bool,
     ) -> None:
         """Test that no sum stayed as it was ``before``, in this step and those just before it."""
         stayed, self._stayed = self._stayed, {}
-        for name, z in noise.items():
+        if not bool((noise == 0).any()):
+            return
+        entries = self._by_tensor(before.cpu())
+        for name, z in self._by_tensor(noise).items():
             stays = z == 0
             if not bool(stays.any()):
                 continue
             chance = torch.full_like(z, STAYING_SUM)
             if self._lengths[name] == 1:
-                chance = STAYING_ENTRY + 2.0**-24 * before[name].cpu().abs() / noise_std[name]
+                chance = STAYING_ENTRY + 2.0**-24 * entries[name].abs() / noise_std[name]
             chance = (chance * (CORRELATED if is_correlated else 1.0)).clamp_(max=1.0).log_()
             together = torch.where(stays, stayed.get(name, torch.zeros_like(z)) + chance, 0.0)
             self._stayed[name] = together
@@ -195,7 +225,7 @@ class NoiseTest:
     def _require_scale_of_tensors(
         self,
         noise: Mapping[str, Tensor],
-        before: Mapping[str, Tensor],
+        before: Tensor,
         noise_std: Mapping[str, float],
     ) -> None:
         """Add up the squares of each tensor, and test them."""
@@ -207,7 +237,7 @@ class NoiseTest:
         for place in np.flatnonzero(~(_likelihood(squares, sizes) >= self._level())):
             name = self._order[place]
             # Noise below the last digit of an entry is rounded to zero, or to a digit.
-            largest = float(before[name].abs().max()) / noise_std[name]
+            largest = float(self._by_tensor(before)[name].abs().max()) / noise_std[name]
             rounding = ROUNDING + 2.0**-22 * largest / self._lengths[name] ** 0.5
             if not _likelihood(squares[place], sizes[place], rounding) >= self._level():
                 ratio = math.sqrt(squares[place] / sizes[place])
@@ -224,17 +254,25 @@ class NoiseTest:
 
         Each mean has its tensor's shape.
         """
-        for name, length in self._lengths.items():
-            released, mean = self._released[name], means[name]
-            if mean is None:
+        tensors: dict[str, Tensor] = {}
+        for name in self._order:
+            if (mean := means[name]) is None:
                 raise _failure(f"the optimiser gets no mean of {name}")
-            is_half = mean.dtype in HALF_TYPES
-            unit, least = (2.0**-7, 2.0**-24) if is_half else (2.0**-20, 2.0**-120)
-            gap = (_add_up(mean, length) * divisor - released).abs_()
-            room = unit * released.abs() + least * divisor * length
-            if not bool((gap <= room).all()) and length > 1:  # terms may cancel each other
-                room += unit * divisor * _add_up(mean.abs(), length)
-            if not bool((gap <= room).all()):
+            tensors[name] = mean
+        halves = [item.dtype in HALF_TYPES for item in tensors.values()]
+        device = self._released.device
+        unit = self._repeat([2.0**-7 if half else 2.0**-20 for half in halves]).to(device)
+        least = self._repeat([2.0**-24 if half else 2.0**-120 for half in halves]).to(device)
+        lengths = torch.repeat_interleave(self._terms, self._counts).to(device)
+        gap = (self.read(tensors) * divisor - self._released).abs_()
+        room = unit * self._released.abs() + least * divisor * lengths
+        if bool((gap <= room).all()):
+            return
+        # The terms of a longer sum may cancel each other.
+        sizes = self.read({name: item.abs() for name, item in tensors.items()})
+        room += torch.where(lengths > 1, unit * divisor * sizes, 0.0)
+        for name, is_same in self._by_tensor(gap <= room).items():
+            if not bool(is_same.all()):
                 raise _failure(
                     f"the optimiser gets other means of {name} than the tested sums divided by "
                     f"{divisor:g}"
@@ -315,13 +353,14 @@ def _count_entries(size: int, length: int) -> Tensor:
     return counts
 
 
-def _add_up(values: Tensor, length: int) -> Tensor:
-    """Return the sums of ``length`` consecutive entries, in float64."""
-    entries = values.reshape(-1)
-    whole = len(entries) // length * length
-    sums = entries[:whole].view(-1, length).sum(1) if length > 1 else entries
-    rest = entries[whole:]
-    return (torch.cat([sums, rest.sum()[None]]) if len(rest) else sums).double()
+def _add_up(entries: Tensor, length: int) -> Tensor:
+    """Return the sums of ``length`` consecutive entries of each of (k, m), one after the other."""
+    whole = entries.shape[1] // length * length
+    first = entries[:, :whole]
+    sums = first.unflatten(1, (-1, length)).sum(2) if length > 1 and whole else first
+    if whole < entries.shape[1]:
+        sums = torch.cat([sums, entries[:, whole:].sum(1, keepdim=True)], 1)
+    return sums.flatten().double()
 
 
 def _add_sum(sums: dict[str, tuple[float, int]], name: str, value: float, size: int) -> None:
