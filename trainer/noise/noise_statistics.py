@@ -67,7 +67,7 @@ MAX_SUMS = 1 << 15
 """Sums of entries of all tensors together that are tested per step; at least one of each tensor."""
 
 MAX_STACKED = 1 << 16
-"""Entries of a tensor up to which it is copied to be added up with others of its size."""
+"""Entries of a tensor up to which it is copied to be added up with others of its kind."""
 
 STAYING_ENTRY, STAYING_SUM = 2.0**-21, 2.0**-12
 """Bounds on the probability that noise leaves an entry near 0, or a sum of entries, as it was."""
@@ -101,13 +101,14 @@ class NoiseTest:
             more = min(max(0, spare), max(0, size - least))
             self._lengths[name], spare = -(-size // (min(size, least) + more)), spare - more
         self._order = [name for of in self._names.values() for name in of]
-        by_size = sorted(self._order, key=sizes.__getitem__)
-        self._alike = [list(of) for _, of in groupby(by_size, key=sizes.__getitem__)]
+        kinds = {name: (sizes[name], self._lengths[name]) for name in self._order}
+        by_kind = sorted(self._order, key=kinds.__getitem__)
+        self._alike = [list(of) for _, of in groupby(by_kind, key=kinds.__getitem__)]
         counts = [_count_entries(sizes[name], self._lengths[name]) for name in self._order]
         self._counts = torch.tensor([len(item) for item in counts], dtype=torch.long)
         parts = torch.arange(int(self._counts.sum())).split(self._counts.tolist() or [0])
         places = dict(zip(self._order, parts, strict=False))
-        self._permutation = torch.cat([places[name] for name in by_size] or [*parts]).argsort()
+        self._permutation = torch.cat([places[name] for name in by_kind] or [*parts]).argsort()
         self._terms = torch.tensor([self._lengths[name] for name in self._order])
         self._roots = torch.cat(counts).sqrt() if counts else torch.zeros(0, dtype=torch.float64)
         self._stayed: dict[str, Tensor] = {}
@@ -125,20 +126,19 @@ class NoiseTest:
     def read(self, sums: Mapping[str, Tensor]) -> Tensor:
         """Return sums of consecutive entries of all tensors, in float64, of one dimension.
 
-        Each of ``sums`` has its tensor's shape. Small tensors of one size are added up at once.
+        Each of ``sums`` has its tensor's shape. Small tensors of one kind are added up at once.
         """
         parts: list[Tensor] = []
         for names in self._alike:
             entries, length = [sums[name].reshape(-1) for name in names], self._lengths[names[0]]
-            if len(names) > 1 and len(entries[0]) <= MAX_STACKED:
+            if len(entries[0]) <= MAX_STACKED:
                 parts.append(_add_up(torch.stack(entries), length))
             else:
-                parts += [
-                    _add_up(item[None], self._lengths[n])
-                    for n, item in zip(names, entries, strict=True)
-                ]
-        sums_by_size = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-        return sums_by_size[self._permutation.to(sums_by_size.device)]
+                parts += [_add_up(item[None], length) for item in entries]
+        if not parts:
+            return torch.zeros(0, dtype=torch.float64)
+        result = torch.cat(parts)
+        return result[self._permutation.to(result.device)]
 
     def _by_tensor(self, values: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._order, values.split(self._counts.tolist()), strict=True))
