@@ -110,7 +110,10 @@ class Factors(ABC):
         return self.stack_key is not None and self.entries <= MAX_STACKED
 
     def stacked(self, others: Sequence[Any]) -> Factors:
-        """Return the factors of these records and those of ``others``, of the same key."""
+        """Return the factors of these records and those of ``others``, of the same key.
+
+        Raises ``NotImplementedError`` without a key.
+        """
         raise NotImplementedError
 
     def clipped_sum(self, clip_norm: float) -> Tensor:

@@ -241,8 +241,8 @@ class PendingUses:
         for items in same.values():
             size = max(1, MAX_GROUP // items[0][2].entries)
             for first in range(0, len(items), size):
-                blocks, targets, factors = zip(*items[first : first + size], strict=True)
-                stacked = factors[0].stacked(factors[1:]) if len(factors) > 1 else factors[0]
+                blocks, targets, uses_of = zip(*items[first : first + size], strict=True)
+                stacked = uses_of[0].stacked(uses_of[1:]) if len(uses_of) > 1 else uses_of[0]
                 yield UseGroup(list(blocks), list(targets), [stacked])
 
     def norms(self) -> dict[ClippingBlock, Tensor]:

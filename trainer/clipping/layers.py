@@ -112,7 +112,7 @@ def is_light(x: Tensor, weight: Tensor) -> bool:
         and weight.numel() <= MAX_LIGHT
         and torch.is_grad_enabled()
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-        and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]
+        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 

@@ -78,7 +78,7 @@ def raw_words(
 
 
 def raw_words_of(key: bytes, *, step: int, spans: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Return the words of several streams of a step one after the other, int32 of one dimension.
+    """Return the words of several streams of a step one after the other, as an int32 (words,).
 
     ``spans`` has the tensor, the first block and the number of words of each. Raises ``ValueError``
     like ``raw_words``.

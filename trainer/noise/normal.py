@@ -54,8 +54,8 @@ def standard_normals(
 ) -> list[Tensor]:
     """Return the variates of several streams of a step, which are computed together.
 
-    ``spans`` has the tensor, the first variate and the number of variates of each, and the result
-    has one dimension for each. Raises ``ValueError`` like ``raw_words``.
+    ``spans`` has the tensor, the first variate and the number of variates of each, which has the
+    shape (number,). Raises ``ValueError`` like ``raw_words``.
     """
     sizes = [_groups_of(span) for span in spans]
     lengths = [groups for _, groups in sizes]
