@@ -75,7 +75,7 @@ class DataAdapter(Protocol):
     """Numbered records; ``digest`` is ``sha256:`` and 64 hexadecimal digits.
 
     A plan of users with several records also needs ``most_of_a_user``, the largest number of
-    records of a user.
+    records of a user. ``digest_is_given`` is true if the digest was not taken from the records.
     """
 
     @property

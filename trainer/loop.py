@@ -400,6 +400,11 @@ class Run:
 
         return self.peers.run_on_leader(end)
 
+    @property
+    def lock(self) -> int | None:
+        """The descriptor of the folder's lock, on rank 0."""
+        return None if self._run_log is None else self._run_log.lock
+
     def close(self) -> None:
         """Release the folder and restore the model's layers."""
         if hasattr(self, "training"):

@@ -1,7 +1,8 @@
 """Train in your own loop: it gets the certified lots, and the optimiser gets noisy means.
 
 ``private`` takes a model, an optimiser and a loader, and returns a run to iterate over. Its batches
-are the microbatches of the certified lots, whatever the loader's own order. ``run.loss`` clips the
+are the microbatches of the certified lots, whatever the loader's own order, and the loader's
+workers read them ahead. ``run.loss`` clips the
 gradients of a batch; ``optimizer.step()`` does nothing until a lot is complete, and then updates
 with its noisy mean, as in a loop with gradient accumulation. A lot without records is noise alone:
 the run takes that step itself. The scale of the loss has no effect, because each record's gradient
@@ -38,14 +39,15 @@ from torch.utils.data import DataLoader
 from affidavit.certificate import MAX_BYTES, PublicKey, TrustRoot
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, read_limited, schedule
-from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, select_records
-from affidavit.trainer.clipping.probe import PROBE_SEEDS, fixed_draws, random_state
+from affidavit.trainer.adapters import Batch, Group, parts_of, select_records
+from affidavit.trainer.clipping.probe import PROBE_SEEDS
+from affidavit.trainer.data.loaded_records import LoadedRecords, digest_of_batch, tensors_of
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.steps.gradients import Lot, replaced_losses
+from affidavit.trainer.steps.gradients import Lot, LotQueue, replaced_losses
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """Returns one loss for each record of a batch, shape (n,)."""
@@ -59,69 +61,6 @@ _EVERY_BATCH = (
 
 class LoopError(RunFailure):
     """The loop called the run in another way than a step needs; nothing was released."""
-
-
-class _Records:
-    """The records of a map-style data set, as a ``DataAdapter``."""
-
-    def __init__(self, loader: DataLoader[Any], digest: str | None) -> None:
-        self._dataset: Any = loader.dataset
-        self._collate: Any = loader.collate_fn
-        self._digest = digest
-
-    @property
-    def digest(self) -> str:
-        """The declared digest, or else a digest of each record's tensors."""
-        if self._digest is None:
-            with fixed_draws(0):
-                parts = [_digest(self._batch([place])) for place in range(len(self))]
-            content = "".join(parts).encode()
-            self._digest = digest_of_tensors(
-                torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            )
-        return self._digest
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def collate(self, indices: Tensor) -> Batch:
-        """Collate the records at ``indices``, shape (n,), by the loader's ``collate_fn``."""
-        return self._batch(indices.tolist())
-
-    def pick_different(self) -> Tensor:
-        """Return the numbers of three of the first records, the largest last; shape (3,)."""
-        with fixed_draws(0):
-            sizes = [
-                sum(item.numel() for item in _tensors(self._batch([place])))
-                for place in range(min(64, len(self)))
-            ]
-        order = torch.tensor(sizes).argsort(stable=True)
-        return order[[0, len(order) // 2, -1]] if len(order) > 2 else order
-
-    def collate_fixed(self, indices: Tensor, seed: int = 0) -> Batch:
-        """Collate (n,) records; each record has the same random draws at any place."""
-        items = self._items(indices)
-        with fixed_draws(seed):
-            batch: Batch = self._collate(items)
-        return batch
-
-    def collate_draws(self, indices: Tensor) -> bool:
-        """Return whether ``collate_fn`` draws random numbers for these records; shape (n,)."""
-        items = self._items(indices)
-        with fixed_draws(0):
-            before = random_state()
-            self._collate(items)
-            return bool(random_state() != before)
-
-    def _items(self, indices: Tensor) -> list[Any]:
-        items = []
-        for place in indices.tolist():
-            with fixed_draws(place):
-                items.append(self._dataset[place])
-        return items
-
-    def _batch(self, places: Sequence[int]) -> Batch:
-        return self._collate([self._dataset[place] for place in places])
 
 
 class _Model:
@@ -177,7 +116,8 @@ def private(
     ``trusted`` are the keys that may certify, by default your own. ``users``, of shape (N,), has
     the user of each record, for a plan of users with several records. ``example`` is a batch of at
     least three records to probe the model with, by default some of the first records. ``digest``
-    identifies the data. A run in ``out`` is resumed unless ``resume`` is false.
+    identifies the data; by default each record is read for it once. A run in ``out`` is resumed
+    unless ``resume`` is false.
 
     Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
     """
@@ -197,7 +137,7 @@ def private(
             "the plan has canaries, which your own loop does not train on. Run it with "
             "affidavit train, or certify it without canaries."
         )
-    records = _Records(loader, digest)
+    records = LoadedRecords(loader, digest, Path(out))
     config = bind(
         bundle,
         TrustRoot([], [], None).public_keys() if trusted is None else trusted,
@@ -223,7 +163,7 @@ def private(
         optimizer=optimizer,
         collated=collated,
     )
-    return PrivateRun(run, adapter, Path(out), resume)
+    return PrivateRun(run, adapter, records, Path(out), resume)
 
 
 def _max_records_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> int:
@@ -236,7 +176,7 @@ def _max_records_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> 
     return max(Counter(names).values())
 
 
-def _make_example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None]:
+def _make_example(records: LoadedRecords) -> tuple[Batch, Callable[[Tensor], Batch] | None]:
     """Return three records, and a function that collates fewer of them, or None.
 
     Batches of fewer records have other draws if ``collate_fn`` draws. Its result for two records
@@ -245,7 +185,7 @@ def _make_example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] |
     places = records.pick_different()
     example = records.collate_fixed(places)
     records.collate_fixed(places.flip(0))  # after other records
-    if _digest(example) != _digest(records.collate_fixed(places)):
+    if digest_of_batch(example) != digest_of_batch(records.collate_fixed(places)):
         raise UnsupportedModel(
             "loader: a record is not the same twice although random, numpy.random and torch draw "
             "the same: its data set keeps state of what was read, or draws from a generator of its "
@@ -261,10 +201,8 @@ def _make_example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] |
             "set or in losses; or give private an example."
         )
     for seed in range(PROBE_SEEDS):
-        one, other = (
-            _digest(select_records(records.collate_fixed(places[[0, 1, third]], seed), pair))
-            for third in (0, 1)
-        )
+        batches = (records.collate_fixed(places[[0, 1, third]], seed) for third in (0, 1))
+        one, other = (digest_of_batch(select_records(batch, pair)) for batch in batches)
         if one != other:
             raise MixedRecords(
                 "loader: what collate_fn makes of two records changes with the third: it mixes "
@@ -273,13 +211,9 @@ def _make_example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] |
     return example, None
 
 
-def _digest(batch: Batch) -> str:
-    return digest_of_tensors(*_tensors(batch))
-
-
 def _record_shapes(batch: Batch) -> list[torch.Size]:
     """Return the shapes of a batch without the number of records."""
-    return [item.shape[1:] for item in _tensors(batch)]
+    return [item.shape[1:] for item in tensors_of(batch)]
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -308,8 +242,10 @@ class PrivateRun:
     Its length is the number of remaining steps; a step may have several microbatches, or none.
     """
 
-    def __init__(self, run: Run, model: _Model, out: Path, resume: bool | None) -> None:
-        self._run, self._model, self.folder = run, model, out
+    def __init__(
+        self, run: Run, model: _Model, records: LoadedRecords, out: Path, resume: bool | None
+    ) -> None:
+        self._run, self._model, self._records, self.folder = run, model, records, out
         try:
             run.enter(out, resume=resume)
         except BaseException:
@@ -332,6 +268,7 @@ class PrivateRun:
         self._microbatch: _Microbatch | None = None
         self._outputs: StepOutputs | None = None
         self._is_released = self._is_stopped = self._is_closed = False
+        self._lots = LotQueue(self._training.draw, run.step, run.secrets.ratchet)
         self._microbatches = self._all_microbatches()
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
@@ -463,10 +400,12 @@ class PrivateRun:
 
     def _all_microbatches(self) -> Generator[_Microbatch]:
         self.accept_weights()
+        self._records.read_ahead(self._to_read(), self._run.lock)
         while self.step < self.certified_steps and not self._is_stopped:
             self._outputs = self._run.charge_step(lambda: self._is_stopped)
             self._private.clear_sums()
-            lot, self._lot_size = self._training.lot(self.step, self._run.secrets.ratchet)
+            lot, self._lot_size = self._lots.take(self.step)
+            self._training.begin_lot(self.step, lot)
             for current in self._microbatches_of(lot):
                 self._microbatch = current
                 yield current
@@ -476,6 +415,16 @@ class PrivateRun:
                     raise LoopError("loop", f"no optimizer.step() after a batch. {_EVERY_BATCH}")
             self._record_step()
         self.end()
+
+    def _to_read(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield a seed and the records of each microbatch, from lots that are drawn for it."""
+        step = self.step
+        while step < self.certified_steps:
+            lot, _ = self._lots.at(step)
+            for place, records in enumerate(lot):
+                if len(records):
+                    yield lot.seed_of_records(place), records.tolist()
+            step = max(step + 1, self.step)  # lots without records may have passed
 
     def _microbatches_of(self, lot: Lot) -> Iterator[_Microbatch]:
         if not lot.microbatches:
@@ -578,6 +527,7 @@ class PrivateRun:
             self.optimizer.__dict__.pop(name, None)
         if not self._is_closed:
             self._is_closed = True
+            self._records.close()
             try:
                 self._record_step()
             finally:
@@ -611,19 +561,6 @@ def _require_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"optimizer: {type(optimizer).__name__} evaluates several gradients per step, but a "
             "step releases one. Use an optimiser that evaluates one, like SGD or AdamW."
         )
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        if batch.is_nested:
-            raise UnsupportedModel(
-                "loader: its batches have nested tensors, which cannot be split into records. Pad "
-                "them in collate_fn."
-            )
-        return [batch]
-    if (parts := parts_of(batch)) is not None:
-        return [item for part in parts for item in _tensors(part)]
-    return [torch.tensor(list(repr(batch).encode()), dtype=torch.uint8)]
 
 
 def _content(batch: Batch) -> set[Any]:

@@ -40,6 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import get_worker_info
 
 from affidavit.trainer.clipping.invariants import (
     foreign_tensor,
@@ -266,10 +267,11 @@ def _state(model: nn.Module) -> dict[str, Tensor | None]:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    _seed_torch(seed)
+    seed_torch(seed)
 
 
-def _seed_torch(seed: int) -> None:
+def seed_torch(seed: int) -> None:
+    """Seed PyTorch's generators, those of devices if they are in use."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -314,7 +316,7 @@ class _DrawsPerRecord(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         self._calls += 1
-        _seed_torch(self._calls)
+        seed_torch(self._calls)
         kwargs |= zip((item.name for item in func._schema.arguments), args, strict=False)
         tensors = [item for item in kwargs.values() if isinstance(item, Tensor)]
         rows: Any = kwargs["size"] if "size" in kwargs else tensors[0].shape if tensors else ()
@@ -322,7 +324,7 @@ class _DrawsPerRecord(TorchDispatchMode):
             return func(**kwargs)
 
         def row(place: int) -> Any:
-            _seed_torch(self._calls)
+            seed_torch(self._calls)
             own = {
                 name: item[place : place + 1]
                 if isinstance(item, Tensor) and item.shape[:1] == rows[:1]
@@ -339,7 +341,8 @@ class _DrawsPerRecord(TorchDispatchMode):
 def fixed_draws(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and PyTorch with ``seed`` for the block, and restore them afterwards."""
     draws = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    devices = None if get_worker_info() is None else ()  # a forked worker has no device
+    with torch.random.fork_rng(devices):
         try:
             _seed(seed)
             yield

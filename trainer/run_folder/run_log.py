@@ -86,7 +86,7 @@ class RunLog:
 
     def __init__(self, folder: Path, lock: int, stream: int, progress: RecordProgress) -> None:
         self.folder, self.progress = folder, progress
-        self._lock, self._stream = lock, stream
+        self.lock, self._stream = lock, stream
         self._length = os.fstat(stream).st_size
 
     @classmethod
@@ -150,7 +150,7 @@ class RunLog:
     def close(self) -> None:
         """Release the folder's lock."""
         os.close(self._stream)
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 def has_run(folder: Path) -> bool:

@@ -152,7 +152,11 @@ class RunWriter:
                 "adjacency": plan.adjacency,
                 "unit": plan.dataset.unit,
                 "steps": config.execution.steps,
-                "data": {"size": len(data), "commitment": self.commit_to_data(data)},
+                "data": {
+                    "size": len(data),
+                    "commitment": self.commit_to_data(data),
+                    **({"digest": "given"} if getattr(data, "digest_is_given", False) else {}),
+                },
                 "phases": config.execution.phases(),
                 "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
                 "tensors": training.layout.as_entries(),

@@ -64,9 +64,10 @@ from affidavit.trainer.adapters import (
     select_records,
 )
 from affidavit.trainer.clipping.private_model import PrivateModel
+from affidavit.trainer.clipping.probe import seed_torch
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards
-from affidavit.trainer.noise.chacha import derived_key
+from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.norm_bounds import MAX_CLIP_NORM, clip_weights
 from affidavit.trainer.optimizers.disk import DiSK, Point
 
@@ -101,12 +102,42 @@ class Lot:
 
     def seed_dropout(self, place: int) -> None:
         """Seed the dropout of microbatch ``place``. It is not secret, and no part of the noise."""
-        drawn = derived_key(self.dropout_key, f"microbatch {place}")
-        seed = int.from_bytes(drawn[:8], "little") >> 1
         # ``torch.manual_seed`` also registers a seed, with a traceback, for devices without use.
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed_all(seed)
+        seed_torch(self._seed(f"microbatch {place}"))
+
+    def seed_of_records(self, place: int) -> int:
+        """Return the seed of what reading the records of microbatch ``place`` draws."""
+        return self._seed(f"records of microbatch {place}")
+
+    def _seed(self, use: str) -> int:
+        return int.from_bytes(derived_key(self.dropout_key, use)[:8], "little") >> 1
+
+
+class LotQueue:
+    """Lots from ``step`` on, each drawn once, in their order, when it is first asked for.
+
+    ``draw`` returns the lot of a step under its key, and the size of the whole lot. A lot that was
+    drawn ahead is the one that would be drawn later; if the run ends before, it is never used.
+    """
+
+    def __init__(
+        self, draw: Callable[[int, Ratchet], tuple[Lot, int]], step: int, ratchet: Ratchet
+    ) -> None:
+        self._draw, self._step, self._ratchet = draw, step, ratchet
+        self._drawn: dict[int, tuple[Lot, int]] = {}
+
+    def at(self, step: int) -> tuple[Lot, int]:
+        """Return the lot of ``step``, which stays in the queue."""
+        while self._step <= step:
+            self._drawn[self._step] = self._draw(self._step, self._ratchet)
+            self._step, self._ratchet = self._step + 1, self._ratchet.next()
+        return self._drawn[step]
+
+    def take(self, step: int) -> tuple[Lot, int]:
+        """Return the lot of ``step`` and remove earlier ones."""
+        result = self.at(step)
+        self._drawn = {at: lot for at, lot in self._drawn.items() if at >= step}
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -319,13 +319,14 @@ class TrainingState:
         ``on_losses`` receives the losses of its records, in parts of shape (m,). Raises
         ``Diverged`` if a parameter is not finite afterwards.
         """
-        lot, records = self.lot(step, ratchet)
+        lot, records = self.draw(step, ratchet)
+        self.begin_lot(step, lot)
         self.release(step, ratchet, self._gradient.clipped_sum(lot, on_losses))
         return records
 
-    def lot(self, step: int, ratchet: Ratchet) -> tuple[Lot, int]:
+    def draw(self, step: int, ratchet: Ratchet) -> tuple[Lot, int]:
         """Return this rank's part of the lot of ``step``, and the size of the whole lot."""
-        required = self._apply_clip_norms(step)
+        required = self._requirement(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
         rank, size = self._place
         local_lot = Lot(
@@ -334,17 +335,22 @@ class TrainingState:
             dropout_key=ratchet.key_for(f"dropout of rank {rank}"),
             max_records=0 if self.shards is None else -(-len(lot) // size),
         )
-        self.private.take_unclipped_counts()
-        self._records = len(local_lot.records)
         return local_lot, len(lot)
+
+    def begin_lot(self, step: int, lot: Lot) -> None:
+        """Begin the sums of ``step`` over ``lot``, this rank's part."""
+        self._apply_clip_norms(step)
+        self.private.take_unclipped_counts()
+        self._records = len(lot.records)
 
     def batch(self, lot: Lot, place: int, records: Tensor) -> Any:
         """Return microbatch ``place`` of ``lot`` on the device, and seed its dropout.
 
         ``records`` are its numbers, shape (m,); an empty microbatch gets a made-up record.
         """
-        lot.seed_dropout(place)
-        return self._gradient.batch(records)
+        batch = self._gradient.batch(records)
+        lot.seed_dropout(place)  # not before, because reading may draw
+        return batch
 
     def reduce(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add ``sums`` over all ranks, in place.
