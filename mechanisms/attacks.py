@@ -82,15 +82,17 @@ class PhaseAttack:
 
     ``records`` of the unit contribute one clip norm each, and in the other data set ``absent`` (0
     or -1) times that. With ``steps``, they contribute to so many steps that the attacker chooses,
-    and nothing to others. If they are ``signed``, the attacker chooses a sign for each step, such
-    that the columns of the strategy add up. If it ``keeps_error``, the first raw gradient is so
-    large that the error state of DP-Dice keeps its direction.
+    and nothing to others; ``in_one_bin`` if these are the steps of a bin. If they are ``signed``,
+    the attacker chooses a sign for each step, such that the columns of the strategy add up. If it
+    ``keeps_error``, the first raw gradient is so large that the error state of DP-Dice keeps its
+    direction.
     """
 
     records: int
     absent: float
     others: Others = "nothing"
     steps: int | None = None
+    in_one_bin: bool = False
     signed: bool = False
     keeps_error: bool = False
 
@@ -103,7 +105,9 @@ class PhaseAttack:
         if self.records > 1:
             who = f"each of {self.records} records of the user"
         lots = "every lot that it is in"
-        if self.steps is not None:
+        if self.in_one_bin:
+            lots = "its lots in one bin, and nothing if it is in another,"
+        elif self.steps is not None:
             lots = "its lot in the step with the longest column of the strategy"
             if self.steps > 1:
                 lots = f"its lots among {self.steps} steps whose columns hardly overlap"
@@ -224,7 +228,11 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
     kinds = {type(leaf) for leaf, _ in leaves}
     scheme, replaced = phase.scheme, plan.adjacency == "replace_one"
     is_correlated, is_whole = phase.correlation is not None, phase.whole is not None
-    in_all_steps = bool(kinds & {Gaussian, GaussianMixture, BallsInBinsGaussian})
+    of_runs = {Gaussian, GaussianMixture, BallsInBinsGaussian, RandomAllocationGaussian}
+    steps = sum(count for _, count in leaves)
+    in_one_bin = is_correlated and scheme == "balls_in_bins" and not kinds & of_runs
+    if in_one_bin and phase.correlation is not None and phase.steps is not None:
+        steps = -(-phase.steps // phase.correlation.at(phase.steps).turn)
     records = max((getattr(leaf, "records", 1) for leaf, _ in leaves), default=0)
     if kinds & {Gaussian, GaussianMixture} and not is_whole:
         records = plan.dataset.records_per_unit
@@ -234,7 +242,8 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
     keeps_error &= Gaussian in kinds or not isinstance(event, Repeated)
     others: Others = "nothing"
     fixed_size = scheme == "fixed_size" and not keeps_error
-    if replaced and (fixed_size or (allocated and scheme == "shuffled")):
+    in_random_order = scheme == "shuffled" and (allocated or is_correlated)
+    if replaced and (fixed_size or in_random_order):
         others = "opposite"
     elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
         others = "nothing_or_right_angle"
@@ -242,8 +251,9 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
         records=records,
         absent=-1.0 if replaced and not (allocated and scheme == "balls_in_bins") else 0.0,
         others=others,
-        steps=sum(count for _, count in leaves) if is_correlated and not in_all_steps else None,
-        signed=is_correlated and BallsInBinsGaussian not in kinds,
+        steps=steps if is_correlated and not kinds & of_runs else None,
+        in_one_bin=in_one_bin,
+        signed=is_correlated and not kinds & {BallsInBinsGaussian, RandomAllocationGaussian},
         keeps_error=keeps_error,
     )
 

@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -56,6 +56,7 @@ from affidavit.mechanisms.fixed_size_lots import (
     at_most_drawn,
 )
 from affidavit.mechanisms.noise_files import UnregisteredNoise
+from affidavit.mechanisms.places import lengths_by_place
 from affidavit.mechanisms.sampling_schemes import (
     SCHEMES,
     Route,
@@ -73,6 +74,13 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
     products_of_columns,
 )
 from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
+from affidavit.mechanisms.strategies.moves_along_direction import (
+    independent_draws_mixture,
+    kept_bins_mixture,
+    separated_draws_mixture,
+    shuffled_epochs_mixture,
+)
+from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective
 from affidavit.mechanisms.strategies.participation import (
     Participation,
@@ -84,8 +92,6 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
     displaced_mixture,
     participation_mixture,
-    projected_mixture,
-    projected_separated_mixture,
     separated_mixture,
 )
 from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, TooManyBuffers, build
@@ -108,6 +114,7 @@ from affidavit.mechanisms.truncated_lots import (
     Truncated,
     Untruncated,
     among_zero_records,
+    at_least_left,
     displacement,
     truncated_draw_counts,
     without_truncation,
@@ -128,10 +135,13 @@ from affidavit.plan import (
     Plan,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
     RefusedPlan,
     Repeated,
     SampledColumns,
     SubsampledPair,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
     schedule,
 )
 
@@ -401,75 +411,113 @@ class Correlation:
         )
 
     def attained(self, joint: float, steps: int) -> Event:
-        """Return a release that one record can cause at σ_joint, whose loss ``event`` bounds.
+        """Return a release that one unit can cause at σ_joint, whose loss ``event`` bounds.
 
         In a fixed order the record repeats its gradient, with signs, in the worst of its patterns.
-        In random lots it takes part in one step; in the steps of its group, if their columns are
-        orthogonal; in the turns whose columns are nearly so; or in all of them, as seen along one
-        direction of the outputs.
+        In random lots it takes part in one step; in the steps of its group or bin, if their columns
+        are orthogonal; in the turns whose columns are nearly so; or in all of them, as seen along
+        one direction of the outputs, or as so many steps or bins that show nothing together.
         """
-        at, sampler, phase = self.at(steps), self._sampler, self._phase
+        return _attained(self, joint, steps)
+
+    def find_attained(self, joint: float, steps: int) -> Event:
+        """Find the release that ``attained`` returns, in a tenth of a second."""
+        at, sampler = self.at(steps), self._sampler
         if (independent := self._independent(at)) is not None:
             alone, entry = independent
             return alone.attained_by_run(joint / entry.attained, steps)
-        separation = phase.sampling.separation
         if at.route == "balls_in_bins":
             gram = self._gram(at, visible_only=True)
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
         if sampler.probability is None and not sampler.fresh:
             sensitivity = self._attained_sensitivity(at)
             return Gaussian(noise_multiplier=joint / (at.distance * sensitivity) * _UP)
+        norms, drawn = self._steps_apart(at)
+        leaves = [(self._drawn_apart(joint / norm * _UP, drawn), count) for norm, count in norms]
+        one_by_one = Composed(
+            events=tuple(Repeated(event=leaf, count=count) for leaf, count in leaves)
+        )
+        shown = one_by_one, *self._seen_together(joint, at)
+        if len(shown) == 1:
+            return one_by_one
+        along_direction, *others = shown[1:]
+        if isinstance(along_direction, Composed) and isinstance(
+            first := along_direction.events[0], GaussianMixture
+        ):
+            norm, count = norms[0]
+            rate = getattr(leaves[0][0], "sampling_probability", 1.0)
+            of_steps = count * math.log1p(rate**2 * math.expm1(min(100.0, (norm / joint) ** 2)))
+            if of_steps <= _log_divergence(first):
+                return EitherBound(events=(along_direction, one_by_one, *others))
+        return EitherBound(events=shown)
+
+    def _steps_apart(self, at: CorrelatedRun) -> tuple[tuple[tuple[float, int], ...], float | None]:
+        """Return steps that show at least so many separate releases, and their probability.
+
+        Of each there are the column norm, or less, and the number. The probability is that of a
+        record, or None if the sampler of a step has it.
+        """
+        sampler, steps = self._sampler, at.strategy.steps
         norms: tuple[tuple[float, int], ...] = ((_attained_column_norm(at.strategy), 1),)
-        along_direction: GaussianMixture | None = None
-        probability = None
+        probability, separation = None, self._phase.sampling.separation
         if sampler.probability is not None:
             probability = math.nextafter(float(sampler.probability), 0.0)
-        if phase.sampling.groups is not None and at.strategy.bands <= at.turn:
+        in_groups = self._phase.sampling.groups is not None
+        if self._phase.sampling.scheme == "balls_in_bins":
+            norms = ((max(norms[0][0], _longest_bin(at.strategy, at.turn)), 1),)
+        elif in_groups and at.strategy.bands <= at.turn:
             norms = _norms_of_a_group(at.strategy, at.turn)
-        elif (
-            sampler.fresh
-            or phase.sampling.groups is not None
-            or (separation is not None and self.plan.dataset.records_per_unit == 1)
-        ):
-            if separation is None:
-                shown = _norms_one_by_one(at.strategy, at.turn)
-                if at.route == "white_noise" or shown[0][0] >= norms[0][0]:
-                    norms = shown
-            elif (spacing := max(separation, at.strategy.bands)) < steps:
+        elif separation is not None:
+            if (spacing := max(separation, at.strategy.bands)) < steps:
                 # The record waits for none of these steps if it was in none of the b - 1 before.
-                largest = float(schedule.highest_probability(self.plan, phase))
+                largest = float(schedule.highest_probability(self.plan, self._phase))
                 drawn = largest * (1 - largest) ** (separation - 1) * (1 - 1e-12)
                 if probability is not None and drawn * (steps // spacing) > probability:
                     norms, probability = _norms_of_a_group(at.strategy, spacing), drawn
-            along_direction = self._mixture_along_direction(joint, at)
+        elif sampler.fresh or in_groups:
+            shown = _norms_one_by_one(at.strategy, at.turn)
+            if at.route == "white_noise" or shown[0][0] >= norms[0][0]:
+                norms = shown
+        return norms, probability
 
-        def leaf(multiplier: float) -> Leaf:
-            if probability is None:
-                assert sampler.step is not None
-                return among_zero_records(sampler.step.event(multiplier))
-            if (of_user := self._drawn_in_group(multiplier)) is not None:
-                # All records of a user may be in one group.
-                return replace(of_user, sampling_probability=probability)
+    def _drawn_apart(self, multiplier: float, probability: float | None) -> Leaf:
+        """Return a release of a step, whose records have this ``probability``, of all of a unit.
+
+        In random orders each lot is a sample of a fixed size; others contribute the opposite of a
+        replaced record.
+        """
+        sampler, records = self._sampler, self.plan.dataset.records_per_unit
+        if probability is None:
+            assert sampler.step is not None
+            return among_zero_records(sampler.step.event(multiplier))
+        pair = self._pair
+        if self._phase.sampling.scheme in ("shuffled", "fixed_size"):
+            reach = DISTANCE if pair == "replace_one" else 1.0
+            return at_least_drawn(self._lot_of_fixed_size(multiplier / reach * _UP))
+        if records == 1 or records > MAX_RECORDS:
             return PoissonSubsampledGaussian(
-                sampling_probability=probability,
-                noise_multiplier=multiplier,
-                pair=self._pair,
+                sampling_probability=probability, noise_multiplier=multiplier, pair=pair
             )
-
-        one_by_one = Composed(
-            events=tuple(
-                Repeated(event=leaf(joint / norm * _UP), count=count) for norm, count in norms
-            )
+        return PoissonSampledGroupGaussian(
+            records=records,
+            sampling_probability=probability,
+            noise_multiplier=multiplier,
+            pair=pair,
         )
-        if along_direction is None:
-            return one_by_one
-        at_once = Composed(events=(along_direction,))
-        norm, count = norms[0]
-        rate = getattr(leaf(joint), "sampling_probability", 1.0)
-        of_steps = count * math.log1p(rate**2 * math.expm1(min(100.0, (norm / joint) ** 2)))
-        if of_steps > _log_divergence(along_direction):
-            return EitherBound(events=(one_by_one, at_once))
-        return EitherBound(events=(at_once, one_by_one))
+
+    def _lot_of_fixed_size(self, multiplier: float) -> FixedSize:
+        """Return the release of one lot, a sample without replacement."""
+        records, sampling = self.plan.dataset.records_per_unit, self._phase.sampling
+        size, lot = self.plan.dataset.size, sampling.lot_size
+        assert size is not None
+        assert lot is not None
+        if records == 1:
+            return WithoutReplacementGaussian(
+                dataset_size=size, sample_size=lot, noise_multiplier=multiplier
+            )
+        return WithoutReplacementGroupGaussian(
+            records=records, dataset_size=size, sample_size=lot, noise_multiplier=multiplier
+        )
 
     def _attained_sensitivity(self, at: CorrelatedRun) -> float:
         """Return what a pattern of the sampler attains; the plan may allow other patterns."""
@@ -479,38 +527,103 @@ class Correlation:
         except Unaffordable:
             return _attained_column_norm(at.strategy)
 
-    def _mixture_along_direction(self, joint: float, at: CorrelatedRun) -> GaussianMixture | None:
-        """Return the run as one release, along a direction in which its columns are long."""
-        step, pair, reach = self._sampler.step, self._pair, 1.0
+    def _seen_together(self, joint: float, at: CorrelatedRun) -> Iterator[Event]:
+        """Yield what the run shows of all steps of a unit, the quickest first."""
+        moved = self._move_along_direction(joint, at)
+        if moved is not None:
+            mixture, pair, reach = moved
+            along_direction = GaussianMixture(
+                weights=mixture.weights,
+                noise_multiplier=joint / (reach * mixture.spacing) * _UP,
+                pair=pair,
+            )
+            yield Composed(events=(along_direction,))
+        if at.strategy.is_nonnegative and (allocated := self._allocated(joint, at)) is not None:
+            yield allocated
+
+    def _allocated(self, joint: float, at: CorrelatedRun) -> Event | None:
+        """Return a random allocation of one record that the run of a C ≥ 0 shows at least."""
+        scheme, steps = self._phase.sampling.scheme, at.strategy.steps
+        if scheme not in ("balls_in_bins", "shuffled"):
+            return None
+        try:
+            if scheme == "shuffled" or steps <= at.turn:
+                norms = column_norms(at.strategy)
+            else:
+                norms = lengths_by_place(at.strategy, at.turn)
+        except TooLarge:
+            return None
+        if scheme == "shuffled":
+            alone = SCHEMES["shuffled"].independent
+            assert alone is not None
+            # Steps at the end of the run have the shortest columns.
+            norms = np.minimum.accumulate(norms)
+            number = _most_shown(norms, joint)
+            least = float(norms[number - 1])
+            return alone(self.plan, self.index).attained_by_run(joint / least * _UP, number)
+        norms = -np.sort(-norms)
+        number = _most_shown(norms, joint)
+        return RandomAllocationGaussian(
+            bins=at.turn,
+            noise_multiplier=joint / float(norms[number - 1]) * _UP,
+            released=number if number < at.turn else None,
+        )
+
+    def _move_along_direction(
+        self, joint: float, at: CorrelatedRun
+    ) -> tuple[ParticipationMixture, SubsampledPair, float] | None:
+        """Return how far a unit moves the run along a direction in which its columns are long.
+
+        Also the pair, and the distance between the two data sets of a move of one clip norm.
+        """
+        step, pair, scheme = self._sampler.step, self._pair, self._phase.sampling.scheme
+        records, separation = self.plan.dataset.records_per_unit, self._phase.sampling.separation
         farthest = math.inf if self._is_whole_run else joint * _MAX_MOVE
-        if (separation := self._phase.sampling.separation) is not None:
-            largest = schedule.highest_probability(self.plan, self._phase)
-            shown = project_columns(at.strategy, at.turn)
-            mixture = projected_separated_mixture(shown, largest, separation, farthest)
+        by_turn = scheme in ("balls_in_bins", "shuffled")
+        shown = project_columns(at.strategy, 1 if by_turn else at.turn)
+        opposite = pair == "replace_one" and scheme in ("fixed_size", "shuffled")
+        # All others have the opposite gradient, and so has what replaces the record.
+        reach = DISTANCE if opposite else 1.0
+        if opposite:
+            pair, farthest = "add_remove", farthest / reach
+        mixture: ParticipationMixture | None
+        if separation is not None:
+            mixture = separated_draws_mixture(
+                shown,
+                probability=schedule.highest_probability(self.plan, self._phase),
+                separation=separation,
+                records=records,
+                farthest=farthest,
+            )
+        elif scheme == "balls_in_bins":
+            mixture = kept_bins_mixture(shown, turn=at.turn, records=records, farthest=farthest)
+        elif scheme == "shuffled":
+            lot = self._lot_of_fixed_size(joint)
+            mixture = shuffled_epochs_mixture(
+                shown,
+                turn=at.turn,
+                size=lot.dataset_size,
+                lot=lot.sample_size,
+                records=records,
+                farthest=farthest,
+            )
         else:
             leaf: Leaf | None = self._drawn_in_group(joint)
             if leaf is None and step is not None:
-                leaf = among_zero_records(step.event(joint))
+                leaf = step.event(joint)
             if isinstance(leaf, FixedSize):
                 leaf = at_least_drawn(leaf)
-                if pair == "replace_one":
-                    # All others have the opposite gradient, and so has what replaces the record.
-                    pair, reach = "add_remove", DISTANCE
+            elif isinstance(leaf, Truncated):
+                leaf = at_least_left(leaf)
             if not isinstance(leaf, Untruncated):
                 return None
-            mixture = projected_mixture(
-                project_columns(at.strategy, at.turn),
+            mixture = independent_draws_mixture(
+                shown,
                 probability=leaf.sampling_probability,
                 records=getattr(leaf, "records", 1),
-                farthest=farthest / reach,
+                farthest=farthest,
             )
-        if mixture is None:
-            return None
-        return GaussianMixture(
-            weights=mixture.weights,
-            noise_multiplier=joint / (reach * mixture.spacing) * _UP,
-            pair=pair,
-        )
+        return None if mixture is None else (mixture, pair, reach)
 
     def at(self, steps: int) -> CorrelatedRun:
         """Return the phase with ``steps``; raises ``RefusedPlan`` if nothing may be claimed."""
@@ -659,6 +772,11 @@ class Correlation:
         return RefusedPlan.with_reason(code=code, pointer=pointer, message=message, remedy=remedy)
 
 
+@lru_cache(maxsize=8)
+def _attained(correlation: Correlation, joint: float, steps: int) -> Event:
+    return correlation.find_attained(joint, steps)
+
+
 def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: SubsampledPair) -> Event:
     """Return the releases of ``disclosed`` at σ_joint; the first one concedes its probability."""
     (norm, _), *_ = disclosed.norms
@@ -803,6 +921,22 @@ def _norms_of_a_group(strategy: Strategy, turn: int) -> tuple[tuple[float, int],
         distinct = ordered[len(ordered) - remaining][::-1]
     at_least = np.searchsorted(-ordered, -distinct, side="right")
     return tuple(zip(map(float, distinct), map(int, np.diff(at_least, prepend=0)), strict=True))
+
+
+def _longest_bin(strategy: Strategy, turn: int) -> float:
+    """Return how far a record moves the run in the first bin, or any of as many steps."""
+    try:
+        lengths = lengths_by_place(strategy, turn)
+    except TooLarge:
+        return 0.0
+    # Bins that have no step more than others.
+    return float(lengths[: (strategy.steps % turn) or len(lengths)].max())
+
+
+def _most_shown(norms: Array, joint: float) -> int:
+    """Return how many of the ``norms``, which fall, show most if they count as the least."""
+    divergences = np.expm1(np.minimum((norms / joint) ** 2, 100.0))
+    return int(np.argmax(np.arange(1, len(norms) + 1) * divergences)) + 1
 
 
 def _norms_one_by_one(strategy: Strategy, turn: int) -> tuple[tuple[float, int], ...]:

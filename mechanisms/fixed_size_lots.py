@@ -39,12 +39,17 @@ def at_most_drawn(leaf: FixedSize) -> Independent | None:
 def at_least_drawn(leaf: FixedSize) -> Independent:
     """Return independent draws of which at most as many succeed.
 
-    Of a user with more records than half a lot only some count.
+    K is a sum of independent draws, and at least one of as many that all have the geometric mean of
+    their probabilities. Of a user with many records in small lots only some count.
     """
-    lot = leaf.sample_size
-    records = min(getattr(leaf, "records", 1), (lot + 1) // 2)
-    probability = (lot - records + 1) / leaf.dataset_size
-    return _draws(records, math.nextafter(probability, 0.0), leaf.noise_multiplier)
+    logs = 0.0
+    best, most = (1, 0.0), 0.0
+    for drawn in range(min(getattr(leaf, "records", 1), leaf.sample_size)):
+        logs += math.log((leaf.sample_size - drawn) / (leaf.dataset_size - drawn))
+        probability = math.exp(logs / (drawn + 1)) * (1 - 1e-12)
+        if (drawn + 1) * probability > most:
+            best, most = (drawn + 1, probability), (drawn + 1) * probability
+    return _draws(*best, leaf.noise_multiplier)
 
 
 def _draws(records: int, probability: float, noise_multiplier: float) -> Independent:

@@ -15,9 +15,11 @@ docs/theorems/truncated-poisson.md.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
-from scipy.special import betainc, gammaln
+from numpy.typing import NDArray
+from scipy.special import betainc, betaincinv, gammaln
 
 from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.plan import (
@@ -30,21 +32,30 @@ from affidavit.plan import (
 
 Truncated = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
 Untruncated = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
+Numbers = NDArray[np.int64]
 
 CONCEDED_PROBABILITIES = 1e-9, 1e-18, 1e-32
 """Probabilities of more truncated lots that are added to δ; a smaller one counts more lots."""
 _MAX_DRAWS = 100
+_CROWD_DEVIATIONS, _CROWD_RANGES = 9.0, 64
+"""Numbers of other drawn records that are told apart: how far from the mean, and how many."""
+_RATE_MARGIN = 1e-6
+"""Relative allowance for the rounding of a rate, far above its size."""
 _TAIL_ERROR = 1e-9
 """Relative error allowed for binomial probabilities."""
 
 
 def without_truncation(leaf: Truncated) -> Untruncated:
     """Return ``leaf`` with lots of any size, under add_remove or zero_out."""
-    q, sigma = leaf.sampling_probability, leaf.noise_multiplier
-    if isinstance(leaf, TruncatedPoissonGaussian):
-        return PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    return _independent_draws(getattr(leaf, "records", 1), leaf.sampling_probability, leaf)
+
+
+def _independent_draws(records: int, probability: float, leaf: Truncated) -> Untruncated:
+    sigma = leaf.noise_multiplier
+    if records == 1:
+        return PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=sigma)
     return PoissonSampledGroupGaussian(
-        records=leaf.records, sampling_probability=q, noise_multiplier=sigma
+        records=records, sampling_probability=probability, noise_multiplier=sigma
     )
 
 
@@ -64,6 +75,64 @@ def among_zero_records(leaf: Leaf) -> Leaf:
         noise_multiplier=leaf.noise_multiplier,
         pair="replace_one" if leaf.neighbours == "replace_one" else "add_remove",
     )
+
+
+@lru_cache(maxsize=16)
+def at_least_left(leaf: Truncated) -> Untruncated | None:
+    """Return independent draws of which at most as many succeed as are left in a lot of zeros.
+
+    All others contribute zero. Given that M of them are drawn and K of the user's records, the
+    number left is hypergeometric where M + K > L. It falls in M, so that M counts as the largest of
+    a range. None if too few are left.
+    """
+    if isinstance(leaf, TruncatedPoissonGaussian):
+        among = among_zero_records(leaf)
+        return among if isinstance(among, Untruncated) else None
+    records, best = min(leaf.records, leaf.max_lot_size), (0, 0.0)
+    while records:
+        number = np.arange(1, records + 1)
+        rates = betaincinv(number, records - number + 1, _tail_left(leaf, records))
+        rate = float(rates.min()) * (1 - _RATE_MARGIN)
+        if records * rate > best[0] * best[1]:
+            best = records, rate
+        records //= 2
+    if not best[1] > 0:
+        return None
+    return _independent_draws(*best, leaf)
+
+
+def _tail_left(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
+    """Return lower bounds of P(at least k records are left) for k = 1, 2, ..., shape (n,)."""
+    largest, q, others = leaf.max_lot_size, leaf.sampling_probability, leaf.dataset_size - records
+    spread = _CROWD_DEVIATIONS * math.sqrt(others * q + largest + 1)
+    most = min(others, math.ceil(max(largest, others * q) + spread))
+    fewest = min(others, max(0, largest - records))
+    ends = np.unique(np.linspace(fewest, max(fewest, most), _CROWD_RANGES).astype(np.int64))
+    cut = others - ends > 0
+    fewer = np.where(cut, betainc(np.maximum(others - ends, 1), ends + 1, 1 - q), 1.0)
+    more = np.where(cut, betainc(ends + 1, np.maximum(others - ends, 1), q), 0.0)
+    chances = np.zeros(len(ends))
+    for here, before in ((fewer, np.append(0.0, fewer[:-1])), (-more, -np.append(1.0, more[:-1]))):
+        error = _TAIL_ERROR * (np.abs(here) + np.abs(before))
+        chances = np.maximum(chances, here - before - error)
+    drawn, kept = np.arange(records + 1)[:, None], np.arange(records + 1)
+    law = np.exp(
+        _log_choices(records, drawn) + drawn * math.log(q) + (records - drawn) * math.log1p(-q)
+    )
+    left = np.zeros(records + 1)
+    for crowd, chance in zip(ends, chances, strict=True):
+        lot = np.minimum(largest, crowd + drawn)
+        possible = (kept <= drawn) & (lot - kept >= 0) & (lot - kept <= crowd)
+        logs = _log_choices(drawn, np.where(possible, kept, 0)) - _log_choices(crowd + drawn, lot)
+        logs += _log_choices(crowd, np.where(possible, lot - kept, 0))
+        left += chance * (np.where(possible, np.exp(logs), 0.0) * law).sum(axis=0)
+    return np.asarray(left[:0:-1].cumsum()[::-1] * (1 - _RATE_MARGIN))
+
+
+def _log_choices(number: Numbers, chosen: Numbers) -> Array:
+    """Return the logarithms of binomial coefficients."""
+    result = gammaln(number + 1.0) - gammaln(chosen + 1.0) - gammaln(number - chosen + 1.0)
+    return np.asarray(result)
 
 
 def truncated_draw_counts(leaf: Truncated, steps: int) -> dict[int, float]:

@@ -19,11 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, pdtrc
 
 from affidavit.mechanisms.strategies.numerics import (
@@ -40,8 +38,8 @@ from affidavit.plan import MAX_WEIGHTS
 
 MIN_NODES = 32
 """Distances of an upper bound below which places are not rounded up any further."""
-NODES, MAX_LEVELS = 256, 500
-"""Distances of an upper bound, which rounds up, and of a lower bound, which rounds down."""
+NODES = 256
+"""Distances, to which others are rounded up."""
 CONCEDED_PROBABILITY = 1e-32
 """The probability of distances beyond the largest one."""
 MAX_STEPS, MAX_DENSE_STEPS = 1_000_000, 2048
@@ -56,7 +54,7 @@ _VALUES = 4096
 """Number of distinct product sizes."""
 _ORDERS = 1e-3, 1e4, 256
 """Least order, largest order and number of orders of moments, over the largest product."""
-_SLACK = 1e-9
+PROBABILITY_ERROR = 1e-9
 """Relative allowance for the rounding of probabilities, far above its size."""
 
 
@@ -83,23 +81,23 @@ def participation_mixture(
     """
     draws = -(-strategy.steps // turn) * records
     # The number of draws is dominated by a Poisson variable of this mean.
-    mean = -draws * math.log1p(-probability) * (1 + _SLACK)
+    mean = -draws * math.log1p(-probability) * (1 + PROBABILITY_ERROR)
     most = int(mean + 20 * math.sqrt(mean)) + 40
     values, shares = _products(strategy, turn)
     largest = float(values[-1])
     counts, probabilities = _poisson_counts(mean, most)
     orders, moments = _log_moments(values, shares)
     # A record that is drawn in all of its steps moves the run no further than this.
-    whole = draws * math.sqrt(float(values @ shares)) * (1 + _SLACK)
+    whole = draws * math.sqrt(float(values @ shares)) * (1 + PROBABILITY_ERROR)
 
     def tails(distances: Array) -> Array:
         result = np.full(distances.size, float(pdtrc(most, mean)))
         for count, probability in zip(counts, probabilities, strict=True):
             result += probability * _tail(distances, count, largest, orders, moments)
         result = np.where(distances >= whole, 0.0, result)
-        return np.minimum.accumulate(result * (1 + _SLACK))
+        return np.minimum.accumulate(result * (1 + PROBABILITY_ERROR))
 
-    drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
+    drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + PROBABILITY_ERROR))
     slack = (gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR) * 1.01
     stretch = (1 + slack) / (1 - strategy.residual)
     return _round_to_nodes(tails, min(whole, most * math.sqrt(largest)), drawn, stretch)
@@ -121,10 +119,10 @@ def separated_mixture(
         raise TooLarge(f"{most} participations of one record")
 
     def tails(distances: Array) -> Array:
-        taken = np.floor(np.square(distances / longest) * (1 - _SLACK))
-        return _participation_tail(taken, steps, probability, separation)
+        taken = np.floor(np.square(distances / longest) * (1 - PROBABILITY_ERROR))
+        return participation_tail(taken, steps, probability, separation)
 
-    drawn = float(_participation_tail(np.zeros(1), steps, probability, separation)[0])
+    drawn = float(participation_tail(np.zeros(1), steps, probability, separation)[0])
     return _round_to_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
 
 
@@ -151,39 +149,6 @@ def _round_to_even(mixture: ParticipationMixture) -> ParticipationMixture | None
     return replace(mixture, spacing=2 * mixture.spacing, weights=weights)
 
 
-def projected_separated_mixture(
-    projections: Array, probability: Fraction, separation: int, farthest: float
-) -> ParticipationMixture | None:
-    """Return ``projected_mixture`` for participations at least ``separation`` steps apart.
-
-    A record that has waited long enough is drawn with ``probability``. The projections, shape (n,),
-    of a range of consecutive steps count as their least, and others as zero.
-    """
-    best: tuple[float, float, int] | None = None
-    for share in (0.5, 0.75, 0.9, 0.99):
-        level = share * float(projections.max())
-        first, last = _longest_run(projections >= level)
-        gain = level**2 * (last - first)
-        if best is None or gain > best[0]:
-            best = gain, level, last - first
-    if best is None or not best[1] > 0:
-        return None
-    _, level, steps = best
-    # In the worst case a record has just taken part, and waits for b - 1 steps.
-    remaining = steps - (separation - 1)
-    most = min(MAX_LEVELS - 1, -(-max(remaining, 0) // separation), farthest / level)
-    counts = np.arange(int(most), dtype=float)
-    q = math.nextafter(float(probability), 0.0)
-    above = _participation_tail(counts, remaining, q, separation) * (1 - 2 * _SLACK)
-    above = np.append(above[above > 1e-280], 0.0)
-    if len(above) == 1:
-        return None
-    weights = np.maximum(np.append(1 - above[0], above[:-1] - above[1:]), 1e-300)
-    weights[0] = 1 - float(weights[1:].sum())
-    spacing = level * (1 - 4 * UNIT)
-    return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
-
-
 def _round_to_nodes(
     tails: Callable[[Array], Array], farthest: float, drawn: float, stretch: float
 ) -> ParticipationMixture:
@@ -205,68 +170,7 @@ def _round_to_nodes(
     )
 
 
-def projected_mixture(
-    projections: Array, *, probability: float, records: int, farthest: float
-) -> ParticipationMixture | None:
-    """Return a lower bound of the move W along one direction; None if W is almost never > 0.
-
-    P(W > k ``spacing``) is at least that of the mixture. W adds up ``projections``, shape (n,), in
-    clip norms, each as often as one of ``records`` is drawn, and is capped at ``farthest``.
-    """
-    q = probability * (1 - 1e-12)
-    mean, square = (q * records * float((projections**power).sum()) for power in (1, 2))
-    top = min(farthest, mean + 8 * math.sqrt(square) + 3 * float(projections.max()))
-    if not top > 0:
-        return None
-    spacing = top / (MAX_LEVELS - 1)
-    level, number = _best_level(projections)
-    rounded = float((projections / spacing).astype(int).sum()) * spacing
-    if level * number > 1.05 * rounded:
-        return _counted_mixture(level, number * records, q, farthest)
-    levels, counts = np.unique(
-        (projections / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True
-    )
-    law = np.zeros(MAX_LEVELS)
-    law[0] = 1.0
-    for level, count in zip(levels, counts, strict=True):
-        if level > 0:
-            law = _add_draws(law, min(int(level), MAX_LEVELS - 1), int(count) * records, q)
-    law *= 1 - _SLACK  # removes what rounding may have added
-    last = int(np.flatnonzero(np.append(1.0, law[1:]) > 1e-280)[-1])
-    if last == 0:
-        return None
-    weights = np.maximum(law[: last + 1], 1e-300)
-    weights[0] = 1 - float(weights[1:].sum())
-    if not weights[0] > 0:
-        return None
-    return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
-
-
-def _best_level(projections: Array) -> tuple[float, int]:
-    """Return a level and the number of projections above it with the largest product of some."""
-    levels = np.linspace(0.3, 0.99, 24) * float(projections.max())
-    shown = [(float(level), int((projections >= level).sum())) for level in levels]
-    return max(shown, key=lambda pair: pair[0] * pair[1])
-
-
-def _counted_mixture(
-    level: float, draws: int, q: float, farthest: float
-) -> ParticipationMixture | None:
-    """Return ``projected_mixture`` for many ``draws``, each of which shows at least ``level``."""
-    most = min(draws, draws * q + 8 * math.sqrt(draws * q) + 3, farthest / level)
-    group = math.ceil(most / (MAX_LEVELS - 1))
-    counts = np.arange(1, int(most // group) + 1, dtype=float) * group
-    above = _participation_tail(counts - 1, draws, q, 1) * (1 - 3 * _SLACK)
-    above = np.minimum.accumulate(np.append(above[above > 1e-280], 0.0))
-    if len(above) == 1:
-        return None
-    weights = np.maximum(np.append(1 - above[0], above[:-1] - above[1:]), 1e-300)
-    weights[0] = 1 - float(weights[1:].sum())
-    spacing = level * group * (1 - 4 * UNIT)
-    return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
-
-
-def _participation_tail(counts: Array, steps: int, probability: float, separation: int) -> Array:
+def participation_tail(counts: Array, steps: int, probability: float, separation: int) -> Array:
     """Return P(more than ``counts`` participations) of a record that has waited before the run.
 
     The (k + 1)-th participation is one of the first T - k (b - 1) draws after waiting. The counts
@@ -275,29 +179,7 @@ def _participation_tail(counts: Array, steps: int, probability: float, separatio
     draws = np.maximum(steps - counts * (separation - 1), 0).astype(np.int64)
     # More accurate for many draws than scipy's ``bdtrc``.
     tail = betainc(counts + 1, np.maximum(draws - counts, 1), probability) * (counts < draws)
-    return np.asarray(np.minimum(tail * (1 + _SLACK), 1.0))
-
-
-def _longest_run(marked: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the first and the end (exclusive) of the longest run of true entries, shape (n,)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], marked.astype(int), [0]))))
-    begins, ends = edges[::2], edges[1::2]
-    longest = int(np.argmax(ends - begins))
-    return int(begins[longest]), int(ends[longest])
-
-
-def _add_draws(law: Array, level: int, draws: int, q: float) -> Array:
-    """Return the distribution after adding ``level`` per successful draw, capped at the end."""
-    most = min(draws, (len(law) - 1) // level + 1)
-    number = np.arange(1, most + 1)
-    ratios = (draws - number + 1) / number * (q / (1 - q))
-    probabilities = math.exp(draws * math.log1p(-q)) * np.append(1.0, np.cumprod(ratios))
-    result = np.zeros(len(law))
-    for times, probability in enumerate(probabilities):
-        moved = min(times * level, len(law))
-        result[moved:] += probability * law[: len(law) - moved]
-        result[-1] += probability * float(law[len(law) - moved :].sum())
-    return result
+    return np.asarray(np.minimum(tail * (1 + PROBABILITY_ERROR), 1.0))
 
 
 def _poisson_counts(mean: float, most: int) -> tuple[list[int], Array]:
@@ -308,11 +190,13 @@ def _poisson_counts(mean: float, most: int) -> tuple[list[int], Array]:
     if most <= MAX_PARTICIPATIONS:
         every = np.arange(1, most + 1)
         chances = np.exp(every * math.log(mean) - mean - gammaln(every + 1.0))
-        return every.tolist(), chances * (1 + _SLACK)
+        return every.tolist(), chances * (1 + PROBABILITY_ERROR)
     first = max(0, int(mean - 20 * math.sqrt(mean)))
     edges = np.unique(np.linspace(first, most, _MAX_COUNTS).astype(np.int64))
     above = np.append(1.0, pdtrc(edges, mean))
-    return edges.tolist(), (above[:-1] - above[1:]) * (1 + _SLACK) + _SLACK * above[1:]
+    return edges.tolist(), (above[:-1] - above[1:]) * (
+        1 + PROBABILITY_ERROR
+    ) + PROBABILITY_ERROR * above[1:]
 
 
 def _tail(distances: Array, count: int, largest: float, orders: Array, moments: Array) -> Array:

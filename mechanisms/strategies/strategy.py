@@ -217,6 +217,11 @@ class Strategy(ABC):
         """
         return self.strategy_matrix()
 
+    def visible_squares(self) -> Array:
+        """Return the squared norms of the columns of ``visible_matrix``, shape (T,)."""
+        matrix = self.visible_matrix()
+        return np.asarray(np.einsum("ij,ij->j", matrix, matrix))
+
     def errors(self, workload: Workload) -> Errors:
         """Return the errors of ``workload`` at unit noise; raises ``TooLarge``."""
         if self.steps > MAX_VECTOR:
@@ -259,10 +264,7 @@ def column_norms(strategy: Strategy) -> Array:
     Raises ``TooLarge`` if C has no structure and too many steps.
     """
     column = strategy.strategy_coefficients
-    if column is None:
-        squares = np.einsum("ij,ij->j", *(2 * [strategy.visible_matrix()]))
-    else:
-        squares = np.cumsum(column**2)[::-1]
+    squares = strategy.visible_squares() if column is None else np.cumsum(column**2)[::-1]
     slack = gamma(strategy.steps + 8) + COEFFICIENT_ERROR + strategy.residual
     return np.asarray(np.sqrt(squares) * (1 - slack))
 

@@ -29,6 +29,7 @@ arXiv:1003.5439; Kairouz et al., arXiv:2103.00039, section 4 and appendix D (res
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import Array
+from affidavit.mechanisms.strategies.numerics import Array, padded
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import MAX_WORK, Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
@@ -78,7 +79,9 @@ class Tree(Strategy):
         try:
             released, seen = self._in_order(most, separation)
         except Unaffordable:
-            released, seen = 0, most
+            first = np.zeros(self.steps)
+            first[: most * separation : separation] = 1.0
+            released, seen = 0, int(np.square(self.visible_sums(first)).sum())
         if released < bound:
             with suppress(Unaffordable):
                 bound = worst_pattern(
@@ -137,6 +140,48 @@ class Tree(Strategy):
         """Return the rows of C for the nodes in prefix sums, shape (T, T)."""
         seen = [released < dropped for _, _, released, dropped in self._nodes()]
         return np.asarray(self.strategy_matrix()[seen])
+
+    def visible_sums(self, values: Array) -> Array:
+        """Return the sums of ``values``, shape (T,), over the nodes that an observer sees.
+
+        Zeros stand for nodes that no prefix sum uses.
+        """
+        return np.concatenate([sums.ravel() for sums in self._sums_by_level(values)])
+
+    def spread_sums(self, sums: Array) -> Array:
+        """Return for each step the total of ``sums``, one for each node, of the nodes it is in.
+
+        Shape (T,). It multiplies by the transpose of ``visible_sums``.
+        """
+        trees = -(-self.steps // self.period)
+        result, first = np.zeros((trees, self.period)), 0
+        for level in range(self.period.bit_length()):
+            size, nodes = 1 << level, self.period >> level
+            shape = trees, -(-nodes // 2)
+            part = sums[first : first + math.prod(shape)].reshape(shape) * self._is_complete(level)
+            result[:, : nodes * size].reshape(trees, nodes, size)[:, ::2] += part[:, :, None]
+            first += part.size
+        return result.ravel()[: self.steps]
+
+    def visible_squares(self) -> Array:
+        """Return the visible nodes that hold each step, shape (T,)."""
+        return self.spread_sums(np.ones_like(self.visible_sums(np.zeros(self.steps))))
+
+    def _sums_by_level(self, values: Array) -> Iterator[Array]:
+        """Yield the sums over the left children of each level, shape (trees, nodes)."""
+        trees = -(-self.steps // self.period)
+        by_tree = padded(values, trees * self.period).reshape(trees, self.period)
+        for level in range(self.period.bit_length()):
+            size, nodes = 1 << level, self.period >> level
+            inside = by_tree[:, : nodes * size].reshape(trees, nodes, size)[:, ::2]
+            yield inside.sum(axis=2) * self._is_complete(level)
+
+    def _is_complete(self, level: int) -> NDArray[np.bool_]:
+        """Return which left children of a level end within the run, shape (trees, nodes)."""
+        trees, nodes = -(-self.steps // self.period), self.period >> level
+        ends = (np.arange(0, nodes, 2) + 1) << level
+        starts = np.arange(trees)[:, None] * self.period
+        return np.asarray(starts + ends <= self.steps)
 
     def errors(self, workload: Workload) -> Errors:
         """Return the errors: popcount of the step for prefix sums, else those of the matrix.

@@ -144,6 +144,15 @@ def _products(
 
     The second function takes whether to use |C|. The number is about the largest column norm.
     """
+    if isinstance(strategy, Tree):
+
+        def sums(weights: Array) -> Array:
+            spread = np.zeros(strategy.steps)
+            spread[::turn] = weights
+            return strategy.visible_sums(spread)
+
+        longest = math.sqrt(strategy.period.bit_length())
+        return sums, (lambda vector, _: strategy.spread_sums(vector)[::turn]), longest
     if column is None:
         columns = strategy.visible_matrix()[:, ::turn]
 

@@ -23,9 +23,9 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
+from affidavit.mechanisms.strategies.moves_along_direction import separated_draws_mixture
 from affidavit.mechanisms.strategies.participation_mixture import (
-    _participation_tail,
-    projected_separated_mixture,
+    participation_tail,
     separated_mixture,
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
@@ -327,7 +327,7 @@ def test_a_record_whose_turns_are_nearly_certain_shows_all_of_them(lot: int) -> 
 
 
 def test_chances_of_many_draws_are_rounded_up() -> None:
-    above = float(_participation_tail(np.array([140.0]), 1_000_000, 1e-4, 1)[0])
+    above = float(participation_tail(np.array([140.0]), 1_000_000, 1e-4, 1)[0])
     assert above >= at_least(141, 1_000_000, arb(1e-4))
 
 
@@ -352,7 +352,13 @@ def test_laws_of_participations_are_on_their_side_of_the_enumerated_one(
     for warm in (True, False):
         counts = [(chance, sum(rows)) for chance, rows in patterns(steps, p, separation, warm=warm)]
         upper = separated_mixture(1.0, steps, p, separation)
-        shown = projected_separated_mixture(np.ones(steps), Fraction(p), separation, math.inf)
+        shown = separated_draws_mixture(
+            np.ones(steps),
+            probability=Fraction(p),
+            separation=separation,
+            records=1,
+            farthest=math.inf,
+        )
         assert shown is not None
         for k in range(1, 6):
             truth = sum(chance for chance, count in counts if count >= k)

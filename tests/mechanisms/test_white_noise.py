@@ -22,7 +22,7 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.participation_mixture import projected_mixture
+from affidavit.mechanisms.strategies.moves_along_direction import independent_draws_mixture
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_inverse_root, square_root
@@ -217,7 +217,7 @@ def test_no_move_is_shown_more_often_than_it_is_reached(records: int, farthest: 
     rng = np.random.default_rng(records)
     for rate in (0.02, 0.3):
         moves = np.append(rng.uniform(0.0, 2.0, 4), [1.0, 0.0])
-        law = projected_mixture(moves, probability=rate, records=records, farthest=farthest)
+        law = independent_draws_mixture(moves, probability=rate, records=records, farthest=farthest)
         assert law is not None
         counts = np.array(list(product(range(records + 1), repeat=6)))
         chances = binom.pmf(counts, records, rate).prod(axis=1)
@@ -231,8 +231,11 @@ def test_no_move_is_shown_more_often_than_it_is_reached(records: int, farthest: 
 
 
 def test_moves_that_are_never_made_show_nothing_and_many_are_counted() -> None:
-    assert projected_mixture(np.zeros(3), probability=0.999, records=1, farthest=math.inf) is None
-    law = projected_mixture(np.ones(2000), probability=0.999, records=1, farthest=math.inf)
+    assert (
+        independent_draws_mixture(np.zeros(3), probability=0.999, records=1, farthest=math.inf)
+        is None
+    )
+    law = independent_draws_mixture(np.ones(2000), probability=0.999, records=1, farthest=math.inf)
     assert law is not None
     assert 0.97 * 1998 <= float(np.arange(len(law.weights)) @ law.weights) * law.spacing <= 1998
 
@@ -244,7 +247,7 @@ def test_what_one_direction_shows_is_attained_and_more_than_single_steps(
     rate: float, sigma: float
 ) -> None:
     strategy = square_root(3)
-    law = projected_mixture(
+    law = independent_draws_mixture(
         project_columns(strategy, 1), probability=rate, records=1, farthest=math.inf
     )
     assert law is not None

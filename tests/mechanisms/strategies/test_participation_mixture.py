@@ -15,10 +15,8 @@ from affidavit.mechanisms.strategies import participation_mixture as module
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.participation_mixture import (
-    participation_mixture,
-    projected_mixture,
-)
+from affidavit.mechanisms.strategies.moves_along_direction import independent_draws_mixture
+from affidavit.mechanisms.strategies.participation_mixture import participation_mixture
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, identity, square_root
@@ -211,7 +209,9 @@ def test_what_many_draws_show_is_less_than_they_add_up_to(
         added[::size] = binom.pmf(np.arange(draws + 1), draws, rate)
         law = np.convolve(law, added)
     above = 1 - np.cumsum(law)
-    mixture = projected_mixture(projections, probability=rate, records=records, farthest=math.inf)
+    mixture = independent_draws_mixture(
+        projections, probability=rate, records=records, farthest=math.inf
+    )
     assert mixture is not None
     weights = np.array(mixture.weights)
     places = np.arange(len(weights)) * mixture.spacing * 10
