@@ -20,8 +20,8 @@ lots                       what attains the lower end
 ``cyclic_poisson``         the record in steps of its group, which the attacker knows: it may be a
                            hash of the record
 ``b_min_sep``              the record in one step, in steps that are far apart, or in all of them
-correlated noise, random   one step; steps whose columns hardly overlap; or all steps, seen along
-lots                       one direction
+correlated noise, random   one step; steps whose columns hardly overlap, or of one bin; or all
+lots                       steps, along one direction or as if they showed nothing together
 DP-Dice                    a first raw gradient that is huge, so that the error state stays clipped
 metrics, quantiles         move as far as they can, with the unit
 repeat-and-select          a score that selects a run with a small ratio, then one with a large one
@@ -43,8 +43,8 @@ from below, and ``Attack.sentences`` says in words what attains it.
 ('nothing', -1.0)
 
 References: docs/theorems/ has the proof of each: group-sampling.md, without-replacement.md,
-truncated-poisson.md, shuffled-lots.md, random-allocation.md, correlated-noise.md (Theorems 9, 12
-and 13), dp-dice.md.
+truncated-poisson.md, shuffled-lots.md, random-allocation.md, correlated-noise.md (Theorems 9, 12,
+13 and 21), dp-dice.md.
 """
 
 from __future__ import annotations

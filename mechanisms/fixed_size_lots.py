@@ -3,8 +3,8 @@
 A lot is a uniform sample of B of N records, fresh in each step. Reveal the others of each lot in
 random order: the unit's K records in it take the places of the last K. A unit thus moves the sum by
 2K clip norms at most, whichever data set it is in, and K is independent between steps. K lies
-between two binomial numbers of draws, because at most one record fewer is left, and one place
-fewer, for each record of the unit that was tried before.
+between two binomial numbers of draws: one record fewer is left for each that was tried before, and
+as few draws succeed with the geometric mean of their probabilities.
 
 Reference: docs/theorems/correlated-noise.md, Theorem 18.
 """

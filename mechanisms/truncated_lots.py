@@ -115,16 +115,16 @@ def _tail_left(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
     for here, before in ((fewer, np.append(0.0, fewer[:-1])), (-more, -np.append(1.0, more[:-1]))):
         error = _TAIL_ERROR * (np.abs(here) + np.abs(before))
         chances = np.maximum(chances, here - before - error)
-    drawn, kept = np.arange(records + 1)[:, None], np.arange(records + 1)
+    drawn, number = np.arange(records + 1)[:, None], np.arange(records + 1)
     law = np.exp(
         _log_choices(records, drawn) + drawn * math.log(q) + (records - drawn) * math.log1p(-q)
     )
     left = np.zeros(records + 1)
     for crowd, chance in zip(ends, chances, strict=True):
         lot = np.minimum(largest, crowd + drawn)
-        possible = (kept <= drawn) & (lot - kept >= 0) & (lot - kept <= crowd)
-        logs = _log_choices(drawn, np.where(possible, kept, 0)) - _log_choices(crowd + drawn, lot)
-        logs += _log_choices(crowd, np.where(possible, lot - kept, 0))
+        possible = (number <= drawn) & (lot - number >= 0) & (lot - number <= crowd)
+        logs = _log_choices(drawn, np.where(possible, number, 0)) - _log_choices(crowd + drawn, lot)
+        logs += _log_choices(crowd, np.where(possible, lot - number, 0))
         left += chance * (np.where(possible, np.exp(logs), 0.0) * law).sum(axis=0)
     return np.asarray(left[:0:-1].cumsum()[::-1] * (1 - _RATE_MARGIN))
 

@@ -93,16 +93,16 @@ class Law:
             lost += float(below[first - 1])
         above = np.cumsum(weights[::-1])[::-1]
         last = max(first, int(np.count_nonzero(above > _NEGLIGIBLE)) - 1)
-        kept = weights[first : last + 1].copy()
-        kept[-1] = above[last]
+        shown = weights[first : last + 1].copy()
+        shown[-1] = above[last]
         result = Law(
             lowest=left.lowest + right.lowest + first * spacing,
             spacing=spacing,
-            weights=kept,
+            weights=shown,
             certain=left.certain + right.certain,
             lost=lost,
         )
-        return result if len(kept) <= MAX_PLACES else result._at(2 * spacing)
+        return result if len(shown) <= MAX_PLACES else result._at(2 * spacing)
 
     def _at(self, spacing: float) -> Law:
         """Return this law with places that are ``spacing`` apart, rounded down to them."""

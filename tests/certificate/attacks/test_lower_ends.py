@@ -267,6 +267,7 @@ ORDINARY = {
     *("geometric selection", "dice, poisson", "signed, full batch", "tree, poisson"),
     *("fixed size, zeroed users", "shuffled in two phases"),
     *("bidiagonal, cyclic, users of more than a lot", "blt, fixed size"),
+    *("tree, shuffled, users", "bidiagonal, bins, users", "banded, bins"),
 }
 """The cases of ``make test``; all others are soak."""
 

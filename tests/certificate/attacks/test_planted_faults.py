@@ -12,6 +12,7 @@ from affidavit.accountants.fourier import truncated_poisson
 from affidavit.mechanisms import LoweredPhase
 from affidavit.plan import (
     Composed,
+    EitherBound,
     Event,
     Gaussian,
     Leaf,
@@ -36,6 +37,8 @@ def less_noise(factor: float) -> Fault:
         match event:
             case Composed(events=events):
                 return Composed(events=tuple(map(of, events)))
+            case EitherBound(events=events):
+                return EitherBound(events=tuple(map(of, events)))
             case Repeated(event=inner):
                 return replace(event, event=of(inner))
             case _:
@@ -63,6 +66,14 @@ ATTAINED: dict[str, tuple[Plan, Fault]] = {
     "all records of a user in a lot that holds fewer": (
         small({"scheme": "cyclic", "lot_size": 2}, 6.0, 14, records=5),
         instead(Repeated(event=Gaussian(noise_multiplier=6.0 / 5), count=2)),
+    ),
+    "records in bins that all move the run half as far again": (
+        small(given.BINS, 5.0, 8, records=3, noise=given.BIDIAGONAL),
+        less_noise(1 / 1.5),
+    ),
+    "records in a random order that all move the run half as far again": (
+        small(given.SHUFFLED, 4.0, 6, records=3, noise=given.TREE),
+        less_noise(1 / 1.5),
     ),
     "three epochs for two": (
         small(given.CYCLIC, 1.5, 8),
