@@ -3,7 +3,7 @@
 To add an engine, write its file and add a line here. Engines of installed packages (entry points
 ``affidavit.accountants``) follow, sorted by name.
 
-The first engine that supports a run decides. The checker (``affidavit.accountants.checker``) gives
+The first engine that supports a run decides. The checker (``affidavit.checker``) gives
 the second opinion or, where it has no statement, the first engine of another library that supports
 the run. Exact engines come first, then fast two-sided ones, then Rényi bounds, which cover most and
 are loosest.

@@ -2,7 +2,7 @@
 
 A witness states how finely losses are discretised and composed. The error decreases with the square
 of the number of nodes. So the search starts with few nodes and then takes as many as the error
-requires, until the bound that ``affidavit.accountants.checker`` proves is close to the computed
+requires, until the bound that ``affidavit.checker`` proves is close to the computed
 one.
 
 In certificates witnesses are JSON data, with doubles as the hexadecimal text of ``float.hex``.
@@ -21,7 +21,9 @@ from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
 from affidavit.accountants.bracketing_curves import FirstAvailableCurve
-from affidavit.accountants.checker import (
+from affidavit.accountants.protocol import AccountantError
+from affidavit.accountants.registry import certain_accountants
+from affidavit.checker import (
     Cover,
     Covers,
     Direction,
@@ -43,8 +45,6 @@ from affidavit.accountants.checker import (
     ratio_points,
     single_release,
 )
-from affidavit.accountants.protocol import AccountantError
-from affidavit.accountants.registry import certain_accountants
 from affidavit.plan import ChainOfNeighbours, Event, Leaf, TruncatedPoissonGaussian, alternatives
 
 MAX_NODES, QUICK_NODES = 6000, 512

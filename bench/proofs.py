@@ -21,10 +21,10 @@ from affidavit.accountants import (
     Bracket,
     FourierAccountant,
     accountant,
-    prove,
     search_witness,
 )
 from affidavit.certificate.certification import AGREEMENT_TOLERANCE
+from affidavit.checker import prove
 from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from bench.accounting import ROWS, Row, ours
 

@@ -37,7 +37,6 @@ from affidavit.accountants import (
     PrivacyCurve,
     Provable,
     Sampling,
-    Unproved,
     accountant,
     attained_event,
     decimal_down,
@@ -49,6 +48,7 @@ from affidavit.certificate import plan_summary
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.utility_estimates import figures_of, warnings_of
+from affidavit.checker import Unproved
 from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, as_document, digest, exact_fraction
 

@@ -46,7 +46,7 @@ from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
 from affidavit.plan import MalformedPlan, load_json, plan_from
 
 if TYPE_CHECKING:
-    from affidavit.accountants import Proof, Unproved
+    from affidavit.checker import Proof, Unproved
 
 RECOMPUTE_TOLERANCE = 1e-3
 """Relative difference allowed between releases of an accountant."""
@@ -200,7 +200,7 @@ def read_trust_policy(path: Path | None) -> TrustPolicy | None:
 def _prove(verified: VerifiedCertificate) -> Proof | Unproved:
     """Return the checker's proof of the certificate, or the reason why it has none."""
     # Imported here because ball arithmetic is slow to load.
-    from affidavit.accountants import Unproved
+    from affidavit.checker import Unproved
 
     try:
         with show_status("proving"):

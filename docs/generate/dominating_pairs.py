@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from affidavit.accountants.checker import DOMINATING_PAIRS, Row
+from affidavit.checker import DOMINATING_PAIRS, Row
 
 HEAD = """\
 # Dominating pairs
 
-Generated from the table `accountants/checker/dominating_pairs.toml` by `make docs`. The
+Generated from the table `checker/dominating_pairs.toml` by `make docs`. The
 [checker](checker.md) reads its laws from that table, and a certificate with a proof names the rows
 that it rests on.
 

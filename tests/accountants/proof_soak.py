@@ -11,9 +11,9 @@ import random
 import sys
 from pathlib import Path
 
-from affidavit.accountants import Unproved, prove, search_witness
-from affidavit.accountants.checker import Witness
+from affidavit.accountants import search_witness
 from affidavit.accountants.registry import accountant
+from affidavit.checker import Unproved, Witness, prove
 from affidavit.plan import (
     Composed,
     Event,

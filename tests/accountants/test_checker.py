@@ -22,7 +22,8 @@ from affidavit.accountants import (
     search_witness,
     witness_document,
 )
-from affidavit.accountants.checker import (
+from affidavit.accountants.gaussian import GaussianAccountant
+from affidavit.checker import (
     DOMINATING_PAIRS,
     Cover,
     Draws,
@@ -43,8 +44,7 @@ from affidavit.accountants.checker import (
     toeplitz_sensitivity,
     tree_sensitivity,
 )
-from affidavit.accountants.checker.participation import _chance_of_more
-from affidavit.accountants.gaussian import GaussianAccountant
+from affidavit.checker.participation import _chance_of_more
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
     ChainOfNeighbours,

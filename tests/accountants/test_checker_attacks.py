@@ -14,7 +14,7 @@ from flint import arb, ctx
 from mpmath import mpf
 
 from affidavit.accountants import parse_witness, witness_document
-from affidavit.accountants.checker import (
+from affidavit.checker import (
     Grid,
     Rule,
     RunWitness,

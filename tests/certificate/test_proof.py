@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants.checker import Unproved
 from affidavit.certificate import (
     Certificate,
     SigningKey,
@@ -22,6 +21,7 @@ from affidavit.certificate import (
     verify,
     with_proof,
 )
+from affidavit.checker import Unproved
 from affidavit.plan import plan_from
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.accountants.checker import Unproved
 from affidavit.certificate import certificate_proof, certify
 from affidavit.certificate.issuance import statement
 from affidavit.certificate.policy.evaluation import BUILT_IN_EVALUATION, NO_APPROVALS
+from affidavit.checker import Unproved
 from affidavit.mechanisms import correlation, lower
 from affidavit.mechanisms.correlation import Correlation
 from affidavit.mechanisms.strategies.participation_mixture import ParticipationMixture

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants import Bracket, Unproved
+from affidavit.accountants import Bracket
 from affidavit.certificate import certification as certifying
+from affidavit.checker import Unproved
 
 Make = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]

@@ -17,10 +17,10 @@ from flint import arb
 from numpy.typing import NDArray
 
 from affidavit import delta, epsilon, noise_multiplier
-from affidavit.accountants.checker.dominating_pairs import at_least
 from affidavit.accountants.column_moments import BoundedByOrder, MomentCurve, log_moment
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.checker.dominating_pairs import at_least
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.moves_along_direction import separated_draws_mixture

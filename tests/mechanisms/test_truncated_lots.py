@@ -15,15 +15,15 @@ from flint import arb
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from affidavit.accountants.checker import (
+from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
+from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.protocol import PrivacyCurve
+from affidavit.checker import (
     CutLots,
     Draws,
     is_participation_covered,
     toeplitz_products,
 )
-from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
-from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.mechanisms.truncated_lots import truncated_draw_counts
 from affidavit.plan import (

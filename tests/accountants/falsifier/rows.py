@@ -20,7 +20,7 @@ from scipy.special import gammaln, ndtr
 
 from tests.accountants.falsifier.hockey_sticks import Array, Line, between, line_excess
 
-TABLE = Path(__file__).parents[3] / "accountants/checker/dominating_pairs.toml"
+TABLE = Path(__file__).parents[3] / "checker/dominating_pairs.toml"
 Row = Mapping[str, Any]
 Direction = Literal["remove", "add"]
 

@@ -21,8 +21,11 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from affidavit.accountants import Bracket, FourierAccountant, Unproved, search_witness
-from affidavit.accountants.checker import Witness, prove
+from affidavit.accountants import (
+    Bracket,
+    FourierAccountant,
+    search_witness,
+)
 from affidavit.accountants.fourier import (
     composed_transform,
     direct_inversion,
@@ -41,6 +44,7 @@ from affidavit.accountants.fourier.privacy_loss import Array, Cells, LossLaw, No
 from affidavit.accountants.fourier.quadrature import AnalyticPart
 from affidavit.accountants.fourier.refinement import locate, locate_in_strata
 from affidavit.accountants.fourier.tilting import Window
+from affidavit.checker import Unproved, Witness, prove
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
 
 DELTA = 1e-6

@@ -12,14 +12,14 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 from scipy.stats import binom
 
-from affidavit.accountants import FourierAccountant, Unproved, prove, search_witness
-from affidavit.accountants.checker import Witness
+from affidavit.accountants import FourierAccountant, search_witness
 from affidavit.accountants.fourier.group_sampling import (
     ReplacedGroupLaw,
     binomial_weights,
     group_law,
 )
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
+from affidavit.checker import Unproved, Witness, prove
 from affidavit.plan import Event, PoissonSampledGroupGaussian, PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair
 

@@ -14,11 +14,8 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from affidavit.accountants import (
     FourierAccountant,
     OutOfReach,
-    Unproved,
-    Witness,
     accountant,
     parse_witness,
-    prove,
     search_witness,
     witness_document,
 )
@@ -30,6 +27,11 @@ from affidavit.accountants.fourier.group_sampling import (
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import NormalPair
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of
+from affidavit.checker import (
+    Unproved,
+    Witness,
+    prove,
+)
 from affidavit.plan import (
     Composed,
     EitherBound,

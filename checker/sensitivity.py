@@ -24,7 +24,7 @@ from itertools import accumulate
 
 from flint import arb, arb_mat, arb_poly, fmpq, fmpz, fmpz_poly
 
-from affidavit.accountants.checker.lattice import no_statement, rounded_up
+from affidavit.checker.lattice import no_statement, rounded_up
 
 MAX_PRODUCTS = 20_000_000
 """Products of one sensitivity: a few seconds."""

@@ -23,9 +23,9 @@ from itertools import accumulate
 
 from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
 
-from affidavit.accountants.checker.dominating_pairs import at_least
-from affidavit.accountants.checker.lattice import no_statement, rounded_up
-from affidavit.accountants.checker.sensitivity import (
+from affidavit.checker.dominating_pairs import at_least
+from affidavit.checker.lattice import no_statement, rounded_up
+from affidavit.checker.sensitivity import (
     MAX_ROWS,
     UNIT,
     first_column,

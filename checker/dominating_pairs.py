@@ -18,7 +18,11 @@ from typing import Any, Literal
 
 from flint import arb
 
-from affidavit.accountants.checker.lattice import Unproved, bad_witness, no_statement
+from affidavit.checker.lattice import (
+    Unproved,
+    bad_witness,
+    no_statement,
+)
 from affidavit.plan import (
     ChainOfNeighbours,
     Composed,

@@ -25,7 +25,7 @@ from itertools import pairwise, zip_longest
 
 from flint import arb
 
-from affidavit.accountants.checker.dominating_pairs import (
+from affidavit.checker.dominating_pairs import (
     Cover,
     Direction,
     Law,
@@ -33,7 +33,7 @@ from affidavit.accountants.checker.dominating_pairs import (
     Piece,
     laws,
 )
-from affidavit.accountants.checker.lattice import (
+from affidavit.checker.lattice import (
     Grid,
     Measure,
     Unproved,
