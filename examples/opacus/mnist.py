@@ -24,7 +24,7 @@ from torch import nn, optim
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from affidavit.gate import guard  # line 1
+from affidavit import guard  # line 1
 
 TRAINED = 1438
 

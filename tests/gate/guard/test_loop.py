@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from affidavit.certificate import SigningKey, check_conformance
-from affidavit.gate.guard import Guard, GuardStop
+from affidavit.guard import Guard, GuardStop
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 
 Begin = Callable[..., Guard]

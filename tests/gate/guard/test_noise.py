@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from affidavit.gate.guard import GuardStop, noise_statistics
-from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, measure_noise
-from affidavit.gate.guard.sampler import KeyStream
+from affidavit.guard import GuardStop, noise_statistics
+from affidavit.guard.noise_statistics import (
+    NoiseTest,
+    digest_of_arrays,
+    measure_noise,
+)
+from affidavit.guard.sampler import KeyStream
 
 SIZES = {"one": 1, "bias": 7, "weight": 400}
 SUMS = {name: np.linspace(-30, 30, size) for name, size in SIZES.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import nn, optim
 
 from affidavit.certificate import SigningKey, check_conformance
-from affidavit.gate.guard import GuardStop, opacus
+from affidavit.guard import GuardStop, opacus
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 from tests.gate.guard.fakes import DistributedDPOptimizer, DPOptimizer, Engine, Loader
 

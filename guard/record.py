@@ -36,8 +36,8 @@ from affidavit.certificate import (
     fsync_directory,
     write_all,
 )
-from affidavit.gate.guard.certified_run import CertifiedRun
-from affidavit.gate.guard.errors import GuardStop
+from affidavit.guard.certified_run import CertifiedRun
+from affidavit.guard.errors import GuardStop
 
 NAME = "record.jsonl"
 

@@ -24,7 +24,7 @@ Guarantees
 >>> test.check({"weight": (measure_noise(np.random.default_rng(1).normal(size=100), zeros), 1.0)})
 >>> test.check({"weight": (measure_noise(zeros, zeros), 1.0)})
 Traceback (most recent call last):
-affidavit.gate.guard.errors.GuardStop: tensor_not_noised: release 2 has no noise on weight. \
+affidavit.guard.errors.GuardStop: tensor_not_noised: release 2 has no noise on weight. \
 Put every trainable tensor under the private optimiser, or freeze it.
 """
 
@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from scipy.special import gammainc, gammaincc
 
-from affidavit.gate.guard.errors import GuardStop
+from affidavit.guard.errors import GuardStop
 
 PROBE_ENTRIES = 64
 """Entries of a tensor's noise that are stored to detect repetitions."""

@@ -33,8 +33,8 @@ from affidavit.certificate import (
     certified_execution,
     verify,
 )
-from affidavit.gate.guard.errors import GuardStop
 from affidavit.gate.plan_io import read_bytes, read_plan
+from affidavit.guard.errors import GuardStop
 from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, schedule
 
 Certificate = str | Path | bytes

@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from affidavit.gate.guard.certified_run import CertifiedRun
-from affidavit.gate.guard.errors import GuardStop
+from affidavit.guard.certified_run import CertifiedRun
+from affidavit.guard.errors import GuardStop
 
 DISTRIBUTED_OPTIMIZERS = ("DistributedDPOptimizer", "DistributedDPOptimizerFastGradientClipping",
            "FSDPOptimizerFastGradientClipping", "SimpleDistributedPerLayerOptimizer")  # fmt: skip

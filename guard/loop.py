@@ -9,7 +9,7 @@ Create ``Guard`` before the loop, and call ``step`` between drawing the noise an
 declared values are compared with the certificate. With ``sums`` (clipped, before noise) and
 ``released`` (after noise) the guard tests the noise of every tensor; without them the noise is only
 declared, which ``notes`` reports. A correct run is stopped with a probability of at most 1e-12
-(``affidavit.gate.guard.noise_statistics``). No framework is imported.
+(``affidavit.guard.noise_statistics``). No framework is imported.
 
 ``close``, the end of a ``with`` block, or the end of the process finishes the record.
 """
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from affidavit.certificate import VerificationOptions, std_of
-from affidavit.gate.guard.certified_run import (
+from affidavit.guard.certified_run import (
     Certificate,
     CertifiedRun,
     Keys,
@@ -35,15 +35,15 @@ from affidavit.gate.guard.certified_run import (
     require_certified_parameters,
     tensor_entries,
 )
-from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_statistics import (
+from affidavit.guard.errors import GuardStop, StopState
+from affidavit.guard.noise_statistics import (
     NoiseTest,
     digest_of_arrays,
     measure_noise,
     shape_of,
 )
-from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.sampler import compute_commitment
+from affidavit.guard.record import RunRecord
+from affidavit.guard.sampler import compute_commitment
 from affidavit.plan import Plan, exact_fraction
 
 Amount = float | Mapping[str, float]

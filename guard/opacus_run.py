@@ -40,8 +40,8 @@ from types import MethodType
 from typing import Any, Literal
 
 from affidavit.certificate import StepRequirement, VerificationOptions, std_of
-from affidavit.gate.guard import opacus_checks as checks
-from affidavit.gate.guard.certified_run import (
+from affidavit.guard import opacus_checks as checks
+from affidavit.guard.certified_run import (
     Certificate,
     CertifiedRun,
     Keys,
@@ -50,10 +50,14 @@ from affidavit.gate.guard.certified_run import (
     require_certified_parameters,
     tensor_entries,
 )
-from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, measure_noise
-from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.sampler import (
+from affidavit.guard.errors import GuardStop, StopState
+from affidavit.guard.noise_statistics import (
+    NoiseTest,
+    digest_of_arrays,
+    measure_noise,
+)
+from affidavit.guard.record import RunRecord
+from affidavit.guard.sampler import (
     KeyStream,
     compute_commitment,
     count_gradients,
