@@ -2,7 +2,6 @@ from .assessment import CLAIM_CODES as CLAIM_CODES
 from .assessment import Assessment as Assessment
 from .assessment import GroupBound as GroupBound
 from .assessment import goal_of as goal_of
-from .assessment import html_table as html_table
 from .assessment import interval as interval
 from .assessment import malformed_result as malformed_result
 from .assessment import verdict_sentence as verdict_sentence
@@ -83,7 +82,6 @@ from .model_evidence.claim import Evidence as Evidence
 from .model_evidence.manifest import SIGNATURE_FILE as SIGNATURE_FILE
 from .model_evidence.manifest import BadModel as BadModel
 from .model_evidence.manifest import manifest_of as manifest_of
-from .model_evidence.manifest import printable as printable
 from .model_evidence.manifest import read_ec_key as read_ec_key
 from .model_evidence.signing import EXPORTS as EXPORTS
 from .model_evidence.signing import sign_model as sign_model

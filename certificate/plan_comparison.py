@@ -32,7 +32,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from affidavit.accountants import Bracket, decimal_up
-from affidavit.certificate.assessment import Assessment, html_table, interval
+from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
 from affidavit.plan import (
     ABSENT,
@@ -43,6 +43,7 @@ from affidavit.plan import (
     apply_changes,
     digest,
     find_changes,
+    html_table,
     split_into_steps,
 )
 

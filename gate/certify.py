@@ -46,9 +46,9 @@ from affidavit.gate.options import (
     PolicyFileOption,
     SecondOpinionOption,
 )
-from affidavit.gate.plan_io import PlanFile
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import print_assessment
+from affidavit.mechanisms.plan_files import PlanFile
 from affidavit.plan import Adjacency
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import printable
 from affidavit.gate.checking.cache import Evaluator, cache_folder
 from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable_result
@@ -29,7 +28,7 @@ from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import print_excerpt
 from affidavit.importers import LIBRARIES
-from affidavit.plan import MalformedPlan
+from affidavit.plan import MalformedPlan, printable
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy

@@ -26,13 +26,13 @@ from affidavit.certificate import (
     KeysetError,
     VerificationError,
     malformed_result,
-    printable,
     write_atomically,
 )
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
 from affidavit.gate.render import print_excerpt, reason_line
-from affidavit.plan import MalformedPlan, Reason
+from affidavit.mechanisms import read_bytes
+from affidavit.mechanisms.plan_files import PlanFile, read_plan
+from affidavit.plan import MalformedPlan, Reason, printable
 
 # Rich assumes that a pipe has 80 columns, and would break the numbers of wide tables in two.
 _IS_TERMINAL = sys.stdout is not None and sys.stdout.isatty()

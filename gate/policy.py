@@ -15,7 +15,7 @@ from affidavit.certificate.policy import MalformedPolicy, Policy, parse_policy
 from affidavit.gate.console import out, print_json, print_reasons
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, command_group
-from affidavit.gate.plan_io import read_bytes
+from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, syntax_of
 
 policy = command_group("Check policy files.")

@@ -42,8 +42,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, GroupBound, checks_of, printable
-from affidavit.plan import Reason
+from affidavit.certificate import (
+    Assessment,
+    GroupBound,
+    checks_of,
+)
+from affidavit.plan import Reason, printable
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
     ("unproved", "undecided"), "yellow"

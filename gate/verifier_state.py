@@ -32,7 +32,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import BadNote, read_checkpoint
 from affidavit.gate.console import err
-from affidavit.gate.plan_io import MAX_BYTES
+from affidavit.mechanisms.plan_files import MAX_BYTES
 from affidavit.plan import read_limited
 
 VERSION = 1

@@ -39,10 +39,10 @@ from affidavit.gate.options import (
     StatusOption,
     TrustOption,
 )
-from affidavit.gate.plan_io import read_bytes
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import describe_certificate
 from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
+from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, load_json, plan_from
 
 if TYPE_CHECKING:

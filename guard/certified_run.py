@@ -33,8 +33,9 @@ from affidavit.certificate import (
     certified_execution,
     verify,
 )
-from affidavit.gate.plan_io import read_bytes, read_plan
 from affidavit.guard.errors import GuardStop
+from affidavit.mechanisms import read_bytes
+from affidavit.mechanisms.plan_files import read_plan
 from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, schedule
 
 Certificate = str | Path | bytes

@@ -38,11 +38,10 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import certify as assess
 from affidavit.certificate import verify as verify_bundle
-from affidavit.gate import read_bytes
 from affidavit.importers import import_document
 from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
 from affidavit.library.privacy_curve import Curve, curve_of
-from affidavit.mechanisms import load_noise_files
+from affidavit.mechanisms import load_noise_files, read_bytes
 from affidavit.plan import (
     Adjacency,
     MalformedPlan,

@@ -20,12 +20,11 @@ from affidavit.certificate import (
     KeyFailure,
     SigningPort,
     closed_plan,
-    html_table,
     issue_here,
     write_atomically,
 )
 from affidavit.certificate.keys.signers import own_signing_key
-from affidavit.plan import Plan, Reason
+from affidavit.plan import Plan, Reason, html_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

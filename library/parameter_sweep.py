@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from affidavit.certificate import html_table
 from affidavit.library.api import Source, certify, load
 from affidavit.library.certification import Certification
 from affidavit.library.privacy_curve import axes
+from affidavit.plan import html_table
 
 if TYPE_CHECKING:
     import pandas

@@ -23,8 +23,8 @@ from .joint_gaussian import joint_multiplier_of_blocks as joint_multiplier_of_bl
 from .joint_gaussian import joint_noise_multiplier as joint_noise_multiplier
 from .joint_gaussian import noise_energy as noise_energy
 from .joint_gaussian import noise_multiplier as noise_multiplier
+from .lowered_phase import LoweredPhase as LoweredPhase
 from .lowering import Lowered as Lowered
-from .lowering import LoweredPhase as LoweredPhase
 from .lowering import lower as lower
 from .newton_schulz import DEFAULT_DEGREE as DEFAULT_DEGREE
 from .newton_schulz import DEFAULT_STEPS as DEFAULT_STEPS
@@ -34,6 +34,7 @@ from .noise_files import content_digest as content_digest
 from .noise_files import load_noise_files as load_noise_files
 from .noise_files import read_plan as read_plan
 from .obligations import obligations_of as obligations_of
+from .plan_files import read_bytes as read_bytes
 from .protocol import Mechanism as Mechanism
 from .resolve import scaled_noise as scaled_noise
 from .resolve import with_lot_size as with_lot_size

@@ -55,7 +55,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from affidavit.mechanisms.lowering import Lowered, LoweredPhase
+from affidavit.mechanisms.lowered_phase import LoweredPhase
+from affidavit.mechanisms.lowering import Lowered
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,

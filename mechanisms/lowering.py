@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from affidavit.mechanisms.additional_releases import AdditionalEvents, lower_additional_releases
 from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks, joint_noise_multiplier
-from affidavit.mechanisms.protocol import Mechanism, WholeRun
+from affidavit.mechanisms.lowered_phase import LoweredPhase
+from affidavit.mechanisms.protocol import Mechanism
 from affidavit.mechanisms.sampling_schemes import (
     SCHEMES,
-    Sampled,
     distance_of,
     is_amplified,
     sample,
@@ -43,8 +43,6 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     ReplacedAllocationGaussian,
-    Scheme,
-    ShuffledEpoch,
     alternatives,
     as_document,
     plan_from,
@@ -53,53 +51,7 @@ from affidavit.plan import (
 )
 
 if TYPE_CHECKING:
-    from affidavit.mechanisms.correlation import Correlation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoweredPhase:
-    """One phase: its sampler, and the steps and joint noise multiplier if they are given.
-
-    ``scheme`` is the simplest description of its sampling. ``whole`` replaces the events of the
-    sampler if the phase is one Gaussian mechanism, and ``correlation`` if the noise is correlated
-    across steps.
-    """
-
-    scheme: Scheme
-    sampled: Sampled
-    steps: int | None
-    joint: float | None
-    whole: WholeRun | None = None
-    correlation: Correlation | None = None
-
-    def event(self, joint: float, steps: int | None) -> Event:
-        """Return the event of the phase at σ_joint, with ``steps`` if they are open.
-
-        Raises ``ValueError`` if neither the plan nor the caller gives the steps.
-        """
-        length = self.steps if self.steps is not None else steps
-        if length is None:
-            raise ValueError("the plan leaves its steps open; give steps")
-        if self.correlation is not None:
-            return self.correlation.event(joint, length)
-        if self.whole is not None:
-            return Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
-        return self.sampled.of_run(joint, length)
-
-    def attained(self, joint: float, steps: int) -> Event:
-        """Return an effect of one record on the phase, which ``event`` bounds from above."""
-        if self.correlation is not None:
-            return self.correlation.attained(joint, steps)
-        if self.whole is not None:
-            return self.whole.attained(joint, steps)
-        return self.sampled.attained_by_run(joint, steps)
-
-    @property
-    def attack(self) -> tuple[ShuffledEpoch, int] | None:
-        """The epoch of an attack on a phase with nothing open, and the number of such epochs."""
-        if self.sampled.attack is None or self.joint is None or self.steps is None:
-            return None
-        return None if self.whole is not None else self.sampled.attack(self.joint, self.steps)
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy
 from affidavit.plan import Composed, Event, Gaussian, Plan, schedule
 
 if TYPE_CHECKING:
-    from affidavit.mechanisms.lowering import LoweredPhase
+    from affidavit.mechanisms.lowered_phase import LoweredPhase
 
 MAX_PLACES = 4096
 """Places that are compared; the first is always one of them."""

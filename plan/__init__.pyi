@@ -73,6 +73,7 @@ from .extensions import load_extension as load_extension
 from .extensions import noise_forms as noise_forms
 from .fields import PlanFields as PlanFields
 from .fields import with_fields as with_fields
+from .html import html_table as html_table
 from .optimizer import GUARANTEE_FIELDS as GUARANTEE_FIELDS
 from .optimizer import OPTIMIZER_FIELDS as OPTIMIZER_FIELDS
 from .optimizer import Denoise as Denoise
@@ -113,6 +114,7 @@ from .strict_parsing import Position as Position
 from .strict_parsing import load_json as load_json
 from .strict_parsing import load_yaml as load_yaml
 from .strict_parsing import read_limited as read_limited
+from .text import printable as printable
 from .types import MAX_INTEGER as MAX_INTEGER
 from .types import Integer as Integer
 from .types import Name as Name

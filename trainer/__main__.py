@@ -29,11 +29,10 @@ from affidavit.certificate import (
     TrustRoot,
     VerificationError,
     VerificationOptions,
-    printable,
     write_atomically,
 )
 from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError, read_limited
+from affidavit.plan import Plan, PlanError, printable, read_limited
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 
 if TYPE_CHECKING:

@@ -35,13 +35,12 @@ from affidavit.certificate import (
     BadEnvelope,
     BadSearch,
     SearchOpening,
-    printable,
     selection_of,
     statement_in,
     write_atomically,
 )
 from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError, read_limited
+from affidavit.plan import Plan, PlanError, printable, read_limited
 from affidavit.trainer.run_folder.run_log import has_run
 
 OPENING_FILE = "search.json"

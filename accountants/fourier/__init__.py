@@ -5,8 +5,8 @@ Orders (tilts) and slopes of log δ are in 1/nat, masses are probabilities, loga
 and a noise multiplier is the noise's standard deviation over the clip norm.
 """
 
-from affidavit.accountants.fourier.accountant import FourierAccountant, FourierCurve
 from affidavit.accountants.fourier.evaluation import approximate_epsilon
+from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve
 
 __all__ = [
     "FourierAccountant",

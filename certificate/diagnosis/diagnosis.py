@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate.assessment import Assessment, ClaimAnswer, html_table
+from affidavit.certificate.assessment import Assessment, ClaimAnswer
 from affidavit.certificate.certification import certify, certify_near
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import (
@@ -35,7 +35,7 @@ from affidavit.certificate.diagnosis.claims import (
     what_decides,
 )
 from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
-from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts
+from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts, html_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

@@ -61,6 +61,7 @@ from affidavit.certificate.dsse import (
 from affidavit.certificate.keys.key import KeyFailure
 from affidavit.certificate.keys.key_store import require_private
 from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
+from affidavit.plan.text import printable
 
 OPENSSF_TYPE = "https://model_signing/signature/v1.0"
 """The predicate type of the statements of ``model-signing``."""
@@ -195,25 +196,6 @@ def read_model_file(path: Path, max_bytes: int) -> bytes:
             "It is not what Affidavit writes there; fetch the model again.",
         )
     return content
-
-
-MAX_PRINTABLE_CHARACTERS = 2000
-
-
-def printable(name: str) -> str:
-    """Return ``name`` on one line: control characters and invalid bytes are escaped.
-
-    A long name is shortened in the middle.
-
-    >>> printable("a\\nb\\udcff")
-    'a\\\\nb\\\\udcff'
-    """
-    half = MAX_PRINTABLE_CHARACTERS // 2
-    shown = name if len(name) <= 2 * half else f"{name[:half]}...{name[-half:]}"
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in shown
-    )
 
 
 def _open(path: Path) -> int:

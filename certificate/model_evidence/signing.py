@@ -40,7 +40,6 @@ from affidavit.certificate.model_evidence.manifest import (
     Manifest,
     ModelFile,
     manifest_of,
-    printable,
     read_model_file,
     require_portable,
     sign_openssf,
@@ -48,7 +47,7 @@ from affidavit.certificate.model_evidence.manifest import (
 from affidavit.certificate.model_evidence.training_check import training_of
 from affidavit.certificate.model_evidence.verification import IGNORED_FILES
 from affidavit.certificate.verification.verification_result import VerificationOptions
-from affidavit.plan import canonical_json
+from affidavit.plan import canonical_json, printable
 
 CARD, BOM = EXPORTS = ("model-card", "cyclonedx")
 """The forms of the claim for other ecosystems that ``sign_model`` accepts."""

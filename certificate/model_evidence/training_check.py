@@ -41,7 +41,7 @@ from affidavit.certificate.model_evidence.claim import (
     Evidence,
     Training,
 )
-from affidavit.certificate.model_evidence.manifest import BadModel, Manifest, printable
+from affidavit.certificate.model_evidence.manifest import BadModel, Manifest
 from affidavit.certificate.runs.conformance import check_conformance
 from affidavit.certificate.runs.run_record import START, RecordEntry, decode_line, is_guarded
 from affidavit.certificate.runs.step_requirements import certified_plan
@@ -50,7 +50,7 @@ from affidavit.certificate.verification.verification_result import (
     VerificationError,
     VerificationOptions,
 )
-from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json
+from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json, printable
 
 SUFFIX = ".safetensors"
 TORCH_TYPES = {

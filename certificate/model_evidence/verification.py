@@ -55,7 +55,6 @@ from affidavit.certificate.model_evidence.manifest import (
     Manifest,
     manifest_of,
     openssf_digests,
-    printable,
     read_model_file,
 )
 from affidavit.certificate.model_evidence.training_check import (
@@ -66,7 +65,7 @@ from affidavit.certificate.model_evidence.training_check import (
 )
 from affidavit.certificate.verification.bundle_verification import MAX_BUNDLE_BYTES
 from affidavit.certificate.verification.verification_result import VerificationOptions
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, load_json, printable
 
 IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
 """The file that the statement cannot list: itself."""

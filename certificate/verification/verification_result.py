@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from affidavit.certificate.assessment import html_table
 from affidavit.certificate.keys.key import PublicKey, by_id
 from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.verification.trust_policy import TrustPolicy
-from affidavit.plan import CodedError
+from affidavit.plan import CodedError, html_table
 
 STEPS = (
     "size and form",

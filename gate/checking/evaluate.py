@@ -12,7 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import CLAIM_CODES, Assessment, certify, compare_plans, printable
+from affidavit.certificate import (
+    CLAIM_CODES,
+    Assessment,
+    certify,
+    compare_plans,
+)
 from affidavit.certificate.policy import (
     BUILT_IN,
     Budget,
@@ -33,6 +38,7 @@ from affidavit.plan import (
     find_claim_conflicts,
     plan_from,
     pointer_to,
+    printable,
 )
 
 MAX_PRECISION = 1.5e-3

@@ -21,7 +21,6 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from affidavit.gate.checking.discovery import declared_fields, find_toml_plan
-from affidavit.gate.plan_io import read_bytes
 from affidavit.importers import (
     LIBRARIES,
     BrokenObligation,
@@ -30,7 +29,7 @@ from affidavit.importers import (
     directive_key,
     import_file,
 )
-from affidavit.mechanisms import load_noise_files
+from affidavit.mechanisms import load_noise_files, read_bytes
 from affidavit.plan import (
     MAX_JSON_BYTES,
     MAX_YAML_BYTES,

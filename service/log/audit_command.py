@@ -16,7 +16,11 @@ import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
-from affidavit.certificate import KeyFailure, KeyStore, PublicKey, printable
+from affidavit.certificate import (
+    KeyFailure,
+    KeyStore,
+    PublicKey,
+)
 from affidavit.certificate.log import (
     BadNote,
     BadTimestamp,
@@ -25,6 +29,7 @@ from affidavit.certificate.log import (
     open_checkpoint,
     verify_timestamp,
 )
+from affidavit.plan import printable
 from affidavit.service.certificates.tables import signing_keys
 from affidavit.service.database import open_engine
 from affidavit.service.errors import OperatorError

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from affidavit.accountants.analytic_gaussian import AnalyticGaussianAccountant
-from affidavit.accountants.fourier.accountant import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo.accountant import MonteCarloAccountant
 from affidavit.accountants.pld import PldAccountant

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from affidavit.accountants import Bracket
-from affidavit.accountants.fourier import accountant
+from affidavit.accountants import fourier_accountant as accountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.certificate.certification import certify
 from affidavit.plan import Plan, as_document, plan_from

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from affidavit.gate.batch import certify_line
-from affidavit.gate.plan_io import read_plan
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.noise_files import (
     InvalidNoiseFile,
@@ -24,6 +23,7 @@ from affidavit.mechanisms.noise_files import (
     register_noise,
     registered_noise,
 )
+from affidavit.mechanisms.plan_files import read_plan
 from affidavit.plan import MalformedPlan, plan_from
 
 Document = Callable[..., dict[str, Any]]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from affidavit.accountants.fourier import accountant
+from affidavit.accountants import fourier_accountant as accountant
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from affidavit.accountants import fourier_accountant as accountant
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, accountant
+from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import Grid
 from affidavit.accountants.fourier.privacy_loss import Cells, LossLaw

@@ -10,8 +10,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from model_signing import hashing, verifying
 
-from affidavit.certificate import SIGNATURE_FILE, BadModel, manifest_of, printable
+from affidavit.certificate import (
+    SIGNATURE_FILE,
+    BadModel,
+    manifest_of,
+)
 from affidavit.certificate.model_evidence.manifest import require_portable
+from affidavit.plan import printable
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run
 
 

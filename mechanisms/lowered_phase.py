@@ -1,0 +1,66 @@
+"""A phase of a plan, lowered: its sampler, its steps and its joint noise multiplier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from affidavit.mechanisms.protocol import WholeRun
+from affidavit.mechanisms.sampling_schemes import (
+    Sampled,
+)
+from affidavit.plan import (
+    Event,
+    Gaussian,
+    Scheme,
+    ShuffledEpoch,
+)
+
+if TYPE_CHECKING:
+    from affidavit.mechanisms.correlation import Correlation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoweredPhase:
+    """One phase: its sampler, and the steps and joint noise multiplier if they are given.
+
+    ``scheme`` is the simplest description of its sampling. ``whole`` replaces the events of the
+    sampler if the phase is one Gaussian mechanism, and ``correlation`` if the noise is correlated
+    across steps.
+    """
+
+    scheme: Scheme
+    sampled: Sampled
+    steps: int | None
+    joint: float | None
+    whole: WholeRun | None = None
+    correlation: Correlation | None = None
+
+    def event(self, joint: float, steps: int | None) -> Event:
+        """Return the event of the phase at σ_joint, with ``steps`` if they are open.
+
+        Raises ``ValueError`` if neither the plan nor the caller gives the steps.
+        """
+        length = self.steps if self.steps is not None else steps
+        if length is None:
+            raise ValueError("the plan leaves its steps open; give steps")
+        if self.correlation is not None:
+            return self.correlation.event(joint, length)
+        if self.whole is not None:
+            return Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
+        return self.sampled.of_run(joint, length)
+
+    def attained(self, joint: float, steps: int) -> Event:
+        """Return an effect of one record on the phase, which ``event`` bounds from above."""
+        if self.correlation is not None:
+            return self.correlation.attained(joint, steps)
+        if self.whole is not None:
+            return self.whole.attained(joint, steps)
+        return self.sampled.attained_by_run(joint, steps)
+
+    @property
+    def attack(self) -> tuple[ShuffledEpoch, int] | None:
+        """The epoch of an attack on a phase with nothing open, and the number of such epochs."""
+        if self.sampled.attack is None or self.joint is None or self.steps is None:
+            return None
+        return None if self.whole is not None else self.sampled.attack(self.joint, self.steps)
