@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import certify
-from affidavit.certificate.diagnosis import diagnose, readings
+from affidavit.assessment import certify
+from affidavit.assessment.diagnose import diagnose
+from affidavit.assessment.diagnosis import readings
 from affidavit.plan import Claim, Plan, plan_from
 
 VECTORS = Path(__file__).parents[1] / "tests" / "vectors" / "mistakes.json"

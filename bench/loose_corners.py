@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, get_args
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms.sampling_schemes import SCHEMES
 from affidavit.plan import MalformedPlan, plan_from
 from affidavit.plan.document import ONE_LOT_PER_EPOCH, REQUIRED_FIELDS, Adjacency, PrivacyUnit

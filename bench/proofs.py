@@ -23,7 +23,7 @@ from affidavit.accountants import (
     accountant,
     search_witness,
 )
-from affidavit.certificate.certification import AGREEMENT_TOLERANCE
+from affidavit.assessment.certification import AGREEMENT_TOLERANCE
 from affidavit.checker import prove
 from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from bench.accounting import ROWS, Row, ours

@@ -120,7 +120,7 @@ class Adapter:
 
 def private(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """Return the trainer's own step."""
-    from affidavit.certificate import Execution
+    from affidavit.assessment import Execution
     from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.noise.chacha import Ratchet
     from affidavit.trainer.run_config import RunConfig

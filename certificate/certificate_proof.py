@@ -27,10 +27,8 @@ from affidavit.accountants import (
     search_witness,
     witness_document,
 )
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certification import certify
+from affidavit.assessment import Assessment, PlanNotClosed, certified_plan, certify
 from affidavit.certificate.issuance import statement
-from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.checker import (
     CHAIN,
     DOMINATING_PAIRS,

@@ -27,7 +27,8 @@ from datetime import datetime
 from typing import Any, Protocol, get_args
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up, engine_versions
-from affidavit.certificate.assessment import Assessment, Confidence, Verdict
+from affidavit.assessment import Assessment, certified_plan
+from affidavit.assessment.assessment import Confidence, Verdict
 from affidavit.certificate.dsse import in_toto, sign_envelope
 from affidavit.certificate.keys.key import SigningPort, format_instant, now_in_seconds
 from affidavit.certificate.policy.document import BUILT_IN, Policy
@@ -38,7 +39,6 @@ from affidavit.certificate.policy.evaluation import (
     PolicyEvaluation,
 )
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.certificate.runs.step_requirements import certified_plan
 from affidavit.mechanisms import joint_noise_multiplier
 from affidavit.plan import MalformedPlan, canonical_json, digest_of
 

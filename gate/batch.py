@@ -31,7 +31,8 @@ from pebble import ProcessExpired, ProcessPool
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from affidavit.certificate import certify, malformed_result, write_all
+from affidavit.assessment import certify, malformed_result
+from affidavit.certificate import write_all
 from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption

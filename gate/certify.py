@@ -8,16 +8,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import (
+from affidavit.assessment import (
     Assessment,
+    explain_lower_end,
+    with_group,
+)
+from affidavit.assessment import certify as assess
+from affidavit.certificate import (
     Certificate,
     SigningPort,
-    explain_lower_end,
     issue_here,
-    with_group,
     with_proof,
 )
-from affidavit.certificate import certify as assess
 from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.certificate.policy import (
     BUILT_IN,

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import (
+from affidavit.assessment import (
     Advice,
     Assessment,
     MechanismCost,
@@ -22,8 +22,8 @@ from affidavit.certificate import (
     certify,
     compare_plans,
 )
-from affidavit.certificate import advise as find_advice
-from affidavit.certificate import compare as compare_strategies
+from affidavit.assessment import advise as find_advice
+from affidavit.assessment import compare as compare_strategies
 from affidavit.gate.console import (
     err,
     exit_with_assessment,

@@ -20,12 +20,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from affidavit.assessment import Assessment, malformed_result
 from affidavit.certificate import (
-    Assessment,
     KeyFailure,
     KeysetError,
     VerificationError,
-    malformed_result,
     write_atomically,
 )
 from affidavit.gate.exit_codes import Exit

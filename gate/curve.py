@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import Bracket, belief, decimal_down, decimal_up
-from affidavit.certificate import (
+from affidavit.assessment import (
     ALPHAS,
     CURVE_CHARTS,
     FALSE_POSITIVE_RATES,

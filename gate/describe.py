@@ -84,7 +84,7 @@ def explain(
 ) -> None:
     """Explain a code or a verdict, and what to do about it."""
     # Imported here because the catalogue loads the accountants.
-    from affidavit.certificate.diagnosis import CATALOGUE
+    from affidavit.assessment.diagnosis import CATALOGUE
 
     if code in VERDICTS:
         say(f"{code} (verdict): {VERDICTS[code]}")

@@ -18,7 +18,7 @@ from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.plan import Claim, MalformedPlan, Reason
 
 if TYPE_CHECKING:
-    from affidavit.certificate.diagnosis import Diagnosis
+    from affidavit.assessment.diagnose import Diagnosis
 
 
 _OF_ANSWER = {
@@ -48,7 +48,7 @@ def diagnose(
     the claim lies between the proved bounds, so that it is not decided.
     """
     # Imported here because it is slow.
-    from affidavit.certificate.diagnosis import diagnose as diagnose_claim
+    from affidavit.assessment.diagnose import diagnose as diagnose_claim
 
     file = load_plan(plan, as_json=as_json)
     claim: Claim | Reason | None = file.plan.claim

@@ -42,11 +42,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import (
-    Assessment,
-    GroupBound,
-    checks_of,
-)
+from affidavit.assessment import Assessment, GroupBound
+from affidavit.certificate import checks_of
 from affidavit.plan import Reason, printable
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(

@@ -20,13 +20,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from affidavit.assessment import PlanNotClosed
 from affidavit.certificate import (
     START,
     BadProvenance,
     BrokenLine,
     Conformance,
     ConformanceFinding,
-    PlanNotClosed,
     RunProvenance,
     TrustRoot,
     VerificationOptions,

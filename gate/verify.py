@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.accountants import ENGINE_NAMES
+from affidavit.assessment import certify
 from affidavit.certificate import (
     BadTrustPolicy,
     KeyFailure,
@@ -18,7 +19,6 @@ from affidavit.certificate import (
     VerificationError,
     VerificationOptions,
     VerifiedCertificate,
-    certify,
     parse_trust_policy,
     proof_sources,
     prove_certificate,

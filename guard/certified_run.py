@@ -18,19 +18,21 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import (
+from affidavit.assessment import (
     FLAT,
     STEP_OBLIGATIONS,
     Execution,
-    KeyFailure,
     NotTrainable,
-    PublicKey,
     StepRequirement,
+    block_name,
+    certified_execution,
+)
+from affidavit.certificate import (
+    KeyFailure,
+    PublicKey,
     TrustRoot,
     VerificationError,
     VerificationOptions,
-    block_name,
-    certified_execution,
     verify,
 )
 from affidavit.guard.errors import GuardStop

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from affidavit.certificate import VerificationOptions, std_of
+from affidavit.assessment import std_of
+from affidavit.certificate import VerificationOptions
 from affidavit.guard.certified_run import (
     Certificate,
     CertifiedRun,

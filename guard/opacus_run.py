@@ -39,7 +39,8 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
 
-from affidavit.certificate import StepRequirement, VerificationOptions, std_of
+from affidavit.assessment import StepRequirement, std_of
+from affidavit.certificate import VerificationOptions
 from affidavit.guard import opacus_checks as checks
 from affidavit.guard.certified_run import (
     Certificate,

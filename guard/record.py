@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import affidavit
+from affidavit.assessment import StepRequirement
 from affidavit.certificate import (
     START,
     VERSION,
     RecordEntry,
-    StepRequirement,
     encode_line,
     format_instant,
     fsync_directory,

@@ -26,17 +26,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 
+from affidavit.assessment import (
+    PlanComparison,
+    compare_plans,
+    group_bound,
+)
+from affidavit.assessment import certify as assess
 from affidavit.certificate import (
     KeyStore,
-    PlanComparison,
     PublicKey,
     VerificationOptions,
     VerifiedCertificate,
-    compare_plans,
-    group_bound,
     home,
 )
-from affidavit.certificate import certify as assess
 from affidavit.certificate import verify as verify_bundle
 from affidavit.importers import import_document
 from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
@@ -57,7 +59,7 @@ from affidavit.plan import (
 )
 
 if TYPE_CHECKING:
-    from affidavit.certificate.diagnosis import Diagnosis
+    from affidavit.assessment.diagnose import Diagnosis
 
 
 Source = Plan | Mapping[str, Any] | str | bytes | os.PathLike[str] | Any
@@ -301,7 +303,7 @@ def diagnose(
     A string keeps its digits ("7.9800"). The default is the plan's claim. Raises ``ValueError``
     unless there is exactly one claim, and ``MalformedPlan``.
     """
-    from affidavit.certificate.diagnosis import diagnose as diagnose_claim
+    from affidavit.assessment.diagnose import diagnose as diagnose_claim
 
     if claimed_epsilon is not None or claimed_noise_multiplier is not None:
         fields["claim"] = {

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from affidavit.accountants import Bracket
+from affidavit.assessment import Assessment, closed_plan
 from affidavit.certificate import (
-    Assessment,
     Certificate,
     KeyFailure,
     SigningPort,
-    closed_plan,
     issue_here,
     write_atomically,
 )

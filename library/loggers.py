@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from affidavit.certificate import Execution, SigningPort
+from affidavit.assessment import Execution
+from affidavit.certificate import SigningPort
 from affidavit.library.api import epsilon
 from affidavit.library.certification import Certification
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from affidavit.accountants import Bracket, PrivacyCurve, accountant
-from affidavit.certificate import (
+from affidavit.assessment import (
     CURVE_CHARTS,
     Assessment,
     Curves,
@@ -15,7 +15,11 @@ from affidavit.certificate import (
     curves,
     draw_curves,
 )
-from affidavit.certificate.charts import Band, Dots, Line
+from affidavit.assessment.charts import (
+    Band,
+    Dots,
+    Line,
+)
 from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
 from affidavit.mechanisms import lower
 from affidavit.plan import Plan

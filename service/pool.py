@@ -31,7 +31,7 @@ from typing import Any, ParamSpec, TypeVar
 from pebble import ProcessExpired, ProcessPool
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, certify
+from affidavit.assessment import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.concurrency import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout

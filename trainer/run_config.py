@@ -24,14 +24,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.certificate import (
+from affidavit.assessment import (
     STEP_OBLIGATIONS,
     Execution,
     NotTrainable,
+    certified_execution,
+)
+from affidavit.certificate import (
     PublicKey,
     VerificationError,
     VerificationOptions,
-    certified_execution,
     verify,
 )
 from affidavit.mechanisms import Correlation

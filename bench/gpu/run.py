@@ -35,7 +35,7 @@ import torch
 from checks import all_checks
 from torch import Tensor, nn
 
-from affidavit.certificate import Execution
+from affidavit.assessment import Execution
 from affidavit.plan import plan_from
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, LanguageModel, hidden_matrices

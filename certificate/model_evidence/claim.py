@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.accountants import decimal_down
+from affidavit.assessment import certified_plan
 from affidavit.certificate.dsse import in_toto
 from affidavit.certificate.model_evidence.canary_audit import Audit
 from affidavit.certificate.model_evidence.manifest import SIGNATURE_FILE, Manifest, ModelFile
 from affidavit.certificate.runs.conformance import Conformance
-from affidavit.certificate.runs.step_requirements import certified_plan
 from affidavit.plan import Plan, digest_of
 
 CLAIM_TYPE = "https://affidavit.dev/dp-training/v1"

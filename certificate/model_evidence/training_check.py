@@ -23,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from affidavit.assessment import certified_plan
 from affidavit.certificate.keys.key import PublicKey, parse_instant
 from affidavit.certificate.model_evidence.canary_audit import (
     AUDITABLE,
@@ -44,7 +45,6 @@ from affidavit.certificate.model_evidence.claim import (
 from affidavit.certificate.model_evidence.manifest import BadModel, Manifest
 from affidavit.certificate.runs.conformance import check_conformance
 from affidavit.certificate.runs.run_record import START, RecordEntry, decode_line, is_guarded
-from affidavit.certificate.runs.step_requirements import certified_plan
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.verification_result import (
     VerificationError,

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from affidavit.certificate.assessment import Assessment
+from affidavit.assessment import Assessment
 from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.rules import Budget, PolicyFacts, violations
@@ -124,10 +124,10 @@ def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
 
     Each takes as long as accounting or longer. A missing proof or bound has its reasons.
     """
+    from affidavit.assessment import with_group
     from affidavit.certificate.certificate_proof import (
         with_proof,  # both load much, and few policies need them
     )
-    from affidavit.certificate.group_privacy import with_group
 
     if _lacks_proof(assessment, policy):
         assessment = with_proof(assessment)

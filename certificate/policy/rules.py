@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment, Verdict, is_refused_by_policy
+from affidavit.assessment import Assessment
+from affidavit.assessment.assessment import Verdict, is_refused_by_policy
 from affidavit.certificate.policy.document import Policy
 from affidavit.plan import Plan, Reason, exact_fraction, plan_from
 

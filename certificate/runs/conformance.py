@@ -23,6 +23,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from affidavit.assessment import (
+    ClipAdaptation,
+    Execution,
+    StepRequirement,
+    certified_plan,
+)
 from affidavit.certificate.runs.hyperparameter_search import selection_of
 from affidavit.certificate.runs.run_record import (
     START,
@@ -33,12 +39,6 @@ from affidavit.certificate.runs.run_record import (
     invalid_fields,
     is_guarded,
     is_number,
-)
-from affidavit.certificate.runs.step_requirements import (
-    ClipAdaptation,
-    Execution,
-    StepRequirement,
-    certified_plan,
 )
 from affidavit.plan import canonical_json, digest_of
 

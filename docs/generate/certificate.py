@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from affidavit.certificate import SigningKey, certify, issue
+from affidavit.assessment import certify
+from affidavit.certificate import SigningKey, issue
 from affidavit.plan import plan_from
 
 PLAN = {

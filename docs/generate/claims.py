@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, certify
+from affidavit.assessment import Assessment, certify
 from affidavit.plan import load_yaml, plan_from
 from docs.generate.tables import table
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from affidavit.certificate.diagnosis import CATALOGUE, Mistake
+from affidavit.assessment.diagnosis import CATALOGUE, Mistake
 
 HEAD = """\
 # Known mistakes
 
-Generated from the catalogue by `make docs`; change `certificate/diagnosis/`, not this file.
+Generated from the catalogue by `make docs`; change `assessment/diagnosis/`, not this file.
 
 A published ε can be wrong in ways that have been seen before. `affidavit diagnose PLAN
 --claimed-epsilon E` and `POST /v1/diagnoses` answer a claim by the bracket of ε that is certified.

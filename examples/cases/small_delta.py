@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dp_accounting import dp_event, pld, rdp
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.plan import parse_plan
 
 PLAN = Path(__file__).with_name("small-delta.yaml")

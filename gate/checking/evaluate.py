@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import (
+from affidavit.assessment import (
     CLAIM_CODES,
     Assessment,
     certify,
@@ -159,7 +159,8 @@ def _claim_finding(source: Source, plan: Plan, assessment: Assessment, number: i
 def _explain(plan: Plan) -> tuple[str, str] | None:
     """Return the known mistakes that lead to the plan's noise or target, and a pointer."""
     # Imported here because it is slow and most plans are correct.
-    from affidavit.certificate.diagnosis import ClaimedEpsilon, diagnose
+    from affidavit.assessment.diagnose import diagnose
+    from affidavit.assessment.diagnosis import ClaimedEpsilon
 
     for claim in _implicit_claims(plan):
         if (

@@ -17,7 +17,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, certify
+from affidavit.assessment import Assessment, certify
 from affidavit.gate.checking.finding import Edit, Fix
 from affidavit.gate.checking.source import Source
 from affidavit.plan import Plan, PlanError, plan_from, pointer_to

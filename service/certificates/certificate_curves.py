@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from affidavit.accountants import AccountantError
-from affidavit.certificate import (
+from affidavit.assessment import (
     Assessment,
     curves,
     draw_curves,
     profile_chart,
     spending,
     spending_chart,
-    statement_in,
     trade_off_chart,
 )
-from affidavit.certificate.charts import Chart
+from affidavit.assessment.charts import Chart
+from affidavit.certificate import statement_in
 from affidavit.plan import Plan, Reason, plan_from
 from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.concurrency import ComputationCache

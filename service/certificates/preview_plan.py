@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import opacus_noise_multiplier
-from affidavit.certificate import (
+from affidavit.assessment import (
     Assessment,
     ChangeTrial,
     PlanComparison,
@@ -32,8 +32,8 @@ from affidavit.certificate import (
     comparison_of,
     path_trials,
 )
-from affidavit.certificate.charts import Chart
-from affidavit.certificate.diagnosis import diagnose
+from affidavit.assessment.charts import Chart
+from affidavit.assessment.diagnose import diagnose
 from affidavit.certificate.policy import (
     Policy,
     PolicyEvaluation,

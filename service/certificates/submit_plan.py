@@ -27,7 +27,12 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Approvals, Assessment, SigningPort, issue
+from affidavit.assessment import Assessment
+from affidavit.certificate import (
+    Approvals,
+    SigningPort,
+    issue,
+)
 from affidavit.certificate.policy import (
     BUILT_IN_EVALUATION,
     PolicyEvaluation,

@@ -18,15 +18,15 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import AccountantError
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.certificate import (
+from affidavit.assessment import (
     Assessment,
     CertificateDiffers,
     CertifiedRun,
     composed_epsilon,
     interval,
     run_of,
-    statement_in,
 )
+from affidavit.certificate import statement_in
 from affidavit.client import Composition, Forecast, Ledger
 from affidavit.plan import (
     Composed,

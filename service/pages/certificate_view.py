@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, select
 
+from affidavit.assessment import goal_of, verdict_sentence
 from affidavit.certificate import (
     STEPS,
     Approvals,
@@ -40,10 +41,8 @@ from affidavit.certificate import (
     VerificationError,
     brackets_meet,
     checks_of,
-    goal_of,
     read_keyset,
     statement_in,
-    verdict_sentence,
     verify,
 )
 from affidavit.service.certificates.decisions import Issue, history

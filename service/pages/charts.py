@@ -15,7 +15,14 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from affidavit.certificate.charts import Band, Chart, Dots, Line, ReferenceLine, draw
+from affidavit.assessment.charts import (
+    Band,
+    Chart,
+    Dots,
+    Line,
+    ReferenceLine,
+    draw,
+)
 from affidavit.service.pages.response import PRIVATE, is_fragment
 
 SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}

@@ -15,8 +15,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, ChangeEffect, Contribution, PlanComparison
-from affidavit.certificate.charts import Band, Chart, Line
+from affidavit.assessment import (
+    Assessment,
+    ChangeEffect,
+    Contribution,
+    PlanComparison,
+)
+from affidavit.assessment.charts import (
+    Band,
+    Chart,
+    Line,
+)
 from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.certificates.certificate_curves import plan_of
 from affidavit.service.dependencies import Services, TheServices

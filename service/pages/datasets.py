@@ -22,7 +22,12 @@ from sqlalchemy import Connection, RowMapping, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import UNIT
-from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
+from affidavit.assessment.charts import (
+    Axis,
+    Chart,
+    Line,
+    ReferenceLine,
+)
 from affidavit.client import Composition
 from affidavit.plan import Name
 from affidavit.service.certificates.tables import certificates

@@ -14,7 +14,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, select
 
-from affidavit.certificate.charts import Axis, Chart, Line
+from affidavit.assessment.charts import (
+    Axis,
+    Chart,
+    Line,
+)
 from affidavit.plan import Reason
 from affidavit.service.certificates.issue_status import Status, status_at
 from affidavit.service.certificates.tables import certificates

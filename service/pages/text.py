@@ -29,7 +29,11 @@ from urllib.parse import urlencode
 from markupsafe import Markup, escape
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, goal_of, verdict_sentence
+from affidavit.assessment import (
+    Assessment,
+    goal_of,
+    verdict_sentence,
+)
 from affidavit.plan import Reason
 
 DIGITS = 5

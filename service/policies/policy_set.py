@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from affidavit.certificate import Assessment, certificate_id
+from affidavit.assessment import Assessment
+from affidavit.certificate import certificate_id
 from affidavit.certificate.policy import BUILT_IN, Budget, Policy, Waiver, waivers_in_force
 from affidavit.plan import Plan, digest
 from affidavit.service.errors import DomainError

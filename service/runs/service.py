@@ -23,15 +23,17 @@ from sqlalchemy import Connection, insert
 from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.assessment import (
+    Execution,
+    PlanNotClosed,
+    certified_plan,
+)
 from affidavit.certificate import (
     START,
     BrokenLine,
     Conformance,
     ConformanceFinding,
-    Execution,
     KeyStore,
-    PlanNotClosed,
-    certified_plan,
     check_conformance,
     decode_line,
     read_provenance,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.plan import Plan, plan_from

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from affidavit.accountants import Bracket
-from affidavit.certificate.assessment import interval, malformed_result
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify, interval, malformed_result
 from affidavit.plan import Reason
 
 REASON = Reason(code="wrong", pointer="/steps", message="It is wrong.", remedy="Mend it.")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.plan import Plan
 
 

@@ -9,7 +9,7 @@ import pytest
 from affidavit.accountants import Bracket
 from affidavit.accountants import fourier_accountant as accountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.plan import Plan, as_document, plan_from
 
 POISSON: dict[str, Any] = {

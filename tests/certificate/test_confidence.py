@@ -12,8 +12,7 @@ from rich.console import Console
 from affidavit.accountants import accountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo.accountant import FAILURE_PROBABILITY
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certification import certify
+from affidavit.assessment import Assessment, certify
 from affidavit.certificate.issuance import statement
 from affidavit.gate.render import print_assessment
 from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Plan, RandomAllocationGaussian

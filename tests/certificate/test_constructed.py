@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms import correlation
 from affidavit.mechanisms.strategies import (
     Participation,

@@ -7,9 +7,19 @@ from collections.abc import Callable
 
 import pytest
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.charts import Band, Chart, Dots, Line
-from affidavit.certificate.privacy_curves import CURVE_CHARTS, Curves, curves, draw_curves
+from affidavit.assessment import (
+    CURVE_CHARTS,
+    Assessment,
+    Curves,
+    curves,
+    draw_curves,
+)
+from affidavit.assessment.charts import (
+    Band,
+    Chart,
+    Dots,
+    Line,
+)
 from affidavit.plan import Plan
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
-from affidavit.certificate.utility_estimates import figures_of
+from affidavit.assessment import certify
+from affidavit.assessment.utility_estimates import figures_of
 from affidavit.plan import plan_from
 
 MOST = 2**53 - 1

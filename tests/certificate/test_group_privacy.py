@@ -13,7 +13,7 @@ import affidavit
 from affidavit import group_epsilon
 from affidavit.accountants import GaussianCurve
 from affidavit.accountants.chains import chained_epsilon
-from affidavit.certificate import Assessment, certify
+from affidavit.assessment import Assessment, certify
 from affidavit.certificate.policy import (
     PolicyFacts,
     evaluate_policy,

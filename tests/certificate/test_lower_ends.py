@@ -13,7 +13,7 @@ from affidavit.accountants import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.random_allocation.composed import ComposedAllocationCurve
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated, plan_from
 

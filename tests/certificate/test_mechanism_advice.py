@@ -11,15 +11,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certification import certify
-from affidavit.certificate.mechanism_advice import Advice, advise
-from affidavit.certificate.strategy_comparison import (
-    INDEPENDENT,
+from affidavit.assessment import (
+    Advice,
+    Assessment,
     MechanismCost,
     StrategyComparison,
-    attempt,
+    advise,
+    certify,
     compare,
+)
+from affidavit.assessment.strategy_comparison import (
+    INDEPENDENT,
+    attempt,
     measure,
     strategy_of,
     variant,

@@ -12,12 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.certificate.assessment import Confidence
-from affidavit.certificate.certification import certify
-from affidavit.certificate.plan_comparison import (
-    compare_plans,
-    comparison_of,
-)
+from affidavit.assessment import certify, compare_plans, comparison_of
+from affidavit.assessment.assessment import Confidence
 from affidavit.plan import ABSENT, Change, Plan, apply_changes, digest, find_changes, plan_from
 from tests.conftest import DOCUMENT
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.plan import Plan, as_document, plan_from
 
 Make = Callable[..., Plan]

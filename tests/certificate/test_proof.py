@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from affidavit.assessment import certify
 from affidavit.certificate import (
     Certificate,
     SigningKey,
-    certify,
     issue,
     proof_sources,
     prove_certificate,

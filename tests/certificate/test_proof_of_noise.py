@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.certificate import certificate_proof, certify
+from affidavit.assessment import certify
+from affidavit.certificate import certificate_proof
 from affidavit.certificate.issuance import statement
 from affidavit.certificate.policy.evaluation import BUILT_IN_EVALUATION, NO_APPROVALS
 from affidavit.checker import Unproved

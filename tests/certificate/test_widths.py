@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms.sampling_schemes import SCHEMES
 from affidavit.plan import explain, plan_from
 from bench.loose_corners import NOISE, cells, random_plan

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms import all_mechanisms, lower, optimizers
 from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.mechanisms.protocol import ANY_NOISE, CORRELATED, INDEPENDENT

@@ -37,7 +37,7 @@ def test_the_table_has_the_tasks_of_a_first_week() -> None:
         "a field of the certificate page": "service/pages",
         "a sampling scheme": "mechanisms/sampling_schemes.py",
         "a noise strategy": "mechanisms/strategies",
-        "a known mistake": "certificate/diagnosis/catalogue",
+        "a known mistake": "assessment/diagnosis/catalogue",
         "a policy rule": "certificate/policy/rules.py",
         "a verification step": "certificate/verification/bundle_verification.py",
         "an endpoint": "service/routes",

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.gate import app
 from affidavit.plan import (
     ClippingQuantile,

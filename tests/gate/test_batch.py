@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import Assessment, certify
+from affidavit.assessment import Assessment, certify
 from affidavit.gate import batch, plan_io
 from affidavit.gate.plan_io import poll_lines
 from affidavit.plan import Plan

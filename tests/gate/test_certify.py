@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from affidavit.accountants import Bracket
-from affidavit.certificate import certification as certifying
+from affidavit.assessment import certification as certifying
 from affidavit.checker import Unproved
 
 Make = Callable[..., dict[str, Any]]

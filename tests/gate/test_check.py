@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from affidavit.certificate.assessment import Verdict
+from affidavit.assessment.assessment import Verdict
 from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 
 Make = Callable[..., dict[str, Any]]

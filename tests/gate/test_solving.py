@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.plan import plan_from
 
 Make = Callable[..., dict[str, Any]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms import draw_repetitions
 from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks
 from affidavit.mechanisms.lowering import lower

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms import dp_dice
 from affidavit.mechanisms.dp_dice import by_error_clip, by_pre_clip
 from affidavit.mechanisms.lowering import lower

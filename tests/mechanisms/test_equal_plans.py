@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants import Bracket
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.plan import plan_from
 from tests.mechanisms.plan_meaning import REFUSED, Document, meaning
 from tests.support.random_seeds import examples, seeded

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from affidavit.certificate.plan_summary import assumptions_of, caveats_of
+from affidavit.assessment.plan_summary import assumptions_of, caveats_of
 from affidavit.mechanisms import obligations_of
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import MalformedPlan, Plan, RefusedPlan, plan_from

@@ -16,7 +16,7 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.protocol import PrivacyCurve
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms.fixed_size_lots import at_least_drawn, at_most_drawn
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.plan import (

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.assessment import certify
+from affidavit.assessment.plan_summary import sensitivity_of
 from affidavit.certificate import certificate_proof
-from affidavit.certificate.certification import certify
-from affidavit.certificate.plan_summary import sensitivity_of
 from affidavit.mechanisms import sampling_schemes
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.strategies import epoch_patterns as bounds

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.certificate import certify
-from affidavit.certificate.calibration import Solver
+from affidavit.assessment import Solver, certify
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import Plan, PoissonSubsampledGaussian, Repeated, plan_from
 

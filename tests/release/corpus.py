@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from affidavit import __version__
-from affidavit.certificate import PublicKey, SigningKey, certify, issue, read_public_keys
+from affidavit.assessment import certify
+from affidavit.certificate import (
+    PublicKey,
+    SigningKey,
+    issue,
+    read_public_keys,
+)
 from affidavit.plan import Plan, parse_plan
 
 HERE = Path(__file__).parent

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import SigningKey, VerificationError, certify, issue, verify
+from affidavit.assessment import certify
+from affidavit.certificate import (
+    SigningKey,
+    VerificationError,
+    issue,
+    verify,
+)
 from affidavit.plan import digest
 from tests.release.corpus import RELEASES, bundles, keys, plan_named, statement_in
 

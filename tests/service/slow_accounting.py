@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from affidavit.certificate import Assessment
+from affidavit.assessment import Assessment
 from affidavit.plan import Plan
 
 

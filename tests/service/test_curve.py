@@ -9,7 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 
-from affidavit.certificate import Curves, curves, draw_curves
+from affidavit.assessment import (
+    Curves,
+    curves,
+    draw_curves,
+)
 from affidavit.plan import plan_from
 from affidavit.service.errors import AccountingTimeout
 from affidavit.service.pool import AccountingPool

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import Assessment, certify
+from affidavit.assessment import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.certificates.preview_plan import PreviewPlan
 from affidavit.service.errors import AccountingTimeout

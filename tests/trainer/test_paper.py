@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.plan import plan_from
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()

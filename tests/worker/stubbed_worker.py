@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from affidavit.certificate import Execution, certified_plan, read_envelope
+from affidavit.assessment import Execution, certified_plan
+from affidavit.certificate import read_envelope
 from affidavit.worker import trainer_process
 from affidavit.worker.__main__ import app
 from tests.service.runs.records import record_of

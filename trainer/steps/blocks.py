@@ -18,7 +18,12 @@ from typing import Any
 
 from torch import nn
 
-from affidavit.certificate import FLAT, Execution, StepRequirement, block_name
+from affidavit.assessment import (
+    FLAT,
+    Execution,
+    StepRequirement,
+    block_name,
+)
 from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.requirements import BlockSpec

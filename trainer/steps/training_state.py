@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils._pytree import tree_map
 
-from affidavit.certificate import ClipAdaptation, StepRequirement
+from affidavit.assessment import ClipAdaptation, StepRequirement
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import (
     Batch,

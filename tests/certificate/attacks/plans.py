@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from affidavit.accountants import Bracket, accountant
-from affidavit.certificate import certify
-from affidavit.certificate.calibration import Solver, lower_open
+from affidavit.assessment import Solver, certify
+from affidavit.assessment.calibration import lower_open
 from affidavit.mechanisms import Attack
 from affidavit.plan import Plan
 from affidavit.plan.parse import plan_from

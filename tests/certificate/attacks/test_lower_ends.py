@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants import ENGINE_NAMES, CountingAttack, GaussianCurve, parts
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms import attacks_of, lower
 from affidavit.plan import (
     Leaf,

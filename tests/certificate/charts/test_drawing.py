@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.certificate.charts import (
+from affidavit.assessment.charts import (
     Axis,
     Band,
     Chart,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.charts import (
+from affidavit.assessment.charts import (
     Axis,
     Band,
     Chart,

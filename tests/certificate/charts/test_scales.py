@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.certificate.charts import (
+from affidavit.assessment.charts import (
     MAX_SHOWN_VALUE,
     Axis,
     Scale,

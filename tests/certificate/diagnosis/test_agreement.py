@@ -7,7 +7,8 @@ from typing import get_args
 
 import pytest
 
-from affidavit.certificate.diagnosis.readings import Agreement, ClaimedEpsilon
+from affidavit.assessment.diagnosis import ClaimedEpsilon
+from affidavit.assessment.diagnosis.readings import Agreement
 from affidavit.plan import Claim, Plan
 from affidavit.service.wire_models import Explanation
 

@@ -12,9 +12,9 @@ import pytest
 
 import affidavit
 from affidavit.accountants import Bracket
-from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.claims import answer_to
-from affidavit.certificate.diagnosis.diagnosis import diagnose
+from affidavit.assessment import certify
+from affidavit.assessment.diagnose import diagnose
+from affidavit.assessment.diagnosis.claims import answer_to
 from affidavit.plan import Claim, plan_from
 from tests.support.random_seeds import examples, seeded
 

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.mistake import Case, Mistake, Way, mistake
+from affidavit.assessment.diagnosis import CATALOGUE, Mistake
+from affidavit.assessment.diagnosis.mistake import (
+    Case,
+    Way,
+    mistake,
+)
 from affidavit.plan import PHASE_FIELDS, Plan, plan_from
 
 SPECIFIED = [

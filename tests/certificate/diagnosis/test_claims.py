@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from affidavit.accountants import Bracket
-from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis import claims
-from affidavit.certificate.diagnosis.claims import Explanation, claimed_plan
-from affidavit.certificate.diagnosis.diagnosis import diagnose
-from affidavit.certificate.diagnosis.mistake import Way
-from affidavit.certificate.diagnosis.readings import Agreement, Reading
+from affidavit.assessment import certify
+from affidavit.assessment.diagnose import diagnose
+from affidavit.assessment.diagnosis import claims
+from affidavit.assessment.diagnosis.claims import Explanation, claimed_plan
+from affidavit.assessment.diagnosis.mistake import Way
+from affidavit.assessment.diagnosis.readings import Agreement, Reading
 from affidavit.plan import Claim, Plan
 
 PlanOf = Callable[..., Plan]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.claims import search
-from affidavit.certificate.diagnosis.diagnosis import diagnose
-from affidavit.certificate.diagnosis.mistake import Case
-from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
+from affidavit.assessment import certify
+from affidavit.assessment.diagnose import diagnose
+from affidavit.assessment.diagnosis import ClaimedEpsilon
+from affidavit.assessment.diagnosis.claims import search
+from affidavit.assessment.diagnosis.mistake import Case
 from affidavit.plan import Claim, Plan, plan_from
 
 GAUSSIAN = {"kind": "gaussian", "name": "metric", "noise_multiplier": 5}

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
-from affidavit.certificate.diagnosis.mistake import Case, Way
-from affidavit.certificate.diagnosis.readings import (
-    ClaimedEpsilon,
+from affidavit.assessment import certify
+from affidavit.assessment.diagnose import Diagnosis, diagnose
+from affidavit.assessment.diagnosis import CATALOGUE, ClaimedEpsilon
+from affidavit.assessment.diagnosis.mistake import Case, Way
+from affidavit.assessment.diagnosis.readings import (
     Effort,
     Reading,
     central_limit,

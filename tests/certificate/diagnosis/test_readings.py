@@ -8,8 +8,13 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from affidavit.certificate.diagnosis.accountant_inputs import Part
-from affidavit.certificate.diagnosis.readings import ClaimedEpsilon, Effort, central_limit, readings
+from affidavit.assessment.diagnosis import ClaimedEpsilon
+from affidavit.assessment.diagnosis.accountant_inputs import Part
+from affidavit.assessment.diagnosis.readings import (
+    Effort,
+    central_limit,
+    readings,
+)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -12,8 +12,8 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.certificate.diagnosis.accountant_inputs import Part
-from affidavit.certificate.diagnosis.readings import library_epsilon, renyi
+from affidavit.assessment.diagnosis.accountant_inputs import Part
+from affidavit.assessment.diagnosis.readings import library_epsilon, renyi
 from tests.support.random_seeds import examples
 
 runs = st.tuples(

@@ -15,8 +15,8 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
+from affidavit.assessment.diagnose import Diagnosis, diagnose
+from affidavit.assessment.diagnosis import CATALOGUE
 from affidavit.plan import Claim, plan_from
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "mistakes.json").read_text())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.diagnosis.accountant_inputs import Part, Parts
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.mistake import Case
+from affidavit.assessment.diagnosis import CATALOGUE
+from affidavit.assessment.diagnosis.accountant_inputs import Part, Parts
+from affidavit.assessment.diagnosis.mistake import Case
 from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]

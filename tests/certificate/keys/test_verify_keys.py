@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys.key import KeyFailure, PublicKey, SigningKey
 from affidavit.certificate.keys.trust_root import TrustRoot

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys.key import SigningKey

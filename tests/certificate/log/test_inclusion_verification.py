@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.certificate.dsse import encode_base64, read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys.key import PublicKey, SigningKey

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import certify
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.keys.key_store import read_public_keys

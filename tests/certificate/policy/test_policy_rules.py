@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.accountants import Bracket
-from affidavit.certificate.assessment import POLICY_CODE_PREFIX, Assessment, Opinion
-from affidavit.certificate.certification import certify
+from affidavit.assessment import Assessment, certify
+from affidavit.assessment.assessment import POLICY_CODE_PREFIX, Opinion
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import evaluate_policy
 from affidavit.certificate.policy.rules import (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from affidavit.assessment import certify
 from affidavit.certificate import format_instant
-from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import certificate_id, issue
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import (

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certification import certify
+from affidavit.assessment import PlanNotClosed, certified_plan, certify
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]

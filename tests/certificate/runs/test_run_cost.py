@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from affidavit.accountants.privacy_filter import divergences
-from affidavit.certificate.certification import certify
+from affidavit.assessment import CertificateDiffers, certify, run_of
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.runs.run_cost import CertificateDiffers, run_of
 from affidavit.plan import Composed, Plan
 
 POISSON = {"scheme": "poisson", "lot_size": 20}

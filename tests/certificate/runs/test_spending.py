@@ -9,8 +9,12 @@ from itertools import pairwise
 import pytest
 from scipy.stats import norm
 
-from affidavit.certificate.charts import Dots, Line, ReferenceLine
-from affidavit.certificate.runs.run_cost import spending, spending_chart
+from affidavit.assessment import spending, spending_chart
+from affidavit.assessment.charts import (
+    Dots,
+    Line,
+    ReferenceLine,
+)
 from affidavit.plan import Plan
 
 DELTA = 1e-5

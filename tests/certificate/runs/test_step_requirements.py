@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
-from affidavit.certificate.runs.step_requirements import Execution
+from affidavit.assessment import Execution
 from affidavit.plan import Plan
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certification import certify
+from affidavit.assessment import Assessment, certify
 from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, sign_envelope
 from affidavit.certificate.issuance import Certificate, issue, issue_approved
 from affidavit.certificate.keys.key import SigningKey

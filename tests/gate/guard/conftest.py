@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import SigningKey, certify, issue
+from affidavit.assessment import certify
+from affidavit.certificate import SigningKey, issue
 from affidavit.plan import plan_from
 
 collect_ignore = ["opacus_scenarios.py"]

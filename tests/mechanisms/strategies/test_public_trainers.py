@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 from scipy.optimize import minimize
 
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.toeplitz import identity

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Engine
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.certificate import SigningKey, certify
+from affidavit.assessment import certify
+from affidavit.certificate import SigningKey
 from affidavit.plan import Plan
 from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.certificates.submit_plan import sign

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from affidavit.assessment import certify
 from affidavit.certificate import (
     KeyStore,
     Revocation,
     Roots,
     SigningKey,
-    certify,
     draft_keyset,
 )
 from affidavit.plan import plan_from

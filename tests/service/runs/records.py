@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate import START, Execution, certified_plan, encode_line
+from affidavit.assessment import Execution, certified_plan
+from affidavit.certificate import START, encode_line
 from affidavit.plan import digest_of
 
 

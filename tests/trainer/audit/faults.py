@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.certificate import Execution, StepRequirement
+from affidavit.assessment import Execution, StepRequirement
 from affidavit.plan import Plan, digest
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.ghost_norm import LinearFactors

@@ -13,11 +13,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from affidavit.assessment import certify
 from affidavit.certificate import (
     Audit,
     Canaries,
     audit_canaries,
-    certify,
     read_canaries,
     read_losses,
 )

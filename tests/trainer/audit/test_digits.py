@@ -24,7 +24,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from affidavit.certificate import Audit, Canaries, audit_canaries, certify
+from affidavit.assessment import certify
+from affidavit.certificate import (
+    Audit,
+    Canaries,
+    audit_canaries,
+)
 from affidavit.certificate.model_evidence.canary_audit import lower_epsilon
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import digits

@@ -46,7 +46,7 @@ def plan_with(**changes: Any) -> Plan:
 
 def bundle_of(plan: Plan, **changes: Any) -> bytes:
     """A certificate of ``plan``, as a bundle."""
-    from affidavit.certificate import certify  # the ranks of a run need not wait for it
+    from affidavit.assessment import certify  # the ranks of a run need not wait for it
 
     result = certify(plan, second_opinion=False)
     at = datetime.now(UTC).replace(microsecond=0)

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import SigningKey, VerificationOptions, certify, development_key, issue
+from affidavit.assessment import certify
+from affidavit.certificate import (
+    SigningKey,
+    VerificationOptions,
+    development_key,
+    issue,
+)
 from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation
 from affidavit.plan import digest
 from affidavit.trainer.adapters import Group

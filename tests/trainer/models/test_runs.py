@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.certificate import Execution, certify
+from affidavit.assessment import Execution, certify
 from affidavit.plan import Plan, parse_plan
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings

@@ -97,7 +97,7 @@ def test_other_noise_is_stopped(noise: Any, within: int) -> None:
 
 def banded() -> tuple[Strategy, int]:
     """A strategy with bands, whose clip norms are scheduled, and its steps."""
-    from affidavit.certificate import Execution
+    from affidavit.assessment import Execution
 
     plan = plan_with(
         adjacency="zero_out",

@@ -33,10 +33,18 @@ from affidavit.accountants import (
     odds_exponent,
     sample_trade_off,
 )
-from affidavit.certificate.assessment import Assessment, interval
-from affidavit.certificate.calibration import Solver, lower_open
-from affidavit.certificate.certification import certify
-from affidavit.certificate.charts import Axis, Band, Chart, Dots, Line, Mark, draw_panels
+from affidavit.assessment.assessment import Assessment, interval
+from affidavit.assessment.calibration import Solver, lower_open
+from affidavit.assessment.certification import certify
+from affidavit.assessment.charts import (
+    Axis,
+    Band,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    draw_panels,
+)
 from affidavit.plan import Event, Plan, Reason, RepeatAndSelect, digest_of
 
 DELTAS = tuple(10.0**-exponent for exponent in range(3, 13))

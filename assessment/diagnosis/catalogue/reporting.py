@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from affidavit.certificate.diagnosis.mistake import Case, Way, metrics, mistake
+from affidavit.assessment.diagnosis.mistake import (
+    Case,
+    Way,
+    metrics,
+    mistake,
+)
 
 USUAL_DELTAS = (1e-5, 1e-6, 1e-4, 1e-3, 1e-7, 1e-2)
 

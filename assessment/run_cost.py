@@ -44,9 +44,16 @@ from affidavit.accountants import (
     parts,
 )
 from affidavit.accountants.privacy_filter import Cost, Steps, divergences
-from affidavit.certificate import plan_summary
-from affidavit.certificate.calibration import Solver, lower_open
-from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, ReferenceLine
+from affidavit.assessment import plan_summary
+from affidavit.assessment.calibration import Solver, lower_open
+from affidavit.assessment.charts import (
+    Axis,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    ReferenceLine,
+)
 from affidavit.mechanisms import Lowered, LoweredPhase
 from affidavit.plan import Composed, Event, Plan
 

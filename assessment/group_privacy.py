@@ -13,9 +13,13 @@ from typing import Unpack
 
 from affidavit.accountants import Bracket
 from affidavit.accountants.chains import NARROW_WIDTH, chained_epsilon
-from affidavit.certificate.assessment import Assessment, Confidence, GroupBound
-from affidavit.certificate.certification import certify
-from affidavit.certificate.runs.step_requirements import PlanNotClosed, closed_plan
+from affidavit.assessment.assessment import (
+    Assessment,
+    Confidence,
+    GroupBound,
+)
+from affidavit.assessment.certification import certify
+from affidavit.assessment.step_requirements import PlanNotClosed, closed_plan
 from affidavit.plan import (
     Adjacency,
     MalformedPlan,

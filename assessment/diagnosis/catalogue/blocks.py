@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from affidavit.certificate.diagnosis.accountant_inputs import PhaseAccount
-from affidavit.certificate.diagnosis.mistake import (
+from affidavit.assessment.diagnosis.accountant_inputs import PhaseAccount
+from affidavit.assessment.diagnosis.mistake import (
     Case,
     Change,
     PhaseFacts,

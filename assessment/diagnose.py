@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate.assessment import Assessment, ClaimAnswer
-from affidavit.certificate.certification import certify, certify_near
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.claims import (
+from affidavit.assessment.assessment import Assessment, ClaimAnswer
+from affidavit.assessment.certification import certify, certify_near
+from affidavit.assessment.diagnosis.catalogue import CATALOGUE
+from affidavit.assessment.diagnosis.claims import (
     ClaimOutcome,
     Explanation,
     claimed_plan,
@@ -34,7 +34,7 @@ from affidavit.certificate.diagnosis.claims import (
     pointer_of,
     what_decides,
 )
-from affidavit.certificate.diagnosis.readings import ClaimedEpsilon
+from affidavit.assessment.diagnosis.readings import ClaimedEpsilon
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts, html_table
 
 

@@ -7,8 +7,13 @@ reported result.
 
 from __future__ import annotations
 
-from affidavit.certificate.diagnosis.catalogue import blocks, correlated, reporting, sampling
-from affidavit.certificate.diagnosis.mistake import Mistake
+from affidavit.assessment.diagnosis.catalogue import (
+    blocks,
+    correlated,
+    reporting,
+    sampling,
+)
+from affidavit.assessment.diagnosis.mistake import Mistake
 
 CATALOGUE: dict[str, Mistake] = {
     item.code: item

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from affidavit.certificate.assessment import Caveat
+from affidavit.assessment.assessment import Caveat
 from affidavit.mechanisms import newton_schulz, noise_multiplier, utility
 from affidavit.plan import Bidiagonal, Independent, Phase, Plan, Release, schedule
 

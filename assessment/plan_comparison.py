@@ -32,8 +32,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from affidavit.accountants import Bracket, decimal_up
-from affidavit.certificate.assessment import Assessment, interval
-from affidavit.certificate.certification import certify
+from affidavit.assessment.assessment import Assessment, interval
+from affidavit.assessment.certification import certify
 from affidavit.plan import (
     ABSENT,
     Change,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from affidavit.accountants import leaves
-from affidavit.certificate.diagnosis.accountant_inputs import (
+from affidavit.assessment.diagnosis.accountant_inputs import (
     Account,
     Pair,
     Part,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from affidavit.certificate.diagnosis.accountant_inputs import Pair, PhaseAccount
-from affidavit.certificate.diagnosis.catalogue.correlated import amplify
-from affidavit.certificate.diagnosis.mistake import (
+from affidavit.assessment.diagnosis.accountant_inputs import Pair, PhaseAccount
+from affidavit.assessment.diagnosis.catalogue.correlated import amplify
+from affidavit.assessment.diagnosis.mistake import (
     Case,
     Change,
     PhaseFacts,

@@ -1,6 +1,6 @@
 """An assessment: the proved bounds of a plan, and the verdict that follows.
 
-``affidavit.certificate.certification`` builds it; it is then printed, signed and stored.
+``affidavit.assessment.certification`` builds it; it is then printed, signed and stored.
 ``as_result`` is the result document that the command line prints and the HTTP service returns. All
 numbers in it are finite; an unbounded upper end is null.
 """

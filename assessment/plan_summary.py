@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from affidavit.certificate.assessment import Caveat, ReleaseNoise
+from affidavit.assessment.assessment import Caveat, ReleaseNoise
 from affidavit.mechanisms import (
     Lowered,
     add_same_lot_blocks,

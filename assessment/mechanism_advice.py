@@ -16,10 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from affidavit.certificate.assessment import ReleaseNoise
-from affidavit.certificate.certification import certify
-from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
-from affidavit.certificate.strategy_comparison import (
+from affidavit.assessment.assessment import ReleaseNoise
+from affidavit.assessment.certification import certify
+from affidavit.assessment.charts import (
+    Axis,
+    Chart,
+    Dots,
+    Line,
+    draw_panels,
+)
+from affidavit.assessment.strategy_comparison import (
     INDEPENDENT,
     MechanismCost,
     Progress,

@@ -34,7 +34,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
-from affidavit.certificate.assessment import Assessment
+from affidavit.assessment.assessment import Assessment
 from affidavit.mechanisms import noise_multiplier, with_lot_size, with_probability, with_steps
 from affidavit.plan import ClippingQuantile, CodedError, Phase, Plan, Release, plan_from, schedule
 

@@ -44,10 +44,14 @@ from affidavit.accountants import (
     refined_curve,
     search_witness,
 )
-from affidavit.certificate import plan_summary
-from affidavit.certificate.assessment import Assessment, Confidence, Opinion
-from affidavit.certificate.calibration import Solver, lower_open
-from affidavit.certificate.utility_estimates import figures_of, warnings_of
+from affidavit.assessment import plan_summary
+from affidavit.assessment.assessment import (
+    Assessment,
+    Confidence,
+    Opinion,
+)
+from affidavit.assessment.calibration import Solver, lower_open
+from affidavit.assessment.utility_estimates import figures_of, warnings_of
 from affidavit.checker import Unproved
 from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, as_document, digest, exact_fraction
@@ -73,7 +77,7 @@ def certify(
         raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(ENGINE_NAMES)}.")
     if plan.claim is None:
         return _certify(plan, engine, second_opinion, provable)
-    from affidavit.certificate.diagnosis.claims import with_claim  # imports this module
+    from affidavit.assessment.diagnosis.claims import with_claim  # imports this module
 
     largest = None if plan.claim.epsilon is None else float(plan.claim.largest)
     result = _certify(plan, engine, second_opinion, provable, near=largest)

@@ -26,13 +26,21 @@ from fractions import Fraction
 from itertools import combinations
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment, Caveat, ClaimAnswer
-from affidavit.certificate.certification import narrowing_remedy
-from affidavit.certificate.diagnosis.accountant_inputs import Account, Parts
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
-from affidavit.certificate.diagnosis.mistake import Case, Mistake, Way
-from affidavit.certificate.diagnosis.readings import (
+from affidavit.assessment.assessment import (
+    Assessment,
+    Caveat,
+    ClaimAnswer,
+)
+from affidavit.assessment.certification import narrowing_remedy
+from affidavit.assessment.diagnosis.accountant_inputs import Account, Parts
+from affidavit.assessment.diagnosis.catalogue import CATALOGUE
+from affidavit.assessment.diagnosis.catalogue.reporting import beyond_one_record
+from affidavit.assessment.diagnosis.mistake import (
+    Case,
+    Mistake,
+    Way,
+)
+from affidavit.assessment.diagnosis.readings import (
     Agreement,
     ClaimedEpsilon,
     Effort,

@@ -1,6 +1,6 @@
 """What attains the lower end of a plan's ε, in words.
 
->>> from affidavit.certificate.certification import certify
+>>> from affidavit.assessment.certification import certify
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "adjacency": "zero_out", "steps": 10,
 ...     "sampling": {"scheme": "poisson", "probability": 0.1}, "target": {"delta": 1e-5},
@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 from affidavit.accountants import AccountantError, CountingAttack, accountant
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.calibration import Solver, lower_open
+from affidavit.assessment.assessment import Assessment
+from affidavit.assessment.calibration import Solver, lower_open
 from affidavit.plan import Plan
 
 

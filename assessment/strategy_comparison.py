@@ -26,9 +26,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.certificate.assessment import Assessment, interval
-from affidavit.certificate.certification import certify
-from affidavit.certificate.charts import Axis, Chart, Line, draw
+from affidavit.assessment.assessment import Assessment, interval
+from affidavit.assessment.certification import certify
+from affidavit.assessment.charts import (
+    Axis,
+    Chart,
+    Line,
+    draw,
+)
 from affidavit.mechanisms import CorrelatedRun, Correlation, lower
 from affidavit.mechanisms.strategies import Strategy, TooLarge, identity
 from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document, plan_from

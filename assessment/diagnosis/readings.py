@@ -2,7 +2,7 @@
 
 Each reading is one number and the possible deviation of its usual program. Readings are quick,
 because a diagnosis needs hundreds, and **none is a bound**: certified numbers come from
-``affidavit.certificate.certification`` alone.
+``affidavit.assessment.certification`` alone.
 
 =============  =======================================================================
 reading        accountant
@@ -65,7 +65,11 @@ from affidavit.accountants import (
     GaussianCurve,
     approximate_epsilon,
 )
-from affidavit.certificate.diagnosis.accountant_inputs import Part, Parts, event_of
+from affidavit.assessment.diagnosis.accountant_inputs import (
+    Part,
+    Parts,
+    event_of,
+)
 from affidavit.plan import Claim, Plan
 
 Array = npt.NDArray[np.float64]
