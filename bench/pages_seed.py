@@ -16,10 +16,14 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from affidavit.certificate.log import Frontier, leaf_hash, sign_checkpoint
 from affidavit.service.certificates.store import PlanRequest, StoredCertificate, facets_of
 from affidavit.service.certificates.tables import certificates
 from affidavit.service.dependencies import Services
+from affidavit.trust.log import (
+    Frontier,
+    leaf_hash,
+    sign_checkpoint,
+)
 
 MECHANISMS = ("dp_sgd", "dp_adam", "dp_adambc", "dp_adam_floor")
 DATASETS = 200

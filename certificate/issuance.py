@@ -29,8 +29,6 @@ from typing import Any, Protocol, get_args
 from affidavit.accountants import Bracket, decimal_down, decimal_up, engine_versions
 from affidavit.assessment import Assessment, certified_plan
 from affidavit.assessment.assessment import Confidence, Verdict
-from affidavit.certificate.dsse import in_toto, sign_envelope
-from affidavit.certificate.keys.key import SigningPort, format_instant, now_in_seconds
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import (
     BUILT_IN_EVALUATION,
@@ -41,6 +39,13 @@ from affidavit.certificate.policy.evaluation import (
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.mechanisms import joint_noise_multiplier
 from affidavit.plan import MalformedPlan, canonical_json, digest_of
+from affidavit.trust import (
+    SigningPort,
+    format_instant,
+    now_in_seconds,
+    sign_envelope,
+)
+from affidavit.trust.dsse import in_toto
 
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
 CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")

@@ -32,13 +32,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from affidavit.assessment import certify, malformed_result
-from affidavit.certificate import write_all
 from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
 from affidavit.mechanisms import load_noise_files
 from affidavit.plan import MalformedPlan, Reason, parse_plan
+from affidavit.trust import write_all
 
 TIMEOUT_SECONDS = 120.0
 """Limit for one line."""

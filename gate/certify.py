@@ -16,11 +16,9 @@ from affidavit.assessment import (
 from affidavit.assessment import certify as assess
 from affidavit.certificate import (
     Certificate,
-    SigningPort,
     issue_here,
     with_proof,
 )
-from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.certificate.policy import (
     BUILT_IN,
     MAX_RECORDS,
@@ -52,6 +50,8 @@ from affidavit.gate.policy import read_policy
 from affidavit.gate.render import print_assessment
 from affidavit.mechanisms.plan_files import PlanFile
 from affidavit.plan import Adjacency
+from affidavit.trust import SigningPort
+from affidavit.trust.signers import own_signing_key
 
 
 def certify(

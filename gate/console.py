@@ -21,17 +21,17 @@ from rich.markup import escape
 from rich.text import Text
 
 from affidavit.assessment import Assessment, malformed_result
-from affidavit.certificate import (
-    KeyFailure,
-    KeysetError,
-    VerificationError,
-    write_atomically,
-)
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.render import print_excerpt, reason_line
 from affidavit.mechanisms import read_bytes
 from affidavit.mechanisms.plan_files import PlanFile, read_plan
 from affidavit.plan import MalformedPlan, Reason, printable
+from affidavit.trust import (
+    KeyFailure,
+    KeysetError,
+    VerificationError,
+    write_atomically,
+)
 
 # Rich assumes that a pipe has 80 columns, and would break the numbers of wide tables in two.
 _IS_TERMINAL = sys.stdout is not None and sys.stdout.isatty()

@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import (
+from affidavit.gate.console import (
+    as_json_file,
+    err,
+    fail,
+    out,
+    print_json,
+    read_file,
+    say,
+    stop,
+    usage_errors,
+    write,
+)
+from affidavit.gate.options import JsonOption, command_group
+from affidavit.gate.service_commands import DEFAULT_SERVER, ServerOption, connect
+from affidavit.gate.verify import read_trust_policy
+from affidavit.trust import (
     OVERLAP,
     SERVICE_ROLES,
     KeyFailure,
@@ -36,21 +51,6 @@ from affidavit.certificate import (
     read_root_key,
     write_private,
 )
-from affidavit.gate.console import (
-    as_json_file,
-    err,
-    fail,
-    out,
-    print_json,
-    read_file,
-    say,
-    stop,
-    usage_errors,
-    write,
-)
-from affidavit.gate.options import JsonOption, command_group
-from affidavit.gate.service_commands import DEFAULT_SERVER, ServerOption, connect
-from affidavit.gate.verify import read_trust_policy
 
 keys = command_group("Manage signing keys.")
 

@@ -33,13 +33,9 @@ from affidavit.certificate import (
     BadModel,
     Canaries,
     Evidence,
-    KeyFailure,
-    KeyRole,
     ModelFinding,
     ModelReport,
-    TrustRoot,
     UnsupportedClaim,
-    VerificationError,
     VerificationOptions,
     audit_canaries,
     read_canaries,
@@ -49,7 +45,6 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import sign_model as sign_folder
 from affidavit.certificate import verify_model as verify_folder
-from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.gate.console import (
     fail,
     out,
@@ -71,6 +66,13 @@ from affidavit.gate.options import (
     StatusOption,
     command_group,
 )
+from affidavit.trust import (
+    KeyFailure,
+    KeyRole,
+    TrustRoot,
+    VerificationError,
+)
+from affidavit.trust.signers import own_signing_key
 
 Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # values from a table
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The model's folder.")]

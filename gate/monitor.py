@@ -18,17 +18,12 @@ import httpx
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import TrustRoot, VerificationOptions, home
+from affidavit.certificate import VerificationOptions
 from affidavit.certificate.log import (
-    BadLogPart,
     MissingTile,
     MonitorReport,
     MonitorState,
     check_log,
-    decode_entries,
-    decode_hashes,
-    read_inclusion,
-    tile_path,
 )
 from affidavit.client import read_bounded
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
@@ -45,6 +40,14 @@ from affidavit.gate.service_commands import require_url, token_for
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
 from affidavit.gate.verify import read_trust_policy
 from affidavit.plan import MalformedPlan, load_json
+from affidavit.trust import TrustRoot, home
+from affidavit.trust.log import (
+    BadLogPart,
+    decode_entries,
+    decode_hashes,
+    read_inclusion,
+    tile_path,
+)
 
 TIMEOUT_SECONDS = 30.0
 MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS = 32 * 1024 * 1024, 300.0

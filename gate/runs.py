@@ -28,11 +28,9 @@ from affidavit.certificate import (
     Conformance,
     ConformanceFinding,
     RunProvenance,
-    TrustRoot,
     VerificationOptions,
     check_conformance,
     decode_line,
-    parse_instant,
     read_provenance,
 )
 from affidavit.certificate import verify as verify_bundle
@@ -43,6 +41,7 @@ from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOpt
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import DEFAULT_SERVER, ServerOption, connect, print_answer
 from affidavit.plan import PlanError
+from affidavit.trust import TrustRoot, parse_instant
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FINAL_STATES = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": Exit.BLOCKED}

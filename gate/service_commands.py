@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import BadEnvelope, StatusList, home, read_envelope, write_atomically
+from affidavit.certificate import StatusList
 from affidavit.client import (
     DIGEST,
     CertificateAnswer,
@@ -42,6 +42,12 @@ from affidavit.gate.console import fail, out, print_json, say, stop, stop_unwrit
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, command_group
 from affidavit.gate.render import upper_bound
+from affidavit.trust import (
+    BadEnvelope,
+    home,
+    read_envelope,
+    write_atomically,
+)
 
 DEFAULT_SERVER = "http://127.0.0.1:8321"
 TIMEOUT_SECONDS = 30.0

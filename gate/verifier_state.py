@@ -18,22 +18,24 @@ from typing import Any
 from rich.markup import escape
 
 from affidavit.certificate import (
-    PublicKey,
     SeenCheckpoint,
     SeenStatus,
-    VerificationError,
     VerificationOptions,
     current_status,
+)
+from affidavit.gate.console import err
+from affidavit.mechanisms.plan_files import MAX_BYTES
+from affidavit.plan import read_limited
+from affidavit.trust import (
+    PublicKey,
+    VerificationError,
     format_instant,
     home,
     locked,
     parse_instant,
     write_atomically,
 )
-from affidavit.certificate.log import BadNote, read_checkpoint
-from affidavit.gate.console import err
-from affidavit.mechanisms.plan_files import MAX_BYTES
-from affidavit.plan import read_limited
+from affidavit.trust.log import BadNote, read_checkpoint
 
 VERSION = 1
 

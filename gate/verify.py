@@ -12,19 +12,12 @@ from rich.markup import escape
 from affidavit.accountants import ENGINE_NAMES
 from affidavit.assessment import certify
 from affidavit.certificate import (
-    BadTrustPolicy,
-    KeyFailure,
-    TrustPolicy,
-    TrustRoot,
-    VerificationError,
     VerificationOptions,
     VerifiedCertificate,
-    parse_trust_policy,
     proof_sources,
     prove_certificate,
 )
 from affidavit.certificate import verify as verify_bundle
-from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
 from affidavit.certificate.policy import accounting_verdict
 from affidavit.client import DIGEST
 from affidavit.gate.console import load_plan, out, print_json, read_file, say, show_status, stop
@@ -44,6 +37,19 @@ from affidavit.gate.render import describe_certificate
 from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
 from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, load_json, plan_from
+from affidavit.trust import (
+    BadTrustPolicy,
+    KeyFailure,
+    TrustPolicy,
+    TrustRoot,
+    VerificationError,
+    parse_trust_policy,
+)
+from affidavit.trust.log import (
+    BadLogPart,
+    Consistency,
+    read_consistency,
+)
 
 if TYPE_CHECKING:
     from affidavit.checker import Proof, Unproved

@@ -27,18 +27,17 @@ from affidavit.assessment import (
     block_name,
     certified_execution,
 )
-from affidavit.certificate import (
-    KeyFailure,
-    PublicKey,
-    TrustRoot,
-    VerificationError,
-    VerificationOptions,
-    verify,
-)
+from affidavit.certificate import VerificationOptions, verify
 from affidavit.guard.errors import GuardStop
 from affidavit.mechanisms import read_bytes
 from affidavit.mechanisms.plan_files import read_plan
 from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, schedule
+from affidavit.trust import (
+    KeyFailure,
+    PublicKey,
+    TrustRoot,
+    VerificationError,
+)
 
 Certificate = str | Path | bytes
 Keys = str | Path | PublicKey | Sequence[str | Path | PublicKey] | None

@@ -32,12 +32,14 @@ from affidavit.certificate import (
     VERSION,
     RecordEntry,
     encode_line,
+)
+from affidavit.guard.certified_run import CertifiedRun
+from affidavit.guard.errors import GuardStop
+from affidavit.trust import (
     format_instant,
     fsync_directory,
     write_all,
 )
-from affidavit.guard.certified_run import CertifiedRun
-from affidavit.guard.errors import GuardStop
 
 NAME = "record.jsonl"
 

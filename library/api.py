@@ -32,13 +32,7 @@ from affidavit.assessment import (
     group_bound,
 )
 from affidavit.assessment import certify as assess
-from affidavit.certificate import (
-    KeyStore,
-    PublicKey,
-    VerificationOptions,
-    VerifiedCertificate,
-    home,
-)
+from affidavit.certificate import VerificationOptions, VerifiedCertificate
 from affidavit.certificate import verify as verify_bundle
 from affidavit.importers import import_document
 from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
@@ -56,6 +50,11 @@ from affidavit.plan import (
     plan_from,
     syntax_of,
     with_fields,
+)
+from affidavit.trust import (
+    KeyStore,
+    PublicKey,
+    home,
 )
 
 if TYPE_CHECKING:

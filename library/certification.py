@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from affidavit.accountants import Bracket
 from affidavit.assessment import Assessment, closed_plan
-from affidavit.certificate import (
-    Certificate,
+from affidavit.certificate import Certificate, issue_here
+from affidavit.plan import Plan, Reason, html_table
+from affidavit.trust import (
     KeyFailure,
     SigningPort,
-    issue_here,
     write_atomically,
 )
-from affidavit.certificate.keys.signers import own_signing_key
-from affidavit.plan import Plan, Reason, html_table
+from affidavit.trust.signers import own_signing_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from affidavit.assessment import Execution
-from affidavit.certificate import SigningPort
 from affidavit.library.api import epsilon
 from affidavit.library.certification import Certification
+from affidavit.trust import SigningPort
 
 if TYPE_CHECKING:
     import wandb

@@ -17,12 +17,12 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 from typer.core import TyperGroup
 
-from affidavit.certificate import KeyFailure
 from affidavit.service.errors import OperatorError
 from affidavit.service.identity.token_commands import tokens
 from affidavit.service.log.audit_command import audit
 from affidavit.service.operation.database_admin import back_up, grant_application, head, upgrade
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyFailure
 
 OPERATOR, UNREACHABLE = 2, 3
 

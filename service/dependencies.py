@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from affidavit.certificate import KeyRole
 from affidavit.service.certificates.certificate_curves import DrawCertificate
 from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.certificates.preview_plan import PreviewPlan
@@ -48,6 +47,7 @@ from affidavit.service.runs.events import RunEvents
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyRole
 
 
 class Services:

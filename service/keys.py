@@ -40,7 +40,11 @@ import sqlalchemy as sa
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection, insert, select
 
-from affidavit.certificate import (
+from affidavit.client import ResponseModel
+from affidavit.service.database import RowNumber, Store, UtcDateTime, metadata, write
+from affidavit.service.identity.four_eyes import Approve, approve_alone
+from affidavit.service.log.entries import append
+from affidavit.trust import (
     PAYLOAD_TYPE,
     SERVICE_ROLES,
     KeyFailure,
@@ -58,10 +62,6 @@ from affidavit.certificate import (
     read_envelope,
     read_keyset,
 )
-from affidavit.client import ResponseModel
-from affidavit.service.database import RowNumber, Store, UtcDateTime, metadata, write
-from affidavit.service.identity.four_eyes import Approve, approve_alone
-from affidavit.service.log.entries import append
 
 log = logging.getLogger("affidavit.service")
 

@@ -38,8 +38,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from affidavit.certificate import KeyFailure, KeysetError
-from affidavit.certificate.log import BadTile
 from affidavit.certificate.policy import MalformedPolicy
 from affidavit.plan import DocumentSchema, MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.database import InvalidCursor
@@ -52,6 +50,8 @@ from affidavit.service.errors import (
 )
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged
 from affidavit.service.policies.store import PolicyTampered
+from affidavit.trust import KeyFailure, KeysetError
+from affidavit.trust.log import BadTile
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ECHOED = 80

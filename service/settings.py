@@ -41,13 +41,13 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from affidavit.certificate import PrivateKeySource, home
-from affidavit.certificate.keys.signers import KEY_VARIABLE as PRIVATE_KEY
-from affidavit.certificate.keys.signers import private_key_source
-from affidavit.certificate.log import BadNote, require_name
 from affidavit.service.dispatch.engines import build_engine
 from affidavit.service.errors import SettingsError
 from affidavit.service.identity.provider import Provider, read_provider
+from affidavit.trust import PrivateKeySource, home
+from affidavit.trust.log import BadNote, require_name
+from affidavit.trust.signers import KEY_VARIABLE as PRIVATE_KEY
+from affidavit.trust.signers import private_key_source
 
 MIB = 1024 * 1024
 WORKERS = 2

@@ -21,19 +21,18 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import (
-    MAX_BYTES,
+from affidavit.certificate import MAX_BYTES, VerificationOptions
+from affidavit.mechanisms import read_plan
+from affidavit.plan import Plan, PlanError, printable, read_limited
+from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
+from affidavit.trust import (
     KeyFailure,
     PublicKey,
     TrustPolicy,
     TrustRoot,
     VerificationError,
-    VerificationOptions,
     write_atomically,
 )
-from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError, printable, read_limited
-from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 
 if TYPE_CHECKING:
     from affidavit.trainer.adapters import ModelAdapter

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from torch import Tensor
 
-from affidavit.certificate import PublicKey, VerificationOptions
+from affidavit.certificate import VerificationOptions
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter
 from affidavit.trainer.data.numeric_data import AuditedData, AuditedModel, WrongData, audit_files
@@ -54,6 +54,7 @@ from affidavit.trainer.run_folder.run_log import RunLog, has_run
 from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Settings, Supervision, Trial
 from affidavit.trainer.steps.training_state import TrainingState
+from affidavit.trust import PublicKey
 
 PROGRESS_LINES = 10
 """Lines of progress for a whole run without a terminal."""

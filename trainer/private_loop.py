@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from affidavit.certificate import MAX_BYTES, PublicKey, TrustRoot
+from affidavit.certificate import MAX_BYTES
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, read_limited, schedule
 from affidavit.trainer.adapters import Batch, Group, parts_of, select_records
@@ -48,6 +48,7 @@ from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.steps.gradients import Lot, LotQueue, replaced_losses
+from affidavit.trust import PublicKey, TrustRoot
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """Returns one loss for each record of a batch, shape (n,)."""

@@ -30,16 +30,12 @@ from affidavit.assessment import (
     NotTrainable,
     certified_execution,
 )
-from affidavit.certificate import (
-    PublicKey,
-    VerificationError,
-    VerificationOptions,
-    verify,
-)
+from affidavit.certificate import VerificationOptions, verify
 from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Strategy, coefficients_digest
 from affidavit.plan import MAX_MATRIX_STEPS, Plan, PlanError, digest
 from affidavit.trainer.errors import NotCertified
+from affidavit.trust import PublicKey, VerificationError
 
 OBLIGATIONS = STEP_OBLIGATIONS | {
     "inject_the_strategy",

@@ -32,16 +32,18 @@ from rich.markup import escape
 
 from affidavit.certificate import (
     MAX_BYTES,
-    BadEnvelope,
     BadSearch,
     SearchOpening,
     selection_of,
-    statement_in,
-    write_atomically,
 )
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, PlanError, printable, read_limited
 from affidavit.trainer.run_folder.run_log import has_run
+from affidavit.trust import (
+    BadEnvelope,
+    statement_in,
+    write_atomically,
+)
 
 OPENING_FILE = "search.json"
 RUN_FOLDER = "run"

@@ -24,9 +24,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from affidavit.certificate import KeyFailure, KeyRole, SigningPort, TrustRoot
-from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.client import Unreachable
+from affidavit.trust import (
+    KeyFailure,
+    KeyRole,
+    SigningPort,
+    TrustRoot,
+)
+from affidavit.trust.signers import own_signing_key
 from affidavit.worker.job import WorkerConfig, run_job
 from affidavit.worker.lease import UUID, Job, LeaseLost, Refused
 from affidavit.worker.service_client import RunQueueClient

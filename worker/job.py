@@ -26,17 +26,19 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.certificate import (
-    KeyFailure,
-    SigningPort,
-    TrustRoot,
-    VerificationError,
     VerificationOptions,
     check_conformance,
     sign_provenance,
     verify,
-    write_atomically,
 )
 from affidavit.plan import PlanError, canonical_json
+from affidavit.trust import (
+    KeyFailure,
+    SigningPort,
+    TrustRoot,
+    VerificationError,
+    write_atomically,
+)
 from affidavit.worker import trainer_process
 from affidavit.worker.heartbeat import Heartbeat, has_checkpoint, renew_in_background
 from affidavit.worker.lease import Job, Refused

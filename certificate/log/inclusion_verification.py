@@ -11,24 +11,26 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from affidavit.certificate.dsse import Envelope
-from affidavit.certificate.keys.key import PublicKey
-from affidavit.certificate.log.entry import Inclusion, certificate_entry
-from affidavit.certificate.log.merkle_tree import ProofError, verify_consistency, verify_inclusion
-from affidavit.certificate.log.note import (
-    BadNote,
-    Checkpoint,
-    UnknownSigner,
-    open_checkpoint,
-    read_checkpoint,
-)
-from affidavit.certificate.verification.trust_policy import MAX_CLOCK_SKEW, is_stale
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
-    VerificationError,
     VerificationOptions,
     Verifier,
 )
+from affidavit.trust import PublicKey, VerificationError
+from affidavit.trust.dsse import Envelope
+from affidavit.trust.log import (
+    BadNote,
+    Checkpoint,
+    Inclusion,
+    ProofError,
+    certificate_entry,
+    open_checkpoint,
+    read_checkpoint,
+    verify_consistency,
+    verify_inclusion,
+)
+from affidavit.trust.log.note import UnknownSigner
+from affidavit.trust.trust_policy import MAX_CLOCK_SKEW, is_stale
 
 Attestation = tuple[datetime, datetime]
 """When others first and last saw a checkpoint: witnesses or time-stamping authorities."""

@@ -24,22 +24,25 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id
 from affidavit.certificate.log import inclusion_verification as log_steps
-from affidavit.certificate.log.merkle_tree import (
+from affidavit.certificate.verification.verification_result import (
+    SeenCheckpoint,
+    VerificationOptions,
+    Verifier,
+)
+from affidavit.trust import KeyRole, PublicKey, VerificationError
+from affidavit.trust.key import by_id
+from affidavit.trust.log import (
     TILE_WIDTH,
+    BadNote,
     BadTile,
+    Checkpoint,
     Frontier,
     ProofError,
     frontier_hashes,
     leaf_hash,
-)
-from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
-from affidavit.certificate.verification.verification_result import (
-    SeenCheckpoint,
-    VerificationError,
-    VerificationOptions,
-    Verifier,
+    open_checkpoint,
+    read_checkpoint,
 )
 
 SIGNED_KINDS = ("certificate", "refusal", "policy", "waiver")

@@ -51,17 +51,17 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from affidavit.certificate.dsse import (
+from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
+from affidavit.plan.text import printable
+from affidavit.trust import KeyFailure
+from affidavit.trust.dsse import (
     PAYLOAD_TYPE,
     Envelope,
     EnvelopeSignature,
     in_toto,
     pre_authentication_encoding,
 )
-from affidavit.certificate.keys.key import KeyFailure
-from affidavit.certificate.keys.key_store import require_private
-from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
-from affidavit.plan.text import printable
+from affidavit.trust.key_store import require_private
 
 OPENSSF_TYPE = "https://model_signing/signature/v1.0"
 """The predicate type of the statements of ``model-signing``."""

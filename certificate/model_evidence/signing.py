@@ -15,9 +15,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from affidavit.certificate.atomic_write import write_atomically
-from affidavit.certificate.dsse import sign_envelope
-from affidavit.certificate.keys.key import PublicKey, SigningPort, format_instant
 from affidavit.certificate.model_evidence.claim import (
     FOLDER,
     STATEMENT_FILE,
@@ -48,6 +45,13 @@ from affidavit.certificate.model_evidence.training_check import training_of
 from affidavit.certificate.model_evidence.verification import IGNORED_FILES
 from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import canonical_json, printable
+from affidavit.trust import (
+    PublicKey,
+    SigningPort,
+    format_instant,
+    sign_envelope,
+    write_atomically,
+)
 
 CARD, BOM = EXPORTS = ("model-card", "cyclonedx")
 """The forms of the claim for other ecosystems that ``sign_model`` accepts."""

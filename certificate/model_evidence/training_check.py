@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from affidavit.assessment import certified_plan
-from affidavit.certificate.keys.key import PublicKey, parse_instant
 from affidavit.certificate.model_evidence.canary_audit import (
     AUDITABLE,
     Audit,
@@ -46,11 +45,9 @@ from affidavit.certificate.model_evidence.manifest import BadModel, Manifest
 from affidavit.certificate.runs.conformance import check_conformance
 from affidavit.certificate.runs.run_record import START, RecordEntry, decode_line, is_guarded
 from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.verification_result import (
-    VerificationError,
-    VerificationOptions,
-)
+from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json, printable
+from affidavit.trust import PublicKey, VerificationError, parse_instant
 
 SUFFIX = ".safetensors"
 TORCH_TYPES = {

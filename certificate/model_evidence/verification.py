@@ -28,14 +28,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.dsse import (
-    PAYLOAD_TYPE,
-    STATEMENT_TYPE,
-    BadEnvelope,
-    Envelope,
-    read_envelope,
-)
-from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id, parse_instant
 from affidavit.certificate.model_evidence.canary_audit import MAX_BYTES
 from affidavit.certificate.model_evidence.claim import (
     CANARIES_FILE,
@@ -66,6 +58,19 @@ from affidavit.certificate.model_evidence.training_check import (
 from affidavit.certificate.verification.bundle_verification import MAX_BUNDLE_BYTES
 from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import MalformedPlan, canonical_json, load_json, printable
+from affidavit.trust import (
+    BadEnvelope,
+    KeyRole,
+    PublicKey,
+    parse_instant,
+    read_envelope,
+)
+from affidavit.trust.dsse import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    Envelope,
+)
+from affidavit.trust.key import by_id
 
 IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
 """The file that the statement cannot list: itself."""

@@ -38,14 +38,6 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.accountants import ENGINE_NAMES
-from affidavit.certificate.dsse import (
-    PAYLOAD_TYPE,
-    BadEnvelope,
-    in_toto,
-    read_envelope,
-    sign_envelope,
-)
-from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort
 from affidavit.plan import (
     Adjacency,
     DocumentSchema,
@@ -69,6 +61,15 @@ from affidavit.plan import (
     max_items,
     pointer_to,
 )
+from affidavit.trust import (
+    BadEnvelope,
+    KeyRole,
+    PublicKey,
+    SigningPort,
+    read_envelope,
+    sign_envelope,
+)
+from affidavit.trust.dsse import PAYLOAD_TYPE, in_toto
 
 SCHEMA_VERSION = 1
 MAX_DATASETS = 1000

@@ -35,11 +35,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from affidavit.assessment import Assessment
-from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.rules import Budget, PolicyFacts, violations
 from affidavit.certificate.policy.waiver import WaivedReason, Waiver
 from affidavit.plan import Plan, PlanError, Reason
+from affidavit.trust import parse_instant
 
 
 @dataclass(frozen=True, slots=True)

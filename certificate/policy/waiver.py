@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.dsse import Digest, Instant
-from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.policy.rules import WAIVABLE
 from affidavit.plan import Name, Reason, StrictModel, digest_of
+from affidavit.trust import Instant, parse_instant
+from affidavit.trust.dsse import Digest
 
 
 def _waivable(rule: str) -> str:

@@ -24,9 +24,9 @@ from datetime import UTC, datetime
 from hmac import digest as hmac_digest
 from typing import Any, Self
 
-from affidavit.certificate.keys.key import format_instant
 from affidavit.mechanisms import draw_repetitions
 from affidavit.plan import Plan, Selection, digest_of
+from affidavit.trust import format_instant
 
 CHOICES: Mapping[str, tuple[type, ...]] = {
     "model": (str,),

@@ -11,7 +11,7 @@ the provenance when a run ends; anyone can verify it offline (``affidavit runs v
 
 References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; DSSE v1.
 
->>> from affidavit.certificate.keys.key import SigningKey
+>>> from affidavit.trust.key import SigningKey
 >>> key = SigningKey.generate()
 >>> read_provenance({}, [key.public])
 Traceback (most recent call last):
@@ -25,24 +25,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.dsse import (
-    PAYLOAD_TYPE,
-    STATEMENT_TYPE,
+from affidavit.certificate.runs.conformance import Conformance
+from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.trust import (
     BadEnvelope,
-    in_toto,
-    read_envelope,
-    sign_envelope,
-)
-from affidavit.certificate.keys.key import (
     KeyRole,
     PublicKey,
     SigningPort,
-    by_id,
     format_instant,
     parse_instant,
+    read_envelope,
+    sign_envelope,
 )
-from affidavit.certificate.runs.conformance import Conformance
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.trust.dsse import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    in_toto,
+)
+from affidavit.trust.key import by_id
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://affidavit.dev/run/v1"

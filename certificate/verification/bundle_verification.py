@@ -28,14 +28,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.dsse import (
-    PAYLOAD_TYPE,
-    STATEMENT_TYPE,
-    BadEnvelope,
-    Envelope,
-    in_toto,
-    read_envelope,
-)
 from affidavit.certificate.issuance import (
     BUNDLE_TYPE,
     CRITICAL,
@@ -43,21 +35,38 @@ from affidavit.certificate.issuance import (
     follows_from_plan,
     is_readable,
 )
-from affidavit.certificate.keys.key import KeyRole, PublicKey, format_instant, parse_instant
 from affidavit.certificate.log import inclusion_verification as log_steps
-from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
 from affidavit.certificate.verification.status_list import check_status
-from affidavit.certificate.verification.trust_policy import TrustPolicy
 from affidavit.certificate.verification.verification_result import (
-    STEPS,
-    VerificationError,
     VerificationOptions,
     VerifiedCertificate,
     Verifier,
 )
 from affidavit.plan import MalformedPlan, Plan, digest, digest_of, load_json
+from affidavit.trust import (
+    STEPS,
+    BadEnvelope,
+    KeyRole,
+    PublicKey,
+    TrustPolicy,
+    VerificationError,
+    format_instant,
+    parse_instant,
+    read_envelope,
+)
+from affidavit.trust.dsse import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    Envelope,
+    in_toto,
+)
+from affidavit.trust.log import (
+    BadLogPart,
+    Inclusion,
+    read_inclusion,
+)
 
 MAX_BUNDLE_BYTES = 8 * 1024 * 1024
 """Enough for the certificate of a plan of the largest size."""

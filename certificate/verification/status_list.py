@@ -35,25 +35,28 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from affidavit.certificate.dsse import (
+from affidavit.certificate.policy.evaluation import Approvals
+from affidavit.certificate.verification.verification_result import SeenStatus, Verifier
+from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.trust import (
     BadEnvelope,
-    Digest,
-    Envelope,
     Instant,
-    SignedPart,
+    KeyRole,
+    PublicKey,
+    SigningPort,
+    VerificationError,
+    parse_instant,
     read_envelope,
     sign_envelope,
+)
+from affidavit.trust.dsse import (
+    Digest,
+    Envelope,
+    SignedPart,
     validated,
 )
-from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort, by_id, parse_instant
-from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.verification.trust_policy import MAX_CLOCK_SKEW, is_stale
-from affidavit.certificate.verification.verification_result import (
-    SeenStatus,
-    VerificationError,
-    Verifier,
-)
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.trust.key import by_id
+from affidavit.trust.trust_policy import MAX_CLOCK_SKEW, is_stale
 
 PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
 STATUS_TYPE = "https://affidavit.dev/status-list/v1"

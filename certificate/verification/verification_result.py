@@ -10,39 +10,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from affidavit.certificate.keys.key import PublicKey, by_id
-from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.verification.trust_policy import TrustPolicy
-from affidavit.plan import CodedError, html_table
-
-STEPS = (
-    "size and form",
-    "payload type",
-    "key",
-    "signature",
-    "statement",
-    "key window",
-    "plan",
-    "accountants and policy",
-    "validity",
-    "inclusion",
-    "checkpoint",
-    "consistency",
-    "status",
-)
-
-
-class VerificationError(CodedError):
-    """A step rejected the bundle; ``step`` is its number."""
-
-    def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
-        super().__init__(code, message, remedy)
-        self.step = step
-        self.step_name = STEPS[step - 1]
-
-    def __str__(self) -> str:
-        return f"step {self.step} ({self.step_name}): {self.message} {self.remedy}"
+from affidavit.plan import html_table
+from affidavit.trust import PublicKey, TrustPolicy
+from affidavit.trust.key import by_id
+from affidavit.trust.log import Consistency
 
 
 class SeenCheckpoint(NamedTuple):

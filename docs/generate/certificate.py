@@ -6,8 +6,9 @@ import json
 from datetime import UTC, datetime
 
 from affidavit.assessment import certify
-from affidavit.certificate import SigningKey, issue
+from affidavit.certificate import issue
 from affidavit.plan import plan_from
+from affidavit.trust import SigningKey
 
 PLAN = {
     "version": 1,

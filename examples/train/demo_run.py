@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from affidavit.certificate import KeyStore
+from affidavit.trust import KeyStore
 from tests.service import postgresql_server
 from tests.support import ray_cluster, slurm_cluster
 

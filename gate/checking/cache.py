@@ -21,12 +21,12 @@ from pydantic import TypeAdapter
 
 from affidavit import __version__
 from affidavit.accountants import engine_versions
-from affidavit.certificate import write_atomically
 from affidavit.gate.checking.finding import CheckResult
 from affidavit.gate.checking.source import Source
 from affidavit.gate.console import show_status
 from affidavit.gate.exit_codes import Exit
 from affidavit.plan import digest_of, printable
+from affidavit.trust import write_atomically
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy

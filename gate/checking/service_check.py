@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import write_atomically
 from affidavit.client import Client, Problem, Unreachable
 from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.source import Source
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.service_commands import token_for
 from affidavit.plan import Reason, as_document, digest_of
+from affidavit.trust import write_atomically
 
 TIMEOUT_SECONDS = 60.0
 OUTAGE_ACTIONS = ("block", "warn")

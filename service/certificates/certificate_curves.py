@@ -23,11 +23,11 @@ from affidavit.assessment import (
     trade_off_chart,
 )
 from affidavit.assessment.charts import Chart
-from affidavit.certificate import statement_in
 from affidavit.plan import Plan, Reason, plan_from
 from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.pool import AccountingPool
+from affidavit.trust import statement_in
 
 MAX_RESULTS = 128
 """Cached drawings, about 60 KB each."""

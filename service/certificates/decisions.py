@@ -34,11 +34,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import (
     Approval,
     Approvals,
-    KeyFailure,
-    SigningPort,
-    format_instant,
     issue_approved,
-    statement_in,
 )
 from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
@@ -75,6 +71,12 @@ from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.teams import acting_for
 from affidavit.service.wire_models import Comment, Digest, RequestModel
+from affidavit.trust import (
+    KeyFailure,
+    SigningPort,
+    format_instant,
+    statement_in,
+)
 
 GUIDE = "docs/how-to/approvals-and-revocation.md"
 

@@ -21,8 +21,12 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Pool, RowMapping, bindparam, select
 from sqlalchemy.exc import NoResultFound
 
-from affidavit.certificate import (
-    Approvals,
+from affidavit.certificate import Approvals
+from affidavit.plan import MalformedPlan, digest_of
+from affidavit.service.certificates.tables import certificates, signing_keys
+from affidavit.service.errors import DomainError
+from affidavit.service.log.entries import is_logged
+from affidavit.trust import (
     BadEnvelope,
     KeyFailure,
     KeyRole,
@@ -31,12 +35,8 @@ from affidavit.certificate import (
     parse_instant,
     read_envelope,
 )
-from affidavit.certificate.dsse import Envelope
-from affidavit.certificate.log import certificate_entry
-from affidavit.plan import MalformedPlan, digest_of
-from affidavit.service.certificates.tables import certificates, signing_keys
-from affidavit.service.errors import DomainError
-from affidavit.service.log.entries import is_logged
+from affidavit.trust.dsse import Envelope
+from affidavit.trust.log import certificate_entry
 
 MAX_VERIFIED = 100_000
 """Verified rows that are remembered for each database."""

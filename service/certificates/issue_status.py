@@ -36,10 +36,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
-from affidavit.certificate.log import LogEntry
 from affidavit.service.certificates.tables import certificates, issue_columns
 from affidavit.service.database import RowNumber, UtcDateTime, metadata, numbered
 from affidavit.service.keys import revoked_keys
+from affidavit.trust.log import LogEntry
 
 approvals = numbered(
     "approvals",

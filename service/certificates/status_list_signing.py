@@ -19,12 +19,8 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import (
     MAX_BYTES,
-    KeyRole,
-    SigningPort,
     StatusEntry,
     StatusList,
-    format_instant,
-    read_envelope,
     sign_status,
 )
 from affidavit.client import ResponseModel
@@ -43,6 +39,12 @@ from affidavit.service.keys import Keyring, keysets
 from affidavit.service.log.entries import log_entries
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.teams import acting_for
+from affidavit.trust import (
+    KeyRole,
+    SigningPort,
+    format_instant,
+    read_envelope,
+)
 
 LIST_VALIDITY = timedelta(hours=1)
 MAX_LIST_AGE = timedelta(minutes=5)

@@ -35,7 +35,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import statement_in
 from affidavit.service.certificates.integrity import require_genuine, signed_facets
 from affidavit.service.certificates.issue_status import SUPERSEDED, Status, status_at
 from affidavit.service.certificates.tables import (
@@ -50,6 +49,7 @@ from affidavit.service.database import Store, hold, page_of
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.problems import Problem
 from affidavit.service.teams import DEFAULT, acting_for
+from affidavit.trust import statement_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

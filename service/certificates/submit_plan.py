@@ -28,11 +28,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.assessment import Assessment
-from affidavit.certificate import (
-    Approvals,
-    SigningPort,
-    issue,
-)
+from affidavit.certificate import Approvals, issue
 from affidavit.certificate.policy import (
     BUILT_IN_EVALUATION,
     PolicyEvaluation,
@@ -69,6 +65,7 @@ from affidavit.service.policies.policy_set import (
 from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import DEFAULT, acting_for, team_in_id
+from affidavit.trust import SigningPort
 
 # ---- plans parsed before -------------------------------------------------------------
 

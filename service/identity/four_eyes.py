@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Row, func, select
 
-from affidavit.certificate.log import LogEntry
 from affidavit.client import Proposal
 from affidavit.plan import digest_of
 from affidavit.service.database import Store, UtcDateTime, hold, numbered
@@ -36,6 +35,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
 from affidavit.service.log.entries import PENDING_LEAF, insert_logged, logged
 from affidavit.service.problems import Problem
+from affidavit.trust.log import LogEntry
 
 PROPOSAL_LIFETIME = timedelta(days=7)
 """Time for which a proposal waits for others."""

@@ -57,7 +57,6 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate.log import LogEntry
 from affidavit.service.database import Store, UtcDateTime, metadata, write
 from affidavit.service.errors import OperatorError
 from affidavit.service.identity.actor import (
@@ -78,6 +77,7 @@ from affidavit.service.log.entries import (
     log_leaves,
 )
 from affidavit.service.teams import NAME as TEAM_NAME
+from affidavit.trust.log import LogEntry
 
 # ---- the text ------------------------------------------------------------------------
 

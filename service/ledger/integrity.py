@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
-from affidavit.certificate.log import LogEntry
 from affidavit.plan import parse_event
 from affidavit.service.errors import DomainError
 from affidavit.service.ledger.state import (
@@ -42,6 +41,7 @@ from affidavit.service.ledger.state import (
 )
 from affidavit.service.log.entries import EntryKind, is_logged, log_entries, logged
 from affidavit.service.log.stored_tree import LogDamaged, verify_range
+from affidavit.trust.log import LogEntry
 
 # ---- the head ------------------------------------------------------------------------
 

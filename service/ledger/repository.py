@@ -31,7 +31,6 @@ from sqlalchemy import (
 )
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.certificate.log import LogEntry
 from affidavit.service import database
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.integrity import event_entry, require_unaltered, state_digest
@@ -48,6 +47,7 @@ from affidavit.service.ledger.state import (
 from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.entries import insert_logged, is_logged
 from affidavit.service.runs.repository import run_leases, runs
+from affidavit.trust.log import LogEntry
 
 STATES = {
     "reserve": "reserved",

@@ -26,7 +26,6 @@ from affidavit.assessment import (
     interval,
     run_of,
 )
-from affidavit.certificate import statement_in
 from affidavit.client import Composition, Forecast, Ledger
 from affidavit.plan import (
     Composed,
@@ -54,6 +53,7 @@ from affidavit.service.ledger.store import (
 from affidavit.service.ledger.wire_models import forecast_of, ledger_of, position_of
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import acting_for
+from affidavit.trust import statement_in
 
 # ---- costs, in the accounting pool ---------------------------------------------------
 

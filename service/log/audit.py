@@ -27,16 +27,9 @@ from sqlalchemy import Connection, Engine, Row, and_, func, select
 
 from affidavit.certificate import (
     BadProvenance,
-    KeyRole,
-    KeysetError,
-    PublicKey,
     SearchOpening,
-    SignedKeyset,
-    check_keyset,
-    read_keyset,
     read_provenance,
 )
-from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.service.certificates.integrity import UNREADABLE, SignedContents
 from affidavit.service.certificates.issue_status import approvals, revocations, same_issue
 from affidavit.service.certificates.tables import certificate_facets, certificates, signing_keys
@@ -56,6 +49,20 @@ from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
 from affidavit.service.policies.store import find_tampered, policies, waiver_uses, waivers
 from affidavit.service.runs.repository import ENDED, STATES, run_events, run_leases, runs
+from affidavit.trust import (
+    KeyRole,
+    KeysetError,
+    PublicKey,
+    SignedKeyset,
+    check_keyset,
+    read_keyset,
+)
+from affidavit.trust.log import (
+    Checkpoint,
+    Frontier,
+    Place,
+    leaf_hash,
+)
 
 # ---- the tree ------------------------------------------------------------------------
 

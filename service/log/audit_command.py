@@ -16,19 +16,6 @@ import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
-from affidavit.certificate import (
-    KeyFailure,
-    KeyStore,
-    PublicKey,
-)
-from affidavit.certificate.log import (
-    BadNote,
-    BadTimestamp,
-    Checkpoint,
-    note_key,
-    open_checkpoint,
-    verify_timestamp,
-)
 from affidavit.plan import printable
 from affidavit.service.certificates.tables import signing_keys
 from affidavit.service.database import open_engine
@@ -43,6 +30,19 @@ from affidavit.service.log.checkpoint_publisher import (
 from affidavit.service.log.stored_tree import LogDamaged, key_of, last_checkpoint, require_superset
 from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
+from affidavit.trust import (
+    KeyFailure,
+    KeyStore,
+    PublicKey,
+)
+from affidavit.trust.log import (
+    BadNote,
+    BadTimestamp,
+    Checkpoint,
+    note_key,
+    open_checkpoint,
+    verify_timestamp,
+)
 
 T = TypeVar("T")
 EXIT_INCONSISTENT = 1

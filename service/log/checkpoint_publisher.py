@@ -37,15 +37,6 @@ import httpx
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import encode_base64, write_atomically
-from affidavit.certificate.log import (
-    BadNote,
-    Checkpoint,
-    WitnessKey,
-    parse_note,
-    read_checkpoint,
-    timestamp_line,
-)
 from affidavit.client import read_bounded
 from affidavit.plan import Reason
 from affidavit.service.database import Store
@@ -53,6 +44,15 @@ from affidavit.service.errors import OperatorError
 from affidavit.service.log.entries import log_checkpoints, log_cosignatures
 from affidavit.service.log.reader import TIMESTAMP_PREFIX, LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
+from affidavit.trust import encode_base64, write_atomically
+from affidavit.trust.log import (
+    BadNote,
+    Checkpoint,
+    WitnessKey,
+    parse_note,
+    read_checkpoint,
+    timestamp_line,
+)
 
 TIMEOUT_SECONDS = 10.0
 TEXT_TYPE = "text/plain; charset=utf-8"

@@ -33,10 +33,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, func, insert, select
 from sqlalchemy.sql.dml import ReturningInsert
 
-from affidavit.certificate import read_envelope
-from affidavit.certificate.log import LogEntry, certificate_entry
 from affidavit.plan import load_json
 from affidavit.service.database import RowNumber, UtcDateTime, metadata, numbered
+from affidavit.trust import read_envelope
+from affidavit.trust.log import LogEntry, certificate_entry
 
 log_entries = sa.Table(
     "log_entries",

@@ -17,7 +17,6 @@ from typing import Any
 
 from sqlalchemy import Select, Table, select
 
-from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.certificates.issue_status import (
     approval_entry,
@@ -43,6 +42,7 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.runs.repository import event_entry as run_event_entry
 from affidavit.service.runs.repository import run_events
+from affidavit.trust.log import LogEntry
 
 Body = Mapping[str, Any]
 Projection = Callable[[Body], Body | None]

@@ -25,22 +25,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, case, func, select
 
-from affidavit.certificate.log import (
-    TILE_HEIGHT,
-    TILE_WIDTH,
-    Consistency,
-    Inclusion,
-    Place,
-    ProofError,
-    Range,
-    assemble,
-    consistency_path,
-    encode_entries,
-    inclusion_path,
-    places,
-    verify_consistency,
-    verify_inclusion,
-)
 from affidavit.plan import canonical_json
 from affidavit.service.certificates.tables import signing_keys
 from affidavit.service.clock import now_of
@@ -60,6 +44,22 @@ from affidavit.service.log.stored_tree import (
     last_checkpoint,
     open_stored,
     read_hashes,
+)
+from affidavit.trust.log import (
+    TILE_HEIGHT,
+    TILE_WIDTH,
+    Consistency,
+    Inclusion,
+    Place,
+    ProofError,
+    Range,
+    assemble,
+    consistency_path,
+    encode_entries,
+    inclusion_path,
+    places,
+    verify_consistency,
+    verify_inclusion,
 )
 
 

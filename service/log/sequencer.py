@@ -31,15 +31,6 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate import KeyFailure, SigningPort
-from affidavit.certificate.log import (
-    BadNote,
-    Checkpoint,
-    Frontier,
-    leaf_hash,
-    read_checkpoint,
-    sign_checkpoint,
-)
 from affidavit.plan import Reason
 from affidavit.service.certificates.tables import insert_signing_key
 from affidavit.service.database import reader, writer
@@ -56,6 +47,15 @@ from affidavit.service.log.stored_tree import (
     last_checkpoint,
     read_frontier,
     require_superset,
+)
+from affidavit.trust import KeyFailure, SigningPort
+from affidavit.trust.log import (
+    BadNote,
+    Checkpoint,
+    Frontier,
+    leaf_hash,
+    read_checkpoint,
+    sign_checkpoint,
 )
 
 MAX_BATCH_ENTRIES = 2048

@@ -16,8 +16,10 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_
 
-from affidavit.certificate import KeyFailure, PublicKey
-from affidavit.certificate.log import (
+from affidavit.service.certificates.tables import signing_keys
+from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
+from affidavit.trust import KeyFailure, PublicKey
+from affidavit.trust.log import (
     EMPTY_ROOT,
     BadNote,
     Checkpoint,
@@ -34,8 +36,6 @@ from affidavit.certificate.log import (
     places,
     verify_consistency,
 )
-from affidavit.service.certificates.tables import signing_keys
-from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
 
 MAX_RANGE = 5000
 """Entries that one call of ``verify_range`` hashes."""

@@ -32,7 +32,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 
-from affidavit.certificate import fsync_directory
 from affidavit.service import keys
 from affidavit.service.certificates import certifications, issue_status
 from affidavit.service.database import (
@@ -49,6 +48,7 @@ from affidavit.service.log import entries
 from affidavit.service.pages import sessions
 from affidavit.service.policies import store
 from affidavit.service.runs import repository
+from affidavit.trust import fsync_directory
 
 MODULES = (
     tokens,

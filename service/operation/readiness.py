@@ -23,7 +23,6 @@ from threading import Lock
 from sqlalchemy import Connection, Engine, ExceptionContext, event, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate import KeyFailure, PublicKey
 from affidavit.plan import Reason
 from affidavit.service.clock import MAX_SKEW, DatabaseClock
 from affidavit.service.keys import Keyring
@@ -40,6 +39,7 @@ from affidavit.service.log.stored_tree import (
 from affidavit.service.operation.database_admin import revision_of
 from affidavit.service.problems import Problem
 from affidavit.service.teams import acting_for
+from affidavit.trust import KeyFailure, PublicKey
 
 BEHIND_SECONDS = 30.0
 """Waiting time of a pending entry, normally under a second, at which the log is behind."""

@@ -38,9 +38,13 @@ from prometheus_client.registry import Collector
 from sqlalchemy import QueuePool, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate import KeyFailure, parse_instant, read_keyset
 from affidavit.service.errors import SettingsError
 from affidavit.service.log.entries import log_checkpoints, log_pending
+from affidavit.trust import (
+    KeyFailure,
+    parse_instant,
+    read_keyset,
+)
 
 if TYPE_CHECKING:
     from affidavit.service.dependencies import Services

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection, select
 
-from affidavit.certificate import statement_in
 from affidavit.plan import find_changes, plan_from
 from affidavit.service.certificates.decisions import (
     DecisionRefused,
@@ -45,6 +44,7 @@ from affidavit.service.pages.response import (
 )
 from affidavit.service.pages.text import messages_of, round_up
 from affidavit.service.routing import CertificateId
+from affidavit.trust import statement_in
 
 router = APIRouter()
 

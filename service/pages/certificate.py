@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import statement_in
 from affidavit.plan import MalformedPlan
 from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.preview_plan import diagnose_request
@@ -24,6 +23,7 @@ from affidavit.service.pages.response import download, is_fragment, page, respon
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routing import CertificateId
+from affidavit.trust import statement_in
 
 ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300

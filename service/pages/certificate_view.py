@@ -34,15 +34,10 @@ from sqlalchemy import Connection, select
 
 from affidavit.assessment import goal_of, verdict_sentence
 from affidavit.certificate import (
-    STEPS,
     Approvals,
     Check,
-    PublicKey,
-    VerificationError,
     brackets_meet,
     checks_of,
-    read_keyset,
-    statement_in,
     verify,
 )
 from affidavit.service.certificates.decisions import Issue, history
@@ -56,6 +51,13 @@ from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.text import ADJACENCIES, capitalized, decimal, round_down, round_up
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
+from affidavit.trust import (
+    STEPS,
+    PublicKey,
+    VerificationError,
+    read_keyset,
+    statement_in,
+)
 
 # ---- the signed statement ------------------------------------------------------------
 

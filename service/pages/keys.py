@@ -8,10 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from affidavit.certificate import PublicKey, read_keyset
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.response import page, respond, view_of
+from affidavit.trust import PublicKey, read_keyset
 
 router = APIRouter()
 

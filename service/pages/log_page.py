@@ -23,16 +23,6 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
 from sqlalchemy import Connection, Row, Select, func, select
 
-from affidavit.certificate import PublicKey
-from affidavit.certificate.log import (
-    MAX_LEAVES,
-    BadNote,
-    Checkpoint,
-    ProofError,
-    open_checkpoint,
-    read_checkpoint,
-    verify_consistency,
-)
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import EntryKind, log_entries, log_leaves, log_pending
@@ -56,6 +46,16 @@ from affidavit.service.pages.response import (
 from affidavit.service.pages.text import capitalized, short_id, truncate, words
 from affidavit.service.routes.log import TEXT
 from affidavit.service.wire_models import QueryModel
+from affidavit.trust import PublicKey
+from affidavit.trust.log import (
+    MAX_LEAVES,
+    BadNote,
+    Checkpoint,
+    ProofError,
+    open_checkpoint,
+    read_checkpoint,
+    verify_consistency,
+)
 
 # ---- a saved checkpoint --------------------------------------------------------------
 

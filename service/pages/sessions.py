@@ -30,13 +30,13 @@ import sqlalchemy as sa
 from fastapi import Request, Response
 from sqlalchemy import Engine, RowMapping, delete, insert, select, update
 
-from affidavit.certificate import KeyRole
 from affidavit.plan import digest_of
 from affidavit.service.database import Store, UtcDateTime, metadata
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import Keyring
+from affidavit.trust import KeyRole
 
 if TYPE_CHECKING:
     from affidavit.service.dependencies import Services

@@ -28,7 +28,6 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection, insert
 
-from affidavit.certificate import Instant, SigningPort, format_instant, parse_instant, statement_in
 from affidavit.certificate.policy import (
     BUILT_IN,
     Explanation,
@@ -76,6 +75,13 @@ from affidavit.service.policies.store import (
 from affidavit.service.problems import Problem
 from affidavit.service.teams import may_see
 from affidavit.service.wire_models import Digest, ProblemReason, RequestModel, Verdict
+from affidavit.trust import (
+    Instant,
+    SigningPort,
+    format_instant,
+    parse_instant,
+    statement_in,
+)
 
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 

@@ -35,8 +35,6 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, Row, Select, func, insert, select, tuple_
 
-from affidavit.certificate import KeyFailure, PublicKey, SigningPort, read_envelope
-from affidavit.certificate.log import LogEntry
 from affidavit.certificate.policy import (
     BUILT_IN,
     BadSignedDocument,
@@ -59,6 +57,13 @@ from affidavit.service.policies.policy_set import (
     PolicySet,
 )
 from affidavit.service.teams import TEAM, acting_for
+from affidavit.trust import (
+    KeyFailure,
+    PublicKey,
+    SigningPort,
+    read_envelope,
+)
+from affidavit.trust.log import LogEntry
 
 policies = numbered(
     "policies",

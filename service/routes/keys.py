@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 from fastapi.responses import Response
 
-from affidavit.certificate import read_keyset
 from affidavit.client import PublishedKeyset, ResponseModel
 from affidavit.service.certificates.status_list_signing import SignedStatusList
 from affidavit.service.dependencies import TheServices
@@ -21,6 +20,7 @@ from affidavit.service.openapi import JSON, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_json
 from affidavit.service.wire_models import Object
+from affidavit.trust import read_keyset
 
 router = APIRouter()
 

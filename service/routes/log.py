@@ -16,8 +16,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from affidavit.certificate import encode_base64
-from affidavit.certificate.log import MAX_LEAVES, parse_tile_number
 from affidavit.client import Page, ResponseModel
 from affidavit.service.dependencies import TheServices, services_of
 from affidavit.service.identity.access import Guard, Open, Reader, needs, open_to_all
@@ -26,6 +24,8 @@ from affidavit.service.log.reader import tile_entries, tile_hashes
 from affidavit.service.openapi import problems
 from affidavit.service.routing import next_page
 from affidavit.service.wire_models import QueryModel
+from affidavit.trust import encode_base64
+from affidavit.trust.log import MAX_LEAVES, parse_tile_number
 
 TEXT = "text/plain"
 PAGE_SIZE = 500

@@ -34,13 +34,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from affidavit.certificate import SearchOpening
-from affidavit.certificate.log import LogEntry
 from affidavit.service.certificates.tables import issue_columns
 from affidavit.service.database import UtcDateTime, metadata, page_of
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
+from affidavit.trust.log import LogEntry
 
 IS_AN_EVENT = (
     "(kind = 'queued' AND seq = 1 AND once IS NOT NULL AND once = 'queued'"

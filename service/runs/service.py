@@ -33,11 +33,9 @@ from affidavit.certificate import (
     BrokenLine,
     Conformance,
     ConformanceFinding,
-    KeyStore,
     check_conformance,
     decode_line,
     read_provenance,
-    statement_in,
 )
 from affidavit.certificate import BadProvenance as UnsignedProvenance
 from affidavit.service.certificates.store import CertificateStore
@@ -58,6 +56,7 @@ from affidavit.service.runs import repository
 from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun, run_leases, runs
 from affidavit.service.runs.wire_models import CompletionRequest, RunRequest
+from affidavit.trust import KeyStore, statement_in
 
 
 class ReservationNotUsable(DomainError):

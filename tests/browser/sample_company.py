@@ -17,15 +17,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import (
-    KeyStore,
-    SigningKey,
-    check_conformance,
-    read_envelope,
-    sign_provenance,
-)
+from affidavit.certificate import check_conformance, sign_provenance
 from affidavit.plan import load_json
 from affidavit.service.operation.database_admin import upgrade
+from affidavit.trust import (
+    KeyStore,
+    SigningKey,
+    read_envelope,
+)
 from tests.browser.serving import Site, served, settings_in
 from tests.service.runs.records import Record, record_of
 

@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import uvicorn
 
-from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.serve import IDLE_SECONDS
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from affidavit.certificate import PublicKey
-from affidavit.certificate.log import open_checkpoint, verify_inclusion
+from affidavit.trust import PublicKey
+from affidavit.trust.log import open_checkpoint, verify_inclusion
 from tests.support.page_views import page_views
 
 pytestmark = pytest.mark.soak

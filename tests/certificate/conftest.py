@@ -10,8 +10,8 @@ import pytest
 
 from affidavit.assessment import certify
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys.key import SigningKey
 from affidavit.plan import Plan, plan_from
+from affidavit.trust import SigningKey
 
 MakePlan = Callable[..., Plan]
 

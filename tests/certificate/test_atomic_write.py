@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.atomic_write import fsync_directory, write_atomically
+from affidavit.trust import fsync_directory, write_atomically
 from tests.support.power_loss import PowerCut, disk
 
 WHOLE = (b"old content", b"what is new")

@@ -8,8 +8,8 @@ from typing import Any
 
 from affidavit.accountants import ENGINE_NAMES
 from affidavit.certificate.checks import checks_of
-from affidavit.certificate.dsse import statement_in
 from affidavit.certificate.issuance import Certificate
+from affidavit.trust import statement_in
 
 BUNDLES = Path(__file__).parents[1] / "release" / "0.1.0" / "bundles.jsonl"
 

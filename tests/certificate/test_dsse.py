@@ -9,15 +9,14 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from affidavit.certificate.dsse import (
-    PAYLOAD_TYPE,
+from affidavit.certificate.issuance import Certificate
+from affidavit.trust import (
     BadEnvelope,
-    pre_authentication_encoding,
+    SigningKey,
     read_envelope,
     sign_envelope,
 )
-from affidavit.certificate.issuance import Certificate
-from affidavit.certificate.keys.key import SigningKey
+from affidavit.trust.dsse import PAYLOAD_TYPE, pre_authentication_encoding
 
 
 def their_key(key: SigningKey) -> SSlibKey:

@@ -14,7 +14,6 @@ import pytest
 from affidavit.assessment import certify
 from affidavit.certificate import (
     Certificate,
-    SigningKey,
     issue,
     proof_sources,
     prove_certificate,
@@ -23,6 +22,7 @@ from affidavit.certificate import (
 )
 from affidavit.checker import Unproved
 from affidavit.plan import plan_from
+from affidavit.trust import SigningKey
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 KEY = SigningKey.generate("test")

@@ -21,8 +21,8 @@ DEPLOY = ROOT / "deploy"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 READ_BY = (
     "service/settings.py",
-    "certificate/keys/signers.py",
-    "certificate/keys/key.py",
+    "trust/signers.py",
+    "trust/key.py",
     "worker/__main__.py",
 )
 """Where environment variables are read."""

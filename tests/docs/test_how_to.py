@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.keys import signers
 from affidavit.gate import app
 from affidavit.service import settings
 from affidavit.service.operation.telemetry import ENDPOINT_VARIABLES, GAUGES, Metrics
+from affidavit.trust import signers
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "how-to"

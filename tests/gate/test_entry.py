@@ -25,11 +25,11 @@ from xml.etree import ElementTree
 import pytest
 from typer.main import get_command
 
-from affidavit.certificate.atomic_write import locked as locked_file
 from affidavit.certificate.model_evidence import manifest
 from affidavit.gate import entry
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit
+from affidavit.trust import locked as locked_file
 from tests.support.random_seeds import seeded
 
 Make = Callable[..., dict[str, Any]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import read_root_key
+from affidavit.trust import read_root_key
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 

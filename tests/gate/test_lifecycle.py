@@ -13,7 +13,12 @@ from urllib.parse import quote
 
 import pytest
 
-from affidavit.certificate import KeyStore, SigningKey, read_envelope, sign_status
+from affidavit.certificate import sign_status
+from affidavit.trust import (
+    KeyStore,
+    SigningKey,
+    read_envelope,
+)
 
 ID, DIGEST = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 

@@ -13,10 +13,10 @@ import pytest
 from affidavit.certificate import (
     KEYSET_FILE,
     STATEMENT_FILE,
-    KeyStore,
     losses_as_bytes,
     read_canaries,
 )
+from affidavit.trust import KeyStore
 from tests.certificate.model_evidence.conftest import WEIGHTS, run_of
 
 Folder = tuple[Path, list[str]]

@@ -17,12 +17,12 @@ from affidavit.certificate import (
     START,
     Conformance,
     ConformanceFinding,
-    SigningKey,
     encode_line,
     sign_provenance,
 )
 from affidavit.client import Run, calls
 from affidavit.gate.cli import app
+from affidavit.trust import SigningKey
 
 RUN = "6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11"
 SERVER = "http://service.test"

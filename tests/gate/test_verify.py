@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from affidavit.accountants import Bracket
-from affidavit.certificate import STEPS
 from affidavit.gate import verify as verify_module
 from affidavit.gate.render import describe_certificate as in_words
 from affidavit.mechanisms import correlation, noise_files
+from affidavit.trust import STEPS
 
 Make = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]

@@ -12,10 +12,21 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import Revocation, Roots, draft_keyset, format_instant
-from affidavit.certificate.keys.key import KeyRole
-from affidavit.certificate.log import Frontier, Place, leaf_hash, read_checkpoint, sign_checkpoint
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
+from affidavit.trust import (
+    KeyRole,
+    Revocation,
+    Roots,
+    draft_keyset,
+    format_instant,
+)
+from affidavit.trust.log import (
+    Frontier,
+    Place,
+    leaf_hash,
+    read_checkpoint,
+    sign_checkpoint,
+)
 from tests.certificate.log.logged_certificate import (
     KEY,
     NOW,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import affidavit
-from affidavit.certificate import SigningKey
+from affidavit.trust import SigningKey
 
 Held = dict[str, Any]
 BLOCK = 32_768

@@ -20,10 +20,10 @@ from dp_accounting.pld import PLDAccountant
 from opacus.accountants import RDPAccountant
 
 import affidavit
-from affidavit.certificate import SigningKey
 from affidavit.plan import PlanFields, as_document, with_fields
 from affidavit.plan.document import Dataset, Phase, PlanDocument, Release, Sampling, Target
 from affidavit.plan.optimizer import Optimizer
+from affidavit.trust import SigningKey
 
 POISSON: Any = {
     "adjacency": "add_remove",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import affidavit
-from affidavit.certificate import SigningKey
+from affidavit.trust import SigningKey
 from tests.library.real_trackers import answer, recorded
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from affidavit import __version__
 from affidavit.assessment import certify
-from affidavit.certificate import (
+from affidavit.certificate import issue
+from affidavit.plan import Plan, parse_plan
+from affidavit.trust import (
     PublicKey,
     SigningKey,
-    issue,
     read_public_keys,
 )
-from affidavit.plan import Plan, parse_plan
 
 HERE = Path(__file__).parent
 RELEASES = sorted(path.parent.name for path in HERE.glob("*/keys.json"))

@@ -15,13 +15,9 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import certify
-from affidavit.certificate import (
-    SigningKey,
-    VerificationError,
-    issue,
-    verify,
-)
+from affidavit.certificate import issue, verify
 from affidavit.plan import digest
+from affidavit.trust import SigningKey, VerificationError
 from tests.release.corpus import RELEASES, bundles, keys, plan_named, statement_in
 
 KEPT = [(release, name) for release in RELEASES for name in bundles(release)]

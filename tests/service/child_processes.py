@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from affidavit.certificate import SigningKey
 from affidavit.service.database import open_engine
 from affidavit.service.log.sequencer import Sequencer
+from affidavit.trust import SigningKey
 from tests.support.forked_processes import Forked, call
 
 MODULE = "tests.service.forked_service"

@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import SigningKey, format_instant, sign_envelope
 from affidavit.plan import canonical_json
 from affidavit.service import database
 from affidavit.service.certificates.integrity import signed_columns
@@ -36,6 +35,11 @@ from affidavit.service.operation.database_admin import (
     upgrade,
 )
 from affidavit.service.operation.database_admin import require_head as require
+from affidavit.trust import (
+    SigningKey,
+    format_instant,
+    sign_envelope,
+)
 from tests.service.child_processes import SECONDS, killed, on, start
 from tests.service.conftest import ON_SQLITE, PRAGMAS
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate import KeyStore
+from affidavit.trust import KeyStore
 from tests.support.processor_time import best_of_three
 
 SECONDS = 10.0

@@ -14,7 +14,14 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DatabaseError
 from typer.testing import CliRunner
 
-from affidavit.certificate import (
+from affidavit.gate import app
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.keys import FRESH_SECONDS, KeysetStore, RevokedKeys
+from affidavit.service.log.entries import log_entries
+from affidavit.service.settings import Settings
+from affidavit.trust import (
     KeysetError,
     KeyStore,
     Revocation,
@@ -24,13 +31,6 @@ from affidavit.certificate import (
     draft_keyset,
     read_keyset,
 )
-from affidavit.gate import app
-from affidavit.service.database import open_engine
-from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.keys import FRESH_SECONDS, KeysetStore, RevokedKeys
-from affidavit.service.log.entries import log_entries
-from affidavit.service.settings import Settings
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 ROOT, SIGNER = SigningKey.generate("root"), SigningKey.generate("signer")

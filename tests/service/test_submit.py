@@ -13,10 +13,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 
-from affidavit.certificate import KeyStore, PublicKey, verify
+from affidavit.certificate import verify
 from affidavit.plan import parse_plan
 from affidavit.service.certificates.tables import certificates, requests
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore, PublicKey
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate import SigningKey
-from affidavit.certificate.log import (
+from affidavit.trust import SigningKey
+from affidavit.trust.log import (
     Checkpoint,
     NoteKey,
     ProofError,

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
+from affidavit.trust import KeyStore
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
 from tests.support.forked_processes import Process, fork
 

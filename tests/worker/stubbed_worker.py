@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from affidavit.assessment import Execution, certified_plan
-from affidavit.certificate import read_envelope
+from affidavit.trust import read_envelope
 from affidavit.worker import trainer_process
 from affidavit.worker.__main__ import app
 from tests.service.runs.records import record_of

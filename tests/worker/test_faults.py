@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import Conformance, check_conformance, read_envelope
+from affidavit.certificate import Conformance, check_conformance
 from affidavit.trainer.run_folder import checkpoint_storage, run_log, run_writer
+from affidavit.trust import read_envelope
 from affidavit.worker import job as job_module
 from tests.support.forked_processes import Process
 from tests.support.polling import wait_until

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import KeyStore, check_conformance, read_envelope, read_provenance
+from affidavit.certificate import check_conformance, read_provenance
 from affidavit.gate import app
+from affidavit.trust import KeyStore, read_envelope
 from examples.train import demo_run
 from tests.support.forked_processes import Process
 from tests.worker.conftest import PROGRAM

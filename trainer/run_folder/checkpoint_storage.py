@@ -52,11 +52,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from affidavit.certificate import fsync_directory, write_all
 from affidavit.trainer.distributed.peers import Peers, lost_ranks_reported
 from affidavit.trainer.distributed.shards import Shards, is_sharded, local_tensor
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.run_folder.run_log import RunLog, write_failure
+from affidavit.trust import fsync_directory, write_all
 
 CHECKPOINT_FILE = "checkpoint.pt"
 PARTIAL_FILE = "checkpoint.pt.part"

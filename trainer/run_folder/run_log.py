@@ -27,10 +27,9 @@ from affidavit.certificate import (
     RecordEntry,
     decode_line,
     encode_line,
-    fsync_directory,
-    write_all,
 )
 from affidavit.trainer.errors import RunFailure
+from affidavit.trust import fsync_directory, write_all
 
 RECORD_FILE = "record.jsonl"
 LOCK_FILE = "lock"

@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 
 import affidavit
-from affidavit.certificate import VERSION, Canaries, format_instant
+from affidavit.certificate import VERSION, Canaries
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import DataAdapter
 from affidavit.trainer.errors import RunFailure
@@ -39,6 +39,7 @@ from affidavit.trainer.run_folder import checkpoint_storage
 from affidavit.trainer.run_folder.run_log import RunLog
 from affidavit.trainer.settings import Trial
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
+from affidavit.trust import format_instant
 
 ROOMS = ("plan", "mechanisms", "certificate", "trainer")
 """Parts of this project that a run executes."""

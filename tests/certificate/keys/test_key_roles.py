@@ -12,27 +12,29 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.dsse import read_envelope, sign_envelope
-from affidavit.certificate.keys.key import (
-    KeyFailure,
-    KeyRole,
-    PublicKey,
-    SigningKey,
-    format_instant,
-)
-from affidavit.certificate.keys.key_store import KeyStore
-from affidavit.certificate.keys.keyset import KeysetError, Roots, draft_keyset, read_keyset
-from affidavit.certificate.keys.trust_root import accept_keyset
-from affidavit.certificate.log.note import UnknownSigner, open_checkpoint
 from affidavit.certificate.runs.conformance import Conformance
 from affidavit.certificate.runs.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.status_list import current_status, sign_status
-from affidavit.certificate.verification.verification_result import (
-    SeenStatus,
+from affidavit.certificate.verification.verification_result import SeenStatus, VerificationOptions
+from affidavit.trust import (
+    KeyFailure,
+    KeyRole,
+    KeysetError,
+    KeyStore,
+    PublicKey,
+    Roots,
+    SigningKey,
     VerificationError,
-    VerificationOptions,
+    accept_keyset,
+    draft_keyset,
+    format_instant,
+    read_envelope,
+    read_keyset,
+    sign_envelope,
 )
+from affidavit.trust.log import open_checkpoint
+from affidavit.trust.log.note import UnknownSigner
 from tests.certificate.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)

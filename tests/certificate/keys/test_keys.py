@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from affidavit.certificate.keys.key import (
-    WINDOW,
+from affidavit.trust import (
     KeyFailure,
+    KeyStore,
     PublicKey,
     SigningKey,
     development_key,
+    home,
+    read_public_keys,
+    read_root_key,
 )
-from affidavit.certificate.keys.key_store import KeyStore, home, read_public_keys, read_root_key
+from affidavit.trust.key import WINDOW
 
 
 def test_a_new_key_is_private_and_found_again(tmp_path: Path) -> None:

@@ -15,20 +15,23 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import SSlibKey
 
-from affidavit.certificate.dsse import CosignedEnvelope
-from affidavit.certificate.keys import trust_root
-from affidavit.certificate.keys.key import KeyFailure, SigningKey
-from affidavit.certificate.keys.keyset import (
+from affidavit.plan import canonical_json
+from affidavit.trust import (
+    KeyFailure,
     KeysetError,
     Revocation,
     Roots,
     SignedKeyset,
+    SigningKey,
+    TrustRoot,
+    VerificationError,
+    accept_keyset,
     draft_keyset,
+    read_anchor,
     read_keyset,
+    trust_root,
 )
-from affidavit.certificate.keys.trust_root import TrustRoot, accept_keyset, read_anchor
-from affidavit.certificate.verification.verification_result import VerificationError
-from affidavit.plan import canonical_json
+from affidavit.trust.dsse import CosignedEnvelope
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ROOTS = [SigningKey.generate(f"root {name}") for name in "abcde"]

@@ -18,10 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from affidavit.certificate.keys import signers
-from affidavit.certificate.keys.key import KeyFailure, SigningKey
-from affidavit.certificate.keys.key_store import KeyStore, write_private
-from affidavit.certificate.keys.signers import (
+from affidavit.trust import KeyFailure, KeyStore, SigningKey, signers, write_private
+from affidavit.trust.signers import (
     COMMAND_VARIABLE,
     KEY_VARIABLE,
     MODULE_VARIABLE,
@@ -98,7 +96,7 @@ def test_one_place_keeps_the_key() -> None:
 PROGRAM = """
 import base64, os, sys
 from pathlib import Path
-from affidavit.certificate.keys.key_store import read_root_key
+from affidavit.trust.key_store import read_root_key
 key, form = read_root_key(Path(sys.argv[1])), sys.argv[2]
 message = sys.stdin.buffer.read()
 print("a secret of the service", file=sys.stderr)

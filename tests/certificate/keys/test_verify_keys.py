@@ -11,11 +11,15 @@ import pytest
 
 from affidavit.assessment import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys.key import KeyFailure, PublicKey, SigningKey
-from affidavit.certificate.keys.trust_root import TrustRoot
 from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.verification_result import VerificationError
 from affidavit.plan import Plan
+from affidavit.trust import (
+    KeyFailure,
+    PublicKey,
+    SigningKey,
+    TrustRoot,
+    VerificationError,
+)
 
 ISSUED = datetime.now(UTC).replace(microsecond=0)
 SECOND = timedelta(seconds=1)

@@ -8,21 +8,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from affidavit.assessment import certify
-from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys.key import KeyRole, SigningKey
-from affidavit.certificate.log.entry import Consistency, Inclusion, certificate_entry
-from affidavit.certificate.log.merkle_tree import (
+from affidavit.plan import plan_from
+from affidavit.trust import KeyRole, SigningKey, read_envelope
+from affidavit.trust.log import (
+    Consistency,
     Frontier,
+    Inclusion,
     Place,
     Range,
     assemble,
+    certificate_entry,
     consistency_path,
     inclusion_path,
     leaf_hash,
+    sign_checkpoint,
 )
-from affidavit.certificate.log.note import sign_checkpoint
-from affidavit.plan import plan_from
 
 ORIGIN = "example.com/log"
 NOW = datetime.now(UTC).replace(microsecond=0)

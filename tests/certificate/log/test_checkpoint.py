@@ -7,21 +7,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from affidavit.certificate.dsse import PAYLOAD_TYPE, pre_authentication_encoding
-from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.log.merkle_tree import EMPTY_ROOT, MAX_LEAVES
-from affidavit.certificate.log.note import (
-    BadCheckpoint,
+from affidavit.trust import SigningKey
+from affidavit.trust.dsse import PAYLOAD_TYPE, pre_authentication_encoding
+from affidavit.trust.log import (
+    EMPTY_ROOT,
+    MAX_LEAVES,
     BadNote,
     Checkpoint,
     NoteKey,
-    UnknownSigner,
     note_key,
     open_checkpoint,
     open_note,
     read_checkpoint,
     sign_checkpoint,
 )
+from affidavit.trust.log.note import BadCheckpoint, UnknownSigner
 
 # C2SP, tlog-checkpoint.md.
 EXAMPLE = """example.com/behind-the-sofa

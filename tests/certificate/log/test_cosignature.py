@@ -8,9 +8,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.log.cosignature import WitnessKey
-from affidavit.certificate.log.note import BadNote, parse_note, sign_checkpoint
+from affidavit.trust import SigningKey
+from affidavit.trust.log import (
+    BadNote,
+    WitnessKey,
+    parse_note,
+    sign_checkpoint,
+)
 
 NAME = "witness.example.com"
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

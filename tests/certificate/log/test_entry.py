@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import certify
-from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.log.entry import LogEntry, certificate_entry
 from affidavit.plan import plan_from
+from affidavit.trust import SigningKey, read_envelope
+from affidavit.trust.log import LogEntry, certificate_entry
 
 
 @dataclass(frozen=True)

@@ -10,31 +10,34 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import certify
-from affidavit.certificate.dsse import encode_base64, read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys.key import PublicKey, SigningKey
-from affidavit.certificate.log.entry import Consistency, read_inclusion
 from affidavit.certificate.log.inclusion_verification import check_inclusion
-from affidavit.certificate.log.merkle_tree import (
-    Frontier,
-    Place,
-    leaf_hash,
-)
-from affidavit.certificate.log.note import (
-    Checkpoint,
-    note_key,
-    read_checkpoint,
-    sign_note,
-)
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.verification_result import (
-    STEPS,
     SeenCheckpoint,
-    VerificationError,
     VerificationOptions,
     VerifiedCertificate,
 )
 from affidavit.plan import plan_from
+from affidavit.trust import (
+    STEPS,
+    PublicKey,
+    SigningKey,
+    VerificationError,
+    encode_base64,
+    read_envelope,
+)
+from affidavit.trust.log import (
+    Checkpoint,
+    Consistency,
+    Frontier,
+    Place,
+    leaf_hash,
+    note_key,
+    read_checkpoint,
+    read_inclusion,
+)
+from affidavit.trust.log.note import sign_note
 from tests.certificate.log.logged_certificate import KEY, NOW, ORIGIN, Log, certified, log_of
 
 

@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningKey
-from affidavit.certificate.log.merkle_tree import Frontier, Place, leaf_hash
 from affidavit.certificate.log.monitoring import (
     Alarm,
     MissingTile,
@@ -18,10 +16,20 @@ from affidavit.certificate.log.monitoring import (
     MonitorState,
     check_log,
 )
-from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationOptions,
+)
+from affidavit.trust import (
+    KeyRole,
+    PublicKey,
+    SigningKey,
+)
+from affidavit.trust.log import (
+    Frontier,
+    Place,
+    leaf_hash,
+    sign_checkpoint,
 )
 from tests.certificate.log.test_trust_policy import policy
 

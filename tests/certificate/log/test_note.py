@@ -8,13 +8,15 @@ import hashlib
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from affidavit.certificate.log.note import (
-    MAX_NOTE_BYTES,
+from affidavit.trust.log import (
     BadNote,
     NoteKey,
-    UnknownSigner,
     open_note,
     parse_note,
+)
+from affidavit.trust.log.note import (
+    MAX_NOTE_BYTES,
+    UnknownSigner,
     sign_note,
 )
 

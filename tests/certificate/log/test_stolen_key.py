@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import SigningKey
-from affidavit.certificate.keys.key import PublicKey, format_instant
-from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.verification.bundle_verification import (
     VerificationError,
     VerificationOptions,
@@ -20,6 +17,8 @@ from affidavit.certificate.verification.bundle_verification import (
 )
 from affidavit.certificate.verification.status_list import current_status, sign_status
 from affidavit.certificate.verification.verification_result import SeenCheckpoint
+from affidavit.trust import PublicKey, SigningKey, format_instant
+from affidavit.trust.log import sign_checkpoint
 from tests.certificate.log.logged_certificate import ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from affidavit.certificate.log.cosignature import BadTimestamp, verify_timestamp
+from affidavit.trust.log import BadTimestamp, verify_timestamp
 
 CONTENT = b"a checkpoint"
 NOW = datetime.now(UTC)

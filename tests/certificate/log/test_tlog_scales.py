@@ -10,10 +10,14 @@ from cryptography.exceptions import InvalidSignature
 from tlog_scales.signing import PlainEd25519Signer, Vkey
 from tlog_scales.tlog import Checkpoint
 
-from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.log import NoteKey, open_note, read_checkpoint
-from affidavit.certificate.log.cosignature import WitnessKey
-from affidavit.certificate.log.note import sign_checkpoint
+from affidavit.trust import SigningKey
+from affidavit.trust.log import (
+    NoteKey,
+    WitnessKey,
+    open_note,
+    read_checkpoint,
+    sign_checkpoint,
+)
 from tests.support.witness import cosign
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

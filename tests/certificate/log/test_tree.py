@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.certificate.log.merkle_tree import (
+from affidavit.trust.log import (
     EMPTY_ROOT,
     Frontier,
     Place,

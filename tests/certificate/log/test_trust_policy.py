@@ -10,22 +10,28 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningKey, format_instant
-from affidavit.certificate.keys.keyset import KeysetError, Roots, draft_keyset, read_keyset
-from affidavit.certificate.log.cosignature import WitnessKey
-from affidavit.certificate.verification import trust_policy
 from affidavit.certificate.verification.bundle_verification import (
     VerificationError,
     VerificationOptions,
     verify,
 )
 from affidavit.certificate.verification.status_list import sign_status
-from affidavit.certificate.verification.trust_policy import (
+from affidavit.trust import (
     BadTrustPolicy,
-    Timestamps,
+    KeyRole,
+    KeysetError,
+    PublicKey,
+    Roots,
+    SigningKey,
     TrustPolicy,
+    draft_keyset,
+    format_instant,
     parse_trust_policy,
+    read_keyset,
+    trust_policy,
 )
+from affidavit.trust.log import WitnessKey
+from affidavit.trust.trust_policy import Timestamps
 from tests.certificate.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 from tests.support.witness import cosign
 

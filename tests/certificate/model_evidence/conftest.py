@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from affidavit.certificate import Evidence, SigningKey, sign_model
+from affidavit.certificate import Evidence, sign_model
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import digest_of_tensors
+from affidavit.trust import SigningKey
 from tests.certificate.runs.test_conformance import chained, entries_of, plan_with, predicate_of
 
 WEIGHTS = "model.safetensors"

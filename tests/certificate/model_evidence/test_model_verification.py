@@ -25,17 +25,20 @@ from affidavit.certificate import (
     Canaries,
     Evidence,
     ModelReport,
-    SigningKey,
     UnsupportedClaim,
-    VerificationError,
     losses_as_bytes,
-    sign_envelope,
     verify,
     verify_model,
 )
-from affidavit.certificate.dsse import read_envelope
-from affidavit.certificate.keys.key import KeyRole, PublicKey
 from affidavit.plan import Plan, as_document, canonical_json, plan_from
+from affidavit.trust import (
+    KeyRole,
+    PublicKey,
+    SigningKey,
+    VerificationError,
+    read_envelope,
+    sign_envelope,
+)
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run, run_of
 from tests.certificate.runs.test_conformance import plan_with
 

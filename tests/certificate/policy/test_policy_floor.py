@@ -12,14 +12,13 @@ import pytest
 
 from affidavit.assessment import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.keys.key_store import read_public_keys
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import evaluate_policy, policy_floor
 from affidavit.certificate.policy.rules import PolicyFacts
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.plan import Plan, plan_from
+from affidavit.trust import SigningKey, read_public_keys
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, tzinfo=UTC)

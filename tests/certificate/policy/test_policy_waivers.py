@@ -10,9 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from affidavit.assessment import certify
-from affidavit.certificate import format_instant
 from affidavit.certificate.issuance import certificate_id, issue
-from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import (
     BadSignedDocument,
     Policy,
@@ -24,6 +22,7 @@ from affidavit.certificate.policy.evaluation import evaluate_policy
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
 from affidavit.certificate.policy.waiver import Waiver, waivers_in_force
 from affidavit.plan import Plan, digest
+from affidavit.trust import SigningKey, format_instant
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, 12, tzinfo=UTC)
@@ -246,7 +245,7 @@ def test_what_was_signed_is_read_back_and_nothing_else(key: SigningKey) -> None:
 def test_a_policy_cannot_be_passed_off_as_a_certificate(key: SigningKey) -> None:
     from affidavit.certificate.issuance import BUNDLE_TYPE
     from affidavit.certificate.verification.bundle_verification import verify
-    from affidavit.certificate.verification.verification_result import VerificationError
+    from affidavit.trust import VerificationError
 
     envelope = sign_document("policy", STRICT.as_document(), key).decode()
     bundle = f'{{"bundleType": "{BUNDLE_TYPE}", "envelope": {envelope}}}'

@@ -11,8 +11,8 @@ import pytest
 
 from affidavit.assessment import PlanNotClosed, certified_plan, certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys.key import SigningKey
 from affidavit.plan import Plan
+from affidavit.trust import SigningKey
 
 PlanOf = Callable[..., Plan]
 PHASE: dict[str, Any] = {"sampling": {"scheme": "full_batch"}, "steps": 10}

@@ -18,12 +18,11 @@ from typer.testing import CliRunner
 
 from affidavit.assessment import Execution, certified_plan, certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys.key import SigningKey
-from affidavit.certificate.keys.trust_root import TrustRoot
 from affidavit.certificate.runs.conformance import Conformance, check_conformance
 from affidavit.certificate.runs.run_record import START, encode_line
 from affidavit.gate import app
 from affidavit.plan import Plan, digest_of, plan_from
+from affidavit.trust import SigningKey, TrustRoot
 
 Entry = dict[str, Any]
 STEPS = 6

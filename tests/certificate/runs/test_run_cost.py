@@ -11,10 +11,9 @@ import pytest
 
 from affidavit.accountants.privacy_filter import divergences
 from affidavit.assessment import CertificateDiffers, certify, run_of
-from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys.key import SigningKey
 from affidavit.plan import Composed, Plan
+from affidavit.trust import SigningKey, read_envelope
 
 POISSON = {"scheme": "poisson", "lot_size": 20}
 SHUFFLED = {"scheme": "shuffled", "lot_size": 100}

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import certify
-from affidavit.certificate.dsse import PAYLOAD_TYPE, sign_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys.key import PublicKey, SigningKey, development_key
 from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.verification_result import STEPS, VerificationError
 from affidavit.plan import Plan, canonical_json
+from affidavit.trust import (
+    STEPS,
+    PublicKey,
+    SigningKey,
+    VerificationError,
+    development_key,
+    sign_envelope,
+)
+from affidavit.trust.dsse import PAYLOAD_TYPE
 
 GUARANTEE = {
     "epsilon": {"lower": "1", "upper": "2"},

@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import Assessment, certify
-from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, sign_envelope
 from affidavit.certificate.issuance import Certificate, issue, issue_approved
-from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
 from affidavit.certificate.policy.evaluation import Approval, Approvals, evaluate_policy
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.status_list import PAYLOAD_TYPE as STATUS_PAYLOAD
 from affidavit.certificate.verification.status_list import current_status, sign_status
-from affidavit.certificate.verification.verification_result import (
-    SeenStatus,
-    VerificationError,
-    VerificationOptions,
-)
+from affidavit.certificate.verification.verification_result import SeenStatus, VerificationOptions
 from affidavit.plan import Plan, canonical_json
+from affidavit.trust import SigningKey, VerificationError, read_envelope, sign_envelope
+from affidavit.trust.dsse import PAYLOAD_TYPE
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 

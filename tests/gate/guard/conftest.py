@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import certify
-from affidavit.certificate import SigningKey, issue
+from affidavit.certificate import issue
 from affidavit.plan import plan_from
+from affidavit.trust import SigningKey
 
 collect_ignore = ["opacus_scenarios.py"]
 """Needs Opacus, which is in an environment of its own."""

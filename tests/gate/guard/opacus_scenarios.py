@@ -26,7 +26,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from affidavit import guard
-from affidavit.certificate import read_public_keys
+from affidavit.trust import read_public_keys
 
 RECORDS, LOT, STEPS, SIGMA, CLIP = 600, 64, 8, 1.2, 1.0
 FOLDER = Path(sys.argv[1])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import KeyStore, SigningKey
 from affidavit.gate.cli import app
 from affidavit.plan import canonical_json, explain
+from affidavit.trust import KeyStore, SigningKey
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/how-to/guard.md").read_text()
 

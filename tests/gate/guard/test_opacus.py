@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import SigningKey, check_conformance
+from affidavit.certificate import check_conformance
+from affidavit.trust import SigningKey
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = Path(__file__).with_name("opacus_scenarios.py")

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from affidavit.certificate import SigningKey, check_conformance
+from affidavit.certificate import check_conformance
 from affidavit.guard import GuardStop, opacus
+from affidavit.trust import SigningKey
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 from tests.gate.guard.fakes import DistributedDPOptimizer, DPOptimizer, Engine, Loader
 

@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from affidavit.certificate import KeyStore, PublicKey, Revocation, Roots, SigningKey, draft_keyset
 from affidavit.service.database import open_engine
 from affidavit.service.keys import KeysetStore
 from affidavit.service.settings import Settings
+from affidavit.trust import (
+    KeyStore,
+    PublicKey,
+    Revocation,
+    Roots,
+    SigningKey,
+    draft_keyset,
+)
 from tests.service.conftest import client_of, tokens_for
 
 

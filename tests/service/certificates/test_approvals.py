@@ -11,20 +11,19 @@ import pytest
 from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import (
-    SigningKey,
-    VerificationError,
-    VerificationOptions,
-    read_envelope,
-    sign_envelope,
-    verify,
-)
-from affidavit.certificate.log import LogEntry
+from affidavit.certificate import VerificationOptions, verify
 from affidavit.plan import canonical_json
 from affidavit.service.certificates.tables import certificates, insert_signing_key
 from affidavit.service.database import writer
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.log.entries import append_certificates, log_entries, log_pending
+from affidavit.trust import (
+    SigningKey,
+    VerificationError,
+    read_envelope,
+    sign_envelope,
+)
+from affidavit.trust.log import LogEntry
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import read_envelope
 from affidavit.service.identity.tokens import TokenError
+from affidavit.trust import read_envelope
 from tests.service.certificates.conftest import Company
 from tests.service.certificates.test_approvals import insert_approval, predicate
 from tests.service.conftest import ON_SQLITE, token_for, tokens_for

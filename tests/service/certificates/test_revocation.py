@@ -14,14 +14,13 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import (
     SeenStatus,
-    VerificationError,
     VerificationOptions,
     current_status,
-    read_envelope,
     verify,
 )
 from affidavit.service.certificates import status_list_signing as lists
 from affidavit.service.log.entries import log_entries
+from affidavit.trust import VerificationError, read_envelope
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
 

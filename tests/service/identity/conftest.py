@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
 
 
 @dataclass

@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.errors import OperatorError
 from affidavit.service.identity.tokens import parse_token
 from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
 from tests.support.polling import wait_until
 
 Run = Callable[..., tuple[int, str, str]]

@@ -12,16 +12,6 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, text
 
-from affidavit.certificate import (
-    PAYLOAD_TYPE,
-    KeyStore,
-    Roots,
-    SigningKey,
-    draft_keyset,
-    format_instant,
-    read_keyset,
-    sign_envelope,
-)
 from affidavit.plan import canonical_json
 from affidavit.service.identity import four_eyes
 from affidavit.service.identity.actor import Actor, Scope
@@ -31,6 +21,16 @@ from affidavit.service.ledger.repository import grants_of
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
 from affidavit.service.teams import acting_for
+from affidavit.trust import (
+    PAYLOAD_TYPE,
+    KeyStore,
+    Roots,
+    SigningKey,
+    draft_keyset,
+    format_instant,
+    read_keyset,
+    sign_envelope,
+)
 from tests.service.runs.test_dying import dying
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Connection, create_engine, insert, make_url, select, text
 from sqlalchemy.exc import ProgrammingError
 
-from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import Scope
@@ -25,6 +24,7 @@ from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation.database_admin import grant_application, metadata
 from affidavit.service.settings import Settings
 from affidavit.service.teams import RULES, acting_for
+from affidavit.trust import KeyStore, format_instant
 from tests.service.identity.test_access import ROWS
 from tests.service.operation.databases import statements, with_user
 

@@ -12,7 +12,6 @@ from sqlalchemy import Engine
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.assessment import certify
-from affidavit.certificate import SigningKey
 from affidavit.plan import Plan
 from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.certificates.submit_plan import sign
@@ -27,6 +26,7 @@ from affidavit.service.ledger.store import (
     get_reservation,
     lock_reservation,
 )
+from affidavit.trust import SigningKey
 
 TOY = LedgerScope(dataset="toy", unit="example", adjacency="add_remove")
 KEY = SigningKey.generate()

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from affidavit.certificate import KeyStore, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore, read_envelope
 from tests.service.conftest import EACH_SCOPE, ON_SQLITE, token_texts
 from tests.service.ledger_replay import replay
 

@@ -15,7 +15,6 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.certificate import development_key
 from affidavit.service.certificates.issue_status import Status
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
@@ -36,6 +35,7 @@ from affidavit.service.ledger.store import (
 from affidavit.service.ledger.wire_models import position_of, summary_of
 from affidavit.service.log.entries import log_entries
 from affidavit.service.pages.datasets import spent_chart
+from affidavit.trust import development_key
 from tests.service import child_processes
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 from tests.service.ledger_replay import replay

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from affidavit.certificate import SigningKey
-from affidavit.certificate.log import Checkpoint
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.audit import AuditFinding, audit, snapshot
 from affidavit.service.log.entries import append
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.log.stored_tree import StoredCheckpoint
+from affidavit.trust import SigningKey
+from affidavit.trust.log import Checkpoint
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ORIGIN = "example.com/log"

@@ -17,8 +17,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import SigningKey
-from affidavit.certificate.log import (
+from affidavit.service.database import writer
+from affidavit.service.log.checkpoint_publisher import FileDestination, published_checkpoints
+from affidavit.service.log.sequencer import Sequencer
+from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
+from affidavit.trust import SigningKey
+from affidavit.trust.log import (
     Frontier,
     ProofError,
     leaf_hash,
@@ -26,10 +30,6 @@ from affidavit.certificate.log import (
     sign_checkpoint,
     verify_consistency,
 )
-from affidavit.service.database import writer
-from affidavit.service.log.checkpoint_publisher import FileDestination, published_checkpoints
-from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 
 Tamper = Callable[..., None]

@@ -11,13 +11,6 @@ from typing import Any
 import pytest
 
 from affidavit.assessment import certify
-from affidavit.certificate import (
-    KeyStore,
-    Revocation,
-    Roots,
-    SigningKey,
-    draft_keyset,
-)
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.certificates.decisions import RevocationRequest, revoke
@@ -30,6 +23,13 @@ from affidavit.service.keys import KeysetStore
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.entries import append
+from affidavit.trust import (
+    KeyStore,
+    Revocation,
+    Roots,
+    SigningKey,
+    draft_keyset,
+)
 from tests.service.log.conftest import KEY, NOON, Log
 
 Tamper = Callable[..., None]

@@ -12,10 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate.log import (
-    NoteKey,
-    note_key,
-)
 from affidavit.service.__main__ import main
 from affidavit.service.errors import SettingsError
 from affidavit.service.log.checkpoint_publisher import (
@@ -31,6 +27,7 @@ from affidavit.service.log.checkpoint_publisher import (
 )
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from affidavit.service.settings import Settings
+from affidavit.trust.log import NoteKey, note_key
 from tests.service.log.conftest import KEY, ORIGIN, Answer, Log
 from tests.support.polling import wait_until
 from tests.support.witness import Witness

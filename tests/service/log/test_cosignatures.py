@@ -8,8 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate import SigningKey
-from affidavit.certificate.log import WitnessKey, note_key, parse_note, timestamp_line
 from affidavit.service.log import checkpoint_publisher, reader
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,
@@ -19,6 +17,13 @@ from affidavit.service.log.checkpoint_publisher import (
     destinations,
 )
 from affidavit.service.log.reader import find_cosigned_before
+from affidavit.trust import SigningKey
+from affidavit.trust.log import (
+    WitnessKey,
+    note_key,
+    parse_note,
+    timestamp_line,
+)
 from tests.service.log.conftest import KEY, ORIGIN, Log
 from tests.support.witness import Witness, cosign
 

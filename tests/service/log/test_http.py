@@ -12,14 +12,19 @@ import pytest
 from sqlalchemy import text
 
 from affidavit.certificate import (
-    KeyStore,
-    PublicKey,
     SeenCheckpoint,
-    VerificationError,
     VerificationOptions,
     verify,
 )
-from affidavit.certificate.log import (
+from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.operation import readiness
+from affidavit.service.settings import Settings
+from affidavit.trust import (
+    KeyStore,
+    PublicKey,
+    VerificationError,
+)
+from affidavit.trust.log import (
     leaf_hash,
     open_checkpoint,
     read_checkpoint,
@@ -27,9 +32,6 @@ from affidavit.certificate.log import (
     verify_consistency,
     verify_inclusion,
 )
-from affidavit.service.log.audit import audit, snapshot
-from affidavit.service.operation import readiness
-from affidavit.service.settings import Settings
 from tests.support.polling import wait_until
 
 Client = Any

@@ -17,25 +17,24 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import (
-    KeyRole,
-    Revocation,
-    Roots,
-    TrustPolicy,
-    VerificationError,
-    VerificationOptions,
-    draft_keyset,
-    format_instant,
-    verify,
-)
-from affidavit.certificate.log import WitnessKey
-from affidavit.certificate.verification.trust_policy import Timestamps, Witnesses
+from affidavit.certificate import VerificationOptions, verify
 from affidavit.service.__main__ import main
 from affidavit.service.database import writer
 from affidavit.service.keys import KeysetStore
 from affidavit.service.log.checkpoint_publisher import Cosignatures
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion
+from affidavit.trust import (
+    KeyRole,
+    Revocation,
+    Roots,
+    TrustPolicy,
+    VerificationError,
+    draft_keyset,
+    format_instant,
+)
+from affidavit.trust.log import WitnessKey
+from affidavit.trust.trust_policy import Timestamps, Witnesses
 from tests.certificate.log.logged_certificate import NOW, certified, key_for
 from tests.service.log.conftest import ORIGIN, Log
 from tests.support.polling import wait_until

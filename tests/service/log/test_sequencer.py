@@ -13,8 +13,6 @@ import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from affidavit.certificate import KeyFailure, PublicKey, SigningKey
-from affidavit.certificate.log import Frontier, leaf_hash, read_checkpoint
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.entries import (
     append,
@@ -23,6 +21,16 @@ from affidavit.service.log.entries import (
     log_leaves,
 )
 from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
+from affidavit.trust import (
+    KeyFailure,
+    PublicKey,
+    SigningKey,
+)
+from affidavit.trust.log import (
+    Frontier,
+    leaf_hash,
+    read_checkpoint,
+)
 from tests.service import child_processes
 from tests.service.child_processes import killed
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log

@@ -13,7 +13,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine, insert
 
-from affidavit.certificate.log import (
+from affidavit.service.database import writer
+from affidavit.service.errors import SettingsError
+from affidavit.service.log.entries import log_entries, log_pending
+from affidavit.service.log.reader import tile_entries, tile_hashes
+from affidavit.service.log.stored_tree import NotLogged
+from affidavit.service.settings import Settings
+from affidavit.trust.log import (
     BadTile,
     Frontier,
     NoteKey,
@@ -29,13 +35,7 @@ from affidavit.certificate.log import (
     verify_consistency,
     verify_inclusion,
 )
-from affidavit.certificate.log.note import sign_note
-from affidavit.service.database import writer
-from affidavit.service.errors import SettingsError
-from affidavit.service.log.entries import log_entries, log_pending
-from affidavit.service.log.reader import tile_entries, tile_hashes
-from affidavit.service.log.stored_tree import NotLogged
-from affidavit.service.settings import Settings
+from affidavit.trust.log.note import sign_note
 from tests.service.log.conftest import Log
 
 ROOT = Path(__file__).parents[2]

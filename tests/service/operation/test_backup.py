@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import PublicKey, verify
+from affidavit.certificate import verify
 from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
+from affidavit.trust import PublicKey
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements
 from tests.service.operation.log_waiting import until_logged

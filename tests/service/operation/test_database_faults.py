@@ -17,11 +17,11 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from affidavit.certificate import KeyStore
 from affidavit.service import clock, database, keys
 from affidavit.service.identity.actor import Scope
 from affidavit.service.operation import readiness
 from affidavit.service.settings import Settings, database_url
+from affidavit.trust import KeyStore
 from tests.service.operation.databases import statements
 from tests.service.operation.log_waiting import until_logged
 

@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.middleware import PROBES
 from affidavit.service.operation import readiness
@@ -25,6 +24,7 @@ from affidavit.service.operation.telemetry import (
     open_tracing,
 )
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
 from tests.service.operation.log_waiting import until_logged
 
 Plan = Callable[..., dict[str, Any]]

@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import KeyStore, SigningKey, read_envelope, sign_envelope
 from affidavit.service.certificates.tables import certificates
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
 from affidavit.service.ledger.integrity import state_digest
@@ -24,6 +23,12 @@ from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
+from affidavit.trust import (
+    KeyStore,
+    SigningKey,
+    read_envelope,
+    sign_envelope,
+)
 from tests.service.conftest import EACH_SCOPE, ON_SQLITE
 from tests.support.polling import wait_until
 

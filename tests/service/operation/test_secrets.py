@@ -15,12 +15,12 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy import MetaData
 
-from affidavit.certificate import KeyStore, SigningKey
-from affidavit.certificate.keys.signers import KEY_VARIABLE, EnvironmentKey
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore, SigningKey
+from affidavit.trust.signers import KEY_VARIABLE, EnvironmentKey
 
 KEY = SigningKey.generate("secret")
 SEED = KEY.private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())

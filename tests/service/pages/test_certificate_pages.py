@@ -16,13 +16,19 @@ from jsonschema import Draft202012Validator, FormatChecker
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft_keyset
 from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.keys import KeysetStore
 from affidavit.service.pages import certificates as certificates_module
 from affidavit.service.pages.certificates import CertificateSearch, certificate_list
 from affidavit.service.pages.documents import at_least
+from affidavit.trust import (
+    KeyStore,
+    Revocation,
+    Roots,
+    SigningKey,
+    draft_keyset,
+)
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
 from tests.support.page_views import page_views

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import KeyStore, SigningKey
-from affidavit.certificate.log import read_checkpoint, sign_checkpoint
+from affidavit.trust import KeyStore, SigningKey
+from affidavit.trust.log import read_checkpoint, sign_checkpoint
 from tests.service.runs.conftest import Yard
 from tests.support.page_views import page_views
 

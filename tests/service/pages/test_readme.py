@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 PROGRAM = ".venv/bin/affidavit "

@@ -18,9 +18,9 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from affidavit.certificate import KeyStore
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
 from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import Site
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, text
 
-from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.entries import log_entries
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore, format_instant
 
 PEOPLE = {
     "ada": ["admin"],

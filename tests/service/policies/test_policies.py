@@ -12,18 +12,17 @@ import pytest
 from sqlalchemy import create_engine, insert, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import (
-    KeyStore,
-    PublicKey,
-    SigningKey,
-    format_instant,
-    prove_certificate,
-    verify,
-)
+from affidavit.certificate import prove_certificate, verify
 from affidavit.certificate.policy import BUILT_IN, Waiver, open_document, policy_from
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.policies.store import insert_policy, insert_waiver
+from affidavit.trust import (
+    KeyStore,
+    PublicKey,
+    SigningKey,
+    format_instant,
+)
 from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import KeyStore, format_instant
 from affidavit.certificate.policy import open_document
 from affidavit.service.log.audit import AuditFinding, audit, snapshot
+from affidavit.trust import KeyStore, format_instant
 from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]

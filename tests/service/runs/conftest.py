@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from affidavit.certificate import (
-    KeyStore,
-    SigningKey,
-    check_conformance,
-    read_envelope,
-    sign_provenance,
-)
+from affidavit.certificate import check_conformance, sign_provenance
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log.audit import audit_rows, snapshot
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import run_events
 from affidavit.service.settings import Settings
+from affidavit.trust import (
+    KeyStore,
+    SigningKey,
+    read_envelope,
+)
 from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.conftest import ON_SQLITE as ON_SQLITE
 from tests.service.runs.records import Record, record_of

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.certificate import SigningKey
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import lock_reservation
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
 from affidavit.service.runs.wire_models import CompletionRequest
+from affidavit.trust import SigningKey
 from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of

@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import SigningKey
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS, RunQueue
 from affidavit.service.runs.wire_models import RunClaimRequest
+from affidavit.trust import SigningKey
 from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record

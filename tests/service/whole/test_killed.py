@@ -24,11 +24,11 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from affidavit.certificate import KeyStore
-from affidavit.certificate.log import Checkpoint, read_checkpoint
 from affidavit.service.database import open_engine
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
+from affidavit.trust import KeyStore
+from affidavit.trust.log import Checkpoint, read_checkpoint
 from tests.support.forked_processes import Forked, fork
 from tests.support.polling import wait_until
 from tests.support.random_seeds import seeded

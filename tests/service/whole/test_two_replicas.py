@@ -20,10 +20,10 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, open_engine, writer
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation.database_admin import upgrade
+from affidavit.trust import KeyStore
 from tests.service import postgresql_server
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
 from tests.service.ledger_replay import replay

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from affidavit.certificate import read_public_keys
 from affidavit.plan import Plan
 from affidavit.trainer import mlp
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
+from affidavit.trust import read_public_keys
 from tests.trainer.loop.small_run import MadeUpData, SmallModel, entropy_of, plan_with
 
 

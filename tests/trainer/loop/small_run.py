@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate import SigningKey, issue
+from affidavit.certificate import issue
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer.adapters import Group, digest_of_tensors
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.noise.chacha import Entropy
 from affidavit.trainer.settings import Settings
+from affidavit.trust import SigningKey
 
 torch.set_num_threads(1)
 

@@ -12,10 +12,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from affidavit.certificate import KeyStore
 from affidavit.gate import app, cli
 from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
+from affidavit.trust import KeyStore
 from tests.trainer.loop.small_run import DEVICE, entries_of, plan_with
 
 OWN = """

@@ -12,18 +12,14 @@ import pytest
 import torch
 
 from affidavit.assessment import certify
-from affidavit.certificate import (
-    SigningKey,
-    VerificationOptions,
-    development_key,
-    issue,
-)
+from affidavit.certificate import VerificationOptions, issue
 from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation
 from affidavit.plan import digest
 from affidavit.trainer.adapters import Group
 from affidavit.trainer.errors import NotCertified, UnsupportedModel
 from affidavit.trainer.optimizers.registry import OPTIMIZERS
 from affidavit.trainer.run_config import OBLIGATIONS, bind
+from affidavit.trust import SigningKey, development_key
 from tests.trainer.loop.small_run import (
     KEY,
     RECORDS,

@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from affidavit.certificate.atomic_write import write_atomically
-from affidavit.certificate.keys.key import (
+from affidavit.plan import read_limited
+from affidavit.trust.atomic_write import write_atomically
+from affidavit.trust.key import (
     SERVICE_ROLES,
     KeyFailure,
     KeyRole,
@@ -35,7 +36,6 @@ from affidavit.certificate.keys.key import (
     SigningPort,
     now_in_seconds,
 )
-from affidavit.plan import read_limited
 
 OVERLAP = timedelta(days=30)
 """How long older keys may sign after a rotation, by default."""

@@ -16,7 +16,7 @@ agree on a budget or a policy at the service.
 The payload is RFC 8785 canonical JSON, so that a version has one digest.
 
 >>> from datetime import UTC, datetime
->>> from affidavit.certificate.keys.key import SigningKey
+>>> from affidavit.trust.key import SigningKey
 >>> root, signer = SigningKey.generate(), SigningKey.generate("service")
 >>> now = datetime.now(UTC)
 >>> first = draft_keyset(None, roots=Roots.of([root.public], threshold=1), keys=[signer.public],
@@ -37,7 +37,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from affidavit.certificate.dsse import (
+from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
+from affidavit.trust.dsse import (
     BadEnvelope,
     CosignedEnvelope,
     Digest,
@@ -47,7 +48,7 @@ from affidavit.certificate.dsse import (
     read_cosigned,
     validated,
 )
-from affidavit.certificate.keys.key import (
+from affidavit.trust.key import (
     KeyFailure,
     KeyRole,
     PublicKey,
@@ -55,8 +56,7 @@ from affidavit.certificate.keys.key import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.verification.trust_policy import TrustPolicy
-from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
+from affidavit.trust.trust_policy import TrustPolicy
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
 PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"

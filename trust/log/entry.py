@@ -31,10 +31,20 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.dsse import Base64, Envelope, Model, SignedPart, validated
-from affidavit.certificate.keys.key import parse_instant
-from affidavit.certificate.log.merkle_tree import HASH_BYTES, MAX_LEAVES, leaf_hash
 from affidavit.plan import canonical_json, digest_of
+from affidavit.trust.dsse import (
+    Base64,
+    Envelope,
+    Model,
+    SignedPart,
+    validated,
+)
+from affidavit.trust.key import parse_instant
+from affidavit.trust.log.merkle_tree import (
+    HASH_BYTES,
+    MAX_LEAVES,
+    leaf_hash,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

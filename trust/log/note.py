@@ -46,15 +46,15 @@ from typing import ClassVar, Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from affidavit.certificate.dsse import decode_base64, encode_base64
-from affidavit.certificate.keys.key import (
+from affidavit.trust.dsse import decode_base64, encode_base64
+from affidavit.trust.key import (
     KeyRole,
     PublicKey,
     SigningPort,
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.log.merkle_tree import HASH_BYTES, MAX_LEAVES
+from affidavit.trust.log.merkle_tree import HASH_BYTES, MAX_LEAVES
 
 MAX_NOTE_BYTES = 1_000_000
 MAX_SIGNATURES = 100

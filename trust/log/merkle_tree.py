@@ -20,7 +20,7 @@ empty tree is the beginning of every other, so that its consistency proof is ref
 >>> verify_inclusion(leaves[3], index=3, size=5, proof=proof, root=tree.root())
 >>> verify_inclusion(leaves[3], index=2, size=5, proof=proof, root=tree.root())
 Traceback (most recent call last):
-affidavit.certificate.log.merkle_tree.ProofError: the proof leads to a different root
+affidavit.trust.log.merkle_tree.ProofError: the proof leads to a different root
 
 Tiles are the files of a log, with 256 hashes or 256 entries, and never change. A tile of level L
 and number N has the hashes of the perfect subtrees of 256^L leaves from N × 256 on, 32 bytes each.

@@ -36,14 +36,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.keys.key import (
+from affidavit.plan import canonical_json, digest_of
+from affidavit.trust.key import (
     PublicKey,
     SigningPort,
     by_id,
     format_instant,
     parse_instant,
 )
-from affidavit.plan import canonical_json, digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

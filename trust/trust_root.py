@@ -25,10 +25,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from affidavit.certificate.atomic_write import locked, write_atomically
-from affidavit.certificate.keys.key import KeyFailure, PublicKey, parse_instant
-from affidavit.certificate.keys.key_store import KeyStore, home, read_public_keys
-from affidavit.certificate.keys.keyset import (
+from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
+from affidavit.trust.atomic_write import locked, write_atomically
+from affidavit.trust.errors import VerificationError
+from affidavit.trust.key import (
+    KeyFailure,
+    PublicKey,
+    parse_instant,
+)
+from affidavit.trust.key_store import (
+    KeyStore,
+    home,
+    read_public_keys,
+)
+from affidavit.trust.keyset import (
     Keyset,
     KeysetError,
     Roots,
@@ -36,9 +46,7 @@ from affidavit.certificate.keys.keyset import (
     read_keyset,
     read_model,
 )
-from affidavit.certificate.verification.trust_policy import TrustPolicy
-from affidavit.certificate.verification.verification_result import VerificationError
-from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
+from affidavit.trust.trust_policy import TrustPolicy
 
 KEY_STEP = 3
 """The verification step that looks for the key."""

@@ -2,7 +2,7 @@
 
 The key id is the sha256 of the public key's SubjectPublicKeyInfo, so that it cannot name another
 key. ``development_key`` is for trials: it exists only in memory, is marked in every record, and no
-verifier trusts it. ``affidavit.certificate.keys.key_store`` stores keys in files.
+verifier trusts it. ``affidavit.trust.key_store`` stores keys in files.
 
 A key may be limited to one role (``KeyRole``), so that a stolen key forges documents of one kind
 only. A record without ``roles`` allows every role, as all records did before roles were added.

@@ -1,6 +1,6 @@
 """Private keys outside the key directory: an environment variable, a command, a PKCS#11 token.
 
-At most one is configured; by default keys are files (``affidavit.certificate.keys.key_store``).
+At most one is configured; by default keys are files (``affidavit.trust.key_store``).
 
 ==============================  ====================================================
 ``AFFIDAVIT_SIGNING_KEY``       the private key itself, PKCS#8 PEM
@@ -46,7 +46,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from affidavit.certificate.keys.key import (
+from affidavit.trust.key import (
     KeyFailure,
     KeyRole,
     PrivateKeySource,
@@ -54,7 +54,11 @@ from affidavit.certificate.keys.key import (
     SigningKey,
     SigningPort,
 )
-from affidavit.certificate.keys.key_store import KeyStore, home, require_private
+from affidavit.trust.key_store import (
+    KeyStore,
+    home,
+    require_private,
+)
 
 
 def own_signing_key(role: KeyRole = KeyRole.CERTIFICATE) -> SigningPort | None:

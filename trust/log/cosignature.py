@@ -28,8 +28,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509 import load_pem_x509_certificates
 
-from affidavit.certificate.keys.key import SigningPort
-from affidavit.certificate.log.note import (
+from affidavit.trust.key import SigningPort
+from affidavit.trust.log.note import (
     BadNote,
     Note,
     NoteSignature,

@@ -37,11 +37,15 @@ from typing import Annotated, Literal, Self
 from cryptography.x509 import load_pem_x509_certificates
 from pydantic import Field, field_validator, model_validator
 
-from affidavit.certificate.dsse import SignedPart, validated
-from affidavit.certificate.keys.key import KeyRole, PublicKey
-from affidavit.certificate.log.cosignature import WitnessKey, stamped_at
-from affidavit.certificate.log.note import BadNote, parse_note, require_name
 from affidavit.plan import MalformedPlan, load_yaml
+from affidavit.trust.dsse import SignedPart, validated
+from affidavit.trust.key import KeyRole, PublicKey
+from affidavit.trust.log.cosignature import WitnessKey, stamped_at
+from affidavit.trust.log.note import (
+    BadNote,
+    parse_note,
+    require_name,
+)
 
 MAX_WITNESSES = 32
 MAX_CLOCK_SKEW = timedelta(minutes=5)

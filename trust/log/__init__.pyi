@@ -33,10 +33,6 @@ from .merkle_tree import places as places
 from .merkle_tree import tile_path as tile_path
 from .merkle_tree import verify_consistency as verify_consistency
 from .merkle_tree import verify_inclusion as verify_inclusion
-from .monitoring import MissingTile as MissingTile
-from .monitoring import MonitorReport as MonitorReport
-from .monitoring import MonitorState as MonitorState
-from .monitoring import check_log as check_log
 from .note import BadNote as BadNote
 from .note import Checkpoint as Checkpoint
 from .note import NoteKey as NoteKey

@@ -1,1 +1,0 @@
-"""Signing keys: their roles, their storage, and the keys that a verifier trusts."""
