@@ -22,7 +22,8 @@ import typer
 from rich.markup import escape
 
 from affidavit.accountants import decimal_down
-from affidavit.certificate import (
+from affidavit.certificate import VerificationOptions, verify
+from affidavit.evidence import (
     AUDITABLE,
     CHECKED,
     DECLARED,
@@ -36,15 +37,13 @@ from affidavit.certificate import (
     ModelFinding,
     ModelReport,
     UnsupportedClaim,
-    VerificationOptions,
     audit_canaries,
     read_canaries,
     read_ec_key,
     read_losses,
-    verify,
 )
-from affidavit.certificate import sign_model as sign_folder
-from affidavit.certificate import verify_model as verify_folder
+from affidavit.evidence import sign_model as sign_folder
+from affidavit.evidence import verify_model as verify_folder
 from affidavit.gate.console import (
     fail,
     out,

@@ -21,20 +21,20 @@ import typer
 from rich.markup import escape
 
 from affidavit.assessment import PlanNotClosed
-from affidavit.certificate import (
+from affidavit.certificate import VerificationOptions
+from affidavit.certificate import verify as verify_bundle
+from affidavit.client import RunEvent, RunProgress
+from affidavit.evidence import (
     START,
     BadProvenance,
     BrokenLine,
     Conformance,
     ConformanceFinding,
     RunProvenance,
-    VerificationOptions,
     check_conformance,
     decode_line,
     read_provenance,
 )
-from affidavit.certificate import verify as verify_bundle
-from affidavit.client import RunEvent, RunProgress
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group

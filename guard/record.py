@@ -1,4 +1,4 @@
-"""The run record of a guarded loop, in the format of ``affidavit.certificate.runs.run_record``.
+"""The run record of a guarded loop, in the format of ``affidavit.evidence.run_record``.
 
 A header and a first checkpoint after the initial checks; for each step a charge, on disk before
 its noise leaves the process, and a release; and a final line. A guarded run cannot be resumed: an
@@ -27,7 +27,7 @@ from typing import Any
 
 import affidavit
 from affidavit.assessment import StepRequirement
-from affidavit.certificate import (
+from affidavit.evidence import (
     START,
     VERSION,
     RecordEntry,

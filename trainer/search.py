@@ -30,8 +30,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import (
-    MAX_BYTES,
+from affidavit.certificate import MAX_BYTES
+from affidavit.evidence import (
     BadSearch,
     SearchOpening,
     selection_of,

@@ -25,12 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import (
-    VerificationOptions,
-    check_conformance,
-    sign_provenance,
-    verify,
-)
+from affidavit.certificate import VerificationOptions, verify
+from affidavit.evidence import check_conformance, sign_provenance
 from affidavit.plan import PlanError, canonical_json
 from affidavit.trust import (
     KeyFailure,

@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, and_, func, select
 
-from affidavit.certificate import (
+from affidavit.evidence import (
     BadProvenance,
     SearchOpening,
     read_provenance,

@@ -29,7 +29,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, select
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.certificate import Conformance, SearchOpening
+from affidavit.evidence import Conformance, SearchOpening
 from affidavit.service.database import Store
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, WrongState

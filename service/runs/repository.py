@@ -33,7 +33,7 @@ from typing import Any, Literal, Self
 import sqlalchemy as sa
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
-from affidavit.certificate import SearchOpening
+from affidavit.evidence import SearchOpening
 from affidavit.service.certificates.tables import issue_columns
 from affidavit.service.database import UtcDateTime, metadata, page_of
 from affidavit.service.errors import DomainError

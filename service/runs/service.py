@@ -28,7 +28,7 @@ from affidavit.assessment import (
     PlanNotClosed,
     certified_plan,
 )
-from affidavit.certificate import (
+from affidavit.evidence import (
     START,
     BrokenLine,
     Conformance,
@@ -37,7 +37,7 @@ from affidavit.certificate import (
     decode_line,
     read_provenance,
 )
-from affidavit.certificate import BadProvenance as UnsignedProvenance
+from affidavit.evidence import BadProvenance as UnsignedProvenance
 from affidavit.service.certificates.store import CertificateStore
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from affidavit.certificate import read_choices
 from affidavit.client import Run, RunEvent
+from affidavit.evidence import read_choices
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
 from affidavit.service.wire_models import UUID, Comment, Digest, RequestModel

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import check_conformance, sign_provenance
+from affidavit.evidence import check_conformance, sign_provenance
 from affidavit.plan import load_json
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.trust import (

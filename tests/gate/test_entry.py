@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.main import get_command
 
-from affidavit.certificate.model_evidence import manifest
+from affidavit.evidence.model import manifest
 from affidavit.gate import entry
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import (
+from affidavit.evidence import (
     KEYSET_FILE,
     STATEMENT_FILE,
     losses_as_bytes,

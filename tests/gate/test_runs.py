@@ -13,14 +13,14 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import (
+from affidavit.client import Run, calls
+from affidavit.evidence import (
     START,
     Conformance,
     ConformanceFinding,
     encode_line,
     sign_provenance,
 )
-from affidavit.client import Run, calls
 from affidavit.gate.cli import app
 from affidavit.trust import SigningKey
 

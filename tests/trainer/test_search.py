@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import SearchOpening
+from affidavit.evidence import SearchOpening
 from affidavit.plan import Selection
 from affidavit.trainer import search
 from tests.trainer.loop.small_run import bundle_of, plan_with

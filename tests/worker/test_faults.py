@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import Conformance, check_conformance
+from affidavit.evidence import Conformance, check_conformance
 from affidavit.trainer.run_folder import checkpoint_storage, run_log, run_writer
 from affidavit.trust import read_envelope
 from affidavit.worker import job as job_module

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import torch
 
-from affidavit.certificate import SearchOpening
+from affidavit.evidence import SearchOpening
 from tests.service.conftest import Server
 from tests.support import ray_cluster
 from tests.support.polling import wait_until

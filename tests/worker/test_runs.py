@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import check_conformance, read_provenance
+from affidavit.evidence import check_conformance, read_provenance
 from affidavit.gate import app
 from affidavit.trust import KeyStore, read_envelope
 from examples.train import demo_run

@@ -36,7 +36,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate import Canaries, losses_as_bytes
+from affidavit.evidence import Canaries, losses_as_bytes
 from affidavit.trainer.adapters import Batch, Group, ModelAdapter, digest_of_tensors
 from affidavit.trainer.sources import Options, WrongOption
 

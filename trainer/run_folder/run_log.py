@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from affidavit.certificate import (
+from affidavit.evidence import (
     START,
     BrokenLine,
     RecordEntry,

@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 
 import affidavit
-from affidavit.certificate import VERSION, Canaries
+from affidavit.evidence import VERSION, Canaries
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import DataAdapter
 from affidavit.trainer.errors import RunFailure

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.runs.conformance import Conformance
-from affidavit.certificate.runs.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.certificate.verification.status_list import current_status, sign_status
 from affidavit.certificate.verification.verification_result import SeenStatus, VerificationOptions
+from affidavit.evidence import (
+    BadProvenance,
+    Conformance,
+    read_provenance,
+    sign_provenance,
+)
 from affidavit.trust import (
     KeyFailure,
     KeyRole,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from affidavit.certificate import Evidence, sign_model
+from affidavit.evidence import Evidence, sign_model
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import digest_of_tensors
 from affidavit.trust import SigningKey

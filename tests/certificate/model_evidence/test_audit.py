@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from affidavit.certificate import (
+from affidavit.evidence import (
     Audit,
     BadCanaries,
     Canaries,
@@ -21,7 +21,11 @@ from affidavit.certificate import (
     read_canaries,
     read_losses,
 )
-from affidavit.certificate.model_evidence.canary_audit import Inverse, is_refuted, lower_epsilon
+from affidavit.evidence.model.canary_audit import (
+    Inverse,
+    is_refuted,
+    lower_epsilon,
+)
 
 ALARM = 0.05
 

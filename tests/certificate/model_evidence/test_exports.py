@@ -12,8 +12,14 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from huggingface_hub import ModelCard
 
-from affidavit.certificate import CERTIFICATE_FILE, EXPORTS, RECORD_FILE, BadModel, verify_model
-from affidavit.certificate.model_evidence.exports import BOM_FILE
+from affidavit.evidence import (
+    CERTIFICATE_FILE,
+    EXPORTS,
+    RECORD_FILE,
+    BadModel,
+    verify_model,
+)
+from affidavit.evidence.model.exports import BOM_FILE
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run
 
 CARD = "---\nlicense: mit # as agreed\ntags: [vision]\nversion: '1.10'\n---\n# Digits\n\nText.\n"

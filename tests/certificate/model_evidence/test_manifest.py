@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from model_signing import hashing, verifying
 
-from affidavit.certificate import (
+from affidavit.evidence import (
     SIGNATURE_FILE,
     BadModel,
     manifest_of,
 )
-from affidavit.certificate.model_evidence.manifest import require_portable
+from affidavit.evidence.model.manifest import require_portable
 from affidavit.plan import printable
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run
 

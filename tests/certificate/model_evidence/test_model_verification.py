@@ -15,7 +15,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 
-from affidavit.certificate import (
+from affidavit.certificate import verify
+from affidavit.evidence import (
     CANARIES_FILE,
     CERTIFICATE_FILE,
     LOSSES_FILE,
@@ -27,7 +28,6 @@ from affidavit.certificate import (
     ModelReport,
     UnsupportedClaim,
     losses_as_bytes,
-    verify,
     verify_model,
 )
 from affidavit.plan import Plan, as_document, canonical_json, plan_from
@@ -203,7 +203,7 @@ def test_a_certificate_that_expired_after_its_run_still_counts(
         def now(cls, tz: Any = None) -> datetime:
             return datetime.now(tz) + timedelta(days=3 * 365)
 
-    monkeypatch.setattr("affidavit.certificate.model_evidence.verification.datetime", Later)
+    monkeypatch.setattr("affidavit.evidence.model.verification.datetime", Later)
     lasting = replace(run.key.public, not_after=Later.now(UTC) + timedelta(days=1))
     with pytest.raises(VerificationError, match="has expired"):
         verify((model / CERTIFICATE_FILE).read_bytes(), [lasting], now=Later.now(UTC))

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from affidavit.assessment import Execution, certified_plan, certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.runs.conformance import Conformance, check_conformance
-from affidavit.certificate.runs.run_record import START, encode_line
+from affidavit.evidence import START, Conformance, check_conformance, encode_line
 from affidavit.gate import app
 from affidavit.plan import Plan, digest_of, plan_from
 from affidavit.trust import SigningKey, TrustRoot

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from affidavit.certificate.runs.run_record import (
-    ENTRIES,
+from affidavit.evidence import (
     START,
     BrokenLine,
     decode_line,
     encode_line,
 )
+from affidavit.evidence.run_record import ENTRIES
 from affidavit.plan import canonical_json
 
 ENTRY = {"type": "checkpoint"} | dict.fromkeys(ENTRIES["checkpoint"], 1)

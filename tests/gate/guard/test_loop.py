@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.certificate import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.guard import Guard, GuardStop
 from affidavit.trust import SigningKey
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS

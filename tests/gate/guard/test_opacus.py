@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.trust import SigningKey
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from affidavit.certificate import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.guard import GuardStop, opacus
 from affidavit.trust import SigningKey
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS

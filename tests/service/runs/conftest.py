@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from affidavit.certificate import check_conformance, sign_provenance
+from affidavit.evidence import check_conformance, sign_provenance
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log.audit import audit_rows, snapshot

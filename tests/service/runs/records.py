@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.assessment import Execution, certified_plan
-from affidavit.certificate import START, encode_line
+from affidavit.evidence import START, encode_line
 from affidavit.plan import digest_of
 
 

@@ -14,7 +14,7 @@ import torch
 from scipy.stats import binom
 
 from affidavit.assessment import certify
-from affidavit.certificate import (
+from affidavit.evidence import (
     Audit,
     Canaries,
     audit_canaries,

@@ -25,12 +25,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from affidavit.assessment import certify
-from affidavit.certificate import (
+from affidavit.evidence import (
     Audit,
     Canaries,
     audit_canaries,
 )
-from affidavit.certificate.model_evidence.canary_audit import lower_epsilon
+from affidavit.evidence.model.canary_audit import lower_epsilon
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import digits
 from affidavit.trainer.adapters import Batch, Group

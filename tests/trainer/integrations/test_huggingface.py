@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from affidavit.certificate import verify
-from affidavit.certificate.runs.conformance import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.trainer import PrivateRun, private
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.integrations.huggingface import PrivateTrainer

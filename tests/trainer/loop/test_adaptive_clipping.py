@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import check_conformance, verify
-from affidavit.certificate.runs.run_record import START, encode_line
+from affidavit.certificate import verify
+from affidavit.evidence import START, check_conformance, encode_line
 from affidavit.trainer.errors import Interrupted, NotCertified
 from tests.trainer.loop.small_run import (
     KEY,

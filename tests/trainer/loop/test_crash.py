@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from affidavit.certificate import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.errors import Interrupted, RunFailure

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.certificate import check_conformance, read_losses
+from affidavit.evidence import check_conformance, read_losses
 from affidavit.trainer import mlp
 from affidavit.trainer.data.numeric_data import CANARIES, LOSSES
 from affidavit.trainer.loop import train

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from affidavit.certificate import check_conformance, verify
+from affidavit.certificate import verify
+from affidavit.evidence import check_conformance
 from affidavit.plan import Plan, parse_plan, syntax_of
 from tests.trainer.loop.sharded import on_ranks
 from tests.trainer.loop.small_run import KEY, bundle_of

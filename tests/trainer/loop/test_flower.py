@@ -8,7 +8,8 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from affidavit.certificate import check_conformance, verify
+from affidavit.certificate import verify
+from affidavit.evidence import check_conformance
 from examples.train import flower_client
 from tests.trainer.loop.small_run import KEY
 from tests.trainer.loop.test_examples import short

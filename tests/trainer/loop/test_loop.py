@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from affidavit.certificate import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise import grid, source

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import check_conformance
+from affidavit.evidence import check_conformance
 from tests.support.power_loss import PowerCut, disk
 from tests.support.random_seeds import seeded
 from tests.trainer.loop.small_run import STEPS, bundle_of, plan_with, train_small

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from affidavit.certificate import verify
-from affidavit.certificate.runs.conformance import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.trainer import LoopError, PrivateRun, private
 from affidavit.trainer.errors import MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Outcome, train

@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
-from affidavit.certificate import check_conformance, verify
+from affidavit.certificate import verify
+from affidavit.evidence import check_conformance
 from affidavit.trainer.distributed.shards import row_range
 from affidavit.trainer.errors import RunFailure, UnsupportedModel
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import Conformance, check_conformance
+from affidavit.evidence import Conformance, check_conformance
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.settings import Supervision

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from affidavit.certificate import verify
-from affidavit.certificate.runs.conformance import check_conformance
+from affidavit.evidence import check_conformance
 from affidavit.trainer import PrivateRun
 from affidavit.trainer.clipping import invariants
 from affidavit.trainer.clipping.invariants import Reprobing

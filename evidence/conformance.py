@@ -29,8 +29,8 @@ from affidavit.assessment import (
     StepRequirement,
     certified_plan,
 )
-from affidavit.certificate.runs.hyperparameter_search import selection_of
-from affidavit.certificate.runs.run_record import (
+from affidavit.evidence.hyperparameter_search import selection_of
+from affidavit.evidence.run_record import (
     START,
     VERSION,
     BrokenLine,

@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from affidavit.certificate.model_evidence.claim import (
+from affidavit.evidence.model.claim import (
     CERTIFICATE_FILE,
     CHECKED,
     CLAIM_TYPE,
@@ -35,7 +35,7 @@ from affidavit.certificate.model_evidence.claim import (
     RECORD_FILE,
     STATEMENT_FILE,
 )
-from affidavit.certificate.model_evidence.manifest import BadModel, ModelFile
+from affidavit.evidence.model.manifest import BadModel, ModelFile
 
 TOOL = "affidavit"
 

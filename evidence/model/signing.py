@@ -15,7 +15,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from affidavit.certificate.model_evidence.claim import (
+from affidavit.certificate.verification.verification_result import VerificationOptions
+from affidavit.evidence.model.claim import (
     FOLDER,
     STATEMENT_FILE,
     Evidence,
@@ -23,7 +24,7 @@ from affidavit.certificate.model_evidence.claim import (
     claim_of,
     statement_of,
 )
-from affidavit.certificate.model_evidence.exports import (
+from affidavit.evidence.model.exports import (
     BOM_FILE,
     CARD_FILE,
     ExportContent,
@@ -31,7 +32,7 @@ from affidavit.certificate.model_evidence.exports import (
     bill_of_materials,
     has_section,
 )
-from affidavit.certificate.model_evidence.manifest import (
+from affidavit.evidence.model.manifest import (
     SIGNATURE_FILE,
     BadModel,
     Manifest,
@@ -41,9 +42,8 @@ from affidavit.certificate.model_evidence.manifest import (
     require_portable,
     sign_openssf,
 )
-from affidavit.certificate.model_evidence.training_check import training_of
-from affidavit.certificate.model_evidence.verification import IGNORED_FILES
-from affidavit.certificate.verification.verification_result import VerificationOptions
+from affidavit.evidence.model.training_check import training_of
+from affidavit.evidence.model.verification import IGNORED_FILES
 from affidavit.plan import canonical_json, printable
 from affidavit.trust import (
     PublicKey,

@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from affidavit.assessment import certified_plan
-from affidavit.certificate.model_evidence.canary_audit import (
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.verification_result import VerificationOptions
+from affidavit.evidence.conformance import check_conformance
+from affidavit.evidence.model.canary_audit import (
     AUDITABLE,
     Audit,
     BadCanaries,
@@ -33,7 +36,7 @@ from affidavit.certificate.model_evidence.canary_audit import (
     read_canaries,
     read_losses,
 )
-from affidavit.certificate.model_evidence.claim import (
+from affidavit.evidence.model.claim import (
     CANARIES_FILE,
     CERTIFICATE_FILE,
     LOSSES_FILE,
@@ -41,11 +44,13 @@ from affidavit.certificate.model_evidence.claim import (
     Evidence,
     Training,
 )
-from affidavit.certificate.model_evidence.manifest import BadModel, Manifest
-from affidavit.certificate.runs.conformance import check_conformance
-from affidavit.certificate.runs.run_record import START, RecordEntry, decode_line, is_guarded
-from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.verification_result import VerificationOptions
+from affidavit.evidence.model.manifest import BadModel, Manifest
+from affidavit.evidence.run_record import (
+    START,
+    RecordEntry,
+    decode_line,
+    is_guarded,
+)
 from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json, printable
 from affidavit.trust import PublicKey, VerificationError, parse_instant
 

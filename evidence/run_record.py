@@ -25,7 +25,7 @@ lot sizes and the data set under a secret of the run.
 >>> decode_line(line.replace(b":0", b":1"), START)
 Traceback (most recent call last):
     ...
-affidavit.certificate.runs.run_record.BrokenLine: the line does not match its digest.
+affidavit.evidence.run_record.BrokenLine: the line does not match its digest.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; D
 >>> key = SigningKey.generate()
 >>> read_provenance({}, [key.public])
 Traceback (most recent call last):
-affidavit.certificate.runs.provenance.BadProvenance: the envelope: payload: Field required.
+affidavit.evidence.provenance.BadProvenance: the envelope: payload: Field required.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.runs.conformance import Conformance
+from affidavit.evidence.conformance import Conformance
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 from affidavit.trust import (
     BadEnvelope,

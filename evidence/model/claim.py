@@ -20,9 +20,13 @@ from typing import Any
 
 from affidavit.accountants import decimal_down
 from affidavit.assessment import certified_plan
-from affidavit.certificate.model_evidence.canary_audit import Audit
-from affidavit.certificate.model_evidence.manifest import SIGNATURE_FILE, Manifest, ModelFile
-from affidavit.certificate.runs.conformance import Conformance
+from affidavit.evidence.conformance import Conformance
+from affidavit.evidence.model.canary_audit import Audit
+from affidavit.evidence.model.manifest import (
+    SIGNATURE_FILE,
+    Manifest,
+    ModelFile,
+)
 from affidavit.plan import Plan, digest_of
 from affidavit.trust.dsse import in_toto
 

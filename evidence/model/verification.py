@@ -28,8 +28,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.model_evidence.canary_audit import MAX_BYTES
-from affidavit.certificate.model_evidence.claim import (
+from affidavit.certificate.verification.bundle_verification import MAX_BUNDLE_BYTES
+from affidavit.certificate.verification.verification_result import VerificationOptions
+from affidavit.evidence.model.canary_audit import MAX_BYTES
+from affidavit.evidence.model.claim import (
     CANARIES_FILE,
     CERTIFICATE_FILE,
     CLAIM_TYPE,
@@ -40,7 +42,7 @@ from affidavit.certificate.model_evidence.claim import (
     Evidence,
     claim_of,
 )
-from affidavit.certificate.model_evidence.manifest import (
+from affidavit.evidence.model.manifest import (
     IGNORED,
     SIGNATURE_FILE,
     BadModel,
@@ -49,14 +51,12 @@ from affidavit.certificate.model_evidence.manifest import (
     openssf_digests,
     read_model_file,
 )
-from affidavit.certificate.model_evidence.training_check import (
+from affidavit.evidence.model.training_check import (
     FETCH_REMEDY,
     ModelFinding,
     UnsupportedClaim,
     training_of,
 )
-from affidavit.certificate.verification.bundle_verification import MAX_BUNDLE_BYTES
-from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import MalformedPlan, canonical_json, load_json, printable
 from affidavit.trust import (
     BadEnvelope,

@@ -1,1 +1,0 @@
-"""Runs: the requirements of each step, the run record, and the cost."""
