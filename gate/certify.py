@@ -23,9 +23,8 @@ from affidavit.certificate.policy import (
     BUILT_IN,
     MAX_RECORDS,
     evaluate_policy,
-    lacks_requirements,
-    with_requirements,
 )
+from affidavit.certificate.requirements import lacks_requirements, with_requirements
 from affidavit.gate.console import (
     fail,
     load_plan,

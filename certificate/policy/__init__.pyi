@@ -10,8 +10,6 @@ from .document import sign_document as sign_document
 from .evaluation import BUILT_IN_EVALUATION as BUILT_IN_EVALUATION
 from .evaluation import PolicyEvaluation as PolicyEvaluation
 from .evaluation import evaluate_policy as evaluate_policy
-from .evaluation import lacks_requirements as lacks_requirements
-from .evaluation import with_requirements as with_requirements
 from .rules import WAIVABLE as WAIVABLE
 from .rules import Budget as Budget
 from .rules import PolicyFacts as PolicyFacts

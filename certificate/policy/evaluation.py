@@ -114,42 +114,6 @@ BUILT_IN_EVALUATION: PolicyEvaluation = PolicyEvaluation()
 """The evaluation under the built-in policy, which allows everything that is proved."""
 
 
-def lacks_requirements(assessment: Assessment, policy: Policy) -> bool:
-    """Whether ``policy`` requires a proof or the bound of a group that was not computed yet."""
-    return _lacks_proof(assessment, policy) or _lacks_group(assessment, policy)
-
-
-def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
-    """Return ``assessment`` with the proof and the group's bound that ``policy`` requires.
-
-    Each takes as long as accounting or longer. A missing proof or bound has its reasons.
-    """
-    from affidavit.assessment import with_group
-    from affidavit.certificate.certificate_proof import (
-        with_proof,  # both load much, and few policies need them
-    )
-
-    if _lacks_proof(assessment, policy):
-        assessment = with_proof(assessment)
-    cap = policy.group_cap
-    if cap is not None and _lacks_group(assessment, policy):
-        assessment = with_group(assessment, cap.records, cap.relation or assessment.adjacency)
-    return assessment
-
-
-def _lacks_proof(assessment: Assessment, policy: Policy) -> bool:
-    searched = assessment.proof is not None or assessment.proof_problem is not None
-    return policy.proof == "required" and not searched
-
-
-def _lacks_group(assessment: Assessment, policy: Policy) -> bool:
-    cap = policy.group_cap
-    if cap is None or assessment.epsilon is None:
-        return False
-    required = cap.records, cap.relation or assessment.adjacency
-    return required not in {(bound.records, bound.relation) for bound in assessment.groups}
-
-
 def evaluate_policy(
     plan: Plan,
     assessment: Assessment,

@@ -35,9 +35,9 @@ from affidavit.certificate.issuance import (
     follows_from_plan,
     is_readable,
 )
-from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
+from affidavit.certificate.verification import inclusion_verification as log_steps
 from affidavit.certificate.verification.status_list import check_status
 from affidavit.certificate.verification.verification_result import (
     VerificationOptions,

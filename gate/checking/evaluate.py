@@ -23,8 +23,8 @@ from affidavit.certificate.policy import (
     Budget,
     Policy,
     evaluate_policy,
-    with_requirements,
 )
+from affidavit.certificate.requirements import with_requirements
 from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable_result
 from affidavit.gate.checking.fixes import find_fixes
 from affidavit.gate.checking.source import Source

@@ -38,9 +38,8 @@ from affidavit.certificate.policy import (
     Policy,
     PolicyEvaluation,
     evaluate_policy,
-    lacks_requirements,
-    with_requirements,
 )
+from affidavit.certificate.requirements import lacks_requirements, with_requirements
 from affidavit.importers import LIBRARIES, PartialPlan, import_document, import_file
 from affidavit.plan import (
     Claim,

@@ -34,9 +34,8 @@ from affidavit.certificate.policy import (
     PolicyEvaluation,
     Waiver,
     evaluate_policy,
-    lacks_requirements,
-    with_requirements,
 )
+from affidavit.certificate.requirements import lacks_requirements, with_requirements
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.certificates.integrity import signed_columns
 from affidavit.service.certificates.issue_status import DECIDED, Status

@@ -19,8 +19,8 @@ from affidavit.certificate.policy import (
     evaluate_policy,
     policy_from,
     violations,
-    with_requirements,
 )
+from affidavit.certificate.requirements import with_requirements
 from affidavit.plan import Plan
 
 FIXED = affidavit.Plan.dp_sgd(

@@ -11,8 +11,8 @@ import pytest
 
 from affidavit.assessment import certify
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.log.inclusion_verification import check_inclusion
 from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.inclusion_verification import check_inclusion
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationOptions,

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from affidavit.certificate.log.monitoring import (
+from affidavit.certificate.verification.monitoring import (
     Alarm,
     MissingTile,
     MonitorReport,

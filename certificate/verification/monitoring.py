@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from affidavit.certificate.log import inclusion_verification as log_steps
+from affidavit.certificate.verification import inclusion_verification as log_steps
 from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationOptions,
