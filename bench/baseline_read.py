@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from sqlalchemy import create_engine, select
 
-from affidavit.service.certificates.tables import certificates
+from affidavit.service.tables.certificates import certificates
 
 engine = create_engine(sys.argv[1])
 app = FastAPI()

@@ -26,7 +26,7 @@ from threading import Event, Thread
 from typing import Any
 
 from affidavit.plan import canonical_json
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from bench.service import PLAN, Service, databases, say

@@ -23,13 +23,13 @@ from unittest.mock import patch
 
 from sqlalchemy import Engine, text
 
-from affidavit.service.app import create_app
-from affidavit.service.database import cursor_at, open_engine
-from affidavit.service.dependencies import Services
+from affidavit.service.core.database import cursor_at, open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
+from affidavit.service.web.app import create_app
+from affidavit.service.web.dependencies import Services
 from affidavit.trust import KeyStore
 from bench.pages_seed import certify_some, seed_certificates, seed_log
 from bench.query_plans import Statement, explain, large_tables, noted

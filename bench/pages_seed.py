@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from affidavit.service.certificates.store import PlanRequest, StoredCertificate, facets_of
-from affidavit.service.certificates.tables import certificates
-from affidavit.service.dependencies import Services
+from affidavit.service.tables.certificates import certificates
+from affidavit.service.web.dependencies import Services
 from affidavit.trust.log import (
     Frontier,
     leaf_hash,

@@ -35,7 +35,7 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, text
 
-from affidavit.service.database import open_engine, writer
+from affidavit.service.core.database import open_engine, writer
 from tests.service import postgresql_server
 from tests.support.free_ports import free_port
 

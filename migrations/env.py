@@ -12,7 +12,7 @@ from alembic.operations import Operations
 from sqlalchemy import Connection, text
 
 from affidavit.migrations import schema
-from affidavit.service import teams
+from affidavit.service.core import teams
 from affidavit.service.operation.database_admin import metadata
 
 MIGRATION_LOCK = 0x0AFF_1DA7

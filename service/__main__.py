@@ -17,10 +17,10 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 from typer.core import TyperGroup
 
-from affidavit.service.errors import OperatorError
-from affidavit.service.identity.token_commands import tokens
-from affidavit.service.log.audit_command import audit
+from affidavit.service.audit.audit_command import audit
+from affidavit.service.core.errors import OperatorError
 from affidavit.service.operation.database_admin import back_up, grant_application, head, upgrade
+from affidavit.service.operation.token_commands import tokens
 from affidavit.service.settings import Settings
 from affidavit.trust import KeyFailure
 
@@ -73,7 +73,7 @@ def _serve(
 ) -> None:
     """Run the HTTP service."""
     # Imported here, because it imports the pages and all accountants.
-    from affidavit.service.serve import serve
+    from affidavit.service.web.serve import serve
 
     serve(host, port, Settings.from_environment())
 

@@ -27,7 +27,7 @@ that names the variable, and is not replaced by the default.
 'sqlite:////srv/affidavit/affidavit.db'
 >>> Settings.from_environment({"AFFIDAVIT_WORKERS": "many"})
 Traceback (most recent call last):
-affidavit.service.errors.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number from 1 to 256.
+affidavit.service.core.errors.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number from 1 to 256.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from affidavit.service.core.errors import SettingsError
 from affidavit.service.dispatch.engines import build_engine
-from affidavit.service.errors import SettingsError
 from affidavit.service.identity.provider import Provider, read_provider
 from affidavit.trust import PrivateKeySource, home
 from affidavit.trust.log import BadNote, require_name

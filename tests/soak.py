@@ -97,7 +97,10 @@ PARTS = (
             "hypothesis",
             *(f"tests/{room}" for room in ("accountants", "certificate", "conformance")),
             *(f"tests/{room}" for room in ("mechanisms", "plan", "service/identity")),
-            *(f"tests/{room}" for room in ("service/pages", "trainer/data", "trainer/optimizers")),
+            *(
+                f"tests/{room}"
+                for room in ("service/web/pages", "trainer/data", "trainer/optimizers")
+            ),
         ),
         draws=None,
         environment={"HYPOTHESIS_PROFILE": "searching"},

@@ -25,8 +25,8 @@ from affidavit.assessment import (
 from affidavit.assessment.charts import Chart
 from affidavit.plan import Plan, Reason, plan_from
 from affidavit.service.certificates.store import StoredCertificate
-from affidavit.service.concurrency import ComputationCache
-from affidavit.service.pool import AccountingPool
+from affidavit.service.core.concurrency import ComputationCache
+from affidavit.service.core.pool import AccountingPool
 from affidavit.trust import statement_in
 
 MAX_RESULTS = 128

@@ -20,15 +20,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-import sqlalchemy as sa
 from sqlalchemy import Engine, Row, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.certificates.submit_plan import Submission
-from affidavit.service.database import Store, UtcDateTime, metadata
-from affidavit.service.errors import TooBusy
-from affidavit.service.problems import Problem, problem_of_error
+from affidavit.service.core.database import (
+    Store,
+)
+from affidavit.service.core.errors import TooBusy
+from affidavit.service.core.problems import Problem, problem_of_error
+from affidavit.service.tables.certificates import certifications
 
 WAIT_SECONDS = 30
 """Waiting time of a request without ``Prefer``."""
@@ -42,18 +44,6 @@ LOST_AFTER = timedelta(seconds=30)
 ABANDONED_AFTER = timedelta(minutes=5)
 DELETED_AFTER = timedelta(days=1)
 
-certifications = sa.Table(
-    "certifications",
-    metadata,
-    sa.Column("id", sa.String(36), primary_key=True),
-    sa.Column("requester", sa.String(255), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("certificate_id", sa.String(71)),
-    sa.Column("problem", sa.Text),
-    sa.Column("requested_at", UtcDateTime, nullable=False, index=True),
-    sa.Column("alive_at", UtcDateTime, nullable=False),
-    sa.Column("asked_at", UtcDateTime, nullable=False),
-)
 
 STOPPED = Problem(
     503, "stopping", "The service stopped before the plan was certified; send it again."

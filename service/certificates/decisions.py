@@ -16,7 +16,7 @@ under the policies in force, and signed as the next issue. The approver then cou
 
 >>> DecisionRequest.from_data({"decision": "approve", "envelope": "sha256:1"})
 Traceback (most recent call last):
-affidavit.service.errors.MalformedRequest: invalid_value at /envelope: ...
+affidavit.service.core.errors.MalformedRequest: invalid_value at /envelope: ...
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
+from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.certificates.certificate_curves import plan_of
 from affidavit.service.certificates.integrity import NotGenuine, signed_columns
 from affidavit.service.certificates.issue_status import (
     DECIDED,
-    Status,
     approval_entry,
-    approvals,
     revocation_entry,
-    revocations,
 )
 from affidavit.service.certificates.store import (
     PlanRequest,
@@ -59,18 +57,25 @@ from affidavit.service.certificates.store import (
     no_such,
 )
 from affidavit.service.certificates.submit_plan import Submission, SubmitPlan
-from affidavit.service.certificates.tables import requests
-from affidavit.service.database import hold, write, writer
-from affidavit.service.errors import DomainError
+from affidavit.service.core.database import (
+    hold,
+    snapshot,
+    write,
+    writer,
+)
+from affidavit.service.core.errors import DomainError, LogDamaged
+from affidavit.service.core.teams import acting_for
+from affidavit.service.core.wire_models import (
+    Comment,
+    Digest,
+    RequestModel,
+    Status,
+)
 from affidavit.service.identity.actor import Actor, CommandContext
-from affidavit.service.keys import Keyring
-from affidavit.service.log.audit import snapshot
+from affidavit.service.keys.keyring import Keyring
 from affidavit.service.log.entries import insert_logged, logged
-from affidavit.service.log.entry_types import ENTRY_TYPES
-from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
-from affidavit.service.teams import acting_for
-from affidavit.service.wire_models import Comment, Digest, RequestModel
+from affidavit.service.tables.certificates import approvals, requests, revocations
 from affidavit.trust import (
     KeyFailure,
     SigningPort,

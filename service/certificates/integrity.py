@@ -23,9 +23,9 @@ from sqlalchemy.exc import NoResultFound
 
 from affidavit.certificate import Approvals
 from affidavit.plan import MalformedPlan, digest_of
-from affidavit.service.certificates.tables import certificates, signing_keys
-from affidavit.service.errors import DomainError
+from affidavit.service.core.errors import DomainError
 from affidavit.service.log.entries import is_logged
+from affidavit.service.tables.certificates import certificates, signing_keys
 from affidavit.trust import (
     BadEnvelope,
     KeyFailure,

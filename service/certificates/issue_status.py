@@ -30,52 +30,18 @@ The status follows from append-only tables:
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
-from affidavit.service.certificates.tables import certificates, issue_columns
-from affidavit.service.database import RowNumber, UtcDateTime, metadata, numbered
-from affidavit.service.keys import revoked_keys
+from affidavit.service.core.wire_models import Status
+from affidavit.service.tables.certificates import (
+    approvals,
+    certificates,
+    revocations,
+)
+from affidavit.service.tables.keys import revoked_keys
 from affidavit.trust.log import LogEntry
-
-approvals = numbered(
-    "approvals",
-    *issue_columns("approvals"),
-    sa.Column("envelope_digest", sa.String(71), nullable=False),
-    sa.Column("decision", sa.String(16), nullable=False),
-    sa.Column("approver", sa.String(255), nullable=False),
-    sa.Column("at", UtcDateTime, nullable=False),
-    sa.Column("comment", sa.Text, nullable=False),
-    sa.UniqueConstraint("certificate_id", "untrusted", "issue", "approver", name="approvals_once"),
-    sa.CheckConstraint("decision IN ('approve', 'reject')", name="approvals_decision"),
-    sa.CheckConstraint("approver NOT LIKE 'anonymous@%'", name="approvals_by_someone"),
-)
-
-revocations = numbered(
-    "revocations",
-    *issue_columns("revocations"),
-    sa.Column("envelope_digest", sa.String(71), nullable=False),
-    sa.Column("code", sa.String(32), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("revoked_by", sa.String(255), nullable=False),
-    sa.Column("at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("certificate_id", "untrusted", "issue", name="revocations_once"),
-)
-
-status_lists = sa.Table(
-    "status_lists",
-    metadata,
-    sa.Column("sequence", RowNumber, primary_key=True, autoincrement=False),
-    sa.Column("issued_at", UtcDateTime, nullable=False),
-    sa.Column("next_update", UtcDateTime, nullable=False),
-    sa.Column("content_digest", sa.String(71), nullable=False),
-    sa.Column("key_id", sa.String(64), nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.CheckConstraint("sequence > 0", name="status_lists_sequence_positive"),
-)
 
 
 def approval_entry(row: Any) -> LogEntry:
@@ -102,18 +68,6 @@ def revocation_entry(row: Any) -> LogEntry:
     return LogEntry(
         kind="revocation", subject=row.certificate_id, actor=row.revoked_by, at=row.at, body=body
     )
-
-
-class Status(StrEnum):
-    """The status of an issue; its values are part of the API."""
-
-    ACTIVE = "active"
-    AWAITING_APPROVAL = "awaiting_approval"
-    EXPIRED = "expired"
-    SUPERSEDED = "superseded"
-    REJECTED = "rejected"
-    REVOKED = "revoked"
-    KEY_REVOKED = "key_revoked"
 
 
 DECIDED = frozenset({Status.REVOKED, Status.REJECTED})

@@ -59,12 +59,12 @@ from affidavit.plan import (
 )
 from affidavit.service.certificates.certificate_curves import Charts, NoCurve, compute_charts
 from affidavit.service.certificates.submit_plan import Position
-from affidavit.service.concurrency import ComputationCache
-from affidavit.service.errors import AccountingUnavailable
+from affidavit.service.core.concurrency import ComputationCache
+from affidavit.service.core.errors import AccountingUnavailable
+from affidavit.service.core.pool import AccountingPool
+from affidavit.service.core.teams import DEFAULT, acting_for
 from affidavit.service.policies.policy_set import budget_status
 from affidavit.service.policies.store import PolicyStore
-from affidavit.service.pool import AccountingPool
-from affidavit.service.teams import DEFAULT, acting_for
 
 MAX_RESULTS = 256
 """Cached results, about 10 KB each; curves have about 20 KB."""

@@ -30,15 +30,19 @@ from affidavit.service.certificates.issue_status import (
     REVOKED,
     SUPERSEDED,
     revocation_entry,
+)
+from affidavit.service.core.database import Store, UtcDateTime
+from affidavit.service.core.errors import LogDamaged
+from affidavit.service.core.teams import acting_for
+from affidavit.service.keys.keyring import Keyring
+from affidavit.service.tables.certificates import (
+    certificates,
     revocations,
+    signing_keys,
     status_lists,
 )
-from affidavit.service.certificates.tables import certificates, signing_keys
-from affidavit.service.database import Store, UtcDateTime
-from affidavit.service.keys import Keyring, keysets
-from affidavit.service.log.entries import log_entries
-from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.teams import acting_for
+from affidavit.service.tables.keys import keysets
+from affidavit.service.tables.log import log_entries
 from affidavit.trust import (
     KeyRole,
     SigningPort,

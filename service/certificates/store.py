@@ -36,19 +36,24 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.certificates.integrity import require_genuine, signed_facets
-from affidavit.service.certificates.issue_status import SUPERSEDED, Status, status_at
-from affidavit.service.certificates.tables import (
+from affidavit.service.certificates.issue_status import SUPERSEDED, status_at
+from affidavit.service.core.clock import NOW
+from affidavit.service.core.database import (
+    Store,
+    hold,
+    page_of,
+)
+from affidavit.service.core.problems import Problem
+from affidavit.service.core.teams import DEFAULT, acting_for
+from affidavit.service.core.wire_models import Status
+from affidavit.service.log.entries import append_certificates
+from affidavit.service.log.signing_keys import insert_signing_key
+from affidavit.service.tables.certificates import (
     certificate_facets,
     certificates,
-    insert_signing_key,
     requests,
     signing_keys,
 )
-from affidavit.service.clock import NOW
-from affidavit.service.database import Store, hold, page_of
-from affidavit.service.log.entries import append_certificates
-from affidavit.service.problems import Problem
-from affidavit.service.teams import DEFAULT, acting_for
 from affidavit.trust import statement_in
 
 

@@ -38,7 +38,7 @@ from affidavit.certificate.policy import (
 from affidavit.certificate.requirements import lacks_requirements, with_requirements
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.certificates.integrity import signed_columns
-from affidavit.service.certificates.issue_status import DECIDED, Status
+from affidavit.service.certificates.issue_status import DECIDED
 from affidavit.service.certificates.store import (
     CertificateStore,
     ConcurrentUpdate,
@@ -49,11 +49,22 @@ from affidavit.service.certificates.store import (
     find_and_record,
     is_expired,
 )
-from affidavit.service.clock import MAX_SKEW
-from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
-from affidavit.service.errors import TooBusy
-from affidavit.service.fair_queue import another_turn
-from affidavit.service.keys import Keyring
+from affidavit.service.core.clock import MAX_SKEW
+from affidavit.service.core.concurrency import (
+    Batcher,
+    SingleFlight,
+    in_thread_pool,
+)
+from affidavit.service.core.errors import TooBusy
+from affidavit.service.core.fair_queue import another_turn
+from affidavit.service.core.pool import AccountingPool
+from affidavit.service.core.teams import (
+    DEFAULT,
+    acting_for,
+    team_in_id,
+)
+from affidavit.service.core.wire_models import Status
+from affidavit.service.keys.keyring import Keyring
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
     Head,
@@ -62,8 +73,6 @@ from affidavit.service.policies.policy_set import (
     budget_status,
 )
 from affidavit.service.policies.store import PolicyStore, record_waivers
-from affidavit.service.pool import AccountingPool
-from affidavit.service.teams import DEFAULT, acting_for, team_in_id
 from affidavit.trust import SigningPort
 
 # ---- plans parsed before -------------------------------------------------------------

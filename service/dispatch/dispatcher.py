@@ -34,8 +34,8 @@ from sqlalchemy import Engine as Database
 from sqlalchemy import Row, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.service.database import reader
-from affidavit.service.dispatch.engines import (
+from affidavit.service.core.database import reader
+from affidavit.service.dispatch.engine import (
     JOB_ID,
     Engine,
     EngineUnavailable,
@@ -48,7 +48,8 @@ from affidavit.service.dispatch.engines import (
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.queue import LockedRun, RunQueue
-from affidavit.service.runs.repository import StoredRun, run_leases
+from affidavit.service.runs.repository import StoredRun
+from affidavit.service.tables.runs import run_leases
 
 PERIOD_SECONDS = 2.0
 EXPIRY_PERIOD_SECONDS = 600.0

@@ -17,8 +17,13 @@ from typing import Any, Self
 import httpx
 
 from affidavit.plan import MalformedPlan, load_yaml
-from affidavit.service.dispatch.engines import JOB_PREFIX, Job, JobState, request_json
-from affidavit.service.errors import SettingsError
+from affidavit.service.core.errors import SettingsError
+from affidavit.service.dispatch.engine import (
+    JOB_PREFIX,
+    Job,
+    JobState,
+    request_json,
+)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 API_SERVER = "https://kubernetes.default.svc"

@@ -16,16 +16,18 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Self
 
 from fastapi import Header, Request
+from sqlalchemy import Connection
 
 from affidavit.plan import StrictModel, digest_of
-from affidavit.service.errors import IdempotencyKeyReused
-from affidavit.service.teams import DEFAULT
+from affidavit.service.core.errors import IdempotencyKeyReused
+from affidavit.service.core.teams import DEFAULT
 
 
 class Scope(StrEnum):
@@ -156,3 +158,11 @@ class CommandContext:
                 "this Idempotency-Key was already used for a different request.",
                 "Use a new key for a new request.",
             )
+
+
+Approve = Callable[[Connection], object]
+"""A callback that a change calls in its transaction; it raises if others have to agree first."""
+
+
+def approve_alone(_: Connection) -> None:
+    """Approve a change that one person makes."""

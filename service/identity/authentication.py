@@ -44,7 +44,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
-from affidavit.service.concurrency import Batcher, in_thread_pool
+from affidavit.service.core.concurrency import Batcher, in_thread_pool
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope, is_loopback
 from affidavit.service.identity.openid import ProviderTokens
 from affidavit.service.identity.rate_limiter import key_of_address

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from affidavit.service.errors import SettingsError
+from affidavit.service.core.errors import SettingsError
+from affidavit.service.core.teams import NAME as TEAM_NAME
 from affidavit.service.identity.actor import ORGANISATION_ONLY_SCOPES, Scope, is_loopback
-from affidavit.service.teams import NAME as TEAM_NAME
 
 PREFIX = "AFFIDAVIT_OIDC_"
 REQUIRED_SETTINGS = ("ISSUER", "AUDIENCE", "SCOPES")

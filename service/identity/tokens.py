@@ -53,30 +53,33 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.service.database import Store, UtcDateTime, metadata, write
-from affidavit.service.errors import OperatorError
+from affidavit.service.core.database import (
+    Store,
+    write,
+)
+from affidavit.service.core.errors import OperatorError
+from affidavit.service.core.teams import NAME as TEAM_NAME
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
     ORGANISATION_ONLY_SCOPES,
     WORK_TARGET_PATTERN,
     Actor,
+    Approve,
     Scope,
     Serves,
+    approve_alone,
 )
-from affidavit.service.identity.four_eyes import Approve, approve_alone
 from affidavit.service.log.entries import (
     PENDING_LEAF,
     append,
     insert_logged,
     is_logged,
-    log_entries,
-    log_leaves,
 )
-from affidavit.service.teams import NAME as TEAM_NAME
+from affidavit.service.tables.identity import token_revocations, token_uses, tokens
+from affidavit.service.tables.log import log_entries, log_leaves
 from affidavit.trust.log import LogEntry
 
 # ---- the text ------------------------------------------------------------------------
@@ -143,39 +146,6 @@ USE_INTERVAL_SECONDS = 60.0
 """Minimum time between two recorded uses of a token."""
 
 log = logging.getLogger("affidavit.service")
-
-
-tokens = sa.Table(
-    "tokens",
-    metadata,
-    sa.Column("id", sa.String(12), primary_key=True),
-    sa.Column("name", sa.String(64), nullable=False),
-    sa.Column("scopes", sa.String(255), nullable=False),
-    sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.Column("created_by", sa.String(255), nullable=False),
-    sa.Column("expires_at", UtcDateTime, nullable=False),
-    sa.Column("person", sa.String(255)),
-    sa.Column("team", sa.String(64)),
-    sa.Column("serves", sa.Text),
-    sa.CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
-)
-
-token_revocations = sa.Table(
-    "token_revocations",
-    metadata,
-    sa.Column("token_id", sa.String(12), sa.ForeignKey("tokens.id"), primary_key=True),
-    sa.Column("revoked_at", UtcDateTime, nullable=False),
-    sa.Column("revoked_by", sa.String(255), nullable=False),
-    sa.Column("reason", sa.String(255), nullable=False),
-)
-
-token_uses = sa.Table(
-    "token_uses",
-    metadata,
-    sa.Column("token_id", sa.String(12), sa.ForeignKey("tokens.id"), primary_key=True),
-    sa.Column("last_used_at", UtcDateTime),
-)
 
 
 class TokenError(OperatorError):

@@ -30,17 +30,24 @@ from sqlalchemy import Connection, Row, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
 from affidavit.plan import parse_event
-from affidavit.service.errors import DomainError
+from affidavit.service.core.errors import DomainError, LogDamaged
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
     StoredReservation,
+)
+from affidavit.service.log.entries import (
+    EntryKind,
+    is_logged,
+    logged,
+)
+from affidavit.service.log.stored_tree import verify_range
+from affidavit.service.tables.ledger import (
     ledger_events,
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import EntryKind, is_logged, log_entries, logged
-from affidavit.service.log.stored_tree import LogDamaged, verify_range
+from affidavit.service.tables.log import log_entries
 from affidavit.trust.log import LogEntry
 
 # ---- the head ------------------------------------------------------------------------

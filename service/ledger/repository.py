@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.service import database
+from affidavit.service.core import database
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.integrity import event_entry, require_unaltered, state_digest
 from affidavit.service.ledger.state import (
@@ -39,14 +39,16 @@ from affidavit.service.ledger.state import (
     LedgerState,
     StoredLedger,
     StoredReservation,
+)
+from affidavit.service.ledger.wire_models import GrantRequest
+from affidavit.service.log.entries import insert_logged, is_logged
+from affidavit.service.tables.ledger import (
     dataset_grants,
     ledger_events,
     ledgers,
     reservations,
 )
-from affidavit.service.ledger.wire_models import GrantRequest
-from affidavit.service.log.entries import insert_logged, is_logged
-from affidavit.service.runs.repository import run_leases, runs
+from affidavit.service.tables.runs import run_leases, runs
 from affidavit.trust.log import LogEntry
 
 STATES = {

@@ -37,10 +37,12 @@ from affidavit.plan import (
     plan_from,
 )
 from affidavit.service.certificates.store import CertificateStore, StoredCertificate
-from affidavit.service.concurrency import ComputationCache
-from affidavit.service.errors import AccountingUnavailable, DomainError
+from affidavit.service.core.concurrency import ComputationCache
+from affidavit.service.core.errors import AccountingUnavailable, DomainError
+from affidavit.service.core.pool import AccountingPool
+from affidavit.service.core.teams import acting_for
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.keys import Keyring
+from affidavit.service.keys.keyring import Keyring
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.store import (
@@ -51,8 +53,6 @@ from affidavit.service.ledger.store import (
     require_usable,
 )
 from affidavit.service.ledger.wire_models import forecast_of, ledger_of, position_of
-from affidavit.service.pool import AccountingPool
-from affidavit.service.teams import acting_for
 from affidavit.trust import statement_in
 
 # ---- costs, in the accounting pool ---------------------------------------------------

@@ -36,13 +36,17 @@ from typing import Any, Concatenate, ParamSpec
 from sqlalchemy import Connection, RowMapping, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.store import StoredCertificate, current
-from affidavit.service.database import Store, write
-from affidavit.service.database import hold as hold_certificate
-from affidavit.service.errors import DomainError, OtherTeam, WrongState
-from affidavit.service.identity.actor import CommandContext
-from affidavit.service.identity.four_eyes import Approve, approve_alone
+from affidavit.service.core.database import Store, write
+from affidavit.service.core.database import hold as hold_certificate
+from affidavit.service.core.errors import (
+    DomainError,
+    OtherTeam,
+    WrongState,
+)
+from affidavit.service.core.teams import DEFAULT, may_see
+from affidavit.service.core.wire_models import Status
+from affidavit.service.identity.actor import Approve, CommandContext, approve_alone
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.integrity import require_logged
 from affidavit.service.ledger.state import (
@@ -50,10 +54,9 @@ from affidavit.service.ledger.state import (
     LedgerState,
     StoredLedger,
     StoredReservation,
-    reservations,
 )
 from affidavit.service.ledger.wire_models import GrantRequest
-from affidavit.service.teams import DEFAULT, may_see
+from affidavit.service.tables.ledger import reservations
 
 
 class NoBudget(DomainError):

@@ -7,7 +7,7 @@ r"""Wire models of ledgers and reservations.
 'example'
 >>> SettlementRequest.from_data({"steps_run": -1})
 Traceback (most recent call last):
-affidavit.service.errors.MalformedRequest: invalid_value at /steps_run: ...
+affidavit.service.core.errors.MalformedRequest: invalid_value at /steps_run: ...
 """
 
 from __future__ import annotations
@@ -45,9 +45,14 @@ from affidavit.client import (
     Unit,
 )
 from affidavit.plan import Integer, Real
+from affidavit.service.core.teams import TeamName
+from affidavit.service.core.wire_models import (
+    UUID,
+    Comment,
+    Digest,
+    RequestModel,
+)
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
-from affidavit.service.teams import NAME
-from affidavit.service.wire_models import UUID, Comment, Digest, RequestModel
 
 MAX_ENTRIES = 200
 """Reservations in a ledger's response, latest first; ``entries_total`` counts all."""
@@ -62,7 +67,6 @@ SUM_MEANING = "The certificates' ε and δ added up; it decides nothing."
 DatasetName = Annotated[
     str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="As plans name it.")
 ]
-TeamName = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The reservation's `id`.")]
 
 

@@ -39,11 +39,11 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.client import read_bounded
 from affidavit.plan import Reason
-from affidavit.service.database import Store
-from affidavit.service.errors import OperatorError
-from affidavit.service.log.entries import log_checkpoints, log_cosignatures
+from affidavit.service.core.database import Store
+from affidavit.service.core.errors import LogDamaged, NotLogged, OperatorError
 from affidavit.service.log.reader import TIMESTAMP_PREFIX, LogReader
-from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
+from affidavit.service.log.stored_tree import StoredCheckpoint
+from affidavit.service.tables.log import log_checkpoints, log_cosignatures
 from affidavit.trust import encode_base64, write_atomically
 from affidavit.trust.log import (
     BadNote,

@@ -26,24 +26,23 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, case, func, select
 
 from affidavit.plan import canonical_json
-from affidavit.service.certificates.tables import signing_keys
-from affidavit.service.clock import now_of
-from affidavit.service.database import Store, reader
-from affidavit.service.keys import revoked_keys
-from affidavit.service.log.entries import (
-    entry_of,
-    log_checkpoints,
-    log_cosignatures,
-    log_entries,
-    log_leaves,
-)
+from affidavit.service.core.clock import now_of
+from affidavit.service.core.database import Store, reader
+from affidavit.service.core.errors import LogDamaged, NotLogged
+from affidavit.service.log.entries import entry_of
 from affidavit.service.log.stored_tree import (
-    LogDamaged,
-    NotLogged,
     StoredCheckpoint,
     last_checkpoint,
     open_stored,
     read_hashes,
+)
+from affidavit.service.tables.certificates import signing_keys
+from affidavit.service.tables.keys import revoked_keys
+from affidavit.service.tables.log import (
+    log_checkpoints,
+    log_cosignatures,
+    log_entries,
+    log_leaves,
 )
 from affidavit.trust.log import (
     TILE_HEIGHT,

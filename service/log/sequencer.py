@@ -32,21 +32,21 @@ from sqlalchemy import Connection, Engine, delete, insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.plan import Reason
-from affidavit.service.certificates.tables import insert_signing_key
-from affidavit.service.database import reader, writer
-from affidavit.service.log.entries import (
+from affidavit.service.core.database import reader, writer
+from affidavit.service.core.errors import LogDamaged
+from affidavit.service.log.signing_keys import insert_signing_key
+from affidavit.service.log.stored_tree import (
+    StoredCheckpoint,
+    last_checkpoint,
+    read_frontier,
+    require_superset,
+)
+from affidavit.service.tables.log import (
     log_checkpoints,
     log_entries,
     log_leaves,
     log_nodes,
     log_pending,
-)
-from affidavit.service.log.stored_tree import (
-    LogDamaged,
-    StoredCheckpoint,
-    last_checkpoint,
-    read_frontier,
-    require_superset,
 )
 from affidavit.trust import KeyFailure, SigningPort
 from affidavit.trust.log import (

@@ -16,8 +16,14 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_
 
-from affidavit.service.certificates.tables import signing_keys
-from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
+from affidavit.service.core.errors import LogDamaged
+from affidavit.service.tables.certificates import signing_keys
+from affidavit.service.tables.log import (
+    log_checkpoints,
+    log_entries,
+    log_leaves,
+    log_nodes,
+)
 from affidavit.trust import KeyFailure, PublicKey
 from affidavit.trust.log import (
     EMPTY_ROOT,
@@ -39,18 +45,6 @@ from affidavit.trust.log import (
 
 MAX_RANGE = 5000
 """Entries that one call of ``verify_range`` hashes."""
-
-
-class NotLogged(Exception):
-    """The log has no checkpoint yet, or lacks the leaf or size that the text names."""
-
-
-class LogDamaged(Exception):
-    """The stored log contradicts itself or a checkpoint, as the text says.
-
-    Nothing is signed until it is repaired: restore the database from a backup that is at least as
-    new as the last checkpoint, and run ``affidavit audit verify``.
-    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,22 +32,23 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 
-from affidavit.service import keys
 from affidavit.service.certificates import certifications, issue_status
-from affidavit.service.database import (
+from affidavit.service.core.database import (
     create_sqlite_file,
     is_missing_file,
     metadata,
     open_engine,
     writer,
 )
-from affidavit.service.errors import OperatorError, SettingsError
-from affidavit.service.identity import four_eyes, tokens
+from affidavit.service.core.errors import OperatorError, SettingsError
+from affidavit.service.identity import tokens
+from affidavit.service.keys import keyring as keys
 from affidavit.service.ledger import state
 from affidavit.service.log import entries
-from affidavit.service.pages import sessions
+from affidavit.service.operation import four_eyes
 from affidavit.service.policies import store
 from affidavit.service.runs import repository
+from affidavit.service.web import sessions
 from affidavit.trust import fsync_directory
 
 MODULES = (

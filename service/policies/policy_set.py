@@ -22,8 +22,8 @@ from affidavit.assessment import Assessment
 from affidavit.certificate import certificate_id
 from affidavit.certificate.policy import BUILT_IN, Budget, Policy, Waiver, waivers_in_force
 from affidavit.plan import Plan, digest
-from affidavit.service.errors import DomainError
-from affidavit.service.teams import DEFAULT, team_in_id
+from affidavit.service.core.errors import DomainError
+from affidavit.service.core.teams import DEFAULT, team_in_id
 
 Head = tuple[int, int, int]
 """The last row ids of policies, waivers and revocations; equal heads are equal policy sets."""

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, Row, Select, func, insert, select, tuple_
 
@@ -46,17 +45,24 @@ from affidavit.certificate.policy import (
     sign_document,
 )
 from affidavit.plan import Plan
-from affidavit.service.certificates.tables import insert_signing_key, signing_keys
-from affidavit.service.database import Store, UtcDateTime, hold, numbered
+from affidavit.service.core.database import (
+    Store,
+    hold,
+)
+from affidavit.service.core.errors import PolicyTampered
+from affidavit.service.core.teams import TEAM, acting_for
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.log.entries import insert_logged, is_logged, log_entries
+from affidavit.service.log.entries import insert_logged, is_logged
+from affidavit.service.log.signing_keys import insert_signing_key
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
     Head,
     PoliciesChanged,
     PolicySet,
 )
-from affidavit.service.teams import TEAM, acting_for
+from affidavit.service.tables.certificates import signing_keys
+from affidavit.service.tables.log import log_entries
+from affidavit.service.tables.policies import policies, waiver_revocations, waiver_uses, waivers
 from affidavit.trust import (
     KeyFailure,
     PublicKey,
@@ -65,57 +71,7 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import LogEntry
 
-policies = numbered(
-    "policies",
-    sa.Column("name", sa.String(64), nullable=False),
-    sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("digest", sa.String(71), nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
-    sa.Column("created_by", sa.String(255), nullable=False),
-    sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("name", "version", name="policies_version"),
-    sa.CheckConstraint("version > 0", name="policies_version_positive"),
-)
-
-waivers = numbered(
-    "waivers",
-    sa.Column("waiver_id", sa.String(71), nullable=False),
-    sa.Column("envelope", sa.LargeBinary, nullable=False),
-    sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
-    sa.Column("owner", sa.String(255), nullable=False),
-    sa.Column("created_by", sa.String(255), nullable=False),
-    sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.Column("expires_at", UtcDateTime, nullable=False),
-    sa.Column("team", sa.String(64), nullable=False, server_default="default"),
-    sa.UniqueConstraint("waiver_id", name="waivers_once"),
-    sa.CheckConstraint("owner <> created_by", name="waivers_by_another"),
-    sa.CheckConstraint("expires_at > created_at", name="waivers_end"),
-)
-
-waiver_revocations = numbered(
-    "waiver_revocations",
-    sa.Column("waiver_id", sa.String(71), sa.ForeignKey("waivers.waiver_id"), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("revoked_by", sa.String(255), nullable=False),
-    sa.Column("at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("waiver_id", name="waiver_revocations_once"),
-)
-
-waiver_uses = numbered(
-    "waiver_uses",
-    sa.Column("waiver_id", sa.String(71), sa.ForeignKey("waivers.waiver_id"), nullable=False),
-    sa.Column("certificate_id", sa.String(71), nullable=False),
-    sa.Column("at", UtcDateTime, nullable=False),
-    sa.Index("waiver_uses_by_waiver", "waiver_id"),
-)
-
-
 LOCK = "affidavit.policies"
-
-
-class PolicyTampered(Exception):
-    """A policy or waiver in the database does not match its signature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

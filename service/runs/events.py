@@ -30,7 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import ResponseModel, RunProgress, StepsSpent
-from affidavit.service.errors import AccountingUnavailable, DomainError
+from affidavit.service.core.errors import AccountingUnavailable, DomainError
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.wire_models import charge_of
 from affidavit.service.runs.queue import RunQueue

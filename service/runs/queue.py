@@ -30,9 +30,9 @@ from sqlalchemy import Connection, select
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.evidence import Conformance, SearchOpening
-from affidavit.service.database import Store
-from affidavit.service.database import hold as hold_certificate
-from affidavit.service.errors import DomainError, WrongState
+from affidavit.service.core.database import Store
+from affidavit.service.core.database import hold as hold_certificate
+from affidavit.service.core.errors import DomainError, WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import (
     LockedReservation,
@@ -40,7 +40,12 @@ from affidavit.service.ledger.store import (
     require_reserved_usable,
 )
 from affidavit.service.runs import repository
-from affidavit.service.runs.repository import End, Kind, StoredRun, round_up_steps, run_leases
+from affidavit.service.runs.repository import (
+    End,
+    Kind,
+    StoredRun,
+    round_up_steps,
+)
 from affidavit.service.runs.wire_models import (
     CompletionRequest,
     FailureRequest,
@@ -50,6 +55,7 @@ from affidavit.service.runs.wire_models import (
     RunClaimRequest,
     StartRequest,
 )
+from affidavit.service.tables.runs import run_leases
 from affidavit.worker import Renewal
 
 MAX_FAILED_ATTEMPTS = 5

@@ -39,9 +39,10 @@ from affidavit.evidence import (
 )
 from affidavit.evidence import BadProvenance as UnsignedProvenance
 from affidavit.service.certificates.store import CertificateStore
-from affidavit.service.database import hold as hold_certificate
-from affidavit.service.errors import DomainError
-from affidavit.service.fair_queue import leave_turn
+from affidavit.service.core.database import hold as hold_certificate
+from affidavit.service.core.errors import DomainError
+from affidavit.service.core.fair_queue import leave_turn
+from affidavit.service.core.pool import AccountingPool
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import (
@@ -51,11 +52,11 @@ from affidavit.service.ledger.store import (
     require_reserved_usable,
     reserve,
 )
-from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
 from affidavit.service.runs.queue import LockedRun, RunQueue
-from affidavit.service.runs.repository import StoredRun, run_leases, runs
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.wire_models import CompletionRequest, RunRequest
+from affidavit.service.tables.runs import run_leases, runs
 from affidavit.trust import KeyStore, statement_in
 
 

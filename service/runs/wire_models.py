@@ -4,7 +4,7 @@ r"""Wire models of runs: requests of people and workers, and responses.
 7
 >>> RunRequest.from_data({"certificate": "x"})
 Traceback (most recent call last):
-affidavit.service.errors.MalformedRequest: ...
+affidavit.service.core.errors.MalformedRequest: ...
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from affidavit.client import Run, RunEvent
 from affidavit.evidence import read_choices
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
+from affidavit.service.core.wire_models import (
+    UUID,
+    Comment,
+    Digest,
+    RequestModel,
+)
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
-from affidavit.service.wire_models import UUID, Comment, Digest, RequestModel
 from affidavit.worker import Fence, Job, Output, Reference, Secret, Steps
 from affidavit.worker import RunId as AnyRun
 

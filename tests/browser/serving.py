@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import uvicorn
 
-from affidavit.service.app import create_app
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.serve import IDLE_SECONDS
 from affidavit.service.settings import Settings
+from affidavit.service.web.app import create_app
+from affidavit.service.web.serve import IDLE_SECONDS
 from affidavit.trust import KeyStore
 
 

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import expect
 
-from affidavit.service.pages.runs import EVENTS
-from affidavit.service.pages.text import words
+from affidavit.service.web.pages.runs import EVENTS
+from affidavit.service.web.pages.text import words
 from tests.browser.conftest import Kind
 from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import Site, served, settings_in

@@ -34,13 +34,13 @@ def test_a_change_is_made_in_files_that_exist(change: str, where: str) -> None:
 def test_the_table_has_the_tasks_of_a_first_week() -> None:
     """Each by its first guess: the words of the task are those of one row."""
     tasks = {
-        "a field of the certificate page": "service/pages",
+        "a field of the certificate page": "service/web/pages",
         "a sampling scheme": "mechanisms/sampling_schemes.py",
         "a noise strategy": "mechanisms/strategies",
         "a known mistake": "assessment/diagnosis/catalogue",
         "a policy rule": "certificate/policy/rules.py",
         "a verification step": "certificate/verification/bundle_verification.py",
-        "an endpoint": "service/routes",
+        "an endpoint": "service/web/routes",
         "a command": "gate/cli.py",
         "exit codes": "gate/exit_codes.py",
         "a request of the HTTP client, and when it is repeated": "client/calls.py",

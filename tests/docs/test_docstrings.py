@@ -30,7 +30,7 @@ ROOMS = (
     "importers",
     "library",
 )
-HTTP = ("service/routes/", "service/pages/")
+HTTP = ("service/web/routes/", "service/web/pages/")
 """Where what is refused is said by the answers that a route declares."""
 ARRAYS = re.compile(r"\b(NDArray|ndarray|Array|Tensor)\b")
 _SIZE = r"[\w.*]+(?: [-+*·] \w+)?"

@@ -151,7 +151,7 @@ def test_the_policy_on_the_page_is_the_example() -> None:
 
 
 def test_the_waiver_on_the_page_is_one_that_the_service_takes() -> None:
-    from affidavit.service.policies.service import WaiverRequest
+    from affidavit.service.certificates.policy_changes import WaiverRequest
 
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     provided = json.loads(shown) | {"plan_digest": "sha256:" + "0" * 64}

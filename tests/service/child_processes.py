@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.trust import SigningKey
 from tests.support.forked_processes import Forked, call

@@ -28,13 +28,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from fastapi.testclient import TestClient
 
-from affidavit.service import database
-from affidavit.service.app import create_app
-from affidavit.service.database import open_engine
+from affidavit.service.core import database
+from affidavit.service.core.database import open_engine
+from affidavit.service.core.pool import AccountingPool
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
+from affidavit.service.web.app import create_app
 from affidavit.trust import KeyStore
 from tests.service.forked_service import IN_PROCESS
 from tests.support.forked_processes import Process, fork

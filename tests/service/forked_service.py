@@ -12,8 +12,8 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.__main__ import main
+from affidavit.service.core.pool import AccountingPool
 from affidavit.service.dispatch import dispatcher
-from affidavit.service.pool import AccountingPool
 
 __all__ = ["IN_PROCESS", "main", "prepare"]
 
@@ -30,7 +30,7 @@ IN_PROCESS = {"_run": _here, "warm_up": lambda _: None}
 
 def prepare() -> None:
     """Import what a service would, and have it account in its own process."""
-    for name in ("affidavit.service.accounting_preload", "affidavit.service.serve"):
+    for name in ("affidavit.service.core.accounting_preload", "affidavit.service.web.serve"):
         import_module(name)
     # A lease that ended is taken back as soon, and a run handed over, in a quarter of the time.
     dispatcher.PERIOD_SECONDS = 0.5

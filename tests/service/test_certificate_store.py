@@ -17,17 +17,16 @@ from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.plan import canonical_json
-from affidavit.service import database
 from affidavit.service.certificates.integrity import signed_columns
-from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
-from affidavit.service.certificates.tables import (
-    certificates,
-    insert_signing_key,
-    requests,
-    signing_keys,
+from affidavit.service.core import database
+from affidavit.service.core.database import (
+    open_engine,
+    reader,
+    writer,
 )
-from affidavit.service.database import open_engine, reader, writer
+from affidavit.service.core.wire_models import Status
+from affidavit.service.log.signing_keys import insert_signing_key
 from affidavit.service.operation.database_admin import (
     SchemaNotAtHead,
     head,
@@ -35,6 +34,11 @@ from affidavit.service.operation.database_admin import (
     upgrade,
 )
 from affidavit.service.operation.database_admin import require_head as require
+from affidavit.service.tables.certificates import (
+    certificates,
+    requests,
+    signing_keys,
+)
 from affidavit.trust import (
     SigningKey,
     format_instant,

@@ -15,15 +15,19 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from affidavit.service import fair_queue, pool
 from affidavit.service.certificates import certifications
 from affidavit.service.certificates.certifications import Certifications
-from affidavit.service.errors import AccountingTimeout
-from affidavit.service.fair_queue import CALLER, SERVICE, RecentUse
-from affidavit.service.middleware import RequestMiddleware
-from affidavit.service.operation.telemetry import Metrics
-from affidavit.service.pool import AccountingPool
+from affidavit.service.core import fair_queue, pool
+from affidavit.service.core.errors import AccountingTimeout
+from affidavit.service.core.fair_queue import (
+    CALLER,
+    SERVICE,
+    RecentUse,
+)
+from affidavit.service.core.pool import AccountingPool
 from affidavit.service.settings import Settings
+from affidavit.service.web.middleware import RequestMiddleware
+from affidavit.service.web.telemetry import Metrics
 from tests.support.polling import wait_until
 
 Plan = Callable[..., dict[str, Any]]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from affidavit.service.concurrency import MAX_BATCH, Batcher, in_thread_pool
+from affidavit.service.core.concurrency import (
+    MAX_BATCH,
+    Batcher,
+    in_thread_pool,
+)
 
 
 class Halving:

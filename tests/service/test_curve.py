@@ -15,8 +15,8 @@ from affidavit.assessment import (
     draw_curves,
 )
 from affidavit.plan import plan_from
-from affidavit.service.errors import AccountingTimeout
-from affidavit.service.pool import AccountingPool
+from affidavit.service.core.errors import AccountingTimeout
+from affidavit.service.core.pool import AccountingPool
 
 Make = Callable[..., dict[str, Any]]
 

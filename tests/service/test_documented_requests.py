@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from affidavit.service.routes import certificates
 from affidavit.service.settings import Settings
+from affidavit.service.web.routes import certificates
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "http://127.0.0.1:8321"

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from affidavit.service import fair_queue
-from affidavit.service.concurrency import SingleFlight
-from affidavit.service.errors import TooBusy
-from affidavit.service.fair_queue import CALLER, FairQueue
+from affidavit.service.core import fair_queue
+from affidavit.service.core.concurrency import SingleFlight
+from affidavit.service.core.errors import TooBusy
+from affidavit.service.core.fair_queue import CALLER, FairQueue
 
 Job = Callable[[str, float], Awaitable[None]]
 

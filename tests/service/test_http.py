@@ -21,11 +21,15 @@ from fastapi import Request
 from fastapi.testclient import TestClient
 from uvicorn.server import ServerState
 
-from affidavit.service import serve
-from affidavit.service.database import InvalidCursor, cursor_at, read_cursor
-from affidavit.service.problems import Problem
-from affidavit.service.routing import read_body
-from affidavit.service.serve import HEADER_SECONDS
+from affidavit.service.core.database import (
+    InvalidCursor,
+    cursor_at,
+    read_cursor,
+)
+from affidavit.service.core.problems import Problem
+from affidavit.service.web import serve
+from affidavit.service.web.routing import read_body
+from affidavit.service.web.serve import HEADER_SECONDS
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -185,7 +189,7 @@ def test_an_answer_that_nobody_reads_ends_its_connection(monkeypatch: pytest.Mon
 
 
 def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affidavit.service.routing.READ_SECONDS", 0.05)
+    monkeypatch.setattr("affidavit.service.web.routing.READ_SECONDS", 0.05)
 
     async def silence() -> Any:
         await asyncio.sleep(60)

@@ -15,12 +15,16 @@ from sqlalchemy.exc import DatabaseError
 from typer.testing import CliRunner
 
 from affidavit.gate import app
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.keys import FRESH_SECONDS, KeysetStore, RevokedKeys
-from affidavit.service.log.entries import log_entries
+from affidavit.service.keys.keyring import (
+    FRESH_SECONDS,
+    KeysetStore,
+    RevokedKeys,
+)
 from affidavit.service.settings import Settings
+from affidavit.service.tables.log import log_entries
 from affidavit.trust import (
     KeysetError,
     KeyStore,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from affidavit.service import pool
+from affidavit.service.core import pool
 from affidavit.service.settings import Settings
 
 LIMIT = 2.0

@@ -11,7 +11,7 @@ import pytest
 from affidavit.assessment import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.certificates.preview_plan import PreviewPlan
-from affidavit.service.errors import AccountingTimeout
+from affidavit.service.core.errors import AccountingTimeout
 from affidavit.service.policies.policy_set import CertificationRequest, PolicySet
 
 PlanOf = Callable[..., Plan]

@@ -21,7 +21,7 @@ import pytest
 from affidavit.certificate import certificate_id, verify
 from affidavit.plan import digest, plan_from
 from affidavit.service.__main__ import main
-from affidavit.service.serve import listen
+from affidavit.service.web.serve import listen
 from affidavit.trust import KeyStore, PublicKey
 from tests.support.processes import gone, processes_of
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from affidavit.service import app as application
-from affidavit.service import routes
-from affidavit.service.app import create_app
-from affidavit.service.identity.access import UndeclaredAccess
 from affidavit.service.settings import Settings
+from affidavit.service.web import app as application
+from affidavit.service.web import routes
+from affidavit.service.web.access import UndeclaredAccess
+from affidavit.service.web.app import create_app
 
 JSON = {"content-type": "application/json"}
 
@@ -28,10 +28,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from affidavit.service.identity.access import needs
+from affidavit.service.web.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.wire_models import RequestModel, ResponseModel
-from affidavit.service.routing import JsonRoute
+from affidavit.service.core.wire_models import RequestModel, ResponseModel
+from affidavit.service.web.routing import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
 

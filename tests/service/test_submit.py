@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, select
 
 from affidavit.certificate import verify
 from affidavit.plan import parse_plan
-from affidavit.service.certificates.tables import certificates, requests
 from affidavit.service.settings import Settings
+from affidavit.service.tables.certificates import certificates, requests
 from affidavit.trust import KeyStore, PublicKey
 
 Plan = Callable[..., dict[str, Any]]

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from affidavit.service import fair_queue
-from affidavit.service.app import create_app
-from affidavit.service.fair_queue import (
+from affidavit.service.core import fair_queue
+from affidavit.service.core.fair_queue import (
     BURST_RECOVERY_RATE,
     BURST_SECONDS,
     CALLER,
@@ -24,6 +23,7 @@ from affidavit.service.fair_queue import (
     leave_turn,
 )
 from affidavit.service.settings import Settings
+from affidavit.service.web.app import create_app
 
 
 async def request(queue: Turns, caller: str, held: asyncio.Event, started: list[str]) -> None:

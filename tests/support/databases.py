@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Dialect, Engine, create_engine, text
 
-from affidavit.service import teams
+from affidavit.service.core import teams
 from affidavit.service.operation.database_admin import upgrade
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements

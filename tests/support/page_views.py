@@ -9,7 +9,7 @@ from unittest import mock
 
 from pydantic_core import to_jsonable_python
 
-from affidavit.service.pages import response
+from affidavit.service.web.pages import response
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.trust import KeyStore
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
 from tests.support.forked_processes import Process, fork

@@ -10,7 +10,7 @@ import pytest
 from affidavit.assessment.diagnosis import ClaimedEpsilon
 from affidavit.assessment.diagnosis.readings import Agreement
 from affidavit.plan import Claim, Plan
-from affidavit.service.wire_models import Explanation
+from affidavit.service.core.wire_models import Explanation
 
 
 @pytest.mark.parametrize(

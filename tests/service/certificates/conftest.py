@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from affidavit.service.database import open_engine
-from affidavit.service.keys import KeysetStore
+from affidavit.service.core.database import open_engine
+from affidavit.service.keys.keyring import KeysetStore
 from affidavit.service.settings import Settings
 from affidavit.trust import (
     KeyStore,

@@ -13,10 +13,12 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import VerificationOptions, verify
 from affidavit.plan import canonical_json
-from affidavit.service.certificates.tables import certificates, insert_signing_key
-from affidavit.service.database import writer
-from affidavit.service.log.audit import audit, snapshot
-from affidavit.service.log.entries import append_certificates, log_entries, log_pending
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import snapshot, writer
+from affidavit.service.log.entries import append_certificates
+from affidavit.service.log.signing_keys import insert_signing_key
+from affidavit.service.tables.certificates import certificates
+from affidavit.service.tables.log import log_entries, log_pending
 from affidavit.trust import (
     SigningKey,
     VerificationError,

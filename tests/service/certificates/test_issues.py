@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import Engine, event, func, select
 
 from affidavit.certificate import verify
-from affidavit.service.certificates.issue_status import Status
 from affidavit.service.certificates.store import CertificateStore, ConcurrentUpdate
-from affidavit.service.certificates.tables import certificates, requests
-from affidavit.service.database import open_engine
-from affidavit.service.log.entries import log_entries
+from affidavit.service.core.database import open_engine
+from affidavit.service.core.wire_models import Status
+from affidavit.service.tables.certificates import certificates, requests
+from affidavit.service.tables.log import log_entries
 from affidavit.trust import VerificationError, read_envelope
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import snapshot
 from tests.service.certificates.conftest import Company
 from tests.service.certificates.test_approvals import insert_approval
 

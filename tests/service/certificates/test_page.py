@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from affidavit.client import REVOCATION_CODES
 from affidavit.gate import app
 from affidavit.service.certificates.decisions import RevocationRequest
-from affidavit.service.certificates.issue_status import Status
+from affidavit.service.core.wire_models import Status
 from affidavit.service.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "approvals-and-revocation.md"

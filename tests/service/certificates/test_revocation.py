@@ -19,7 +19,7 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.service.certificates import status_list_signing as lists
-from affidavit.service.log.entries import log_entries
+from affidavit.service.tables.log import log_entries
 from affidavit.trust import VerificationError, read_envelope
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE

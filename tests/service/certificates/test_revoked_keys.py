@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.service import keys
+from affidavit.service.keys import keyring as keys
 from tests.service.certificates.conftest import Company
 
 Plan = Callable[..., dict[str, Any]]

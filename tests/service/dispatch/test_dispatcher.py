@@ -13,7 +13,7 @@ import pytest
 
 from affidavit.service.dispatch import dispatcher as dispatcher_module
 from affidavit.service.dispatch.dispatcher import Dispatcher
-from affidavit.service.dispatch.engines import EngineUnavailable
+from affidavit.service.dispatch.engine import EngineUnavailable
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
 from tests.service.dispatch.conftest import RayCluster, dispatcher_of
 from tests.service.ledger_replay import replay

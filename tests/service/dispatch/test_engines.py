@@ -11,9 +11,14 @@ import httpx
 import pytest
 
 from affidavit.plan import load_yaml
-from affidavit.service.dispatch.engines import Job, RayJobs, Slurm, build_engine
+from affidavit.service.core.errors import SettingsError
+from affidavit.service.dispatch.engine import Job
+from affidavit.service.dispatch.engines import (
+    RayJobs,
+    Slurm,
+    build_engine,
+)
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
-from affidavit.service.errors import SettingsError
 from affidavit.service.settings import Settings
 from tests.service.dispatch.conftest import RayCluster
 

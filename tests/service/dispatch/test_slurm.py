@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.service.dispatch.engines import EngineUnavailable, Job, Slurm
+from affidavit.service.dispatch.engine import EngineUnavailable, Job
+from affidavit.service.dispatch.engines import Slurm
 from tests.support.polling import wait_until
 from tests.support.slurm_cluster import SlurmCluster, slurm_cluster
 

@@ -12,20 +12,20 @@ from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from affidavit.service import app as application
-from affidavit.service.app import create_app
-from affidavit.service.fair_queue import CALLER
-from affidavit.service.identity.access import (
+from affidavit.service.core.fair_queue import CALLER
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.settings import Settings
+from affidavit.service.web import app as application
+from affidavit.service.web.access import (
     Reader,
     UndeclaredAccess,
     guarded_routes,
     needs,
     open_to_all,
 )
-from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.routes import ROUTERS
-from affidavit.service.routing import read_body
-from affidavit.service.settings import Settings
+from affidavit.service.web.app import create_app
+from affidavit.service.web.routes import ROUTERS
+from affidavit.service.web.routing import read_body
 
 TABLE = Path(__file__).with_name("who_may.txt")
 ROWS = [line.split() for line in TABLE.read_text().splitlines() if line and line[0] != "#"]

@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from affidavit.service.__main__ import main
-from affidavit.service.clock import DatabaseClock
-from affidavit.service.errors import OperatorError
+from affidavit.service.core.clock import DatabaseClock
+from affidavit.service.core.errors import OperatorError
 from affidavit.service.identity.tokens import parse_token
-from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
+from affidavit.service.web.serve import serve
 from affidavit.trust import KeyStore
 from tests.support.polling import wait_until
 
@@ -156,7 +156,7 @@ def test_it_does_once_it_can_know_somebody(
         if known == "revoked token":
             run("tokens", "revoke", created["id"])
     served = []
-    monkeypatch.setattr("affidavit.service.serve._run", lambda *given: served.append(given))
+    monkeypatch.setattr("affidavit.service.web.serve._run", lambda *given: served.append(given))
     assert run("serve", "--host", "0.0.0.0", "--port", "0")[0] == 0
     ((listening, settings),) = served
     assert listening.fileno() == -1  # closed again

@@ -13,14 +13,15 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from affidavit.plan import canonical_json
-from affidavit.service.identity import four_eyes
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import snapshot
+from affidavit.service.core.teams import acting_for
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.four_eyes import admin_proposals
-from affidavit.service.keys import keysets
 from affidavit.service.ledger.repository import grants_of
-from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.operation import four_eyes
 from affidavit.service.settings import Settings
-from affidavit.service.teams import acting_for
+from affidavit.service.tables.identity import admin_proposals
+from affidavit.service.tables.keys import keysets
 from affidavit.trust import (
     PAYLOAD_TYPE,
     KeyStore,

@@ -13,7 +13,7 @@ from typing import Any
 import jwt
 import pytest
 
-from affidavit.service.errors import SettingsError
+from affidavit.service.core.errors import SettingsError
 from affidavit.service.identity import openid
 from affidavit.service.identity.openid import (
     FRESH_SECONDS,

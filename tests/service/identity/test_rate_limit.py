@@ -15,12 +15,12 @@ from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.service import app as application
 from affidavit.service.identity import rate_limiter
-from affidavit.service.identity.access import Reader
 from affidavit.service.identity.rate_limiter import RateLimiter, key_of_address, retry_after
-from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
+from affidavit.service.web import app as application
+from affidavit.service.web.access import Reader
+from affidavit.service.web.routes import ROUTERS
 
 LIST = "/v1/certificates"
 

@@ -13,17 +13,22 @@ import pytest
 from sqlalchemy import Connection, create_engine, insert, make_url, select, text
 from sqlalchemy.exc import ProgrammingError
 
-from affidavit.service.database import open_engine, reader, writer
-from affidavit.service.errors import SettingsError
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import (
+    open_engine,
+    reader,
+    snapshot,
+    writer,
+)
+from affidavit.service.core.errors import SettingsError
+from affidavit.service.core.teams import RULES, acting_for
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.openid import ProviderTokens
 from affidavit.service.identity.provider import read_provider
 from affidavit.service.identity.tokens import TokenError, TokenRepository
-from affidavit.service.ledger.state import dataset_grants
-from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation.database_admin import grant_application, metadata
 from affidavit.service.settings import Settings
-from affidavit.service.teams import RULES, acting_for
+from affidavit.service.tables.ledger import dataset_grants
 from affidavit.trust import KeyStore, format_instant
 from tests.service.identity.test_access import ROWS
 from tests.service.operation.databases import statements, with_user

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, delete, func, insert, inspect, select, text, update
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.service.database import writer
+from affidavit.service.core.database import writer
 from affidavit.service.identity import tokens as tokens_module
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import (
@@ -22,11 +22,14 @@ from affidavit.service.identity.tokens import (
     generate_token,
     hash_for_log,
     token_entry,
+)
+from affidavit.service.log.entries import append
+from affidavit.service.tables.identity import (
     token_revocations,
     token_uses,
     tokens,
 )
-from affidavit.service.log.entries import append, log_entries
+from affidavit.service.tables.log import log_entries
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from affidavit.assessment import certify
 from affidavit.plan import Plan
 from affidavit.service.certificates.store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.certificates.submit_plan import sign
-from affidavit.service.database import writer
+from affidavit.service.core.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.service import RunCost, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, StoredReservation

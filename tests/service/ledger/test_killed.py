@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import func, select
 
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.state import ledger_events, reservations
 from affidavit.service.ledger.store import LedgerStore, LockedReservation
-from affidavit.service.log.entries import log_entries
+from affidavit.service.tables.ledger import ledger_events, reservations
+from affidavit.service.tables.log import log_entries
 from tests.service.child_processes import killed, on
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 from tests.service.ledger_replay import replay

@@ -15,12 +15,12 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.service.certificates.issue_status import Status
-from affidavit.service.database import open_engine
-from affidavit.service.errors import IdempotencyKeyReused, WrongState
+from affidavit.service.core.database import open_engine
+from affidavit.service.core.errors import IdempotencyKeyReused, WrongState
+from affidavit.service.core.wire_models import Status
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.service import LedgerService, RunCost, compose_events, cost_of_bundle
-from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
+from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.ledger.store import (
     CertificateNotUsable,
     CostedRun,
@@ -33,8 +33,13 @@ from affidavit.service.ledger.store import (
     require_usable,
 )
 from affidavit.service.ledger.wire_models import position_of, summary_of
-from affidavit.service.log.entries import log_entries
-from affidavit.service.pages.datasets import spent_chart
+from affidavit.service.tables.ledger import (
+    ledger_events,
+    ledgers,
+    reservations,
+)
+from affidavit.service.tables.log import log_entries
+from affidavit.service.web.pages.datasets import spent_chart
 from affidavit.trust import development_key
 from tests.service import child_processes
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of

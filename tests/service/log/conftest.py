@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from affidavit.service.database import open_engine, writer
-from affidavit.service.log.audit import AuditFinding, audit, snapshot
+from affidavit.service.audit.audit import AuditFinding, audit
+from affidavit.service.core.database import open_engine, snapshot, writer
 from affidavit.service.log.entries import append
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer

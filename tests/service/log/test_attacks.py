@@ -17,10 +17,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.service.database import writer
+from affidavit.service.core.database import writer
+from affidavit.service.core.errors import LogDamaged
 from affidavit.service.log.checkpoint_publisher import FileDestination, published_checkpoints
 from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
+from affidavit.service.log.stored_tree import StoredCheckpoint
 from affidavit.trust import SigningKey
 from affidavit.trust.log import (
     Frontier,

@@ -16,10 +16,10 @@ from affidavit.service.__main__ import main
 from affidavit.service.certificates.decisions import RevocationRequest, revoke
 from affidavit.service.certificates.store import CertificateStore, PlanRequest
 from affidavit.service.certificates.submit_plan import sign
-from affidavit.service.database import writer
+from affidavit.service.core.database import writer
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.keys import KeysetStore
+from affidavit.service.keys.keyring import KeysetStore
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.entries import append

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from affidavit.service.__main__ import main
-from affidavit.service.errors import SettingsError
+from affidavit.service.core.errors import LogDamaged, SettingsError
 from affidavit.service.log.checkpoint_publisher import (
     MAX_RESPONSE_BYTES,
     CheckpointPublisher,
@@ -25,7 +25,7 @@ from affidavit.service.log.checkpoint_publisher import (
     published_checkpoints,
     request_timestamp,
 )
-from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
+from affidavit.service.log.stored_tree import StoredCheckpoint
 from affidavit.service.settings import Settings
 from affidavit.trust.log import NoteKey, note_key
 from tests.service.log.conftest import KEY, ORIGIN, Answer, Log

@@ -16,8 +16,9 @@ from affidavit.certificate import (
     VerificationOptions,
     verify,
 )
-from affidavit.service.log.audit import audit, snapshot
-from affidavit.service.operation import readiness
+from affidavit.service.audit import readiness
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import snapshot
 from affidavit.service.settings import Settings
 from affidavit.trust import (
     KeyStore,
@@ -178,7 +179,7 @@ def test_what_the_log_does_not_have(client: Client, certified: Any) -> None:
 def test_entries_come_in_pages(
     client: Client, certified: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("affidavit.service.routes.log.PAGE_SIZE", 2)
+    monkeypatch.setattr("affidavit.service.web.routes.log.PAGE_SIZE", 2)
     for number in range(1, 6):
         certified(steps=number)
     path, result = "/v1/log/entries?end=3", []

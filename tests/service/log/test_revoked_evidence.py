@@ -19,8 +19,8 @@ import pytest
 
 from affidavit.certificate import VerificationOptions, verify
 from affidavit.service.__main__ import main
-from affidavit.service.database import writer
-from affidavit.service.keys import KeysetStore
+from affidavit.service.core.database import writer
+from affidavit.service.keys.keyring import KeysetStore
 from affidavit.service.log.checkpoint_publisher import Cosignatures
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion

@@ -13,14 +13,14 @@ import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from affidavit.service.database import open_engine, writer
-from affidavit.service.log.entries import (
-    append,
+from affidavit.service.core.database import open_engine, writer
+from affidavit.service.log.entries import append
+from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
+from affidavit.service.tables.log import (
     log_checkpoints,
     log_entries,
     log_leaves,
 )
-from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
 from affidavit.trust import (
     KeyFailure,
     PublicKey,

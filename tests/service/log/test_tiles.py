@@ -13,12 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine, insert
 
-from affidavit.service.database import writer
-from affidavit.service.errors import SettingsError
-from affidavit.service.log.entries import log_entries, log_pending
+from affidavit.service.core.database import writer
+from affidavit.service.core.errors import NotLogged, SettingsError
 from affidavit.service.log.reader import tile_entries, tile_hashes
-from affidavit.service.log.stored_tree import NotLogged
 from affidavit.service.settings import Settings
+from affidavit.service.tables.log import log_entries, log_pending
 from affidavit.trust.log import (
     BadTile,
     Frontier,

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from affidavit.service.log.entries import log_pending
+from affidavit.service.tables.log import log_pending
 
 
 def until_logged(services: Any) -> None:

@@ -17,9 +17,10 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from affidavit.service import clock, database, keys
+from affidavit.service.audit import readiness
+from affidavit.service.core import clock, database
 from affidavit.service.identity.actor import Scope
-from affidavit.service.operation import readiness
+from affidavit.service.keys import keyring as keys
 from affidavit.service.settings import Settings, database_url
 from affidavit.trust import KeyStore
 from tests.service.operation.databases import statements

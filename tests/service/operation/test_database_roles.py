@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError, ProgrammingError
 
-from affidavit.service.errors import SettingsError
+from affidavit.service.core.errors import SettingsError
 from affidavit.service.operation.database_admin import grant_application, upgrade
 from affidavit.service.settings import Settings
 from tests.service.operation.databases import statements, with_user

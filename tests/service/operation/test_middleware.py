@@ -14,16 +14,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from affidavit.service.app import create_app
-from affidavit.service.middleware import PROBES
-from affidavit.service.operation import readiness
-from affidavit.service.operation.telemetry import (
+from affidavit.service.audit import readiness
+from affidavit.service.settings import Settings
+from affidavit.service.web.app import create_app
+from affidavit.service.web.middleware import PROBES
+from affidavit.service.web.telemetry import (
     JsonLines,
     Tracing,
     TracingUnavailable,
     open_tracing,
 )
-from affidavit.service.settings import Settings
 from affidavit.trust import KeyStore
 from tests.service.operation.log_waiting import until_logged
 

@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 from affidavit.service.__main__ import main
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.service.operation.database_admin import (
     UnknownSchema,
     head,

@@ -16,13 +16,19 @@ import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.service.certificates.tables import certificates
-from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
+from affidavit.service.audit import readiness
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import (
+    TIMEOUTS,
+    hold,
+    open_engine,
+    snapshot,
+    writer,
+)
 from affidavit.service.ledger.integrity import state_digest
-from affidavit.service.log.audit import audit, snapshot
-from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
+from affidavit.service.tables.certificates import certificates
 from affidavit.trust import (
     KeyStore,
     SigningKey,

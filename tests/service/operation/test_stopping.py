@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.service.middleware import RequestMiddleware
-from affidavit.service.operation.telemetry import Metrics
+from affidavit.service.web.middleware import RequestMiddleware
+from affidavit.service.web.telemetry import Metrics
 from tests.support.processes import gone, processes_of
 
 

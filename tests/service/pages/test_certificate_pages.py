@@ -17,11 +17,11 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from affidavit.gate import app
-from affidavit.service.database import open_engine
-from affidavit.service.keys import KeysetStore
-from affidavit.service.pages import certificates as certificates_module
-from affidavit.service.pages.certificates import CertificateSearch, certificate_list
-from affidavit.service.pages.documents import at_least
+from affidavit.service.core.database import open_engine
+from affidavit.service.keys.keyring import KeysetStore
+from affidavit.service.web.pages import certificates as certificates_module
+from affidavit.service.web.pages.certificates import CertificateSearch, certificate_list
+from affidavit.service.web.pages.documents import at_least
 from affidavit.trust import (
     KeyStore,
     Revocation,

@@ -65,7 +65,7 @@ def test_certificates_awaiting_approval_are_listed(yard: Yard) -> None:
 
 
 def test_an_incomplete_search_is_stated(yard: Yard, monkeypatch: Monkey) -> None:
-    monkeypatch.setattr("affidavit.service.pages.overview.MAX_SEARCHED", 2)
+    monkeypatch.setattr("affidavit.service.web.pages.overview.MAX_SEARCHED", 2)
     policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
     yard.ask("POST", "/v1/policies", "admin", {**policy, "valid_days": 9, "approvals": 1})
     for steps in range(20, 23):

@@ -11,7 +11,7 @@ import pytest
 
 from affidavit.plan import as_document, digest, parse_plan, plan_from
 from affidavit.service.certificates.preview_plan import MAX_TEXT_LENGTH, PreviewPlan, read_document
-from affidavit.service.pages.plan_form import PlanForm, parse
+from affidavit.service.web.pages.plan_form import PlanForm, parse
 
 SCRIPT = """
 from opacus import PrivacyEngine

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affidavit.plan import MalformedPlan, as_document, digest, load_yaml, parse_plan
-from affidavit.service.pages.new_plan import curl_of
-from affidavit.service.pages.plan_form import EXAMPLES as EXAMPLE_FORMS
-from affidavit.service.pages.plan_form import (
+from affidavit.service.web.pages.new_plan import curl_of
+from affidavit.service.web.pages.plan_form import EXAMPLES as EXAMPLE_FORMS
+from affidavit.service.web.pages.plan_form import (
     MAX_RELEASES,
     START,
     PlanForm,
@@ -121,7 +121,7 @@ def test_a_field_of_what_was_not_chosen_is_no_part_of_the_plan_nor_of_the_page()
     form = PlanForm.of({**WHOLE, "sampling.scheme": "full_batch", "sampling.groups": "7"})
     assert load_yaml(form.yaml.encode()).data["sampling"] == {"scheme": "full_batch"}
     assert form.value("sampling.groups") == "7"
-    style = (resources.files("affidavit.service.pages") / "static/affidavit.css").read_text()
+    style = (resources.files("affidavit.service.web.pages") / "static/affidavit.css").read_text()
     choices = {field.name: [value for value, _ in field.choices] for field in fields()}
     for name in {field.of for field in fields() if field.of}:
         for value in choices[name]:

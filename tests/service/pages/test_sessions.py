@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, update
 
-from affidavit.service.database import open_engine, writer
+from affidavit.service.core.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.pages.sessions import MAX_IDLE_TIME, MAX_LIFETIME, sessions
 from affidavit.service.settings import Settings
+from affidavit.service.tables.identity import sessions
+from affidavit.service.web.sessions import MAX_IDLE_TIME, MAX_LIFETIME
 from affidavit.trust import KeyStore
 
 HTML = {"accept": "text/html"}

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from affidavit.service.errors import SettingsError
+from affidavit.service.core.errors import SettingsError
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.provider import Provider, SignInClient, read_provider
 from affidavit.service.settings import Settings

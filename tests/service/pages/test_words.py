@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.gate.cli import COMMANDS
-from affidavit.service.pages.plan_form import RELEASE, SECTIONS
-from affidavit.service.pages.runs import EVENTS, RUN_FIELDS
-from affidavit.service.pages.templating import GROUPS
-from affidavit.service.pages.text import TONES, words
+from affidavit.service.web.pages.plan_form import RELEASE, SECTIONS
+from affidavit.service.web.pages.runs import EVENTS, RUN_FIELDS
+from affidavit.service.web.pages.templating import GROUPS
+from affidavit.service.web.pages.text import TONES, words
 
-TEMPLATES = sorted(Path("service/pages/templates").glob("*.html"))
+TEMPLATES = sorted(Path("service/web/pages/templates").glob("*.html"))
 GLOSSARY = Path("docs/glossary.md").read_text(encoding="utf-8")
 COLOURS = {"good", "warn", "bad", "plain"}
 EVERYDAY = re.findall(

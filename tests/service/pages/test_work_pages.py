@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.service.pages.text import spreadsheet_safe
+from affidavit.service.web.pages.text import spreadsheet_safe
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record
@@ -170,7 +170,7 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
 
 
 def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affidavit.service.pages.approvals.PAGE_SIZE", 2)
+    monkeypatch.setattr("affidavit.service.web.pages.approvals.PAGE_SIZE", 2)
     _set_policy(yard, approvals=1)
     created = {
         yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps)).json()[

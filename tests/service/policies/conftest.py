@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, text
 
-from affidavit.service.database import open_engine, writer
-from affidavit.service.log.entries import log_entries
+from affidavit.service.core.database import open_engine, writer
 from affidavit.service.settings import Settings
+from affidavit.service.tables.log import log_entries
 from affidavit.trust import KeyStore, format_instant
 
 PEOPLE = {

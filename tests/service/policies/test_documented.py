@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from affidavit.service.log.audit import audit_rows, count_pending
+from affidavit.service.audit.audit import audit_rows, count_pending
 from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import prove_certificate, verify
 from affidavit.certificate.policy import BUILT_IN, Waiver, open_document, policy_from
-from affidavit.service.database import writer
+from affidavit.service.core.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.policies.store import insert_policy, insert_waiver
 from affidavit.trust import (

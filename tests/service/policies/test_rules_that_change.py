@@ -12,7 +12,7 @@ from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.certificates.store import CertificateStore
-from affidavit.service.pool import AccountingPool
+from affidavit.service.core.pool import AccountingPool
 
 Document = Callable[..., dict[str, Any]]
 

@@ -13,7 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate.policy import open_document
-from affidavit.service.log.audit import AuditFinding, audit, snapshot
+from affidavit.service.audit.audit import AuditFinding, audit
+from affidavit.service.core.database import snapshot
 from affidavit.trust import KeyStore, format_instant
 from tests.service.conftest import ON_SQLITE
 

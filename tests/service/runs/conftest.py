@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import Engine, select
 
 from affidavit.evidence import check_conformance, sign_provenance
-from affidavit.service.database import open_engine
+from affidavit.service.audit.audit import audit_rows
+from affidavit.service.core.database import open_engine, snapshot
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.log.audit import audit_rows, snapshot
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.repository import run_events
 from affidavit.service.settings import Settings
+from affidavit.service.tables.runs import run_events
 from affidavit.trust import (
     KeyStore,
     SigningKey,

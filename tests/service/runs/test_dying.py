@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import snapshot
 from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import Yard
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.service.database import writer
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import snapshot, writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import lock_reservation
-from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
 from affidavit.service.runs.wire_models import CompletionRequest
 from affidavit.trust import SigningKey

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.service.database import open_engine
+from affidavit.service.core.database import open_engine
 from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS, RunQueue

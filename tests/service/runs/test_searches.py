@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import text
 
 from affidavit.evidence import SearchOpening
-from affidavit.service.database import writer
+from affidavit.service.core.database import writer
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import record_of
 

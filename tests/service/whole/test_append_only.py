@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.service.database import UtcDateTime
+from affidavit.service.core.database import UtcDateTime
 from affidavit.service.operation.database_admin import metadata
 from tests.support.databases import Migrated
 

@@ -17,7 +17,7 @@ import requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from affidavit.service.openapi import document_text
+from affidavit.service.web.openapi_dump import document_text
 from tests.service.whole.conftest import ROLES, Asked
 from tests.support.random_seeds import seeded
 

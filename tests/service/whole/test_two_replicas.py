@@ -20,8 +20,13 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from affidavit.service.database import TIMEOUTS, open_engine, writer
-from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import (
+    TIMEOUTS,
+    open_engine,
+    snapshot,
+    writer,
+)
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.trust import KeyStore
 from tests.service import postgresql_server

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from affidavit.service.database import open_engine
-from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.audit.audit import audit
+from affidavit.service.core.database import open_engine, snapshot
 from tests.worker.conftest import Shop
 
 STEPS = 4

@@ -1,0 +1,1 @@
+"""The audit of the database against the log, which knows every table."""

@@ -1,0 +1,258 @@
+"""Accounting in processes that can be killed.
+
+``certify`` refuses plans whose estimated cost is too high, but an estimate can be wrong and a
+foreign library can hang. Therefore each accounting runs in its own process under a time limit. A
+process that exceeds the limit is killed and replaced, while the event loop and other requests
+continue.
+
+A fork server that has imported the accountants starts the processes: forking the service itself
+would copy the locks of its threads in an arbitrary state. A broken pool, for example after the
+kernel killed an idle worker, is replaced when the next plan arrives.
+
+Long plans, and those of callers with much recent use, have processes of their own with a lower
+priority, so that no ordinary plan waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
+from threading import Lock, Thread
+from typing import Any, ParamSpec, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.assessment import Assessment, certify
+from affidavit.plan import Plan
+from affidavit.service.core.concurrency import Batcher
+from affidavit.service.core.errors import AccountingFailed, AccountingTimeout
+from affidavit.service.core.fair_queue import (
+    CALLER,
+    SERVICE,
+    FairQueue,
+    RecentUse,
+    leave_turn,
+)
+
+UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
+MAX_QUICK = 16
+"""Quick plans sent to a process together, and releases of a quick plan."""
+ORDINARY_SECONDS = 5.0
+"""A plan that takes longer is long, and so are the plans of a caller with more recent use."""
+SUSTAINED_SHARE = 1 / 6
+"""Share of a process that a caller may use all the time."""
+MAX_RECENT_SECONDS = ORDINARY_SECONDS + 60 * SUSTAINED_SHARE
+"""A caller with this use, or with a long plan, may use the ordinary processes after a minute."""
+NICENESS, LONG_NICENESS = 5, 19
+"""Of the accounting processes; the service's own is 0."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger("affidavit.service")
+
+
+class _RecentUseExceeded(Exception):
+    """The caller's recent use exceeds the limit of these processes."""
+
+
+class _Processes:
+    """``number`` processes, for callers whose recent use is below ``max_use`` seconds."""
+
+    def __init__(
+        self, number: int, niceness: int, context: BaseContext, max_use: float = math.inf
+    ) -> None:
+        self.number = number
+        self._max_use = max_use
+        self._niceness = niceness
+        self._context = context
+        self._turns = FairQueue(number)
+        self._lock = Lock()
+        self._pool = self._new_pool()
+
+    async def run(
+        self, seconds: float, use: RecentUse, work: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> T:
+        """Return the result of ``work``, which may take ``seconds``, and add to ``use``.
+
+        Raises ``_RecentUseExceeded`` if the caller reached the limit while it waited.
+        """
+        async with self._turns.turn():
+            if use.of(CALLER.get()) >= self._max_use:
+                raise _RecentUseExceeded
+            # Replacing a broken pool blocks, so it happens in a thread.
+            pool = self._pool if self._pool.active else await run_in_threadpool(self.usable)
+            started_at = time.monotonic()
+            try:
+                future = pool.schedule(work, args=args, kwargs=kwargs, timeout=seconds)
+                result: T = await asyncio.wrap_future(future)
+            finally:
+                use.add(CALLER.get(), time.monotonic() - started_at)
+        return result
+
+    def usable(self) -> ProcessPool:
+        """Return the pool, after replacing a broken one."""
+        with self._lock:
+            if not self._pool.active:
+                log.warning("the accounting pool broke; starting another")
+                self._stop()
+                self._pool = self._new_pool()
+            return self._pool
+
+    def close(self) -> None:
+        """Stop the processes and discard their computations."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+    def _new_pool(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self.number,
+            initializer=_initialise_worker,
+            initargs=(self._niceness,),
+            context=self._context,
+        )
+
+
+class AccountingPool:
+    """``workers`` processes, each accounting one plan for at most ``time_limit`` seconds.
+
+    Long plans have ``workers - 1`` more processes, at least one, which start when they are needed.
+    ``unanswered`` counts the computations in progress or waiting.
+    """
+
+    def __init__(self, workers: int, time_limit: float) -> None:
+        self.time_limit = time_limit
+        self.workers = workers
+        self.unanswered = 0
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["affidavit.service.core.accounting_preload", certify.__module__]
+        )
+        self._ordinary = _Processes(workers, NICENESS, context, ORDINARY_SECONDS)
+        self._long = _Processes(max(1, workers - 1), LONG_NICENESS, context)
+        self._use = RecentUse(SUSTAINED_SHARE, MAX_RECENT_SECONDS)
+        self._quick: Batcher[Plan, Assessment] = Batcher(
+            self._assess_quick, MAX_QUICK, lanes=workers
+        )
+
+    async def assess(self, plan: Plan) -> Assessment:
+        """Return the assessment by ``certify``; raises like ``run``.
+
+        Quick plans cost less than sending them to a process, so several are sent together.
+        """
+        if is_quick(plan):
+            return await self._quick(plan)
+        return await (self.run_long if is_long(plan) else self.run)(certify, plan)
+
+    async def _assess_quick(self, plans: Sequence[Plan]) -> list[Assessment]:
+        CALLER.set(SERVICE)  # these plans of several callers take milliseconds
+        return await self.run(map_plans, certify, plans)
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of ``work``.
+
+        Callers take turns (``FairQueue``). Waiting for a process does not count against the time
+        limit. Cancelling the task also ends the work in its process. Work that takes longer than
+        ``ORDINARY_SECONDS`` starts again as a long plan.
+        Raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
+        """
+        if self._use.of(CALLER.get()) < ORDINARY_SECONDS:
+            seconds = min(ORDINARY_SECONDS, self.time_limit)
+            try:
+                return await self._run(False, seconds, work, *args, **kwargs)
+            except _RecentUseExceeded:
+                pass
+            except AccountingTimeout:
+                if seconds == self.time_limit:
+                    raise
+                self._use.add(CALLER.get(), MAX_RECENT_SECONDS)
+        return await self.run_long(work, *args, **kwargs)
+
+    async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``work`` as a long plan; also used for charts and other work that is not urgent."""
+        return await self._run(True, self.time_limit, work, *args, **kwargs)
+
+    async def _run(
+        self, is_long: bool, seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self.unanswered += 1
+        leave_turn()
+        processes = self._long if is_long else self._ordinary
+        try:
+            return await processes.run(seconds, self._use, work, *args, **kwargs)
+        except TimeoutError:
+            raise AccountingTimeout(f"killed after {seconds:g} s") from None
+        except (ProcessExpired, BrokenProcessPool) as error:
+            raise AccountingFailed(f"the accounting process died: {error}") from error
+        finally:
+            self.unanswered -= 1
+
+    def warm_up(self) -> None:
+        """Start the processes, so that the first plan does not wait for imports."""
+        for _ in range(self.workers):
+            self._ordinary.usable().schedule(_do_nothing)
+
+    def close(self) -> None:
+        """Stop the processes and discard their computations."""
+        self._ordinary.close()
+        self._long.close()
+
+
+def is_quick(plan: Plan) -> bool:
+    """Return whether ``certify`` takes milliseconds: one Gaussian, and nothing to solve for."""
+    phase = plan.phases[0]
+    return (
+        len(plan.phases) == 1
+        and phase.sampling.scheme in UNSAMPLED
+        and phase.noise.kind == "independent"
+        and len(phase.releases) <= MAX_QUICK
+        and not (plan.extra or plan.claim or plan.is_open)
+    )
+
+
+def is_long(plan: Plan) -> bool:
+    """Return whether ``certify`` takes seconds or minutes, to sample bounds of correlated noise."""
+    return any(
+        phase.sampling.scheme == "balls_in_bins" and phase.noise.kind != "independent"
+        for phase in plan.phases
+    )
+
+
+def map_plans(work: Callable[[Plan], T], plans: Sequence[Plan]) -> list[T]:
+    """Return the results of ``work`` for several plans, in a worker process."""
+    return [work(plan) for plan in plans]
+
+
+def _initialise_worker(niceness: int) -> None:
+    """Initialise a worker, which exits when the service is gone, even if it was killed.
+
+    A worker that is computing would notice only after its computation, which may never end. Its
+    niceness gives the service's own process priority.
+    """
+    os.nice(niceness)
+    gc.freeze()  # exclude imported modules from garbage collection
+    Thread(target=_exit_with_service, daemon=True).start()
+
+
+def _exit_with_service() -> None:
+    service = multiprocessing.parent_process()
+    if service is not None:
+        service.join()
+        os._exit(1)
+
+
+def _do_nothing() -> None:
+    """Do nothing; a worker that runs it has started."""

@@ -1,0 +1,501 @@
+"""``/certificates``: the current issues, with search, facets and saved searches.
+
+The search matches the start of a certificate id or plan digest if the text is hexadecimal, and
+otherwise the start of a plan or data set name. Facets narrow the search, and each facet value is
+counted with the other facets applied. Only the newest ``MAX_COUNTED`` certificates are counted, so
+that the cost of a page does not grow with the table. Pages use cursors. Certificates are sorted
+newest first; expired ones by latest expiry, unless the search is by mechanism or requester.
+
+ε bands use the certified upper bound and ignore δ, adjacency and unit: two certificates of one
+band are not necessarily comparable.
+
+A saved search is a name and the query string of this page, visible to its owner only. The query is
+validated before it is saved and contains no cursor.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BeforeValidator, Field, ValidationError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
+from sqlalchemy.exc import IntegrityError
+
+from affidavit.plan import OptimizerName
+from affidavit.service.certificates.issue_status import (
+    REJECTED,
+    REVOKED,
+    SUPERSEDED,
+    key_revoked_at,
+    same_issue,
+    status_at,
+)
+from affidavit.service.core.database import (
+    any_of,
+    page_of,
+    reader,
+    writer,
+)
+from affidavit.service.core.problems import Problem
+from affidavit.service.core.wire_models import QueryModel, Status, Verdict
+from affidavit.service.tables.certificates import (
+    approvals,
+    certificate_facets,
+    certificates,
+    revocations,
+    saved_views,
+)
+from affidavit.service.tables.keys import revoked_keys
+from affidavit.service.web.dependencies import TheServices
+from affidavit.service.web.pages.access import Reader
+from affidavit.service.web.pages.forms import SubmittedForm
+from affidavit.service.web.pages.response import (
+    action,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
+from affidavit.service.web.pages.text import round_up
+
+PATH = "/certificates"
+PAGE_SIZE = 50
+MAX_COUNTED = 2000
+"""The newest certificates that are counted; counts of more have a plus sign."""
+EXPIRING_SOON = timedelta(days=30)
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
+
+Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
+Ends = Literal["over", "soon", "later"]
+Time = Literal["created_at", "not_after"]
+StatusFilter = Literal[
+    "active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"
+]
+
+_EPSILON, _NOT_AFTER = certificates.c.epsilon_upper, certificates.c.not_after
+BANDS: dict[Band, tuple[str, ColumnElement[bool]]] = {
+    "to_1": ("ε ≤ 1", _EPSILON <= 1.0),
+    "to_3": ("1 < ε ≤ 3", and_(_EPSILON > 1.0, _EPSILON <= 3.0)),
+    "to_8": ("3 < ε ≤ 8", and_(_EPSILON > 3.0, _EPSILON <= 8.0)),
+    "above_8": ("ε > 8", _EPSILON > 8.0),
+    "none": ("no ε", _EPSILON.is_(None)),
+}
+"""The label and the condition of each band."""
+ENDS: dict[Ends, str] = {
+    "over": "expired",
+    "soon": "expires within 30 days",
+    "later": "expires later",
+}
+
+
+EMPTY = BeforeValidator(lambda value: None if value == "" else value)
+"""Converts an empty form field to None."""
+
+
+class CertificateSearch(QueryModel):
+    """The parameters of the page; unknown ones are refused, not ignored."""
+
+    q: Annotated[str | None, Field(max_length=128), EMPTY] = None
+    dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None
+    requester: Annotated[str | None, Field(max_length=255), EMPTY] = None
+    verdict: Annotated[Verdict | None, EMPTY] = None
+    standing: Annotated[StatusFilter | None, EMPTY] = None
+    epsilon: Annotated[Band | None, EMPTY] = None
+    mechanism: Annotated[OptimizerName | None, EMPTY] = None
+    ends: Annotated[Ends | None, EMPTY] = None
+    cursor: Annotated[str | None, Field(max_length=512), EMPTY] = None
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The filters of the list by parameter."""
+        values = self.model_dump(exclude_none=True, exclude={"cursor"})
+        return {name: str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateLine:
+    """A row of the list; ε, an upper bound in nats, and δ are rounded up."""
+
+    id: str
+    issue: int
+    untrusted: bool
+    name: str | None
+    dataset: str | None
+    verdict: str
+    status: Status
+    epsilon_at_most: str | None
+    delta: str | None
+    adjacency: str
+    mechanism: str | None
+    requester: str | None
+    plan_digest: str
+    created_at: datetime
+    not_after: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateList:
+    """A page of the list; ``total`` has a plus sign if not all certificates were counted.
+
+    ``order`` is the column by which the lines are sorted, in descending order.
+    """
+
+    order: Time
+    lines: tuple[CertificateLine, ...]
+    total: str
+    facets: tuple[dict[str, Any], ...]
+    filters: dict[str, str]
+    next: str | None
+    mechanisms: tuple[str, ...] = get_args(OptimizerName)
+    views: tuple[SavedView, ...] = ()
+
+
+def certificate_list(
+    connection: Connection, search: CertificateSearch, now: datetime
+) -> CertificateList:
+    """Return the page of ``search``; raises ``InvalidCursor``."""
+    keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
+    revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
+    query = page_query(search, now, revoked)
+    rows, following = page_of(connection, query, _sort_key(search), search.cursor, PAGE_SIZE)
+    unfaceted = search.model_copy(update=dict.fromkeys(_VALUES))
+    tally = _tally(connection, tally_query(unfaceted, now, revoked))
+    # Few of the newest may match, so matches are counted separately.
+    exact = tally
+    if tally.is_partial and unfaceted != search:
+        exact = _tally(connection, tally_query(search, now, revoked))
+    return CertificateList(
+        order=_time_column(search),
+        lines=tuple(map(_line, rows)),
+        total=exact.count(search.filters),
+        facets=tuple(_facets(search, tally)),
+        filters=search.filters,
+        next=following,
+    )
+
+
+def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+    """Return the query of all pages.
+
+    ``revoked`` are the ids of revoked keys, which the database needs to estimate their rows and to
+    choose an index.
+    """
+    return (
+        select(
+            *(certificates.c[name] for name in _COLUMNS),
+            *certificate_facets.c,
+            status_at(now).label("status"),
+        )
+        .select_from(_join_facets(outer=True))
+        .where(*conditions_of(search, now, revoked))
+    )
+
+
+def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+    """Return the query that counts the newest by verdict, ε band and validity."""
+    newest = (
+        select(
+            certificates.c.verdict.label("verdict"),
+            case(*((inside, band) for band, (_, inside) in BANDS.items())).label("epsilon"),
+            case(*((inside, ends) for ends, inside in _validity_conditions(now).items())).label(
+                "ends"
+            ),
+        )
+        .select_from(_join_facets(outer=False) if _by_facets(search) else certificates)
+        .where(*conditions_of(search, now, revoked))
+        .order_by(_sort_key(search)[0].desc())
+        .limit(MAX_COUNTED + 1)
+        .subquery()
+    )
+    values = [newest.c[name] for name in _VALUES]
+    return select(*values, func.count().label("number")).group_by(*values)
+
+
+_COLUMNS = (
+    *("id", "issue", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta"),
+    *("adjacency", "plan_digest", "created_at", "not_after"),
+)
+
+
+def _by_facets(search: CertificateSearch) -> bool:
+    return search.mechanism is not None or search.requester is not None
+
+
+def _sort_key(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
+    """Return the sort key, in the table whose index reads only the shown rows."""
+    columns, facets = certificates.c, certificate_facets.c
+    if _by_facets(search):
+        return facets.created_at, facets.certificate_id, facets.untrusted
+    return columns[_time_column(search)], columns.id, columns.untrusted
+
+
+def _time_column(search: CertificateSearch) -> Time:
+    """Return the time column by which the list is sorted."""
+    # Expired certificates are old, and rare among the newest.
+    expired = search.ends == "over" or search.standing == "expired"
+    return "not_after" if expired and not _by_facets(search) else "created_at"
+
+
+def _join_facets(*, outer: bool) -> Any:
+    return certificates.join(certificate_facets, same_issue(certificate_facets), isouter=outer)
+
+
+def conditions_of(
+    search: CertificateSearch, now: datetime, revoked: Sequence[str] = ()
+) -> list[ColumnElement[bool]]:
+    """Return the conditions of the rows that match ``search``; ``revoked`` are key ids."""
+    conditions: list[ColumnElement[bool]] = [~SUPERSEDED]
+    columns, facets = certificates.c, certificate_facets.c
+    for column, value in (
+        (columns.verdict, search.verdict),
+        (columns.dataset, search.dataset),
+        (facets.mechanism, search.mechanism),
+        (facets.requester, search.requester),
+    ):
+        if value is not None:
+            conditions.append(column == value)
+    if search.q is not None:
+        conditions.append(_matches_prefix(search.q.strip()))
+    if search.epsilon is not None:
+        conditions.append(BANDS[search.epsilon][1])
+    if search.ends is not None:
+        conditions.append(_validity_conditions(now)[search.ends])
+    if search.standing is not None:
+        conditions += _status_conditions(search.standing, now, revoked)
+    return conditions
+
+
+def _matches_prefix(text: str) -> ColumnElement[bool]:
+    columns = certificates.c
+    if match := _HEX.fullmatch(text):
+        start = f"sha256:{match[1]}"
+        return or_(*(column.startswith(start) for column in (columns.id, columns.plan_digest)))
+    names = (columns.name, columns.dataset)
+    return or_(*(column.startswith(text, autoescape=True) for column in names))
+
+
+def _validity_conditions(now: datetime) -> dict[Ends, ColumnElement[bool]]:
+    """Return the condition of each validity."""
+    return {
+        "over": now > _NOT_AFTER,
+        "soon": and_(now <= _NOT_AFTER, now + EXPIRING_SOON > _NOT_AFTER),
+        "later": now + EXPIRING_SOON <= _NOT_AFTER,
+    }
+
+
+def _status_conditions(
+    standing: StatusFilter, now: datetime, revoked: Sequence[str]
+) -> list[ColumnElement[bool]]:
+    """Return the conditions of a status, equal to ``status_at`` but with an index for each."""
+    columns = certificates.c
+    is_pending = columns.approvals_given < columns.approvals_required
+    undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
+    match standing:
+        case "revoked":
+            return [any_of(columns.id, select(revocations.c.certificate_id)), REVOKED]
+        case "rejected":
+            rejected = select(approvals.c.certificate_id).where(approvals.c.decision == "reject")
+            return [any_of(columns.id, rejected), ~REVOKED, REJECTED]
+        case "key_revoked":
+            return [columns.key_id.in_(revoked), ~REVOKED, ~REJECTED]
+        case "expired":
+            return [*undecided, columns.not_after < now]
+        case "awaiting_approval":
+            return [*undecided, columns.not_after >= now, is_pending]
+        case "active":
+            return [*undecided, columns.not_after >= now, ~is_pending]
+
+
+def _line(row: Row[Any]) -> CertificateLine:
+    return view_of(
+        CertificateLine,
+        row,
+        status=Status(row.status),
+        epsilon_at_most=round_up(row.epsilon_upper),
+        delta=round_up(row.delta),
+    )
+
+
+# ---- facets -------------------------------------------------------------------------
+
+_VALUES: dict[str, tuple[str, dict[str, str]]] = {
+    "verdict": ("Verdict", {arg: arg.replace("_", "-") for arg in get_args(Verdict)}),
+    "epsilon": ("ε", {str(band): text for band, (text, _) in BANDS.items()}),
+    "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
+}
+"""Labels of the counted facets and of their values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tally:
+    """Counts by verdict, ε band and validity; ``is_partial`` if not all were counted."""
+
+    numbers: Mapping[tuple[str, ...], int]
+    is_partial: bool
+
+    def count(self, chosen: Mapping[str, str]) -> str:
+        """Return the number of certificates with the ``chosen`` facet values."""
+        number = sum(
+            number
+            for values, number in self.numbers.items()
+            if all(
+                chosen.get(name, value) == value
+                for name, value in zip(_VALUES, values, strict=True)
+            )
+        )
+        return f"{min(number, MAX_COUNTED):,}" + "+" * self.is_partial
+
+
+def _tally(connection: Connection, query: Select[Any]) -> _Tally:
+    rows = connection.execute(query).all()
+    numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
+    return _Tally(numbers=numbers, is_partial=sum(numbers.values()) > MAX_COUNTED)
+
+
+def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]]:
+    """Yield the facets with their values and counts."""
+    chosen = search.filters
+    for name, (label, values) in _VALUES.items():
+        choices = [
+            {
+                "value": value,
+                "label": text,
+                "count": tally.count({**chosen, name: value}),
+                "chosen": chosen.get(name) == value,
+            }
+            for value, text in values.items()
+        ]
+        yield {"name": name, "label": label, "choices": choices}
+
+
+# ---- saved searches -----------------------------------------------------------------
+
+MAX_SAVED = 50
+"""Saved searches per person."""
+MAX_NAME_LENGTH = 64
+
+
+class InvalidSavedView(ValueError):
+    """A search that cannot be saved, for the reason in the message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedView:
+    """A saved search; ``query`` is its query string without the question mark."""
+
+    id: str
+    name: str
+    query: str
+
+
+def saved_searches(engine: Engine, owner: str) -> tuple[SavedView, ...]:
+    """Return the searches of ``owner``, sorted by name."""
+    columns = saved_views.c
+    query = select(columns.id, columns.name, columns.query).where(*_owned_by(owner))
+    with reader(engine).connect() as connection:
+        rows = connection.execute(query.order_by(columns.name).limit(MAX_SAVED)).mappings()
+        return tuple(SavedView(**row) for row in rows)
+
+
+def save_search(engine: Engine, owner: str, name: str, query: str, at: datetime) -> None:
+    """Save a search; raises ``InvalidSavedView``."""
+    name = name.strip()
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidSavedView(f"enter a name of 1 to {MAX_NAME_LENGTH} printable characters.")
+    if not query:
+        raise InvalidSavedView("there is no filter to save; narrow the list first.")
+    row = {"id": str(uuid.uuid4()), "owner": owner, "page": PATH, "name": name}
+    try:
+        with writer(engine).begin() as connection:
+            count = select(func.count()).select_from(saved_views).where(*_owned_by(owner))
+            if connection.execute(count).scalar_one() >= MAX_SAVED:
+                raise InvalidSavedView(f"you have {MAX_SAVED} saved searches; delete one first.")
+            connection.execute(insert(saved_views).values(**row, query=query, created_at=at))
+    except IntegrityError:
+        raise InvalidSavedView(
+            "you have a saved search of that name; choose another name."
+        ) from None
+
+
+def delete_search(engine: Engine, owner: str, view_id: str) -> None:
+    """Delete a search of ``owner``, if it exists."""
+    with writer(engine).begin() as connection:
+        connection.execute(
+            delete(saved_views).where(saved_views.c.id == view_id, *_owned_by(owner))
+        )
+
+
+def _owned_by(owner: str) -> tuple[ColumnElement[bool], ...]:
+    return saved_views.c.owner == owner, saved_views.c.page == PATH
+
+
+# ---- the page ------------------------------------------------------------------------
+
+MAX_FIELDS = 20
+
+router = APIRouter()
+
+
+@page(router, PATH)
+def certificates_page(
+    request: Request,
+    actor: Reader,
+    services: TheServices,
+    search: Annotated[CertificateSearch, Query()],
+) -> Response:
+    """List certificates, with the reader's saved searches."""
+    with services.engine.connect() as connection:
+        view = certificate_list(connection, search, services.clock.now())
+    view = replace(view, views=saved_searches(services.engine, actor.name))
+    return respond(request, view, template="certificates.html")
+
+
+@action(router, f"{PATH}/views")
+def save_view(actor: Reader, services: TheServices, form: SubmittedForm) -> Response:
+    """Save a search under a name."""
+    query = _search_query(form.get("query"))
+    try:
+        save_search(services.engine, actor.name, form.get("name"), query, services.clock.now())
+    except InvalidSavedView as error:
+        raise Problem(422, "not_kept", str(error)) from None
+    return see_other(f"{PATH}?{query}")
+
+
+@action(router, f"{PATH}/views/{{view_id}}/forget")
+def delete_view(
+    actor: Reader, services: TheServices, view_id: str, form: SubmittedForm
+) -> Response:
+    """Delete a saved search of the actor."""
+    query = _search_query(form.get("query"))
+    delete_search(services.engine, actor.name, view_id)
+    return see_other(f"{PATH}?{query}" if query else PATH)
+
+
+def _search_query(query: str) -> str:
+    """Return ``query`` normalised and without a cursor; raises ``Problem``."""
+    try:
+        fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
+        search = CertificateSearch.model_validate(fields)
+    except (ValueError, ValidationError):
+        raise Problem(422, "not_a_search", "this is not a valid search of certificates.") from None
+    return urlencode(search.filters)

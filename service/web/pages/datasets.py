@@ -1,0 +1,554 @@
+"""``/datasets``: the budget and spending of each data set, and a form to set a budget.
+
+``/datasets/{name}`` shows the ledgers of a data set, with three figures: the cost by the privacy
+filter, which decides and holds for adaptively chosen plans; the composition as if all plans had
+been fixed in advance; and the plain sum of ε. The last two are for information only, and are
+marked so. The composition requires accounting; it is shown at once if that is quick, and otherwise
+on request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, RowMapping, select
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.accountants.privacy_filter import UNIT
+from affidavit.assessment.charts import (
+    Axis,
+    Chart,
+    Line,
+    ReferenceLine,
+)
+from affidavit.client import Composition
+from affidavit.plan import Name
+from affidavit.service.core.errors import MalformedRequest
+from affidavit.service.core.problems import Problem
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
+from affidavit.service.ledger import repository
+from affidavit.service.ledger.state import (
+    LedgerScope,
+    StoredLedger,
+    StoredReservation,
+)
+from affidavit.service.ledger.wire_models import (
+    BudgetRequest,
+    DatasetName,
+    GrantRequest,
+    amounts_of,
+    charge_of,
+    forecast_of,
+    summary_of,
+)
+from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.store import StoredPolicy
+from affidavit.service.tables.certificates import certificates
+from affidavit.service.tables.ledger import reservations
+from affidavit.service.tables.runs import run_events, runs
+from affidavit.service.web.dependencies import Services, TheServices
+from affidavit.service.web.openapi import ID_PATTERN
+from affidavit.service.web.pages.access import (
+    Admin,
+    Anyone,
+    RevokingAdmin,
+    page_actor,
+)
+from affidavit.service.web.pages.charts import (
+    figure_of,
+    step_points,
+    unit_of,
+)
+from affidavit.service.web.pages.forms import SubmittedForm, number
+from affidavit.service.web.pages.policies import PolicyLine, policy_line
+from affidavit.service.web.pages.response import (
+    ListPage,
+    action,
+    download_csv,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
+from affidavit.service.web.pages.text import (
+    date_time,
+    decimal,
+    messages_of,
+    round_down,
+    round_up,
+)
+from affidavit.service.web.routes.ledgers import (
+    ProposalDigest,
+    change_budget,
+    change_grant,
+    decline,
+)
+
+router = APIRouter()
+
+
+PAGE_SIZE = 50
+"""Ledgers on the list, or reservations on the page of a data set."""
+NEARLY_SPENT_SHARE = 0.8
+FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
+MAX_QUERY_LENGTH = 64
+"""Characters of a form field that the URL fills in."""
+BudgetRequester = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.ADMIN)]
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+ScopeName = Annotated[
+    str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}/[a-z_]{1,16}/[a-z_]{1,32}$")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLine:
+    """A row of the list; ε and δ are rounded outward, and ``share`` is the share spent."""
+
+    dataset: str
+    unit: str
+    adjacency: str
+    epsilon: str
+    delta: str
+    spent: str
+    sum: str
+    sum_delta: str
+    remaining: str
+    share: float
+    runs: int
+    exhausted: bool
+    policy: str
+
+    @property
+    def is_nearly_spent(self) -> bool:
+        """Whether the budget is exhausted or nearly spent."""
+        return self.exhausted or self.share >= NEARLY_SPENT_SHARE
+
+    @property
+    def percent(self) -> int:
+        """The share in per cent, rounded up, at most 100."""
+        return min(100, math.ceil(100 * self.share))
+
+
+@page(router, "/datasets")
+def datasets(
+    request: Request, _: Anyone, services: TheServices, after: ScopeName = None
+) -> Response:
+    """List the budgets; the form is filled in from the query parameters."""
+    values = {name: request.query_params.get(name, "")[:MAX_QUERY_LENGTH] for name in FIELDS}
+    return _respond(request, services, after, values=values)
+
+
+@action(router, "/datasets")
+def set_budget(
+    request: Request, actor: BudgetRequester, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Set a budget or propose it to administrators, by the use case of the API."""
+    values = {name: form.get(name) for name in FIELDS}
+    fields = {
+        **{name: values[name] for name in ("unit", "adjacency", "reason")},
+        **{name: number(values[name]) for name in ("epsilon", "delta")},
+        "team": form.get("team") or None,
+    }
+    try:
+        budget = BudgetRequest.from_data(fields)
+        name = _NAME.validate_python(values["dataset"])
+    except MalformedRequest as error:
+        return _respond(request, services, values=values, wrong=messages_of(error.reasons))
+    except ValidationError:
+        wrong = "The name of a data set has 1 to 64 letters, digits, dots, dashes and underscores."
+        return _respond(request, services, values=values, wrong=wrong)
+    call = CommandContext.of(actor, request, None, budget)
+    try:
+        change_budget(services, actor, call, name, budget)
+    except Problem as problem:
+        if problem.code != "second_person_needed":
+            raise
+        return _respond(request, services, values=values, noted=problem.detail)
+    return see_other("/datasets", done="set")
+
+
+def ledger_page(
+    connection: Connection, rules: PolicySet, cursor: str | None
+) -> ListPage[LedgerLine]:
+    """Return the page of ledgers after ``cursor``, which is the scope of a ledger as text."""
+    after = None
+    if cursor is not None:
+        dataset, unit, adjacency = cursor.split("/")
+        after = LedgerScope(dataset=dataset, unit=unit, adjacency=adjacency)
+    ledgers = repository.ledgers_after(connection, after, PAGE_SIZE + 1)
+    lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:PAGE_SIZE])
+    more = len(ledgers) > PAGE_SIZE
+    return ListPage(lines=lines, next=str(ledgers[PAGE_SIZE - 1].scope) if more else None)
+
+
+def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
+    """Return the table row of a ledger."""
+    summary = summary_of(ledger)
+    spent = ledger.spent_epsilon()
+    share = spent / float(ledger.state.budget.epsilon)
+    policy = rules.policy_of(ledger.scope.dataset)
+    return view_of(
+        LedgerLine,
+        ledger.scope,
+        epsilon=ledger.state.budget.epsilon,
+        delta=ledger.state.budget.delta,
+        spent=round_up(spent),
+        sum=round_up(summary.spent.sum.epsilon),
+        sum_delta=round_up(summary.spent.sum.delta),
+        remaining=round_down(summary.remaining.epsilon),
+        share=share if math.isfinite(share) else 1e9,
+        runs=ledger.state.runs,
+        exhausted=summary.exhausted,
+        policy=f"{policy.name} v{policy.version}",
+    )
+
+
+def _respond(
+    request: Request, services: Services, after: str | None = None, **form: Any
+) -> Response:
+    """Show the ledgers after ``after``, and the submitted ``form`` with its error.
+
+    If several administrators are required, ``noted`` says who else must agree.
+    """
+    with services.engine.connect() as connection:
+        ledgers = ledger_page(connection, services.policies.policy_set(), after)
+    view = {"datasets": ledgers, "wrong": None, "noted": None, **form}
+    view["administrators"] = services.keysets.administrators()
+    status = 422 if view["wrong"] else 200
+    return respond(request, view, template="datasets.html", status=status)
+
+
+# ---- one data set --------------------------------------------------------------------
+
+
+MAX_CHART_POINTS = 60
+"""The latest changes of a ledger that its chart shows."""
+MAX_SEARCHED_RUNS = 2000
+"""The latest failed runs that are searched for records that do not conform."""
+MAX_NOT_CONFORMANT = 5
+COMPOSITION_WAIT_SECONDS = 0.3
+"""Time that a page waits for the non-adaptive composition."""
+ONE = "/datasets/{name}"
+AMOUNTS = {
+    "spent": "runs that ended",
+    "committed": "runs in progress",
+    "reserved": "runs in the queue",
+    "free": "for further runs",
+}
+"""The parts of a budget in their order in the bar."""
+Before = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
+LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryLine:
+    """A reservation with its reserved and its charged amount."""
+
+    id: str
+    run: str | None
+    name: str | None
+    certificate: str
+    issue: int
+    state: str
+    steps_certified: int
+    steps_run: int | None
+    reserved: str
+    charged: str
+    mu: str | None
+    record: str | None
+    by: str
+    at: Any
+    changed_at: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """A data set: its ledgers, and the reservations and chart of the ``shown`` one.
+
+    ``not_conformant`` are the latest runs whose record does not conform; no charge bounds their
+    cost. ``forecast`` is for a run like the latest one. ``composed`` is None until it is computed.
+    """
+
+    name: str
+    lines: tuple[LedgerLine, ...] = ()
+    shown: LedgerLine | None = None
+    amounts: tuple[dict[str, Any], ...] = ()
+    budget_sum: str = ""
+    entries: tuple[EntryLine, ...] = ()
+    before: int | None = None
+    next: str | None = None
+    forecast: str | None = None
+    forecast_of: str | None = None
+    policy: PolicyLine
+    not_conformant: tuple[str, ...] = ()
+    composed: str | None = None
+    composed_by: str | None = None
+    proposals: tuple[dict[str, Any], ...] = ()
+    grants: tuple[Mapping[str, Any], ...] = ()
+    requested_forecast: str | None = None
+    requested_forecast_of: str | None = None
+
+
+@page(router, ONE)
+async def dataset(
+    request: Request,
+    actor: Anyone,
+    services: TheServices,
+    name: DatasetName,
+    ledger: LedgerName = None,
+    before: Before = None,
+    composed: Annotated[str | None, Query(max_length=8)] = None,
+    certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
+) -> Response:
+    """Show a data set: its ledger with reservations, chart and forecast, and its policy.
+
+    ``composed`` requests the non-adaptive composition, which requires accounting; ``certificate``
+    requests a forecast for that certificate. A data set that a policy or certificate names has a
+    page before it has a budget.
+    """
+    view, stored, chart = await run_in_threadpool(_read, services, actor, name, ledger, before)
+    if stored is not None and composed:
+        view = _with_composition(view, await services.ledger.compose(stored))
+    elif stored is not None:
+        view = await _with_quick_composition(view, services, stored)
+    if stored is not None and certificate:
+        forecast = await services.ledger.forecast(stored, certificate)
+        view = replace(
+            view, requested_forecast=forecast.message, requested_forecast_of=forecast.certificate
+        )
+    return respond(
+        request,
+        view,
+        template="dataset.html",
+        charts={} if chart is None else {"chart": chart},
+        fragment="composed",
+    )
+
+
+@page(router, f"{ONE}/ledger.csv")
+def ledger_csv(
+    actor: Anyone,
+    services: TheServices,
+    name: DatasetName,
+    ledger: LedgerName = None,
+    before: Before = None,
+) -> Response:
+    """Download the reservations that the page shows."""
+    view, _, _ = _read(services, actor, name, ledger, before)
+    return download_csv(EntryLine, view.entries, f"{name}.csv")
+
+
+@action(router, f"{ONE}/proposals/{{digest}}")
+def decline_proposal(
+    actor: RevokingAdmin,
+    services: TheServices,
+    name: DatasetName,
+    digest: ProposalDigest,
+    form: SubmittedForm,
+) -> Response:
+    """Decline a proposal, by the use case of the API."""
+    decline(services, actor, name, digest, form.get("reason").replace("\0", "")[:2000])
+    return see_other(f"/datasets/{name}", done="declined")
+
+
+@action(router, f"{ONE}/grants")
+def grant_use(
+    request: Request, actor: Admin, services: TheServices, name: DatasetName, form: SubmittedForm
+) -> Response:
+    """Grant another team the use of a data set, by the use case of the API."""
+    fields = {field: form.get(field) for field in ("team", "may", "reason")}
+    try:
+        grant = GrantRequest.from_data(fields)
+        call = CommandContext.of(actor, request, None, grant)
+        change_grant(services, actor, call, name, grant)
+    except MalformedRequest as error:
+        raise Problem(422, "malformed_request", str(error), *error.reasons) from None
+    except Problem as problem:
+        if problem.code != "second_person_needed":
+            raise
+        return see_other(f"/datasets/{name}", done="noted")
+    return see_other(f"/datasets/{name}", done="granted")
+
+
+def dataset_view(
+    connection: Connection,
+    rules: PolicySet,
+    name: str,
+    scope: tuple[str, str] | None,
+    before: int | None,
+) -> tuple[Dataset, StoredLedger | None]:
+    """Return the view of the ledger of ``scope`` (unit, adjacency) or the first, and the ledger.
+
+    Reservations are listed before the event number ``before``.
+    """
+    ledgers = repository.all_ledgers(connection, name)
+    in_scope = [
+        ledger for ledger in ledgers if scope in (None, (ledger.scope.unit, ledger.scope.adjacency))
+    ]
+    policy = rules.policy_of(name)
+    caps = policy.cap(name)
+    line = policy_line(StoredPolicy(policy=policy), rules)
+    view = Dataset(
+        name=name,
+        policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),
+    )
+    if not in_scope:
+        return view, None
+    chosen = in_scope[0]
+    numbered = repository.reservations_before(connection, chosen.id, before, PAGE_SIZE + 1)
+    entries = [reservation for _, reservation in numbered[:PAGE_SIZE]]
+    latest = entries[0] if entries and before is None else None
+    amounts = _amounts(connection, chosen)
+    forecast = None
+    if latest is not None:  # the privacy filter decides, because the ledger is not empty
+        forecast = forecast_of(chosen, latest.cost, latest.certificate_id, certain=False).message
+    run_ids = repository.runs_of(connection, [entry.id for entry in entries])
+    return replace(
+        view,
+        amounts=amounts,
+        budget_sum=decimal(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
+        lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
+        shown=ledger_line(chosen, rules),
+        entries=tuple(_entry(entry, run_ids.get(entry.id)) for entry in entries),
+        before=before,
+        next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
+        forecast=forecast,
+        forecast_of=None if latest is None else latest.certificate_id,
+        not_conformant=_not_conformant(connection, chosen),
+    ), chosen
+
+
+def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:
+    """Return whether a budget, policy or certificate names the data set."""
+    if rules.policy_of(name).datasets != "default" or repository.all_ledgers(connection, name):
+        return True
+    query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
+    """Return an SVG of the spending over time; empty if there are fewer than two changes."""
+    states = repository.states_of(connection, ledger.id, MAX_CHART_POINTS)
+    if len(states) < 2:
+        return ""
+    start, end = states[0][0], states[-1][0]
+    unit, length = unit_of((end - start).total_seconds())
+    after = [((at - start).total_seconds() / length, state) for at, state in states]
+    spent = [(then, replace(ledger, state=state).spent_epsilon()) for then, state in after]
+    plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
+    chart = Chart(
+        title=f"Budget of {ledger.scope.dataset} in use",
+        description=f"After {ledger.state.seq} changes {round_up(spent[-1][1])} of "
+        f"{ledger.state.budget.epsilon} is in use, by the privacy filter.",
+        x=Axis(label=f"{unit} since {date_time(start)}"),
+        y=Axis(label="ε (nats)", low=0.0),
+        marks=(
+            Line(name="in use, by the privacy filter", points=step_points(spent)),
+            Line(name="plain sum of ε", points=step_points(plain)),
+            ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon)),
+        ),
+    )
+    return figure_of(chart, width=460, height=280)
+
+
+def _read(
+    services: Services, actor: Actor, name: str, ledger: str | None, before: int | None
+) -> tuple[Dataset, StoredLedger | None, str | None]:
+    """Return the view, its ledger and its chart; raises ``Problem``."""
+    rules = services.policies.policy_set()
+    unit, _, adjacency = (ledger or "").partition("/")
+    scope = (unit, adjacency) if ledger else None
+    with services.engine.connect() as connection:
+        view, stored = dataset_view(connection, rules, name, scope, before)
+        proposals = services.four_eyes.waiting(actor, services.clock.now(), name)
+        exists = proposals or is_known(connection, rules, name)
+        if stored is None and (ledger is not None or not exists):
+            raise Problem(404, "not_found", f"the data set {name} has no budget.")
+        grants: Sequence[RowMapping] = ()
+        if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
+            grants = repository.grants_of(connection, name)
+        view = replace(view, proposals=tuple(map(dict, proposals)), grants=tuple(map(dict, grants)))
+        return view, stored, None if stored is None else spent_chart(connection, stored)
+
+
+async def _with_quick_composition(
+    view: Dataset, services: Services, ledger: StoredLedger
+) -> Dataset:
+    """Add the composition if it is quick; otherwise it continues, for a later request."""
+    task = asyncio.create_task(services.ledger.compose(ledger))
+    # Errors are reported when the user requests the composition.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    await asyncio.wait({task}, timeout=COMPOSITION_WAIT_SECONDS)
+    if task.done() and task.exception() is None:
+        return _with_composition(view, task.result())
+    return view
+
+
+def _with_composition(view: Dataset, composed: Composition) -> Dataset:
+    """Add the non-adaptive composition to ``view``."""
+    epsilon = composed.epsilon
+    if epsilon is None:
+        return replace(view, composed="not bounded by any engine")
+    upper = epsilon.upper
+    text = "not bounded" if upper is None else round_up(upper)
+    return replace(view, composed=text, composed_by=composed.engine)
+
+
+def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, Any], ...]:
+    """Return the parts of the budget's ε; ``start`` and ``share`` are percentages."""
+    open_costs = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
+    amounts = amounts_of(ledger, open_costs)
+    if amounts is None:
+        return ()
+    total = max(float(sum(amounts.values())), 1e-300)
+    lines, start = [], 0.0
+    for name, meaning in AMOUNTS.items():
+        share = 100 * float(amounts[name]) / total
+        epsilon = f"{amounts[name].normalize():f}"
+        line = {"name": name, "epsilon": epsilon, "meaning": meaning}
+        lines.append({**line, "start": start, "share": share})
+        start += share
+    return tuple(lines)
+
+
+def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
+    reserved = charge_of(reservation.cost)
+    return view_of(
+        EntryLine,
+        reservation,
+        run=run,
+        certificate=reservation.certificate_id,
+        steps_certified=reservation.certified_steps,
+        reserved=round_up(reserved.epsilon),
+        charged=round_up(charge_of(reservation.charged).epsilon),
+        mu=round_up(reserved.mu),
+        by=reservation.reserved_by,
+        at=reservation.reserved_at,
+    )
+
+
+def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, ...]:
+    """Return the latest runs on this ledger whose record does not conform."""
+    failed = (
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body)
+        .where(run_events.c.kind == "failed")
+        .order_by(run_events.c.at.desc())
+        .limit(MAX_SEARCHED_RUNS)
+        .subquery()
+    )
+    query = (
+        select(failed.c.run_id)
+        .join(runs, runs.c.id == failed.c.run_id)
+        .join(reservations, reservations.c.id == runs.c.reservation_id)
+        .where(reservations.c.ledger_id == ledger.id, failed.c.body.contains("not_conformant"))
+        .order_by(failed.c.at.desc())
+        .limit(MAX_NOT_CONFORMANT)
+    )
+    return tuple(connection.execute(query).scalars())
