@@ -27,7 +27,7 @@ metrics, quantiles         move as far as they can, with the unit
 repeat-and-select          a score that selects a run with a small ratio, then one with a large one
 =========================  =====================================================================
 
-Users of several records also have the attack on one of their records. ``tests/certificate/attacks``
+Users of several records also have the attack on one of their records. ``tests/assessment/attacks``
 executes each on small plans: lots of the trainer's samplers, noisy sums, and the test.
 
 ``attacks_of`` lists the attacks on a closed run. Accountants bound the curve of ``Attack.event``

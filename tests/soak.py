@@ -114,7 +114,7 @@ PARTS = (
     Part(
         name="diagnosis",
         of="right claims that must not be accused, and mistakes that must be found",
-        module=(*PYTEST, "tests/certificate/diagnosis/test_random.py"),
+        module=(*PYTEST, "tests/assessment/diagnosis/test_random.py"),
         draws=123,
         environment={"AFFIDAVIT_DIAGNOSES": "60"},
     ),

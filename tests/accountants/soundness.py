@@ -19,7 +19,7 @@ import mpmath
 import numpy as np
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.registry import accountant
 from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated

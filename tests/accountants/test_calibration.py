@@ -15,7 +15,7 @@ from affidavit.accountants.calibration import (
     find_max_steps,
     find_min_noise,
 )
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import NoSolution, OutOfReach
 from affidavit.accountants.registry import accountant

@@ -7,7 +7,7 @@ import math
 import mpmath
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import Composed, Gaussian, Repeated
 from tests.accountants.events import poisson

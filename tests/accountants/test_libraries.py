@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.pld import (
     DEFAULT_INTERVAL,

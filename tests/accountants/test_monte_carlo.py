@@ -17,7 +17,7 @@ from affidavit.accountants.calibration import (
     MAX_BRACKETS,
     find_confirmed_noise,
 )
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve
 from affidavit.accountants.monte_carlo.dominating_pair import Pair, build_pair

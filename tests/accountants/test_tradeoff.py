@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.accountants.registry import accountant

@@ -19,7 +19,7 @@ from affidavit.service.web.pages.text import words
 from tests.browser.conftest import Kind
 from tests.browser.sample_company import PEOPLE, Company, settle
 from tests.browser.serving import Site, served, settings_in
-from tests.service.pages.test_words import api, glossary
+from tests.service.web.pages.test_words import api, glossary
 from tests.support.page_views import page_views
 
 SIZES = {"desk": (Kind(True, "light", 1360), 900), "phone": (Kind(True, "light", 390), 844)}

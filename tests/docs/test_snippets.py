@@ -21,7 +21,7 @@ ELSEWHERE = {
     "how-to/approvals-and-revocation.md": "tests/service/certificates/test_page.py",
     "how-to/backup-and-restore.md": "tests/service/operation/test_backup.py",
     "how-to/gate.md": "tests/docs/test_gate_page.py",
-    "how-to/guard.md": "tests/gate/guard/test_guide.py",
+    "how-to/guard.md": "tests/guard/test_guide.py",
     "how-to/rotate-keys.md": "tests/docs/test_how_to.py",
     "library.md": "tests/library/test_guide.py",
     "log.md": "tests/docs/test_log_document.py",

@@ -17,7 +17,7 @@ from affidavit.evidence import (
     read_canaries,
 )
 from affidavit.trust import KeyStore
-from tests.certificate.model_evidence.conftest import WEIGHTS, run_of
+from tests.evidence.model.conftest import WEIGHTS, run_of
 
 Folder = tuple[Path, list[str]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from affidavit.trust.log import encode_entries, tile_path
-from tests.certificate.log.test_monitoring import TRUSTED, MemoryLog, entry, honest
+from tests.certificate.verification.test_monitoring import TRUSTED, MemoryLog, entry, honest
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from affidavit import delta, epsilon, noise_multiplier
 from affidavit.accountants.column_moments import BoundedByOrder, MomentCurve, log_moment
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.checker.dominating_pairs import at_least
 from affidavit.mechanisms import lower

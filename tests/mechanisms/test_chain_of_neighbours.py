@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from affidavit import delta, epsilon
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.mechanisms import lower
 from affidavit.plan import (
     ChainOfNeighbours,

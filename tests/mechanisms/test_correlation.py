@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.mechanisms.obligations import obligations_of
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal

@@ -14,7 +14,7 @@ from scipy.stats import binom, hypergeom
 
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.assessment import certify
 from affidavit.mechanisms.fixed_size_lots import at_least_drawn, at_most_drawn

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.assessment import Solver, certify
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import Plan, PoissonSubsampledGaussian, Repeated, plan_from

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.checker import (
     CutLots,

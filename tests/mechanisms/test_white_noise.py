@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt

@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import (
-    FourierAccountant,
-    approximate_epsilon,
-    evaluation,
-    refinement,
-)
+from affidavit.accountants.fourier import evaluation, refinement
+from affidavit.accountants.fourier.evaluation import approximate_epsilon
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
     Composed,

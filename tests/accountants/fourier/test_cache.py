@@ -10,10 +10,10 @@ import pytest
 
 from affidavit.accountants import fourier_accountant as accountant
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import Grid
 from affidavit.accountants.fourier.privacy_loss import Cells, LossLaw
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
 

@@ -18,12 +18,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import (
-    FourierAccountant,
-    composed_delta,
-    composed_transform,
-    privacy_loss,
-)
+from affidavit.accountants.fourier import composed_delta, composed_transform, privacy_loss
 from affidavit.accountants.fourier.composed_delta import ComposedTransform
 from affidavit.accountants.fourier.discretized_pld import (
     Grid,
@@ -35,6 +30,7 @@ from affidavit.accountants.fourier.discretized_pld import (
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Cells, normal_masses
 from affidavit.accountants.fourier.tilting import Window
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import distance, one_release
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair

@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant, FourierCurve
+from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.accountants.registry import accountant
 from affidavit.plan import (

@@ -19,7 +19,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import Side, distance, one_release
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from scipy.special import erf, ndtr
 
-from affidavit.accountants.fourier import FourierAccountant, schedules
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, group_kinds, merge_kinds
-from affidavit.accountants.fourier_accountant import FourierCurve
+from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve, schedules
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
 

@@ -14,13 +14,13 @@ from affidavit.accountants import accountant
 from affidavit.accountants.bracketing_curves import orders_of
 from affidavit.accountants.chains import ChainedCurve, neighbour_event
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.group_sampling import binomial_weights
 from affidavit.accountants.fourier.tilting import _log_moments
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     crowd_probability,
 )
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.plan import (
     Adjacency,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Coordinate, Cost
 from affidavit.accountants.privacy_filter.privacy_filter import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.privacy_filter import Budget, Cost, Filter, Steps, divergences
 from affidavit.accountants.privacy_filter.privacy_filter import GAUSSIAN_SHARE
 from affidavit.plan import (

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import beta
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation import AllocationAccountant

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import norm
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.random_allocation import (
     AllocationAccountant,

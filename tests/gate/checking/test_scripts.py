@@ -126,14 +126,14 @@ def test_a_private_divisor_is_never_certified_under_add_remove(checked: Any) -> 
     code, document = checked("train.py")
     assert (code, rules(document)) == (1, {"private_divisor"})
     assert document["plans"][0]["verdict"] == "refused"
-    guarded = text.replace("from opacus", "from affidavit.gate import guard\nfrom opacus").replace(
+    guarded = text.replace("from opacus", "from affidavit import guard\nfrom opacus").replace(
         "    for epoch", "    guard.opacus(engine, optimizer, loader, 'bundle.json')\n    for epoch"
     )
     write(guarded)
     assert epsilon(checked) > 0
     for unguarded in (
         guarded.replace("    guard.opacus", "    if debug: guard.opacus"),
-        guarded.replace("from affidavit.gate import guard", "from mine import guard"),
+        guarded.replace("from affidavit import guard", "from mine import guard"),
     ):
         write(unguarded)
         assert rules(checked("train.py")[1]) == {"private_divisor"}

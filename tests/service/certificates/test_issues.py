@@ -20,8 +20,8 @@ from affidavit.service.tables.certificates import certificates, requests
 from affidavit.service.tables.log import log_entries
 from affidavit.trust import VerificationError, read_envelope
 from tests.service.certificates.conftest import Company
+from tests.service.certificates.test_certificate_store import KEY, REQUEST, certificate
 from tests.service.conftest import ON_SQLITE
-from tests.service.test_certificate_store import KEY, REQUEST, certificate
 
 YEAR = timedelta(days=366)
 
