@@ -147,7 +147,7 @@ lock: install
 		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 
 docs: install-trainer
-	$(BIN)/python -m affidavit.service.web.openapi > docs/openapi.json
+	$(BIN)/python -m affidavit.service.web.openapi_dump > docs/openapi.json
 	$(BIN)/python -m docs.generate
 
 # Build the documentation in build/site; a broken link fails.

@@ -21,13 +21,13 @@ that names the variable, and is not replaced by the default.
 =============================  =====================================================
 
 ``service.identity.provider`` describes ``AFFIDAVIT_OIDC_...``, for an OpenID provider, and
-``certificate.keys.signers`` the variables for the private halves of keys.
+``trust.signers`` the variables for the private halves of keys.
 
 >>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
 'sqlite:////srv/affidavit/affidavit.db'
 >>> Settings.from_environment({"AFFIDAVIT_WORKERS": "many"})
 Traceback (most recent call last):
-affidavit.service.core.errors.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number from 1 to 256.
+affidavit.service.core.errors.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number...
 """
 
 from __future__ import annotations

@@ -30,13 +30,14 @@ from affidavit.evidence import (
     SearchOpening,
     read_provenance,
 )
-from affidavit.service.audit.entry_types import ENTRY_TYPES, EntryType
+from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.certificates.integrity import UNREADABLE, SignedContents
 from affidavit.service.certificates.issue_status import same_issue
 from affidavit.service.core.clock import now_of
 from affidavit.service.core.errors import LogDamaged
 from affidavit.service.ledger.integrity import check_ledgers
 from affidavit.service.ledger.repository import grant_entry, orphaned_reservations
+from affidavit.service.log.entry_type import EntryType
 from affidavit.service.log.stored_tree import key_of, open_stored
 from affidavit.service.policies.store import find_tampered
 from affidavit.service.runs.repository import ENDED, STATES

@@ -38,11 +38,11 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
-from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.certificates.certificate_curves import plan_of
 from affidavit.service.certificates.integrity import NotGenuine, signed_columns
 from affidavit.service.certificates.issue_status import (
     DECIDED,
+    DECISIONS,
     approval_entry,
     revocation_entry,
 )
@@ -252,7 +252,7 @@ def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
 def _require_logged(connection: Connection, certificate_id: str) -> None:
     """Raise ``LogDamaged`` unless the stored decisions are the logged ones."""
     entries = [json.loads(content) for content in logged(connection, certificate_id)]
-    for kind in (entry for entry in ENTRY_TYPES if entry.table in (approvals, revocations)):
+    for kind in DECISIONS:
         query = select(kind.table).where(kind.table.c.certificate_id == certificate_id)
         stored = sorted(map(kind.of_row, connection.execute(query)))
         if stored != sorted(filter(None, map(kind.of_entry, entries))):

@@ -35,6 +35,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
 from affidavit.service.core.wire_models import Status
+from affidavit.service.log.entry_type import EntryType
 from affidavit.service.tables.certificates import (
     approvals,
     certificates,
@@ -70,6 +71,11 @@ def revocation_entry(row: Any) -> LogEntry:
     )
 
 
+DECISIONS = (
+    EntryType(table=approvals, kinds=("approval",), entry=approval_entry),
+    EntryType(table=revocations, kinds=("revocation",), entry=revocation_entry),
+)
+"""The entry types of decisions about certificates."""
 DECIDED = frozenset({Status.REVOKED, Status.REJECTED})
 """Statuses that only a person's decision ends."""
 

@@ -3,7 +3,7 @@
 ``affidavit keys new`` creates keys in the key directory. The directory is checked for every
 certificate, so that a new key or the end of an old one's window needs no restart, and is read
 again only after a change. A setting says where private halves are stored
-(``certificate.keys.signers``). Keys that the published keyset revokes do not sign.
+(``trust.signers``). Keys that the published keyset revokes do not sign.
 
 If the directory is empty, development keys of this process sign, and certificates are marked
 ``untrusted``: nobody else can know these keys, so that their signatures prove nothing. If there

@@ -17,6 +17,7 @@ from sqlalchemy import (
 from affidavit.service.core.database import (
     UtcDateTime,
 )
+from affidavit.service.tables.certificates import signing_keys
 
 
 def insert_signing_key(connection: Connection, key: Mapping[str, Any], at: datetime) -> None:

@@ -32,7 +32,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 
-from affidavit.service.certificates import certifications, issue_status
 from affidavit.service.core.database import (
     create_sqlite_file,
     is_missing_file,
@@ -41,28 +40,10 @@ from affidavit.service.core.database import (
     writer,
 )
 from affidavit.service.core.errors import OperatorError, SettingsError
-from affidavit.service.identity import tokens
-from affidavit.service.keys import keyring as keys
-from affidavit.service.ledger import state
-from affidavit.service.log import entries
-from affidavit.service.operation import four_eyes
-from affidavit.service.policies import store
-from affidavit.service.runs import repository
-from affidavit.service.web import sessions
+from affidavit.service.tables import certificates, identity, keys, ledger, log, policies, runs
 from affidavit.trust import fsync_directory
 
-MODULES = (
-    tokens,
-    four_eyes,
-    state,
-    keys,
-    entries,
-    issue_status,
-    sessions,
-    store,
-    repository,
-    certifications,
-)
+TABLES = (certificates, identity, keys, ledger, log, policies, runs)
 """Every module with tables, imported so that ``metadata`` has them all."""
 
 __all__ = ["metadata"]

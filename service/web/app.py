@@ -23,6 +23,7 @@ from affidavit.service.settings import Settings
 from affidavit.service.web import openapi, pages
 from affidavit.service.web.access import require_guards
 from affidavit.service.web.dependencies import Services
+from affidavit.service.web.gauges import ServiceGauges
 from affidavit.service.web.middleware import BodyLimit, RequestMiddleware
 from affidavit.service.web.pages import errors
 from affidavit.service.web.routes import ROUTERS
@@ -50,7 +51,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
-    services.metrics.watch(services)
+    services.metrics.watch(ServiceGauges(services))
     app.add_middleware(BodyLimit, limit=settings.body_limit)
     # The middleware that is added last is the outermost.
     app.add_middleware(RequestMiddleware, meters=services.metrics, tracing=tracing)

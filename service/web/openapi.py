@@ -4,8 +4,6 @@ FastAPI derives parameters, request bodies and responses from the models of each
 adds the problems, the access rules, and plans and policies as request bodies, which our own strict
 loader reads. A test compares every response with the document.
 
-``python -m affidavit.service.web.openapi`` prints the document for ``docs`` without opening a database.
-
 ``openapi_examples.json`` has an example of each body, recorded in a test, with long texts and lists
 shortened. A test validates each against the schema of its model.
 """
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -34,7 +31,6 @@ from affidavit.service.web.access import (
     Open,
     guarded_routes,
 )
-from affidavit.service.web.openapi_dump import document_text
 from affidavit.service.web.routing import JSON as JSON
 from affidavit.service.web.routing import YAML as YAML
 
@@ -362,7 +358,3 @@ def _schemas() -> dict[str, Schema]:
         **policy.pop("$defs", {}),
         "Policy": policy,
     }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(document_text())

@@ -24,7 +24,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import Request, Response
 from sqlalchemy import Engine, RowMapping, delete, insert, select, update
@@ -39,9 +39,6 @@ from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys.keyring import Keyring
 from affidavit.service.tables.identity import sessions
 from affidavit.trust import KeyRole
-
-if TYPE_CHECKING:
-    from affidavit.service.web.dependencies import Services
 
 MAX_LIFETIME = timedelta(hours=12)
 MAX_IDLE_TIME = timedelta(hours=1)
@@ -204,9 +201,9 @@ def delete_cookie(request: Request, response: Response, name: str) -> None:
 
 def is_secure(request: Request) -> bool:
     """Return whether browsers reach this service over https."""
-    services: Services = request.app.state.services
-    if services.public_url is not None:
-        return services.public_url.startswith("https://")
+    public_url: str | None = request.app.state.services.public_url
+    if public_url is not None:
+        return public_url.startswith("https://")
     return request.url.scheme == "https"
 
 

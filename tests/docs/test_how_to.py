@@ -11,11 +11,8 @@ from typer.testing import CliRunner
 
 from affidavit.gate import app
 from affidavit.service import settings
-from affidavit.service.web.telemetry import (
-    ENDPOINT_VARIABLES,
-    GAUGES,
-    Metrics,
-)
+from affidavit.service.web.gauges import GAUGES
+from affidavit.service.web.telemetry import ENDPOINT_VARIABLES, Metrics
 from affidavit.trust import signers
 
 ROOT = Path(__file__).resolve().parents[2]
