@@ -13,6 +13,7 @@ from .api import steps as steps
 from .api import verify as verify
 from .certification import Bound as Bound
 from .certification import Certification as Certification
+from .certification import Curve as Curve
 from .certification import NotCertified as NotCertified
 from .dp_accounting_interface import PrivacyAccountant as PrivacyAccountant
 from .loggers import epsilon_over_steps as epsilon_over_steps
@@ -22,4 +23,3 @@ from .opacus_interface import OpacusAccountant as OpacusAccountant
 from .opacus_interface import register_opacus_accountant as register_opacus_accountant
 from .parameter_sweep import Sweep as Sweep
 from .parameter_sweep import sweep as sweep
-from .privacy_curve import Curve as Curve

@@ -35,8 +35,14 @@ from affidavit.assessment import certify as assess
 from affidavit.certificate import VerificationOptions, VerifiedCertificate
 from affidavit.certificate import verify as verify_bundle
 from affidavit.importers import import_document
-from affidavit.library.certification import Bound, Certification, NotCertified, bound_of
-from affidavit.library.privacy_curve import Curve, curve_of
+from affidavit.library.certification import (
+    Bound,
+    Certification,
+    Curve,
+    NotCertified,
+    bound_of,
+    curve_of,
+)
 from affidavit.mechanisms import load_noise_files, read_bytes
 from affidavit.plan import (
     Adjacency,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from affidavit.library.api import Source, certify, load
-from affidavit.library.certification import Certification
-from affidavit.library.privacy_curve import axes
+from affidavit.library.certification import Certification, axes
 from affidavit.plan import html_table
 
 if TYPE_CHECKING:

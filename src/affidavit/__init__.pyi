@@ -1,6 +1,6 @@
-from .certificate import KeyFailure as KeyFailure
-from .certificate import PlanComparison as PlanComparison
-from .certificate import VerificationError as VerificationError
+from .trust import KeyFailure as KeyFailure
+from .assessment import PlanComparison as PlanComparison
+from .trust import VerificationError as VerificationError
 from .certificate import VerifiedCertificate as VerifiedCertificate
 from .client import AsyncClient as AsyncClient
 from .client import Client as Client
