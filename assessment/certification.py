@@ -77,7 +77,7 @@ def certify(
         raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(ENGINE_NAMES)}.")
     if plan.claim is None:
         return _certify(plan, engine, second_opinion, provable)
-    from affidavit.assessment.diagnosis.claims import with_claim  # imports this module
+    from affidavit.assessment.diagnosis.claims import with_claim  # few plans have one
 
     largest = None if plan.claim.epsilon is None else float(plan.claim.largest)
     result = _certify(plan, engine, second_opinion, provable, near=largest)
@@ -461,15 +461,8 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
         message=f"ε is proved to lie between {low} and {high} at δ = "
         f"{assessment.target_delta:g}{assessment.confidence_suffix}; whether it meets the target "
         f"{assessment.target_epsilon:g} is unknown.",
-        remedy=narrowing_remedy(answer.lowered.plan) + remedy,
+        remedy=plan_summary.narrowing_remedy(answer.lowered.plan) + remedy,
     )
-
-
-def narrowing_remedy(plan: Plan) -> str:
-    """Return how the plan's bracket becomes narrower, if that is known, and a space."""
-    if all(phase.sampling.max_lot_size is None for phase in plan.phases):
-        return ""
-    return "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket. "
 
 
 def _require_small_delta(plan: Plan, delta: float) -> None:

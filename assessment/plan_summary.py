@@ -369,3 +369,10 @@ def _has_incomplete_tree(strategy: Strategy, *, is_last: bool) -> bool:
         return False
     next_begins = strategy.steps > strategy.period or not is_last
     return next_begins and strategy.period & (strategy.period - 1) != 0
+
+
+def narrowing_remedy(plan: Plan) -> str:
+    """Return how the plan's bracket becomes narrower, if that is known, and a space."""
+    if all(phase.sampling.max_lot_size is None for phase in plan.phases):
+        return ""
+    return "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket. "

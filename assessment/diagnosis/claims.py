@@ -31,7 +31,6 @@ from affidavit.assessment.assessment import (
     Caveat,
     ClaimAnswer,
 )
-from affidavit.assessment.certification import narrowing_remedy
 from affidavit.assessment.diagnosis.accountant_inputs import Account, Parts
 from affidavit.assessment.diagnosis.catalogue import CATALOGUE
 from affidavit.assessment.diagnosis.catalogue.reporting import beyond_one_record
@@ -48,6 +47,7 @@ from affidavit.assessment.diagnosis.readings import (
     central_limit,
     readings,
 )
+from affidavit.assessment.plan_summary import narrowing_remedy
 from affidavit.plan import PHASE_FIELDS, Claim, LargeDelta, Plan, Reason, pointer_to
 
 MAX_SINGLE_EXPLANATIONS, MAX_PAIR_EXPLANATIONS = 10, 5
