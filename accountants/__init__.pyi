@@ -13,8 +13,8 @@ from .calibration import find_min_noise as find_min_noise
 from .composition import leaves as leaves
 from .composition import parts as parts
 from .event_curve import EventCurve as EventCurve
-from .fourier import FourierAccountant as FourierAccountant
-from .fourier import approximate_epsilon as approximate_epsilon
+from .fourier.evaluation import approximate_epsilon as approximate_epsilon
+from .fourier_accountant import FourierAccountant as FourierAccountant
 from .gaussian import GaussianCurve as GaussianCurve
 from .gaussian import joint_mu as joint_mu
 from .opacus import opacus_noise_multiplier as opacus_noise_multiplier

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.accountants.bracketing_curves import adjusted
-from affidavit.accountants.fourier import approximate_epsilon
+from affidavit.accountants.fourier.evaluation import approximate_epsilon
 from affidavit.accountants.protocol import AccountantError
 from affidavit.accountants.registry import accountant
 from affidavit.plan import PoissonSubsampledGaussian, Repeated

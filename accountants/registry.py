@@ -33,7 +33,7 @@ PRV_ACCOUNTANT = f"prv-accountant {version('prv-accountant')}"
 
 _ENGINES = {
     "gaussian": ("gaussian:GaussianAccountant", AFFIDAVIT_VERSION),
-    "fourier": ("fourier:FourierAccountant", AFFIDAVIT_VERSION),
+    "fourier": ("fourier_accountant:FourierAccountant", AFFIDAVIT_VERSION),
     "allocation": ("random_allocation:AllocationAccountant", AFFIDAVIT_VERSION),
     "allocation_rdp": ("random_allocation:RenyiAllocationAccountant", AFFIDAVIT_VERSION),
     "monte_carlo": ("monte_carlo:MonteCarloAccountant", AFFIDAVIT_VERSION),

@@ -107,7 +107,7 @@ def _likely_places(bounds: Sequence[Event], epsilon: float, delta: float) -> Seq
     if len(bounds) == 1:
         return [0]
     # Imported here because it imports scipy and is seldom needed.
-    from affidavit.accountants.fourier import FourierAccountant
+    from affidavit.accountants.fourier_accountant import FourierAccountant
 
     upper, engine = {}, FourierAccountant(relative_width=0.1)
     for place, bound in enumerate(bounds):

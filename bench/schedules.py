@@ -14,7 +14,7 @@ import numpy as np
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
 
 KINDS, STEPS, Q, DELTA = 1000, 100, 0.01, 1e-6

@@ -13,7 +13,7 @@ import time
 from dp_accounting.dp_event import TruncatedSubsampledGaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.plan import Repeated, TruncatedPoissonGaussian
 
 PLANS = (

@@ -4,12 +4,3 @@ Throughout, losses are in nats, and with them ε, cuts, tops, and the nodes and 
 Orders (tilts) and slopes of log δ are in 1/nat, masses are probabilities, logarithms natural,
 and a noise multiplier is the noise's standard deviation over the clip norm.
 """
-
-from affidavit.accountants.fourier.evaluation import approximate_epsilon
-from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve
-
-__all__ = [
-    "FourierAccountant",
-    "FourierCurve",
-    "approximate_epsilon",
-]
