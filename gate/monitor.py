@@ -19,7 +19,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.certificate import VerificationOptions
-from affidavit.certificate.log import (
+from affidavit.certificate.verification.monitoring import (
     MissingTile,
     MonitorReport,
     MonitorState,

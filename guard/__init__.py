@@ -5,11 +5,11 @@ the certificate, compare each release with the certified plan before it happens,
 ``GuardStop`` at a difference, and write the record for ``affidavit conformance``. Neither imports
 PyTorch.
 
-    from affidavit.gate import guard
+    from affidavit import guard
 
     run = guard.opacus(privacy_engine, optimizer, data_loader, "bundle.json")
 
->>> from affidavit.gate import guard
+>>> from affidavit import guard
 >>> sorted(guard.__all__)
 ['Guard', 'GuardStop', 'opacus']
 """

@@ -1,6 +1,6 @@
 """The steps, options, errors and result of a verification.
 
-``bundle_verification`` and ``affidavit.certificate.verification.inclusion_verification`` perform the steps.
+``bundle_verification`` and ``inclusion_verification`` perform the steps.
 """
 
 from __future__ import annotations

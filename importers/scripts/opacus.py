@@ -279,7 +279,7 @@ class OpacusPlanReader(ScriptPlanReader):
         scope = self.script.scope_of(self.call)
         return any(
             isinstance(module, ast.Name)
-            and self.script.is_import_of(module, "affidavit.gate", "guard")
+            and self.script.is_import_of(module, "affidavit", "guard")
             and self.script.scope_of(call) is scope
             and self.values.always_runs(self.call, scope, call)
             for call, module in self.script.method_calls("opacus")
