@@ -17,14 +17,19 @@ COPY src/ src/
 COPY plan/ plan/
 COPY mechanisms/ mechanisms/
 COPY accountants/ accountants/
-COPY certificate/ certificate/
-COPY service/ service/
-COPY gate/ gate/
+COPY checker/ checker/
 COPY importers/ importers/
+COPY trust/ trust/
+COPY assessment/ assessment/
+COPY certificate/ certificate/
+COPY evidence/ evidence/
+COPY guard/ guard/
+COPY gate/ gate/
 COPY trainer/ trainer/
 COPY worker/ worker/
 COPY library/ library/
 COPY client/ client/
+COPY service/ service/
 COPY migrations/ migrations/
 # Bytecode that is found by the hash of its source: by time it would differ in every build.
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \

@@ -28,7 +28,10 @@ MODULES = {
 # Packages that another one always brings along.
 BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"markupsafe"}}
 ROOMS_OF = {
-    None: ("plan", "mechanisms", "accountants", "certificate", "importers", "library", "client"),
+    None: (
+        *("plan", "mechanisms", "accountants", "checker", "importers", "trust", "assessment"),
+        *("certificate", "evidence", "guard", "library", "client"),
+    ),
     "gate": ("gate", "worker"),
     "service": ("service", "migrations"),
 }
