@@ -13,8 +13,8 @@ from docs.generate.tables import table, words
 DOCUMENT = Path(__file__).resolve().parents[1] / "openapi.json"
 HEAD = """# The HTTP API
 
-Generated from [openapi.json](../openapi.json) by `make docs`; change `service/web/routes/`, not this
-file. The service answers the same document at `/openapi.json`, with the schema of every body.
+Generated from [openapi.json](../openapi.json) by `make docs`; change `service/web/routes/`, not
+this file. The service answers the same document at `/openapi.json`, with the schema of every body.
 
 Every error is a problem document (`application/problem+json`, RFC 9457) with a stable `code`; the
 reasons inside it have codes too ([codes](codes.md)). A route that needs a token names the scope

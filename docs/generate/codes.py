@@ -23,9 +23,14 @@ ROOMS = (
     "plan",
     "mechanisms",
     "accountants",
+    "checker",
+    "assessment",
+    "trust",
     "certificate",
+    "evidence",
     "service",
     "gate",
+    "guard",
     "trainer",
     "worker",
     "client",
@@ -50,11 +55,14 @@ the first. The mistakes that `diagnose` names are in [known mistakes](../mistake
 
 | room | where you see its codes |
 |---|---|
-| plan, mechanisms, accountants | `reasons[].code` of a result, on the command line and over HTTP |
-| certificate | `reasons[].code`, and the code of the step at which `verify` stops |
+| plan, mechanisms, accountants, assessment | `reasons[].code` of a result, on the command line and over HTTP |
+| checker | why a bound has no proof |
+| trust, certificate | `reasons[].code`, and the code of the step at which `verify` stops |
+| evidence | findings of `conformance`, of `runs verify` and of `verify-model` |
 | service | `code` of a problem document |
-| gate | findings of `check`, stops of the guard, refusals of commands |
-| trainer, worker | why a run was not begun, or ended; findings of `conformance` |
+| gate | findings of `check`, refusals of commands |
+| guard | stops of the guard |
+| trainer, worker | why a run was not begun, or ended |
 
 """
 """How the page begins."""
