@@ -55,7 +55,7 @@ the first. The mistakes that `diagnose` names are in [known mistakes](../mistake
 
 | room | where you see its codes |
 |---|---|
-| plan, mechanisms, accountants, assessment | `reasons[].code` of a result, on the command line and over HTTP |
+| plan, mechanisms, accountants, assessment | `reasons[].code` of a result, by command or HTTP |
 | checker | why a bound has no proof |
 | trust, certificate | `reasons[].code`, and the code of the step at which `verify` stops |
 | evidence | findings of `conformance`, of `runs verify` and of `verify-model` |

@@ -1,6 +1,4 @@
-from .trust import KeyFailure as KeyFailure
 from .assessment import PlanComparison as PlanComparison
-from .trust import VerificationError as VerificationError
 from .certificate import VerifiedCertificate as VerifiedCertificate
 from .client import AsyncClient as AsyncClient
 from .client import Client as Client
@@ -35,5 +33,7 @@ from .plan import Plan as Plan
 from .plan import PlanError as PlanError
 from .plan import Reason as Reason
 from .plan import RefusedPlan as RefusedPlan
+from .trust import KeyFailure as KeyFailure
+from .trust import VerificationError as VerificationError
 
 __version__: str
