@@ -56,7 +56,6 @@ from affidavit.mechanisms.fixed_size_lots import (
     at_most_drawn,
 )
 from affidavit.mechanisms.noise_files import UnregisteredNoise
-from affidavit.mechanisms.places import lengths_by_place
 from affidavit.mechanisms.sampling_schemes import (
     SCHEMES,
     Route,
@@ -74,6 +73,7 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
     products_of_columns,
 )
 from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
+from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
 from affidavit.mechanisms.strategies.moves_along_direction import (
     independent_draws_mixture,
     kept_bins_mixture,

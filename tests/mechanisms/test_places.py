@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from affidavit.mechanisms.places import lengths_by_place
 from affidavit.mechanisms.strategies import Participation, Strategy
+from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
 
