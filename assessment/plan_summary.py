@@ -279,7 +279,7 @@ def _plan_caveats(lowered: Lowered) -> Iterator[Caveat]:
         yield Caveat(
             code="no_amplification",
             message="shuffled lots are not Poisson lots: each record takes part once an "
-            "epoch and no amplification by sampling is claimed.",
+            "epoch, and only lots and records that an epoch leaves out amplify.",
         )
 
 

@@ -50,17 +50,19 @@ import numpy as np
 from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.fixed_size_lots import (
-    DISTANCE,
     FixedSize,
     at_least_drawn,
     at_most_drawn,
 )
 from affidavit.mechanisms.noise_files import UnregisteredNoise
 from affidavit.mechanisms.sampling_schemes import (
+    DISTANCE,
     SCHEMES,
     Route,
     RunSampler,
     Sampled,
+    is_amplified,
+    is_placed_at_random,
     lot_distance,
     sample_of_lots,
     sample_run,
@@ -74,6 +76,7 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
 )
 from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
 from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
+from affidavit.mechanisms.strategies.lots_apart import LotsApart, log_divergence, lots_apart
 from affidavit.mechanisms.strategies.moves_along_direction import (
     independent_draws_mixture,
     kept_bins_mixture,
@@ -122,6 +125,7 @@ from affidavit.mechanisms.truncated_lots import (
 from affidavit.plan import (
     MAX_RECORDS,
     BallsInBinsGaussian,
+    ChainOfNeighbours,
     Composed,
     EitherBound,
     Event,
@@ -138,10 +142,13 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RefusedPlan,
     Repeated,
+    ReplacedAllocationGaussian,
     SampledColumns,
     SubsampledPair,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
+    alternatives,
+    is_unsampled,
     schedule,
 )
 
@@ -159,6 +166,8 @@ _UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
 """Round a noise multiplier, a product and a quotient, for a lower and for an upper bound."""
 _EQUAL = 1e-9
 """The relative difference of column norms that are computed apart and count as equal."""
+_MAX_RATIO = 4.0
+"""The most by which the estimated divergence of a bound that is computed is above the least."""
 _MAX_MOVE = 16.0
 """The largest move over the noise that is counted in one of several phases."""
 
@@ -256,7 +265,11 @@ class Correlation:
         if unsampled is not None:
             whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
             if at.route == "gaussian" and not self._may_be_in_any_step:
-                others = *self._replaced_in_groups(at, joint), *self._left_out_lots(at, joint)
+                others = (
+                    *self._replaced_in_groups(at, joint),
+                    *self._left_out_lots(at, joint),
+                    *self._lots_at_random(at, joint),
+                )
                 return EitherBound(events=(whole, *others)) if others else whole
         assert sampler.step is not None
         step = sampler.step.event(joint / at.sensitivity.value * _DOWN)
@@ -350,6 +363,36 @@ class Correlation:
             alone = joint / _max_column_norm(at.strategy) * _DOWN
             if (sample := sample_of_lots(self.plan, self.index, steps, alone)) is not None:
                 yield sample
+
+    def _lots_at_random(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+        """Bounds of a record that is in one random lot of each epoch."""
+        plan, steps, scheme = self.plan, at.strategy.steps, self._phase.sampling.scheme
+        if scheme == "balls_in_bins":
+            is_hidden, reach = is_amplified(plan), 1.0
+        elif scheme == "shuffled":
+            is_hidden, reach = is_placed_at_random(plan, self.index, steps), DISTANCE
+        else:
+            return
+        independent = SCHEMES[scheme].independent
+        if not is_hidden or independent is None:
+            return
+        # A record and what replaces it are as far apart again.
+        scale, shares = (reach / joint) ** 2, 4 if reach > 1 else 1
+        known = (at.distance * at.sensitivity.value / joint) ** 2 / shares
+        stretch, told, white, apart = math.inf, None, math.inf, math.inf
+        with suppress(TooLarge):
+            stretch = max_stretch(at.strategy, 1)
+            white = log_divergence(at.turn, -(-steps // at.turn) * stretch**2 * scale)
+        if reach == 1 or steps <= at.turn:  # else each epoch has a lot of its own
+            with suppress(TooLarge):
+                told = lots_apart(at.strategy, turn=at.turn, scale=scale)
+                apart = math.inf if told is None else told.log_divergence(scale)
+        most = min(known, _MAX_RATIO * min(white, apart))
+        if white < most:
+            run = independent(plan, self.index).of_run(joint / stretch * _DOWN, steps)
+            yield from (bound for bound in alternatives(run) if not is_unsampled(bound))
+        if told is not None and apart < most:
+            yield from _releases_apart(told, joint / reach, is_replaced=reach > 1)
 
     def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""
@@ -775,6 +818,23 @@ class Correlation:
 @lru_cache(maxsize=8)
 def _attained(correlation: Correlation, joint: float, steps: int) -> Event:
     return correlation.find_attained(joint, steps)
+
+
+def _releases_apart(told: LotsApart, joint: float, *, is_replaced: bool) -> Iterator[Event]:
+    """Yield the cost of ``told`` at σ_joint, in the distance that a record moves a lot."""
+    alone = joint / math.sqrt(told.own) * _DOWN
+    allocated: Event = RandomAllocationGaussian(
+        bins=told.lots, noise_multiplier=alone, released=told.released
+    )
+    if told.common:
+        shared = Gaussian(noise_multiplier=joint / math.sqrt(told.common) * _DOWN)
+        allocated = Composed(events=(shared, allocated))
+    if not is_replaced:
+        yield allocated
+        return
+    if not told.common:
+        yield ReplacedAllocationGaussian(bins=told.lots, noise_multiplier=alone)
+    yield ChainOfNeighbours(event=allocated, links=2)
 
 
 def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: SubsampledPair) -> Event:

@@ -23,9 +23,6 @@ from affidavit.plan import (
 FixedSize = WithoutReplacementGaussian | WithoutReplacementGroupGaussian
 Independent = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
 
-DISTANCE = 2.0
-"""How far a record moves the sum of a lot that it is in, in clip norms."""
-
 
 def at_most_drawn(leaf: FixedSize) -> Independent | None:
     """Return independent draws of which at least as many succeed; None if all would."""

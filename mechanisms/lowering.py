@@ -41,10 +41,10 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Reason,
     RefusedPlan,
-    Repeated,
     ReplacedAllocationGaussian,
     alternatives,
     as_document,
+    is_unsampled,
     plan_from,
     schedule,
     with_fields,
@@ -87,15 +87,15 @@ class Lowered:
             replace(phase, steps=ran.steps).event(joint, steps)
             for phase, ran, joint in zip(one.phases, self.phases, joints, strict=True)
         )
-        if all(map(_is_unsampled, links)):
+        if all(map(is_unsampled, links)):
             return direct
         is_user_level = self.plan.dataset.records_per_unit > 1
-        replaced = None if is_user_level else _replaced_in_bins(links)
+        replaced = () if is_user_level else _replaced_in_bins(links)
         chain = ChainOfNeighbours(
-            event=one.extra.compose_with(links),
+            event=one.extra.compose_with(tuple(map(_without_replaced, links))),
             links=int(distance_of(self.plan) / distance_of(one.plan)),
         )
-        in_bins = () if replaced is None else (one.extra.compose_with((replaced,)),)
+        in_bins = (one.extra.compose_with((bound,)) for bound in replaced)
         return EitherBound(events=(*alternatives(direct), *in_bins, chain))
 
     def _attains_event(
@@ -149,26 +149,26 @@ class Lowered:
         return at_one_place(self.plan, self.phases, joints, effects)
 
 
-def _replaced_in_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:
-    """Return the cost of a replaced record if ``links`` are one allocation, else None.
+def _without_replaced(link: Event) -> Event:
+    """Return ``link`` without bounds of a replaced record, which take seconds for each link."""
+    if not isinstance(link, EitherBound):
+        return link
+    bounds = tuple(b for b in link.events if not isinstance(b, ReplacedAllocationGaussian))
+    return EitherBound(events=bounds) if len(bounds) > 1 else bounds[0]
+
+
+def _replaced_in_bins(links: tuple[Event, ...]) -> tuple[ReplacedAllocationGaussian, ...]:
+    """Return the costs of a replaced record where ``links`` may be one allocation.
 
     ``links`` are the cost of a missing record; a partial pass costs at most the whole.
     """
-    match links:
-        case (RandomAllocationGaussian(bins=bins, noise_multiplier=sigma),) if bins > 1:
-            return ReplacedAllocationGaussian(bins=bins, noise_multiplier=sigma)
-    return None
-
-
-def _is_unsampled(event: Event) -> bool:
-    """Whether ``event`` is Gaussian, so that twice the distance costs less than two links."""
-    match event:
-        case Repeated(event=inner):
-            return _is_unsampled(inner)
-        case Composed(events=events):
-            return all(map(_is_unsampled, events))
-        case _:
-            return isinstance(event, Gaussian)
+    if len(links) > 1:
+        return ()
+    return tuple(
+        ReplacedAllocationGaussian(bins=bound.bins, noise_multiplier=bound.noise_multiplier)
+        for bound in alternatives(links[0])
+        if isinstance(bound, RandomAllocationGaussian) and bound.bins > 1
+    )
 
 
 @lru_cache(maxsize=64)

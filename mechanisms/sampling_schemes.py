@@ -17,7 +17,7 @@ cyclic              zero_out, replace_one  Gaussian, per participation (k = epoc
                                            more records than a lot, Gaussian for the lots that they
                                            fill
 shuffled            zero_out, replace_one  the same, or one sample without replacement per epoch,
-                                           of all its lots
+                                           of all its lots, or one random allocation to these
 fixed_size          zero_out, replace_one  sampling without replacement, per step
 truncated_poisson   any                    truncated Poisson at q and the largest lot, per step
 balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ_joint / √E for E
@@ -28,9 +28,10 @@ balls_in_bins       replace_one            Gaussian, per epoch, or a replaced re
                                            of neighbours (``lowering``)
 ==================  =====================  ====================================================
 
-Shuffling is not amplified: given the permutation or the bins, the run is one Gaussian mechanism
-with μ = √k / σ_joint, and mixing over them cannot raise δ(ε). Lower bounds for such runs come from
-attacks (docs/theorems/shuffled-lots.md).
+Given the permutation or the bins, the run is one Gaussian mechanism with μ = √k / σ_joint, and
+mixing over them cannot raise δ(ε). Shuffling amplifies by what an epoch leaves out: lots, or a
+record that others can stand in for. Lower bounds for such runs come from attacks
+(docs/theorems/shuffled-lots.md).
 
 References: docs/theorems/poisson-add-remove.md, poisson-replace-one.md, truncated-poisson.md and
 without-replacement.md; arXiv:2210.00597 and arXiv:2403.17673 (shuffled batches); dp_accounting's
@@ -40,16 +41,18 @@ without-replacement.md; arXiv:2210.00597 and arXiv:2403.17673 (shuffled batches)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from affidavit.mechanisms.strategies.lots_apart import log_divergence
 from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
 from affidavit.plan import (
     MAX_BINS,
     MAX_RECORDS,
+    ChainOfNeighbours,
     Composed,
     EitherBound,
     Event,
@@ -62,6 +65,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RefusedPlan,
     Repeated,
+    ReplacedAllocationGaussian,
     Sampling,
     ShuffledEpoch,
     SubsampledPair,
@@ -75,9 +79,14 @@ from affidavit.plan import (
 if TYPE_CHECKING:
     from affidavit.mechanisms.strategies.strategy import Strategy
 
+DISTANCE = 2.0
+"""How far a record moves a lot in which it takes the place of another, in clip norms."""
 SAMPLED_SHARES = {"replace_one": 0.9, "zero_out": 0.5}
 """Share of the records in the lots of an epoch below which they are bounded as a sample. A larger
 sample costs as much as a known lot, which moves half as far if a record is set to zero."""
+_MAX_RATIO = 0.5
+"""The estimated divergence of a slow bound, over that of a known lot, up to which it is computed.
+"""
 Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 """How a run of correlated noise is certified (``correlation``)."""
 StepEvent = Callable[[float], Leaf]
@@ -341,8 +350,9 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
 
 _SHUFFLED = (
     "each epoch has an order of its own, uniformly random and independent of the data, and each "
-    "record is in at most one lot of it; each phase begins a new epoch; no amplification by "
-    "shuffling is claimed, beyond that of the lots that an epoch leaves out"
+    "record is in at most one lot of it; what does not fill a last lot is left out; each phase begins "
+    "a new epoch; shuffling is claimed to amplify by the lots and the records that an epoch leaves "
+    "out, and by nothing else"
 )
 
 
@@ -361,12 +371,24 @@ def sample_of_lots(
     return WithoutReplacementGaussian(dataset_size=size, sample_size=sample, noise_multiplier=joint)
 
 
+def is_placed_at_random(plan: Plan, index: int, steps: int) -> bool:
+    """Whether other records fill all lots of a shuffled epoch, so that one may be in any of them.
+
+    Only a unit of one record is bounded so.
+    """
+    size, lot = _sizes(plan, index)
+    lots = schedule.lots_per_epoch(size, lot)
+    return plan.dataset.records_per_unit == 1 and lots > 1 and min(steps, lots) * lot < size
+
+
 def _shuffled(plan: Plan, index: int) -> Sampled:
     """A fixed order that is drawn for each epoch.
 
     The lots of one epoch amplify as one sample without replacement, so that only the lots that are
-    left out count. For lower bounds, a record is in a random lot of each epoch. Under replace_one
-    all others have the opposite gradient, and so has its replacement. Source:
+    left out count. If others fill the lots of each epoch, a record takes the place of one of them
+    in a random lot, as does what replaces it. For lower bounds, a record is in a random lot of each
+    epoch. Under replace_one all others have the opposite gradient, and so has its replacement.
+    Source:
     docs/theorems/shuffled-lots.md.
     """
     in_order, (size, lot) = _fixed_order(plan, index), _sizes(plan, index)
@@ -386,6 +408,17 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
             )
         )
 
+    def placed_at_random(joint: float, steps: int) -> Iterator[Event]:
+        epochs, alone = schedule.participations(plan, plan.phases[index], steps), joint / DISTANCE
+        # As far from others' records as these are from what replaces it.
+        known, square = epochs * (distance / joint) ** 2 / 4, 1 / alone**2
+        if log_divergence(lots, epochs * square) < _MAX_RATIO * known:
+            kept = alone / math.sqrt(epochs) * (1 - 4 * 2.0**-53)
+            yield ReplacedAllocationGaussian(bins=lots, noise_multiplier=kept)
+        if epochs * log_divergence(lots, square) < _MAX_RATIO * known:
+            passes = composed(partial(_allocation, lots, alone), steps)
+            yield ChainOfNeighbours(event=passes, links=2)
+
     def run(joint: float, steps: int) -> Event:
         in_full, known = in_order.of_run(joint, steps), in_order.event(joint)
 
@@ -393,19 +426,14 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
             return sample_of_lots(plan, index, released, joint) or known
 
         least = steps % lots or lots  # of the lots that an epoch releases
-        if sampled(least) == known:
-            return in_full
-        return EitherBound(events=(in_full, composed(sampled, steps)))
+        bounds: list[Event] = [in_full]
+        bounds += [] if sampled(least) == known else [composed(sampled, steps)]
+        if is_placed_at_random(plan, index, steps):
+            bounds += placed_at_random(joint, steps)
+        return EitherBound(events=tuple(bounds)) if len(bounds) > 1 else in_full
 
     def attained(joint: float, steps: int) -> Event:
-        def allocated(released: int) -> Leaf:
-            return RandomAllocationGaussian(
-                bins=places,
-                noise_multiplier=joint / distance,
-                released=released if released < places else None,
-            )
-
-        return composed(allocated, steps)
+        return composed(partial(_allocation, places, joint / distance), steps)
 
     def attack(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
         released = min(steps, lots)
@@ -417,6 +445,14 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
         attained=attained,
         attack=attack,
         assumption=_SHUFFLED,
+    )
+
+
+def _allocation(bins: int, noise_multiplier: float, released: int) -> RandomAllocationGaussian:
+    return RandomAllocationGaussian(
+        bins=bins,
+        noise_multiplier=noise_multiplier,
+        released=released if released < bins else None,
     )
 
 

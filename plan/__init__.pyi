@@ -66,6 +66,7 @@ from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
 from .events import WithoutReplacementGroupGaussian as WithoutReplacementGroupGaussian
 from .events import alternatives as alternatives
 from .events import event_document as event_document
+from .events import is_unsampled as is_unsampled
 from .events import parse_event as parse_event
 from .extensions import Noise as Noise
 from .extensions import installed_extensions as installed_extensions

@@ -519,6 +519,17 @@ def alternatives(event: Event) -> tuple[Event, ...]:
     return tuple(dict.fromkeys(map(_enclose_in_chain, chosen)))
 
 
+def is_unsampled(event: Event) -> bool:
+    """Whether ``event`` is Gaussian, so that twice the distance costs less than two links."""
+    match event:
+        case Repeated(event=inner):
+            return is_unsampled(inner)
+        case Composed(events=events):
+            return all(map(is_unsampled, events))
+        case _:
+            return isinstance(event, Gaussian)
+
+
 def _enclose_in_chain(event: Event) -> Event:
     inner, links = _split_chain(event)
     return event if inner == event else ChainOfNeighbours(event=inner, links=links)

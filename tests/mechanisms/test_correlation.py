@@ -270,7 +270,8 @@ def test_bins_are_accounted_by_the_products_of_their_means(stream: Make) -> None
     "changes", [{"noise": {"kind": "bidiagonal", "lambda": -0.9}}, {"adjacency": "replace_one"}]
 )
 def test_given_the_bin_a_run_is_one_gaussian(stream: Make, changes: dict[str, Any]) -> None:
-    assert only(stream(sampling=BINS, **changes)) == only(stream(**changes))
+    given, *_ = alternatives(only(stream(sampling=BINS, **changes)))
+    assert given == only(stream(**changes))
 
 
 def test_phases_are_streams_of_their_own(stream: Make) -> None:

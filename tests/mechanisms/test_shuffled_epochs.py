@@ -1,19 +1,28 @@
-"""Two shuffled lots cost at most one sample of both (docs/theorems/shuffled-lots.md, Theorem 2)."""
+"""Two shuffled lots cost at most what the theorems say, by enumeration of orders."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from affidavit.accountants import FourierAccountant
+from affidavit.certificate import certify
+from affidavit.mechanisms.correlation import _releases_apart
+from affidavit.mechanisms.strategies.lots_apart import lots_apart
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from affidavit.plan import EitherBound, Gaussian, ReplacedAllocationGaussian, plan_from
 from tests.support.random_seeds import examples, seeded
 
 Array = NDArray[np.float64]
 POINTS, REACH = 241, 7.0
+HUGE = Gaussian(noise_multiplier=0.01)
+"""A bound that says nothing; accountants of allocations answer where another one bounds the run."""
 FACTORS = np.exp(np.linspace(0, 3, 13))
 
 
@@ -78,3 +87,78 @@ def test_a_sample_without_the_last_lot_costs_too_little() -> None:
     bound = np.array([np.maximum(sampled - a * normal(line, 0, 1.0), 0).sum() for a in FACTORS])
     shown = deltas(here, there, (at[1] - at[0]) ** 2)
     assert np.any(shown > bound * (line[1] - line[0]) * 1.01)
+
+
+def adaptive_density(
+    first: list[float], later: tuple[list[float], list[float]], lot: int, sigma: float, at: Array
+) -> Array:
+    """As ``density``, but what a record adds to the second lot depends on the first output."""
+    result = np.zeros((len(at), len(at)))
+    places = range(len(first))
+    for one in itertools.combinations(places, lot):
+        shown = normal(at, sum(first[place] for place in one), sigma)
+        for two in itertools.combinations(set(places) - set(one), lot):
+            low, high = (sum(records[place] for place in two) for records in later)
+            means = np.where(at > 0, high, low)
+            result += shown[:, None] * normal(at[None, :], means[:, None], sigma)
+    others = math.comb(len(first) - lot, lot)
+    return result / (math.comb(len(first), lot) * others)
+
+
+@pytest.mark.parametrize(("lot", "carry"), [(1, 0.0), (2, 0.0), (1, 0.7), (2, -0.5)])
+def test_a_record_that_others_can_stand_in_for_is_in_a_random_lot(lot: int, carry: float) -> None:
+    """Others fill both lots, so that a record and its replacement take the place of one of them."""
+    draw, sigma = random.Random(seeded(f"random lots of {lot}")), 1.5
+    strategy = Toeplitz.from_strategy([1.0, carry], steps=2)
+    told = lots_apart(strategy, turn=2, scale=1 / sigma**2)
+    assert told is not None
+    bounds = [*_releases_apart(told, sigma / 2, is_replaced=True)]
+    white = sigma / 2 / float(np.linalg.norm(strategy.strategy_matrix(), 2))
+    bounds.append(ReplacedAllocationGaussian(bins=2, noise_multiplier=white))
+    epsilons = (0.2, 1.0, 2.0)
+    curves = [FourierAccountant().curve(EitherBound(events=(HUGE, bound))) for bound in bounds]
+    limits = [min(curve.delta(epsilon).upper for curve in curves) for epsilon in epsilons]
+    at = np.linspace(-REACH * sigma - 2 * lot, REACH * sigma + 2 * lot, POINTS)
+    step, closest = (at[1] - at[0]) ** 2, 0.0
+    for trial in range(examples(20)):
+        size = 2 * lot + 1 + draw.randint(0, 1)
+        if carry or trial % 2:
+            others = [draw.choice([-1.0, 1.0, draw.uniform(-1, 1)]) for _ in range(size - 1)]
+            others = [-1.0] * (size - 1) if trial < 2 else others
+            one, other = (
+                density([record, *others], lot, sigma, at, carry) for record in (1.0, -1.0)
+            )
+        else:
+            rest = [[draw.choice([-1.0, 1.0]) for _ in range(size - 1)] for _ in "abc"]
+            one, other = (
+                adaptive_density([x, *rest[0]], ([y, *rest[1]], [z, *rest[2]]), lot, sigma, at)
+                for x, y, z in ((1.0, 1.0, -1.0), (-1.0, draw.choice([0.0, -1.0]), 1.0))
+            )
+        for epsilon, most in zip(epsilons, limits, strict=True):
+            for p, q in ((one, other), (other, one)):
+                shown = float(np.maximum(p - math.exp(epsilon) * q, 0).sum()) * step
+                assert shown <= most * (1 + 1e-3) + 1e-9
+                closest = max(closest, shown / most)
+    assert closest > 0.05
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_one_record_that_is_left_out_hides_the_lots_of_all(adjacency: str) -> None:
+    """With lots of 250 the same run has nothing that others could stand in for."""
+    plan: dict[str, Any] = {
+        "version": 1,
+        "adjacency": adjacency,
+        "dataset": {"size": 60_000},
+        "sampling": {"scheme": "shuffled", "lot_size": 256},
+        "epochs": 10,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 6}],
+        "target": {"delta": 1e-6},
+    }
+    hidden = certify(plan_from(plan), second_opinion=False).epsilon
+    known = certify(
+        plan_from({**plan, "sampling": {"scheme": "shuffled", "lot_size": 250}}),
+        second_opinion=False,
+    ).epsilon
+    assert hidden is not None
+    assert known is not None
+    assert hidden.lower <= hidden.upper < known.upper / 2

@@ -1,0 +1,116 @@
+"""A record in one random lot of an epoch, told all but which one of several lots far apart.
+
+Let a record be in each of b bins with the same probability, and let m_i be what it adds in bin i.
+Tell a place x, uniform: the record is then in one of the n bins x, x + w, ..., x + (n-1)w mod b,
+uniformly, and their m_i have few rows in common. If no two of these have a product above r, and
+none has a square above g, the run costs no more than n bins of orthogonal means of square g - r and
+one Gaussian release of square r.
+
+>>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+>>> apart = lots_apart(Toeplitz.from_strategy([1.0, 0.5], steps=1000), turn=1000, scale=0.1)
+>>> apart.lots, apart.common, round(apart.own, 9)
+(500, 0.0, 1.25)
+
+Reference: docs/theorems/balls-in-bins-correlated.md, Theorem 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from affidavit.mechanisms.strategies.disclosed_steps import MAX_BANDS, products_of_columns
+from affidavit.mechanisms.strategies.numerics import UNIT, Array, fftconvolve, transform_slack
+from affidavit.mechanisms.strategies.strategy import (
+    COEFFICIENT_ERROR,
+    MAX_VECTOR,
+    Strategy,
+    TooLarge,
+)
+from affidavit.mechanisms.strategies.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LotsApart:
+    """A record in one of ``lots``, of which a run may end after ``released``.
+
+    Its squared distance, in clip norms, is ``own`` in its lot, and ``common`` whichever that is.
+    """
+
+    lots: int
+    released: int | None
+    own: float
+    common: float
+
+    def log_divergence(self, scale: float) -> float:
+        """Return about log(1 + χ²) of the run; ``scale`` is 1/σ² in squared clip norms."""
+        return self.common * scale + log_divergence(self.lots, self.own * scale)
+
+
+def log_divergence(lots: int, square: float) -> float:
+    """Return log(1 + χ²) of one of ``lots`` orthogonal means of this square over the noise's."""
+    return float(np.logaddexp(0.0, square + math.log(-math.expm1(-square) / lots)))
+
+
+def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | None:
+    """Return about the cheapest lots of ``turn`` bins that are kept; None for less than two.
+
+    ``scale`` is 1/σ² in squared clip norms, for the choice alone. Raises ``TooLarge``.
+    """
+    squares, best, cost = _squares_by_lag(strategy, turn), None, math.inf
+    for width in (1 << power for power in range(turn.bit_length())):
+        if (lots := turn // width) < 2:
+            break
+        lags = np.arange(1, lots) * width
+        common = float(np.maximum(squares[lags], squares[turn - lags]).max())
+        if (own := float(squares[0]) - common) <= 0:
+            continue
+        released = -(-strategy.steps // width)
+        told = LotsApart(
+            lots=lots,
+            released=released if released < lots else None,
+            own=own * (1 + 4 * UNIT),
+            common=common,
+        )
+        if (divergence := told.log_divergence(scale)) < cost:
+            best, cost = told, divergence
+    return best
+
+
+@lru_cache(maxsize=8)
+def _squares_by_lag(strategy: Strategy, turn: int) -> Array:
+    """Return upper bounds of ⟨m_i, m_j⟩ for bins 0, ..., b - 1 apart, shape (b,)."""
+    epochs = -(-strategy.steps // turn)
+    products = np.zeros((epochs + 1) * turn)
+    by_lag = _products_by_lag(strategy)
+    products[: len(by_lag)] = by_lag
+    rows = products.reshape(-1, turn)
+    result = np.zeros(turn)
+    for gap in range(epochs):
+        result += (epochs - gap) * rows[gap]
+        if gap:
+            # The earlier bin's step is in a later epoch.
+            result += (epochs - gap) * np.append(rows[gap][0], rows[gap - 1][:0:-1])
+    return np.asarray(result * (1 + (2 * epochs + 4) * UNIT))
+
+
+def _products_by_lag(strategy: Strategy) -> Array:
+    """Return the largest ⟨|c_i|, |c_j|⟩ of steps 0, 1, ... apart, rounded up."""
+    steps, column = strategy.steps, strategy.strategy_coefficients
+    if isinstance(strategy, Tree):
+        levels = strategy.period.bit_length()
+        # Two steps share a node of 2^l steps only if they are less than that apart.
+        lengths = np.frexp(np.arange(strategy.period))[1]
+        return np.asarray(levels - lengths, dtype=float)
+    if column is None or strategy.bands <= MAX_BANDS:
+        return np.array(products_of_columns(strategy))
+    if steps > MAX_VECTOR:
+        raise TooLarge(f"a strategy over {steps} steps")
+    size = np.abs(column)
+    overlaps = fftconvolve(size, size[::-1])[steps - 1 :]
+    slack = transform_slack(steps) * float(size @ size)
+    error = (1 + COEFFICIENT_ERROR) ** 2 / (1 - strategy.residual) ** 2
+    return np.asarray(np.maximum(overlaps, 0.0) + slack) * error

@@ -1,0 +1,75 @@
+"""A record in one of many lots that is told few of them: products and costs, by enumeration."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from affidavit.accountants import FourierAccountant
+from affidavit.mechanisms.correlation import _releases_apart
+from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
+from affidavit.mechanisms.strategies.lots_apart import _squares_by_lag, lots_apart
+from affidavit.mechanisms.strategies.strategy import Strategy
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
+from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.plan import EitherBound, Gaussian
+
+STEPS = 23
+HUGE = Gaussian(noise_multiplier=0.01)
+"""A bound that says nothing; accountants of allocations answer where another one bounds the run."""
+STRATEGIES: tuple[Strategy, ...] = (
+    square_root(STEPS),
+    Toeplitz.from_strategy([1.0, -0.5, 0.25], steps=STEPS),
+    Bidiagonal.of(0.9, STEPS),
+    Tree.of(STEPS),
+    Tree.of(STEPS, period=8),
+)
+
+
+def means(strategy: Strategy, bins: int) -> np.ndarray:
+    """What a record adds in each bin, shape (rows, bins)."""
+    size = np.abs(strategy.strategy_matrix())
+    return np.stack([size[:, place::bins].sum(axis=1) for place in range(bins)], axis=1)
+
+
+@pytest.mark.parametrize("bins", [5, 8, 23, 30])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+def test_no_two_lots_have_a_larger_product(strategy: Strategy, bins: int) -> None:
+    added = means(strategy, bins)
+    gram, bounds = added.T @ added, _squares_by_lag(strategy, bins)
+    for lag in range(bins):
+        assert np.diagonal(gram, lag).max() <= bounds[lag] * (1 + 1e-12) + 1e-12
+    told = lots_apart(strategy, turn=bins, scale=0.2)
+    assert told is not None
+    assert told.lots <= bins
+    for place in range(bins):
+        # The lots that are left when the place is told, evenly far apart in the circle of lots.
+        chosen = (place + bins // told.lots * np.arange(told.lots)) % bins
+        part = gram[np.ix_(chosen, chosen)]
+        assert np.all(part <= told.common + told.own * np.eye(told.lots) + 1e-9)
+
+
+@pytest.mark.parametrize("bins", [6, 23, 60])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+def test_the_releases_cost_no_less_than_the_bins_that_they_stand_for(
+    strategy: Strategy, bins: int
+) -> None:
+    sigma, epsilon, draws = 2.5, 0.4, np.random.default_rng(5)
+    told = lots_apart(strategy, turn=bins, scale=1 / sigma**2)
+    assert told is not None
+    (event,) = _releases_apart(told, sigma, is_replaced=False)
+    bound = FourierAccountant().curve(EitherBound(events=(HUGE, event))).delta(epsilon).upper
+    added = means(strategy, bins).T / sigma
+    noise, norms = draws.standard_normal((60_000, added.shape[1])), (added**2).sum(axis=1) / 2
+
+    def loss(outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(np.log(np.exp(outputs @ added.T - norms).mean(axis=1)))
+
+    taken = draws.integers(bins, size=len(noise))
+    losses = loss(noise + added[taken]), -loss(noise)
+    for loss_of_order in losses:
+        shown = np.maximum(0, -np.expm1(epsilon - loss_of_order))
+        error = 5 * float(shown.std()) / math.sqrt(len(shown)) + 1e-6
+        assert float(shown.mean()) - error <= bound
