@@ -350,9 +350,9 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
 
 _SHUFFLED = (
     "each epoch has an order of its own, uniformly random and independent of the data, and each "
-    "record is in at most one lot of it; what does not fill a last lot is left out; each phase begins "
-    "a new epoch; shuffling is claimed to amplify by the lots and the records that an epoch leaves "
-    "out, and by nothing else"
+    "record is in at most one lot of it; what does not fill a last lot is left out; each phase "
+    "begins a new epoch; shuffling is claimed to amplify by the lots and the records that an epoch "
+    "leaves out, and by nothing else"
 )
 
 

@@ -115,12 +115,12 @@ def test_a_record_that_others_can_stand_in_for_is_in_a_random_lot(lot: int, carr
     bounds = [*_releases_apart(told, sigma / 2, is_replaced=True)]
     white = sigma / 2 / float(np.linalg.norm(strategy.strategy_matrix(), 2))
     bounds.append(ReplacedAllocationGaussian(bins=2, noise_multiplier=white))
-    epsilons = (0.2, 1.0, 2.0)
+    epsilons = (0.2, 1.5)
     curves = [FourierAccountant().curve(EitherBound(events=(HUGE, bound))) for bound in bounds]
     limits = [min(curve.delta(epsilon).upper for curve in curves) for epsilon in epsilons]
     at = np.linspace(-REACH * sigma - 2 * lot, REACH * sigma + 2 * lot, POINTS)
     step, closest = (at[1] - at[0]) ** 2, 0.0
-    for trial in range(examples(20)):
+    for trial in range(examples(8)):
         size = 2 * lot + 1 + draw.randint(0, 1)
         if carry or trial % 2:
             others = [draw.choice([-1.0, 1.0, draw.uniform(-1, 1)]) for _ in range(size - 1)]
@@ -142,12 +142,11 @@ def test_a_record_that_others_can_stand_in_for_is_in_a_random_lot(lot: int, carr
     assert closest > 0.05
 
 
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-def test_one_record_that_is_left_out_hides_the_lots_of_all(adjacency: str) -> None:
+def test_one_record_that_is_left_out_hides_the_lots_of_all() -> None:
     """With lots of 250 the same run has nothing that others could stand in for."""
     plan: dict[str, Any] = {
         "version": 1,
-        "adjacency": adjacency,
+        "adjacency": "replace_one",
         "dataset": {"size": 60_000},
         "sampling": {"scheme": "shuffled", "lot_size": 256},
         "epochs": 10,

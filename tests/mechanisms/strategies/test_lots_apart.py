@@ -51,7 +51,7 @@ def test_no_two_lots_have_a_larger_product(strategy: Strategy, bins: int) -> Non
         assert np.all(part <= told.common + told.own * np.eye(told.lots) + 1e-9)
 
 
-@pytest.mark.parametrize("bins", [6, 23, 60])
+@pytest.mark.parametrize("bins", [6, 60])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
 def test_the_releases_cost_no_less_than_the_bins_that_they_stand_for(
     strategy: Strategy, bins: int
@@ -62,7 +62,7 @@ def test_the_releases_cost_no_less_than_the_bins_that_they_stand_for(
     (event,) = _releases_apart(told, sigma, is_replaced=False)
     bound = FourierAccountant().curve(EitherBound(events=(HUGE, event))).delta(epsilon).upper
     added = means(strategy, bins).T / sigma
-    noise, norms = draws.standard_normal((60_000, added.shape[1])), (added**2).sum(axis=1) / 2
+    noise, norms = draws.standard_normal((20_000, added.shape[1])), (added**2).sum(axis=1) / 2
 
     def loss(outputs: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(np.exp(outputs @ added.T - norms).mean(axis=1)))
