@@ -379,20 +379,20 @@ class Correlation:
         # A record and what replaces it are as far apart again.
         scale, shares = (reach / joint) ** 2, 4 if reach > 1 else 1
         known = (at.distance * at.sensitivity.value / joint) ** 2 / shares
-        stretch, told, white, apart = math.inf, None, math.inf, math.inf
+        stretch, lots, white, apart = math.inf, None, math.inf, math.inf
         with suppress(TooLarge):
             stretch = max_stretch(at.strategy, 1)
             white = log_divergence(at.turn, -(-steps // at.turn) * stretch**2 * scale)
         if reach == 1 or steps <= at.turn:  # else each epoch has a lot of its own
             with suppress(TooLarge):
-                told = lots_apart(at.strategy, turn=at.turn, scale=scale)
-                apart = math.inf if told is None else told.log_divergence(scale)
+                lots = lots_apart(at.strategy, turn=at.turn, scale=scale)
+                apart = math.inf if lots is None else lots.log_divergence(scale)
         most = min(known, _MAX_RATIO * min(white, apart))
         if white < most:
             run = independent(plan, self.index).of_run(joint / stretch * _DOWN, steps)
             yield from (bound for bound in alternatives(run) if not is_unsampled(bound))
-        if told is not None and apart < most:
-            yield from _releases_apart(told, joint / reach, is_replaced=reach > 1)
+        if lots is not None and apart < most:
+            yield from _releases_apart(lots, joint / reach, is_replaced=reach > 1)
 
     def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""
@@ -820,20 +820,20 @@ def _attained(correlation: Correlation, joint: float, steps: int) -> Event:
     return correlation.find_attained(joint, steps)
 
 
-def _releases_apart(told: LotsApart, joint: float, *, is_replaced: bool) -> Iterator[Event]:
-    """Yield the cost of ``told`` at σ_joint, in the distance that a record moves a lot."""
-    alone = joint / math.sqrt(told.own) * _DOWN
+def _releases_apart(lots: LotsApart, joint: float, *, is_replaced: bool) -> Iterator[Event]:
+    """Yield the cost of ``lots`` at σ_joint, in the distance that a record moves a lot."""
+    alone = joint / math.sqrt(lots.own) * _DOWN
     allocated: Event = RandomAllocationGaussian(
-        bins=told.lots, noise_multiplier=alone, released=told.released
+        bins=lots.lots, noise_multiplier=alone, released=lots.released
     )
-    if told.common:
-        shared = Gaussian(noise_multiplier=joint / math.sqrt(told.common) * _DOWN)
+    if lots.common:
+        shared = Gaussian(noise_multiplier=joint / math.sqrt(lots.common) * _DOWN)
         allocated = Composed(events=(shared, allocated))
     if not is_replaced:
         yield allocated
         return
-    if not told.common:
-        yield ReplacedAllocationGaussian(bins=told.lots, noise_multiplier=alone)
+    if not lots.common:
+        yield ReplacedAllocationGaussian(bins=lots.lots, noise_multiplier=alone)
     yield ChainOfNeighbours(event=allocated, links=2)
 
 

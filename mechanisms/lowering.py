@@ -35,7 +35,6 @@ from affidavit.plan import (
     Composed,
     EitherBound,
     Event,
-    Gaussian,
     MalformedPlan,
     Plan,
     RandomAllocationGaussian,

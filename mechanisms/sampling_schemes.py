@@ -413,8 +413,8 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
         # As far from others' records as these are from what replaces it.
         known, square = epochs * (distance / joint) ** 2 / 4, 1 / alone**2
         if log_divergence(lots, epochs * square) < _MAX_RATIO * known:
-            kept = alone / math.sqrt(epochs) * (1 - 4 * 2.0**-53)
-            yield ReplacedAllocationGaussian(bins=lots, noise_multiplier=kept)
+            in_all = alone / math.sqrt(epochs) * (1 - 4 * 2.0**-53)
+            yield ReplacedAllocationGaussian(bins=lots, noise_multiplier=in_all)
         if epochs * log_divergence(lots, square) < _MAX_RATIO * known:
             passes = composed(partial(_allocation, lots, alone), steps)
             yield ChainOfNeighbours(event=passes, links=2)

@@ -69,14 +69,14 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
         if (own := float(squares[0]) - common) <= 0:
             continue
         released = -(-strategy.steps // width)
-        told = LotsApart(
+        apart = LotsApart(
             lots=lots,
             released=released if released < lots else None,
-            own=own * (1 + 4 * UNIT),
+            own=own + 4 * UNIT * float(squares[0]),
             common=common,
         )
-        if (divergence := told.log_divergence(scale)) < cost:
-            best, cost = told, divergence
+        if (divergence := apart.log_divergence(scale)) < cost:
+            best, cost = apart, divergence
     return best
 
 

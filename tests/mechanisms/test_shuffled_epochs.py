@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from affidavit.accountants import FourierAccountant
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms.correlation import _releases_apart
 from affidavit.mechanisms.strategies.lots_apart import lots_apart
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
