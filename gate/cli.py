@@ -76,10 +76,8 @@ A module of another room is a program that replaces this process.
 """
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 """The module of every command."""
-NO_TORCH = (
-    "training needs PyTorch: make install-trainer in a checkout, "
-    "pip install 'affidavit[trainer]' elsewhere."
-)
+EXTRAS = {"trainer": "torch", "service": "sqlalchemy"}
+"""The extras that programs of these rooms need, each with a package that it installs."""
 
 
 class Commands(TyperGroup):
@@ -133,11 +131,13 @@ def _forward(name: str, program: str) -> typer.Typer:
 
     @forwarded.command(name, add_help_option=False, context_settings=settings)
     def run(context: typer.Context) -> None:
-        needs_torch = program.startswith("trainer.") and "--help" not in context.args
-        if needs_torch and find_spec("torch") is None:
+        room = program.partition(".")[0]
+        package = EXTRAS.get(room)
+        only_help = room == "trainer" and "--help" in context.args
+        if package is not None and find_spec(package) is None and not only_help:
             from affidavit.gate.console import stop
 
-            stop(NO_TORCH)
+            stop(f"affidavit {name} needs {package}; run: pip install 'affidavit[{room}]'")
         sys.stdout.flush()
         entry = ["-m", "affidavit.gate.entry", program, *subcommand, *context.args]
         os.execv(sys.executable, [sys.executable, *entry])

@@ -55,9 +55,7 @@ def run(program: Callable[[], int]) -> int:
         _discard_output()
         return Exit.INTERRUPTED
     except ModuleNotFoundError as error:
-        error.msg += (
-            "; install 'affidavit[gate]' for commands, 'affidavit[service]' for the service"
-        )
+        error.msg += "; run: pip install --force-reinstall affidavit"
         _report(error)
         return Exit.FAULT
     except BaseException as error:

@@ -30,9 +30,8 @@ BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"
 ROOMS_OF = {
     None: (
         *("plan", "mechanisms", "accountants", "checker", "importers", "trust", "assessment"),
-        *("certificate", "evidence", "guard", "library", "client"),
+        *("certificate", "evidence", "guard", "library", "client", "gate", "worker"),
     ),
-    "gate": ("gate", "worker"),
     "service": ("service", "migrations"),
 }
 

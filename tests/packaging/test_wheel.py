@@ -8,10 +8,15 @@ import re
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
 from affidavit import __version__
@@ -53,9 +58,8 @@ def test_the_pages_that_messages_name_travel_with_it(wheel: zipfile.Path) -> Non
 def test_the_recipe_of_conda_needs_what_the_wheel_needs() -> None:
     recipe = YAML(typ="safe").load(ROOT / "deploy/conda/recipe.yaml")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["gate"]]
     stated = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
-    bounds = {",".join(sorted(line.split(","), reverse=True)) for line in needed}
+    bounds = {",".join(sorted(line.split(","), reverse=True)) for line in project["dependencies"]}
     assert stated - {f"python{project['requires-python']}"} == bounds
     assert recipe["context"]["version"] == __version__
     (entry,) = recipe["build"]["python"]["entry_points"]
@@ -96,18 +100,73 @@ def test_the_command_line_is_declared(wheel: zipfile.Path) -> None:
     assert "affidavit = affidavit.gate.entry:main" in wheel.root.read(points).decode()
 
 
-def test_the_wheel_runs_from_where_there_is_no_source(wheel: zipfile.Path, tmp_path: Path) -> None:
-    wheel.root.extractall(tmp_path / "site")
-    code = "import affidavit.gate.entry as entry; print(entry.__file__); entry.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--version"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=300,
-    )
-    where, version = done.stdout.split()
-    assert where.startswith(str(tmp_path))
-    assert version == __version__
+def required(line: str) -> Iterator[str]:
+    """The distributions that ``pip install`` of a requirement brings along."""
+    todo, found = [Requirement(line)], set()
+    while todo:
+        asked = todo.pop()
+        if asked.name in found:
+            continue
+        found.add(asked.name)
+        yield asked.name
+        for below in map(Requirement, distribution(asked.name).requires or []):
+            extras = asked.extras or {""}
+            if not below.marker or any(below.marker.evaluate({"extra": each}) for each in extras):
+                todo.append(below)
+
+
+@pytest.fixture(scope="module")
+def installed(
+    wheel_of_the_tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``affidavit`` in an environment with the wheel and what it requires, and nothing else."""
+    where = tmp_path_factory.mktemp("installed")
+    venv.create(where / "venv", symlinks=True)
+    (site,) = (where / "venv/lib").glob("python*/site-packages")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name in {name for line in project["dependencies"] for name in required(line)}:
+        for file in distribution(name).files or []:
+            top = Path(distribution(name).locate_file(file.parts[0]))  # type: ignore[arg-type]
+            if file.parts[0] != ".." and not (site / top.name).exists():
+                (site / top.name).symlink_to(top)
+    python = where / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    pip += ["--no-deps", "--no-index", "--disable-pip-version-check", str(wheel_of_the_tree)]
+    subprocess.run(pip, check=True, timeout=300)
+
+    def affidavit(*arguments: str) -> subprocess.CompletedProcess[str]:
+        stored = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        homes = {"AFFIDAVIT_HOME": str(where / "home"), "AFFIDAVIT_CACHE": str(where / "cache")}
+        return subprocess.run(
+            [str(python.with_name("affidavit")), *arguments],
+            cwd=where,
+            env={**stored, **homes},
+            input="{}\n",
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=300,
+        )
+
+    return affidavit
+
+
+def test_one_install_brings_the_commands(installed: Callable[..., Any]) -> None:
+    weak = str(ROOT / "examples/e2e-dp-muon-published.yaml")
+    assert installed("--version").stdout.strip() == __version__
+    assert installed("--help").returncode == 0
+    assert installed("certify", str(ROOT / "examples/e2e-dp-sgd-published.yaml")).returncode == 0
+    assert installed("check", weak).returncode == 1
+    assert installed("diagnose", weak, "--claimed-epsilon", "7.9852").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [("train --plan p.yaml", "trainer"), ("tokens list", "service"), ("batch - --ray auto", "ray")],
+)
+def test_a_command_without_its_extra_names_the_line_that_installs_it(
+    installed: Callable[..., Any], command: str, extra: str
+) -> None:
+    result = installed(*command.split())
+    assert result.returncode == 2
+    assert f"pip install 'affidavit[{extra}]'" in result.stderr

@@ -115,13 +115,6 @@ def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
     assert arguments[-5:] == ["trainer.__main__", "--plan", "p.yaml", "--resume", "--help"]
 
 
-def test_without_torch_the_gate_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda _: None)
-    done = CliRunner().invoke(app, ["train", "--plan", "p.yaml"])
-    assert done.exit_code == 2
-    assert "pip install 'affidavit[trainer]'" in done.output
-
-
 MISSING = {"--plan": "none.yaml", "--certificate": "none.json", "--data": "digits",
            "--model": "mlp:32,seed=1", "--out": "run"}  # fmt: skip
 
