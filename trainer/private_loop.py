@@ -123,6 +123,11 @@ def private(
     Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
     """
     _require_loader(loader)
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise UnsupportedModel(
+            f"model: {type(model).__name__} adds up gradients of batches, and a run adds up "
+            "clipped sums over its ranks itself. Pass model.module."
+        )
     if optimizer is not None:
         _require_optimizer(optimizer)
     if not isinstance(plan, Plan):

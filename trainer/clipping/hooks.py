@@ -302,8 +302,9 @@ class GradientHook:
             raise MixedRecords(
                 f"{self.target.name}: the layer sees {records} rows for {self.microbatch.records} "
                 "records. Keep the records in the first dimension throughout (reshape time into "
-                "channels, never into the batch; pad records instead of packing several into a "
-                "row), or freeze the layer.",
+                "channels, never into the batch; transpose a layer's output where a loss has time "
+                "first, like ctc_loss; pad records instead of packing several into a row), or "
+                "freeze the layer.",
                 path=self.path,
             )
         if self.microbatch.probe_rows is not None:
@@ -343,7 +344,8 @@ def require_own_row(
             raise MixedRecords(
                 f"{target.name}: the loss of one record alone has a gradient in another's row. "
                 "Keep the records in the first dimension throughout, and compute each loss from "
-                "its record alone.",
+                "its record alone. Rows of one record follow each other: for pairs, give the model "
+                "torch.stack([a, b], 1).flatten(0, 1) instead of torch.cat([a, b]).",
                 path=path,
             )
 

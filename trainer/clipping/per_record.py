@@ -240,8 +240,8 @@ class PerRecordModule:
             raise MixedRecords(
                 f"{self._description}: none of its inputs has one row for "
                 "each record, so per-record gradients are unknown. Give it the "
-                "records in the first dimension; pad them to one length instead of packing several "
-                "into a row.",
+                "records in the first dimension, and transpose its output where a loss has time "
+                "first (ctc_loss); pad them to one length instead of packing several into a row.",
                 path=self.path,
             )
         rows = [flat[place] for place in places]

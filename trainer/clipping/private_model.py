@@ -503,9 +503,16 @@ class PrivateModel:
     def require_unwritten(self, names: Iterable[str]) -> None:
         """Raise ``UnsupportedModel`` if a forward pass wrote to the tensors ``names``."""
         if changed := sorted(names):
+            remedy = "Remove such statistics, and change weights after optimizer.step()."
+            if all(name.endswith(("_u", "_v")) for name in changed):
+                remedy = (
+                    "Remove spectral_norm (remove_spectral_norm, remove_parametrizations). To "
+                    "bound the weights, divide them by their norms after optimizer.step(), and "
+                    "call run.accept_weights()."
+                )
             raise UnsupportedModel(
                 f"{', '.join(changed)}: changes in a forward pass, and would store statistics of "
-                "raw data. Remove such statistics, and change weights after optimizer.step()."
+                f"raw data. {remedy}"
             )
 
     def _joint_norms(self, pending: PendingUses) -> dict[ClippingBlock, Tensor] | None:
@@ -749,7 +756,8 @@ class PrivateModel:
         if outside:
             raise UnsupportedModel(
                 f"{', '.join(outside)}: used outside its layer as well, where per-record gradients "
-                "are unknown. Call the layer itself, or freeze the tensor.",
+                "are unknown. Call the layer itself; use a tensor that only the losses read (a "
+                "temperature) in the model's forward; or freeze the tensor.",
                 outside=tuple(outside),
             )
         # The sum of a tensor that a pass leaves out (a layer dropped at random) is zero. Ranks that

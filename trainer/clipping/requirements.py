@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import jit, nn
 from torch.nn.parameter import is_lazy
 
+from affidavit.trainer.clipping.frozen_statistics import is_frozen
 from affidavit.trainer.errors import UnsupportedModel
 from affidavit.trainer.norm_bounds import MAX_CLIP_NORM, MIN_CLIP_NORM
 
@@ -100,10 +101,11 @@ def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> No
     ``trained`` are the layer's own trainable tensors.
     """
     where = f"{path or 'the model'} ({type(layer).__name__})"
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not is_frozen(layer):
         raise UnsupportedModel(
             f"{where} mixes records: its output for one record depends on others in the lot. "
-            "Use group or layer normalisation."
+            "Use group or layer normalisation, or call eval() on the layer before the run, which "
+            "freezes its running statistics."
         )
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
         raise UnsupportedModel(

@@ -37,6 +37,7 @@ from affidavit.trainer.adapters import (
     move_to_device,
     select_records,
 )
+from affidavit.trainer.clipping import frozen_statistics
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import PROBE_RECORDS, probe
 from affidavit.trainer.distributed.peers import Peers
@@ -96,7 +97,9 @@ class TrainingState:
         self._config, self._settings, self._peers = config, settings, peers
         self._data, self.extra = data, dict[str, Any]()
         self._stored, self._stored_groups = dict[str, Any](), list[dict[str, Any]]()
-        self.module = model.module.to(peers.device).train()
+        self.module = model.module.to(peers.device)
+        frozen_statistics.freeze(self.module)
+        self.module.train()
         self.layout = build_layout(config.execution, model)
         self.shards = Shards.of(self.module, self._trained, peers)
         if self.shards is not None:
@@ -642,6 +645,7 @@ class TrainingState:
     def close(self) -> None:
         """Restore the model's own layers."""
         self.private.detach()
+        frozen_statistics.unfreeze(self.module)
 
 
 def _find_adaptation(plan: Plan) -> ClipAdaptation | None:
