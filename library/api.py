@@ -49,6 +49,7 @@ from affidavit.plan import (
     MalformedPlan,
     Plan,
     PlanFields,
+    Target,
     as_document,
     load_json,
     load_yaml,
@@ -202,9 +203,10 @@ def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[Pl
     Raises ``NotCertified`` if nothing may be claimed, and ``MalformedPlan``.
     """
     plan = load(source, **fields)
-    if not plan.is_open:
-        at = plan.target.delta
-        plan = load(plan, target={} if at is None else {"delta": at})
+    if (at := plan.target.delta) is None:
+        plan = load(plan, target={})  # raises, with the remedy
+    if not plan.is_open and plan.target.epsilon is not None:
+        plan = plan.model_copy(update={"target": Target(delta=at)})
     answer = Certification(plan, assess(plan, engine=engine, second_opinion=False))
     return _answered(answer, answer.epsilon)
 
