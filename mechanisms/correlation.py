@@ -64,6 +64,7 @@ from affidavit.mechanisms.sampling_schemes import (
     is_amplified,
     is_placed_at_random,
     lot_distance,
+    record_distance,
     sample_of_lots,
     sample_run,
     subsampled_pair,
@@ -95,6 +96,7 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
     displaced_mixture,
     participation_mixture,
+    placed_mixture,
     separated_mixture,
 )
 from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, TooManyBuffers, build
@@ -269,6 +271,7 @@ class Correlation:
                     *self._replaced_in_groups(at, joint),
                     *self._left_out_lots(at, joint),
                     *self._lots_at_random(at, joint),
+                    *self._placed_user(at, joint),
                 )
                 return EitherBound(events=(whole, *others)) if others else whole
         assert sampler.step is not None
@@ -393,6 +396,39 @@ class Correlation:
             yield from (bound for bound in alternatives(run) if not is_unsampled(bound))
         if lots is not None and apart < most:
             yield from _releases_apart(lots, joint / reach, is_replaced=reach > 1)
+
+    def _placed_user(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+        """The bound of a user whose records are each in a random lot of the epoch."""
+        records, scheme = self.plan.dataset.records_per_unit, self._phase.sampling.scheme
+        is_shuffled, pair = scheme == "shuffled", self._pair
+        # Costs given the lots, and moves of a replaced record, are not composed with others.
+        alone = is_shuffled or pair == "replace_one"
+        if records == 1 or not (is_shuffled or scheme == "balls_in_bins"):
+            return
+        if alone and not self._is_whole_run:
+            return
+        with suppress(TooLarge):
+            placed = placed_mixture(
+                at.strategy,
+                turn=at.turn,
+                records=records,
+                drawn_anew=is_shuffled,
+                distinct_of=self.plan.dataset.size if is_shuffled else None,
+            )
+            multiplier = joint / placed.spacing * _DOWN
+            if is_shuffled:
+                yield FixedSizeRun(
+                    weights=placed.weights,
+                    noise_multiplier=multiplier / record_distance(self.plan),
+                    conceded=placed.conceded,
+                )
+            else:
+                yield GaussianMixture(
+                    weights=placed.weights,
+                    noise_multiplier=multiplier,
+                    conceded=placed.conceded,
+                    pair=pair,
+                )
 
     def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""

@@ -168,7 +168,8 @@ def _draws_above(leaf: Truncated, steps: int) -> list[float]:
 
 def _repeated(law: Array, times: int) -> Array:
     """Return the law of the sum of ``times`` numbers of ``law``, whose last place is for more."""
-    result, power = np.eye(1, len(law))[0], law
+    result: Array = np.eye(1, len(law))[0]
+    power = law
     while times:
         if times % 2:
             result = _added(result, power)

@@ -60,7 +60,7 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
 
     ``scale`` is 1/σ² in squared clip norms, for the choice alone. Raises ``TooLarge``.
     """
-    squares, best, cost = _squares_by_lag(strategy, turn), None, math.inf
+    squares, best, cost = squares_by_lag(strategy, turn), None, math.inf
     for width in (1 << power for power in range(turn.bit_length())):
         if (lots := turn // width) < 2:
             break
@@ -81,11 +81,14 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
 
 
 @lru_cache(maxsize=8)
-def _squares_by_lag(strategy: Strategy, turn: int) -> Array:
-    """Return upper bounds of ⟨m_i, m_j⟩ for bins 0, ..., b - 1 apart, shape (b,)."""
+def squares_by_lag(strategy: Strategy, turn: int) -> Array:
+    """Return upper bounds of ⟨m_i, m_j⟩ for bins 0, ..., b - 1 apart, shape (b,).
+
+    In squared clip norms. Raises ``TooLarge``.
+    """
     epochs = -(-strategy.steps // turn)
     products = np.zeros((epochs + 1) * turn)
-    by_lag = _products_by_lag(strategy)
+    by_lag = products_by_lag(strategy)
     products[: len(by_lag)] = by_lag
     rows = products.reshape(-1, turn)
     result = np.zeros(turn)
@@ -97,8 +100,11 @@ def _squares_by_lag(strategy: Strategy, turn: int) -> Array:
     return np.asarray(result * (1 + (2 * epochs + 4) * UNIT))
 
 
-def _products_by_lag(strategy: Strategy) -> Array:
-    """Return the largest ⟨|c_i|, |c_j|⟩ of steps 0, 1, ... apart, rounded up."""
+def products_by_lag(strategy: Strategy) -> Array:
+    """Return the largest ⟨|c_i|, |c_j|⟩ of steps 0, 1, ... apart, rounded up, shape (n,).
+
+    In squared clip norms; further apart it is zero. Raises ``TooLarge``.
+    """
     steps, column = strategy.steps, strategy.strategy_coefficients
     if isinstance(strategy, Tree):
         levels = strategy.period.bit_length()

@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import betainc, gammaln, pdtrc
 
+from affidavit.mechanisms.strategies.lots_apart import products_by_lag, squares_by_lag
 from affidavit.mechanisms.strategies.numerics import (
     UNIT,
     Array,
@@ -47,6 +48,8 @@ MAX_STEPS, MAX_DENSE_STEPS = 1_000_000, 2048
 MAX_PARTICIPATIONS = 1500
 """Participations up to which each number is counted; of more, ``_MAX_COUNTS`` numbers are."""
 _MAX_COUNTS = 400
+_MAX_EPOCHS = 1000
+"""Epochs of lots that are drawn anew in each of them."""
 _STEP_BANDS, _MAX_TRANSFORMED = (8, 64), 6_400_000
 """The least and largest number of bands of later steps, and a limit of bands times steps. The
 products of a band are those of its first step, and long runs have few bands."""
@@ -86,7 +89,7 @@ def participation_mixture(
     values, shares = _products(strategy, turn)
     largest = float(values[-1])
     counts, probabilities = _poisson_counts(mean, most)
-    orders, moments = _log_moments(values, shares)
+    orders, moments = _log_moments(values, shares, largest)
     # A record that is drawn in all of its steps moves the run no further than this.
     whole = draws * math.sqrt(float(values @ shares)) * (1 + PROBABILITY_ERROR)
 
@@ -101,6 +104,47 @@ def participation_mixture(
     slack = (gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR) * 1.01
     stretch = (1 + slack) / (1 - strategy.residual)
     return _round_to_nodes(tails, min(whole, most * math.sqrt(largest)), drawn, stretch)
+
+
+@lru_cache(maxsize=16)
+def placed_mixture(
+    strategy: Strategy, *, turn: int, records: int, drawn_anew: bool, distinct_of: int | None
+) -> ParticipationMixture:
+    """Return the distribution of s if each of several ``records`` has a lot of each epoch.
+
+    The lots are uniform, of b = ``turn``, and independent between records; if ``drawn_anew``, also
+    between epochs. Their places are distinct ones of ``distinct_of`` in each epoch, if that is not
+    None. Raises ``TooLarge``.
+    """
+    epochs = -(-strategy.steps // turn)
+    if epochs * turn > MAX_STEPS or (drawn_anew and epochs > _MAX_EPOCHS):
+        raise TooLarge(f"{epochs} epochs of {turn} lots")
+    draws = records * (epochs if drawn_anew else 1)
+    by_lag = products_by_lag(strategy) if drawn_anew else squares_by_lag(strategy, turn)
+    padded = np.zeros((epochs + 1) * turn)
+    padded[: len(by_lag)] = by_lag
+    lags = np.abs(np.arange(1 - turn, turn))
+    largest, orders, pairs = float(by_lag[0]), np.zeros(0), 0
+    logs = np.zeros(_ORDERS[2])
+    for gap in range(epochs if drawn_anew else 1):
+        count = (epochs - gap) * records**2 if gap else (draws // records) * math.comb(records, 2)
+        lengths = np.abs(gap * turn + np.arange(1 - turn, turn))
+        places = np.ceil(padded[lengths] / largest * _VALUES * (1 - 4 * UNIT)).clip(0, _VALUES)
+        shares = np.bincount(places.astype(np.int64), (turn - lags) / turn**2, _VALUES + 1)
+        taken = np.flatnonzero(shares)
+        values = taken / _VALUES * largest * (1 + 8 * UNIT)
+        orders, moments = _log_moments(values, shares[taken] / shares.sum(), largest)
+        logs, pairs = logs + count * moments, pairs + count
+    # Distinct places are independent ones, given that these are distinct.
+    shown = sum(math.log1p(-place / (distinct_of or math.inf)) for place in range(records))
+    likelier = math.exp(min(-epochs * shown * (1 + PROBABILITY_ERROR), 700.0))
+
+    def tails(distances: Array) -> Array:
+        result = likelier * _tail(distances, draws, largest, orders, logs / pairs)
+        return np.minimum.accumulate(np.minimum(result * (1 + PROBABILITY_ERROR), 1.0))
+
+    farthest = draws * math.sqrt(largest)
+    return _round_to_nodes(tails, farthest, 1.0, 1 + 4 * UNIT)
 
 
 @lru_cache(maxsize=16)
@@ -211,10 +255,10 @@ def _tail(distances: Array, count: int, largest: float, orders: Array, moments: 
     return np.asarray(np.where(distances >= count * math.sqrt(largest), 0.0, bound))
 
 
-def _log_moments(values: Array, shares: Array) -> tuple[Array, Array]:
-    """Return increasing orders λ and log E e^{λG}, rounded up."""
+def _log_moments(values: Array, shares: Array, scale: float) -> tuple[Array, Array]:
+    """Return increasing orders λ, over ``scale``, and log E e^{λG}, rounded up."""
     largest = float(values[-1])
-    orders = np.geomspace(*_ORDERS) / largest
+    orders = np.geomspace(*_ORDERS) / scale
     logs = [
         order * largest + math.log(float(shares @ np.exp(order * (values - largest))))
         for order in orders

@@ -10,7 +10,7 @@ import pytest
 from affidavit.accountants import FourierAccountant
 from affidavit.mechanisms.correlation import _releases_apart
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
-from affidavit.mechanisms.strategies.lots_apart import _squares_by_lag, lots_apart
+from affidavit.mechanisms.strategies.lots_apart import lots_apart, squares_by_lag
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
 from affidavit.mechanisms.strategies.tree import Tree
@@ -38,7 +38,7 @@ def means(strategy: Strategy, bins: int) -> np.ndarray:
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
 def test_no_two_lots_have_a_larger_product(strategy: Strategy, bins: int) -> None:
     added = means(strategy, bins)
-    gram, bounds = added.T @ added, _squares_by_lag(strategy, bins)
+    gram, bounds = added.T @ added, squares_by_lag(strategy, bins)
     for lag in range(bins):
         assert np.diagonal(gram, lag).max() <= bounds[lag] * (1 + 1e-12) + 1e-12
     told = lots_apart(strategy, turn=bins, scale=0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -16,7 +16,10 @@ from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.moves_along_direction import independent_draws_mixture
-from affidavit.mechanisms.strategies.participation_mixture import participation_mixture
+from affidavit.mechanisms.strategies.participation_mixture import (
+    participation_mixture,
+    placed_mixture,
+)
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, identity, square_root
@@ -219,3 +222,52 @@ def test_what_many_draws_show_is_less_than_they_add_up_to(
     assert np.all(tails <= above[np.floor(places + 1e-6).astype(int)] + 1e-9)
     mean = float(weights @ places) / 10
     assert mean >= 0.7 * rate * records * float(projections.sum())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+@pytest.mark.parametrize(("lots", "drawn_anew"), [(5, False), (5, True), (10, True), (12, False)])
+def test_records_that_have_a_lot_of_each_epoch(
+    strategy: Strategy, lots: int, drawn_anew: bool
+) -> None:
+    """Two records in lots of two of all places but one, by enumeration of their places."""
+    places = 2 * lots + 1 if drawn_anew else lots
+    mixture = placed_mixture(
+        strategy,
+        turn=lots,
+        records=2,
+        drawn_anew=drawn_anew,
+        distinct_of=places if drawn_anew else None,
+    )
+    above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
+    epochs = -(-STEPS // lots)
+    matrix = np.zeros((len(strategy.strategy_matrix()), epochs * lots + 1))
+    matrix[:, :STEPS] = np.abs(strategy.strategy_matrix())
+    if drawn_anew:
+        pairs = [*permutations(range(places), 2)]
+        drawn = [
+            [epoch * lots + place // 2 if place // 2 < lots else -1 for place in pair]
+            for epoch in range(epochs)
+            for pair in pairs
+        ]
+        moves = matrix[:, drawn].sum(axis=2).reshape(len(matrix), epochs, len(pairs))
+        sums = moves[:, 0]
+        for later in range(1, epochs):
+            sums = (sums[:, :, None] + moves[:, later][:, None, :]).reshape(len(matrix), -1)
+    else:
+        kept = matrix[:, : epochs * lots].reshape(len(matrix), epochs, lots).sum(axis=1)
+        sums = (kept[:, :, None] + kept[:, None, :]).reshape(len(matrix), -1)
+    sizes = np.linalg.norm(sums, axis=0)
+    for distance, bound in zip(np.arange(len(above)) * mixture.spacing, above, strict=True):
+        assert np.mean(sizes > distance * (1 + 1e-12)) <= bound * (1 + 1e-9)
+
+
+def test_records_in_lots_of_their_own_do_not_all_add_up() -> None:
+    """Ten records in 4,000 lots move the run about √10 times as far as one, and not ten times."""
+    strategy = Toeplitz.from_strategy([1.0, 0.5], steps=4000)
+    mixture = placed_mixture(
+        strategy, turn=4000, records=10, drawn_anew=True, distinct_of=1_000_000
+    )
+    above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
+    column = math.hypot(1.0, 0.5)
+    farthest = mixture.spacing * int(np.argmax(above <= 1e-6))
+    assert math.sqrt(10) * column <= farthest <= 7 * column
