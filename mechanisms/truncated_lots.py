@@ -115,9 +115,10 @@ def _tail_left(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
     for here, before in ((fewer, np.append(0.0, fewer[:-1])), (-more, -np.append(1.0, more[:-1]))):
         error = _TAIL_ERROR * (np.abs(here) + np.abs(before))
         chances = np.maximum(chances, here - before - error)
-    drawn, number = np.arange(records + 1)[:, None], np.arange(records + 1)
+    number = np.arange(records + 1)
+    drawn = number[:, None]
     law = np.exp(
-        _log_choices(records, drawn) + drawn * math.log(q) + (records - drawn) * math.log1p(-q)
+        _log_choices(number[-1:], drawn) + drawn * math.log(q) + (records - drawn) * math.log1p(-q)
     )
     left = np.zeros(records + 1)
     for crowd, chance in zip(ends, chances, strict=True):

@@ -66,7 +66,7 @@ class Law:
         spread = values - lowest
         spacing = unit or max(float(spread[-1]) / (MAX_PLACES // 2), 1e-300)
         places = np.floor(spread / spacing + (_PLACE_ERROR if unit else -_PLACE_ERROR))
-        law = np.bincount(places.clip(0).astype(np.int64), weights)
+        law = np.bincount(places.clip(0).astype(np.int64), weights).astype(float)
         return cls(lowest=lowest, spacing=spacing, weights=law, certain=lowest)
 
     def times(self, number: int) -> Law:
@@ -109,7 +109,7 @@ class Law:
         if spacing == self.spacing:
             return self
         places = np.floor(np.arange(len(self.weights)) * (self.spacing / spacing) + _PLACE_ERROR)
-        law = np.bincount(places.astype(np.int64), self.weights)
+        law = np.bincount(places.astype(np.int64), self.weights).astype(float)
         return replace(self, spacing=spacing, weights=law)
 
 
@@ -239,7 +239,7 @@ def kept_bins_mixture(
     epochs = -(-len(projections) // turn)
     by_bin = padded(projections, epochs * turn).reshape(epochs, turn)
     values = np.sort(by_bin.sum(axis=0)) * (1 - gamma(epochs))
-    law = Law.of(values, np.full(turn, 1 / turn))
+    law = Law.of(np.asarray(values), np.ones(turn) / turn)
     return _rounded_to_levels(law.times(records), records, farthest)
 
 
