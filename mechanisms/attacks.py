@@ -243,7 +243,7 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
     keeps_error &= Gaussian in kinds or not isinstance(event, Repeated)
     others: Others = "nothing"
     fixed_size = scheme == "fixed_size" and not keeps_error
-    in_random_order = scheme == "shuffled" and (allocated or is_correlated)
+    in_random_order = scheme == "shuffled" and not is_whole
     if replaced and (fixed_size or in_random_order):
         others = "opposite"
     elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":

@@ -103,6 +103,7 @@ from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, Too
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
+    MAX_VECTOR,
     IllConditioned,
     Strategy,
     TooLarge,
@@ -504,7 +505,7 @@ class Correlation:
         at, sampler = self.at(steps), self._sampler
         if (independent := self._independent(at)) is not None:
             alone, entry = independent
-            return alone.attained_by_run(joint / entry.attained, steps)
+            return self.attained_alone(alone, joint / entry.attained, steps)
         if at.route == "balls_in_bins":
             gram = self._gram(at, visible_only=True)
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
@@ -529,6 +530,17 @@ class Correlation:
             if of_steps <= _log_divergence(first):
                 return EitherBound(events=(along_direction, one_by_one, *others))
         return EitherBound(events=shown)
+
+    def attained_alone(self, alone: Sampled, joint: float, steps: int) -> Event:
+        """Return ``attained`` for independent noise, from what ``alone`` attains."""
+        attained = alone.attained_by_run(joint, steps)
+        in_turns = self._phase.sampling.scheme in ("balls_in_bins", "shuffled")
+        # Where the bound is attained nothing shows more.
+        if not (in_turns and self._is_whole_run and alone.attained and steps <= MAX_VECTOR):
+            return attained
+        shown = np.full(steps, math.sqrt(1 / steps) * _DOWN)
+        together = self._seen_along_direction(joint, shown, self._sampler.turn)
+        return attained if together is None else EitherBound(events=(attained, together))
 
     def _steps_apart(self, at: CorrelatedRun) -> tuple[tuple[tuple[float, int], ...], float | None]:
         """Return steps that show at least so many separate releases, and their probability.
@@ -608,15 +620,10 @@ class Correlation:
 
     def _seen_together(self, joint: float, at: CorrelatedRun) -> Iterator[Event]:
         """Yield what the run shows of all steps of a unit, the quickest first."""
-        moved = self._move_along_direction(joint, at)
-        if moved is not None:
-            mixture, pair, reach = moved
-            along_direction = GaussianMixture(
-                weights=mixture.weights,
-                noise_multiplier=joint / (reach * mixture.spacing) * _UP,
-                pair=pair,
-            )
-            yield Composed(events=(along_direction,))
+        in_turns = self._phase.sampling.scheme in ("balls_in_bins", "shuffled")
+        shown = project_columns(at.strategy, 1 if in_turns else at.turn)
+        if (together := self._seen_along_direction(joint, shown, at.turn)) is not None:
+            yield together
         if at.strategy.is_nonnegative and (allocated := self._allocated(joint, at)) is not None:
             yield allocated
 
@@ -648,18 +655,11 @@ class Correlation:
             released=number if number < at.turn else None,
         )
 
-    def _move_along_direction(
-        self, joint: float, at: CorrelatedRun
-    ) -> tuple[ParticipationMixture, SubsampledPair, float] | None:
-        """Return how far a unit moves the run along a direction in which its columns are long.
-
-        Also the pair, and the distance between the two data sets of a move of one clip norm.
-        """
+    def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> Composed | None:
+        """Return the run as one release, along a direction that shows so much of each step."""
         step, pair, scheme = self._sampler.step, self._pair, self._phase.sampling.scheme
         records, separation = self.plan.dataset.records_per_unit, self._phase.sampling.separation
         farthest = math.inf if self._is_whole_run else joint * _MAX_MOVE
-        by_turn = scheme in ("balls_in_bins", "shuffled")
-        shown = project_columns(at.strategy, 1 if by_turn else at.turn)
         opposite = pair == "replace_one" and scheme in ("fixed_size", "shuffled")
         # All others have the opposite gradient, and so has what replaces the record.
         reach = DISTANCE if opposite else 1.0
@@ -675,12 +675,12 @@ class Correlation:
                 farthest=farthest,
             )
         elif scheme == "balls_in_bins":
-            mixture = kept_bins_mixture(shown, turn=at.turn, records=records, farthest=farthest)
+            mixture = kept_bins_mixture(shown, turn=turn, records=records, farthest=farthest)
         elif scheme == "shuffled":
             lot = self._lot_of_fixed_size(joint)
             mixture = shuffled_epochs_mixture(
                 shown,
-                turn=at.turn,
+                turn=turn,
                 size=lot.dataset_size,
                 lot=lot.sample_size,
                 records=records,
@@ -702,7 +702,14 @@ class Correlation:
                 records=getattr(leaf, "records", 1),
                 farthest=farthest,
             )
-        return None if mixture is None else (mixture, pair, reach)
+        if mixture is None:
+            return None
+        along_direction = GaussianMixture(
+            weights=mixture.weights,
+            noise_multiplier=joint / (reach * mixture.spacing) * _UP,
+            pair=pair,
+        )
+        return Composed(events=(along_direction,))
 
     def at(self, steps: int) -> CorrelatedRun:
         """Return the phase with ``steps``; raises ``RefusedPlan`` if nothing may be claimed."""

@@ -39,13 +39,13 @@ def at_least_drawn(leaf: FixedSize) -> Independent:
     K is a sum of independent draws, and at least one of as many that all have the geometric mean of
     their probabilities. Of a user with many records in small lots only some count.
     """
-    logs = 0.0
-    best, most = (1, 0.0), 0.0
-    for drawn in range(min(getattr(leaf, "records", 1), leaf.sample_size)):
-        logs += math.log((leaf.sample_size - drawn) / (leaf.dataset_size - drawn))
+    lot, size = leaf.sample_size, leaf.dataset_size
+    best, logs = (1, math.nextafter(lot / size, 0.0)), math.log(lot / size)
+    for drawn in range(1, min(getattr(leaf, "records", 1), lot)):
+        logs += math.log((lot - drawn) / (size - drawn))
         probability = math.exp(logs / (drawn + 1)) * (1 - 1e-12)
-        if (drawn + 1) * probability > most:
-            best, most = (drawn + 1, probability), (drawn + 1) * probability
+        if (drawn + 1) * probability > best[0] * best[1]:
+            best = drawn + 1, probability
     return _draws(*best, leaf.noise_multiplier)
 
 

@@ -219,9 +219,12 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     if phase.noise.kind == "independent" and not (needs_run and whole is None):
         if field is not None:
             raise RefusedPlan(_unsupported_field(plan, index, field))
+        sampled = sample(plan, index)
+        if sampled.attained is not None and whole is None:
+            sampled = replace(sampled, attained=_AttainedAlone(plan, index, sampled))
         return LoweredPhase(
             scheme=phase.sampling.scheme,
-            sampled=sample(plan, index),
+            sampled=sampled,
             steps=steps,
             joint=joint,
             whole=whole,
@@ -240,6 +243,22 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     if steps is not None:
         correlation.at(steps)
     return result
+
+
+@dataclass(frozen=True)
+class _AttainedAlone:
+    """What one unit attains of a phase whose noise is independent."""
+
+    plan: Plan
+    index: int
+    alone: Sampled
+
+    def __call__(self, joint: float, steps: int) -> Event:
+        # Imported here because most plans have independent noise and need no strategies.
+        from affidavit.mechanisms.correlation import Correlation
+
+        run = Correlation(plan=self.plan, index=self.index)
+        return run.attained_alone(self.alone, joint, steps)
 
 
 def _user_above_data_set(plan: Plan) -> Reason:

@@ -47,6 +47,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from affidavit.mechanisms.fixed_size_lots import FixedSize, at_least_drawn
 from affidavit.mechanisms.strategies.lots_apart import log_divergence
 from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
 from affidavit.plan import (
@@ -496,10 +497,9 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
         return EitherBound(events=(sampled, known))
 
     def attained(joint: float, steps: int) -> Event:
-        drawn = PoissonSubsampledGaussian(
-            sampling_probability=math.nextafter(lot / size, 0.0), noise_multiplier=joint
-        )
-        return Repeated(event=drawn, count=steps)
+        drawn = result.event(joint)
+        assert isinstance(drawn, FixedSize)
+        return Repeated(event=at_least_drawn(drawn), count=steps)
 
     return replace(
         result,

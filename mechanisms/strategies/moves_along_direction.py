@@ -238,8 +238,8 @@ def kept_bins_mixture(
     """
     epochs = -(-len(projections) // turn)
     by_bin = padded(projections, epochs * turn).reshape(epochs, turn)
-    values = np.sort(by_bin.sum(axis=0)) * (1 - gamma(epochs))
-    law = Law.of(np.asarray(values), np.ones(turn) / turn)
+    of_bins = np.asarray(np.sort(by_bin.sum(axis=0)) * (1 - gamma(epochs)), dtype=np.float64)
+    law = Law.of(of_bins, np.ones(turn) / turn)
     return _rounded_to_levels(law.times(records), records, farthest)
 
 
