@@ -43,6 +43,7 @@ from affidavit.mechanisms.strategies import (
     build,
     pattern_sensitivity,
 )
+from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
 from affidavit.plan import (
     FIXED_ORDER,
     Composed,
@@ -78,8 +79,10 @@ class PhaseFacts:
     """Facts about one phase beside its account.
 
     ``lot`` is the lot size, expected or fixed (None for a full batch); ``rate`` is the lot size
-    over the size of the data set, or the given probability; ``epochs`` are passes over the data;
-    ``lots`` are the lots of an epoch, without and with a partial last one. ``correlation`` is None
+    over the size of the data set, or the given probability; ``records`` are those of one unit in a
+    lot, the root mean square over its lots if they fill several of an epoch; ``epochs`` are passes
+    over the data; ``lots`` are the lots of an epoch, without and with a partial last one.
+    ``correlation`` is None
     for independent noise and for a strategy that cannot be built; ``independent`` noise has no
     schedule.
     """
@@ -87,6 +90,7 @@ class PhaseFacts:
     scheme: str
     lot: int | None
     rate: float
+    records: float
     steps: int
     epochs: float
     lots: tuple[int, ...]
@@ -146,6 +150,7 @@ def _facts(plan: Plan, index: int) -> PhaseFacts:
         scheme=phase.sampling.scheme,
         lot=lot,
         rate=rate,
+        records=_records(plan, index, steps),
         steps=steps,
         epochs=phase.epochs if phase.epochs is not None else steps * rate,
         lots=lots,
@@ -153,6 +158,17 @@ def _facts(plan: Plan, index: int) -> PhaseFacts:
         independent=phase.noise.kind == "independent" and phase.clip_schedule is None,
         correlation=correlation(plan, index, steps),
     )
+
+
+def _records(plan: Plan, index: int, steps: int) -> float:
+    """Return how many records of one unit are in a lot of phase ``index``."""
+    phase, records = plan.phases[index], float(records_per_lot(plan, index))
+    if records == plan.dataset.records_per_unit or phase.noise.kind != "independent":
+        return records
+    if phase.sampling.scheme not in FIXED_ORDER or not steps:
+        return records
+    squares = sampler_participation(plan, index, steps).squares(steps)
+    return records * math.sqrt(squares / schedule.participations(plan, phase, steps))
 
 
 def _phase_account(
@@ -163,7 +179,6 @@ def _phase_account(
     if joint is None:
         raise ValueError("a diagnosis needs the noise")
     replaces = plan.adjacency == "replace_one"
-    records = plan.dataset.records_per_unit
     optimizer = plan.optimizer
     lots = tuple((sigma, 1) for sigma in extras.same_lot_multipliers)
     account = PhaseAccount(
@@ -171,8 +186,8 @@ def _phase_account(
         joint=add_same_lot_blocks(joint, extras.same_lot_multipliers),
         steps=facts.steps,
         participations=facts.steps,
-        distance=records * (2.0 if replaces else 1.0),
-        several=records > 1,
+        distance=facts.records * (2.0 if replaces else 1.0),
+        several=plan.dataset.records_per_unit > 1,
     )
     if filtered is not None and optimizer.noise_divisor == "filter_norm":
         account = replace(account, scale=1 / filtered.norm)

@@ -48,7 +48,7 @@ def plan(**changes: Any) -> dict[str, Any]:
 
 def mixture(centres: list[tuple[float, float]], sigma: float) -> np.ndarray:
     """What two bins release where their sums have each of ``centres`` as often, on a lattice."""
-    line = np.linspace(-12, 12, 601)
+    line = np.linspace(-9, 9, 601) * sigma
     densities = [
         np.outer(*(np.exp(-((line - at) ** 2) / (2 * sigma**2)) for at in centre))
         for centre in centres

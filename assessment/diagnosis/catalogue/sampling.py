@@ -125,8 +125,8 @@ def user_as_example(case: Case) -> Iterator[Way]:
     if records > 1:
         yield Way(
             text=f"a user's {records} records were accounted as one, for users as for examples",
-            change=lambda account, _: replace(
-                account, distance=account.distance / records, several=False
+            change=lambda account, facts: replace(
+                account, distance=account.distance / facts.records, several=False
             ),
             cost=0.6,
         )

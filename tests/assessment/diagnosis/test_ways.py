@@ -49,6 +49,28 @@ def test_a_lot_of_everything_is_a_full_batch_under_correlated_noise_too(
     assert accounted(full, "no_kappa") == accounted(plan, "no_kappa")
 
 
+@pytest.mark.parametrize(
+    ("lot", "records", "steps", "squares"),
+    # N = 1000: the squared records of one user in all lots of the run.
+    [(1, 3, 1000, 3.0), (64, 200, 30, 2 * (3 * 64**2 + 8**2)), (100, 40, 20, 2 * 40**2)],
+)
+def test_a_lot_holds_no_more_records_of_a_user_than_there_are_in_it(
+    plan_of: PlanOf, lot: int, records: int, steps: int, squares: float
+) -> None:
+    plan = plan_of(
+        adjacency="zero_out",
+        dataset={"size": 1000, "unit": "user", "contributions_per_user": records},
+        sampling={"scheme": "cyclic", "lot_size": lot},
+        steps=steps,
+    )
+    case = Case.of(plan, 1e-5)
+    ((part, times),) = case.account.parts() or ()
+    (sigma,) = (release.noise_multiplier for release in plan.phases[0].releases)
+    assert times * (sigma / part.noise_multiplier) ** 2 == pytest.approx(squares)
+    (((alone, _),),) = accounted(plan, "user_as_example")
+    assert alone.noise_multiplier == pytest.approx(sigma)
+
+
 def test_a_physical_batch_that_does_not_divide_the_lot_is_a_rate_of_its_own(
     plan_of: PlanOf,
 ) -> None:
