@@ -532,15 +532,26 @@ class Correlation:
         return EitherBound(events=shown)
 
     def attained_alone(self, alone: Sampled, joint: float, steps: int) -> Event:
-        """Return ``attained`` for independent noise, from what ``alone`` attains."""
-        attained = alone.attained_by_run(joint, steps)
+        """Return ``attained`` for independent noise, from what ``alone`` attains.
+
+        The outputs of each epoch are added up. Orders are independent, and bins that are kept are
+        in each whole epoch once.
+        """
+        attained, turn = alone.attained_by_run(joint, steps), self._sampler.turn
         in_turns = self._phase.sampling.scheme in ("balls_in_bins", "shuffled")
         # Where the bound is attained nothing shows more.
-        if not (in_turns and self._is_whole_run and alone.attained and steps <= MAX_VECTOR):
+        if not (in_turns and alone.attained and turn <= MAX_VECTOR):
             return attained
-        shown = np.full(steps, math.sqrt(1 / steps) * _DOWN)
-        together = self._seen_along_direction(joint, shown, self._sampler.turn)
-        return attained if together is None else EitherBound(events=(attained, together))
+        epochs, rest = divmod(steps, turn)
+        together = []
+        for released, count in ((turn, epochs), (rest, 1)):
+            if released and count:
+                shown = np.full(released, math.sqrt(1 / released) * _DOWN)
+                epoch = self._seen_along_direction(joint, shown, turn)
+                if epoch is None:
+                    return attained
+                together.append(Repeated(event=epoch, count=count))
+        return EitherBound(events=(attained, Composed(events=tuple(together))))
 
     def _steps_apart(self, at: CorrelatedRun) -> tuple[tuple[tuple[float, int], ...], float | None]:
         """Return steps that show at least so many separate releases, and their probability.
@@ -623,7 +634,7 @@ class Correlation:
         in_turns = self._phase.sampling.scheme in ("balls_in_bins", "shuffled")
         shown = project_columns(at.strategy, 1 if in_turns else at.turn)
         if (together := self._seen_along_direction(joint, shown, at.turn)) is not None:
-            yield together
+            yield Composed(events=(together,))
         if at.strategy.is_nonnegative and (allocated := self._allocated(joint, at)) is not None:
             yield allocated
 
@@ -655,7 +666,7 @@ class Correlation:
             released=number if number < at.turn else None,
         )
 
-    def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> Composed | None:
+    def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> Leaf | None:
         """Return the run as one release, along a direction that shows so much of each step."""
         step, pair, scheme = self._sampler.step, self._pair, self._phase.sampling.scheme
         records, separation = self.plan.dataset.records_per_unit, self._phase.sampling.separation
@@ -704,12 +715,12 @@ class Correlation:
             )
         if mixture is None:
             return None
-        along_direction = GaussianMixture(
-            weights=mixture.weights,
-            noise_multiplier=joint / (reach * mixture.spacing) * _UP,
-            pair=pair,
-        )
-        return Composed(events=(along_direction,))
+        multiplier = joint / (reach * mixture.spacing) * _UP
+        if max(mixture.weights) == 1:
+            # Nothing but the noise is random.
+            surely = mixture.weights.index(1.0) * (2 if pair == "replace_one" else 1)
+            return Gaussian(noise_multiplier=multiplier / surely * _UP)
+        return GaussianMixture(weights=mixture.weights, noise_multiplier=multiplier, pair=pair)
 
     def at(self, steps: int) -> CorrelatedRun:
         """Return the phase with ``steps``; raises ``RefusedPlan`` if nothing may be claimed."""

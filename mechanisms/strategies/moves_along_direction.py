@@ -62,7 +62,9 @@ class Law:
         They are multiples of the ``unit``, if it is given.
         """
         values, weights = values[weights > 0], weights[weights > 0] / weights.sum()
-        lowest = float(values[0])
+        lowest, positive = float(values[0]), values[values > 0]
+        if lowest == 0 and positive.size and positive[0] == positive[-1]:
+            unit = float(positive[0])
         spread = values - lowest
         spacing = unit or max(float(spread[-1]) / (MAX_PLACES // 2), 1e-300)
         places = np.floor(spread / spacing + (_PLACE_ERROR if unit else -_PLACE_ERROR))
