@@ -24,6 +24,7 @@ from affidavit.mechanisms.lowered_phase import LoweredPhase
 from affidavit.mechanisms.protocol import Mechanism
 from affidavit.mechanisms.sampling_schemes import (
     SCHEMES,
+    Sampled,
     distance_of,
     is_amplified,
     sample,

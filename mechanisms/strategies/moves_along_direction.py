@@ -62,9 +62,7 @@ class Law:
         They are multiples of the ``unit``, if it is given.
         """
         values, weights = values[weights > 0], weights[weights > 0] / weights.sum()
-        lowest, positive = float(values[0]), values[values > 0]
-        if lowest == 0 and positive.size and positive[0] == positive[-1]:
-            unit = float(positive[0])
+        lowest = float(values[0])
         spread = values - lowest
         spacing = unit or max(float(spread[-1]) / (MAX_PLACES // 2), 1e-300)
         places = np.floor(spread / spacing + (_PLACE_ERROR if unit else -_PLACE_ERROR))
@@ -200,7 +198,7 @@ def separated_draws_mixture(
     if len(above) == 1:
         return None
     weights = np.append(1 - above[0], above[:-1] - above[1:])
-    law = Law.of(level * np.arange(len(weights)), weights, unit=level)
+    law = Law.of(level * np.arange(float(len(weights))), weights, unit=level)
     return _rounded_to_levels(law.times(records), records, farthest)
 
 
@@ -241,7 +239,7 @@ def kept_bins_mixture(
     epochs = -(-len(projections) // turn)
     by_bin = padded(projections, epochs * turn).reshape(epochs, turn)
     of_bins = np.asarray(np.sort(by_bin.sum(axis=0)) * (1 - gamma(epochs)), dtype=np.float64)
-    law = Law.of(of_bins, np.ones(turn) / turn)
+    law = Law.of(of_bins, np.ones(turn) / turn, unit=_unit(projections, turn))
     return _rounded_to_levels(law.times(records), records, farthest)
 
 
@@ -268,10 +266,18 @@ def shuffled_epochs_mixture(
         reached = lot * np.arange(1, len(falling) + 1) - (records - 1)
         above = np.maximum(reached, 0) / (size - records + 1)
         weights = np.append(max(0.0, 1 - float(above[-1])), np.diff(above, prepend=0.0)[::-1])
-        law = Law.of(np.append(0.0, falling[::-1]), weights).times(records * number)
+        values = np.append(0.0, falling[::-1])
+        law = Law.of(values, weights, unit=_unit(projections, turn)).times(records * number)
         total = law if total is None else total + law
     assert total is not None
     return _rounded_to_levels(total, records * (len(epochs) + 1), farthest)
+
+
+def _unit(projections: Array, turn: int) -> float | None:
+    """Return the move of every step of one epoch or less, or None if there are several."""
+    first = float(projections[0])
+    is_one = len(projections) <= turn and first > 0 and bool(np.all(projections == first))
+    return first if is_one else None
 
 
 def _rounded_to_levels(law: Law, number: int, farthest: float) -> ParticipationMixture | None:
