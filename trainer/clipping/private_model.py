@@ -716,7 +716,9 @@ class PrivateModel:
                         raise UnsupportedModel(
                             f"{target.name}: the gradient of a record is nan or infinite, though "
                             "its loss is not. Look for a branch of torch.where that is not taken, "
-                            "or a root or logarithm of zero."
+                            "a root or logarithm of zero, or a softmax of masked entries alone. In "
+                            "float64, masks overflow in a softmax that is in float32 (Longformer): "
+                            "train such a model in float32."
                         )
                     gap, size = rows[name][:, place].tolist()
                     gap -= 0.0 if grad is None else float(position_weighted_sum(grad.double()))

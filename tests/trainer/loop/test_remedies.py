@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import LongformerConfig, LongformerForTokenClassification
 
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
 from tests.trainer.loop.small_run import DEVICE, RECORDS, entropy_of
@@ -172,6 +173,50 @@ def test_the_remedy_trains(tmp_path: Path, name: str) -> None:
     )
     finish(run)
     require_conformant(tmp_path, bundle()[0])
+
+
+def longformer(dtype: torch.dtype) -> nn.Module:
+    """A small one, whose texts are padded to a multiple of its window."""
+    torch.manual_seed(2)
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    config = LongformerConfig(
+        attention_window=8, intermediate_size=8, vocab_size=16, max_position_embeddings=40,
+        num_labels=2, **size, **ids,
+    )  # fmt: skip
+    model = LongformerForTokenClassification(config).to(dtype)
+    for name, item in model.named_parameters():
+        item.requires_grad_("_global" not in name)  # no token attends to all
+    return model
+
+
+def tagged(model: nn.Module, batch: Any) -> Tensor:
+    ids, wanted = batch
+    logits = model(input_ids=ids).logits.mT
+    return functional.cross_entropy(logits, wanted, reduction="none").mean(1)
+
+
+TEXTS = TensorDataset(
+    torch.randint(3, 16, (RECORDS, 3), generator=torch.Generator().manual_seed(1)),
+    torch.randint(0, 2, (RECORDS, 3), generator=torch.Generator().manual_seed(2)),
+)
+
+
+@pytest.mark.ordinary("float64")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_longformer_trains_in_float32_where_its_masks_are_finite(
+    tmp_path: Path, dtype: str
+) -> None:
+    model = longformer(getattr(torch, dtype)).to(DEVICE)
+    arguments: dict[str, Any] = {
+        "losses": tagged, "loader": DataLoader(TEXTS, batch_size=60)
+    }  # fmt: skip
+    if dtype == "float64":
+        with pytest.raises(UnsupportedModel, match="float32"):
+            begin_run(tmp_path, model, **arguments)
+    else:
+        finish(begin_run(tmp_path, model, **arguments))
+        require_conformant(tmp_path, bundle()[0])
 
 
 def test_closing_does_not_raise_what_stopped_the_run_again(tmp_path: Path) -> None:
