@@ -93,7 +93,7 @@ def weight_and_bias_hooks(hooks: Hooks) -> tuple[OptionalHook, OptionalHook]:
     return hooks.get("weight"), hooks.get("bias")
 
 
-MAX_LIGHT = 1 << 17
+MAX_LIGHT = 1 << 15
 """Entries of inputs and of parameters up to which a layer runs without a function of its own."""
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -171,7 +171,7 @@ class PrivateModel:
         for path, (kernel, hooks) in kernels.items():
             if hooks:
                 self._forwards.append(
-                    (modules[path], partial(self._run_kernel, path, kernel, hooks))
+                    (modules[path], partial(self._run_kernel, path, modules[path], kernel, hooks))
                 )
         for path, unit_hooks in units.items():
             inner = any(other != path and _is_inside(other, path) for other in active)
@@ -274,9 +274,15 @@ class PrivateModel:
         return GradientHook(target=target, block=block, microbatch=self._microbatch, path=path)
 
     def _run_kernel(
-        self, path: str, kernel: Kernel, hooks: dict[str, GradientHook], *inputs: Any, **kwargs: Any
+        self,
+        path: str,
+        layer: nn.Module,
+        kernel: Kernel,
+        hooks: dict[str, GradientHook],
+        *inputs: Any,
+        **kwargs: Any,
     ) -> Any:
-        layer, microbatch = self.model.get_submodule(path), self._microbatch
+        microbatch = self._microbatch
         if inputs and isinstance(inputs[0], Tensor):
             microbatch.is_half |= inputs[0].dtype in HALF_TYPES
             microbatch.is_half |= torch.is_autocast_enabled(inputs[0].device.type)
@@ -284,38 +290,42 @@ class PrivateModel:
             return type(layer).forward(layer, *inputs, **kwargs)
         for hook in hooks.values():
             hook.count()
-        run = partial(kernel, layer, hooks, microbatch.records)
-        with self._attribute_errors(path):
+        try:
             if microbatch.in_vmap:
+                run = partial(kernel, layer, hooks, microbatch.records)
                 return run_outside_vmap(run, microbatch, (inputs, kwargs), rows=True)
             self._check_rows(path, layer, inputs)
-            return run(*inputs, **kwargs)
+            return kernel(layer, hooks, microbatch.records, *inputs, **kwargs)
+        except Exception as error:
+            found = self._attribute_error(error, path)
+            if found is error:
+                raise
+            raise found from error
 
-    @contextmanager
-    def _attribute_errors(self, path: str, unit: PerRecordModule | None = None) -> Iterator[None]:
-        """Attribute errors during a probe to the way ``path`` runs; unmodified, it ran before.
+    def _attribute_error(
+        self, error: Exception, path: str, unit: PerRecordModule | None = None
+    ) -> Exception:
+        """Attribute ``error`` in a probe to the way ``path`` runs; unmodified, it ran before.
 
         In the backward pass, a checkpoint ends its recomputation by an exception of its own.
         """
-        try:
-            yield
-        except MixedRecords as error:
-            if error.path is None:
-                error.path, error.kernels_failed = path, True
-            raise
-        except (UnsupportedModel, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if not self._microbatch.is_probing or self._microbatch.in_backward:
-                raise
-            if unit is not None:
-                raise unit.build_error(error) from error
-            raise MixedRecords(
-                f"{path} cannot be run for all records at once: {first_line(error)} Keep the "
-                "records in the first dimension, or freeze it.",
-                path=path,
-                kernels_failed=True,
-            ) from error
+        match error:
+            case MixedRecords():
+                if error.path is None:
+                    error.path, error.kernels_failed = path, True
+                return error
+            case UnsupportedModel() | torch.OutOfMemoryError():
+                return error
+        if not self._microbatch.is_probing or self._microbatch.in_backward:
+            return error
+        if unit is not None:
+            return unit.build_error(error)
+        return MixedRecords(
+            f"{path} cannot be run for all records at once: {first_line(error)} Keep the "
+            "records in the first dimension, or freeze it.",
+            path=path,
+            kernels_failed=True,
+        )
 
     def _run_unit(self, path: str, unit: PerRecordModule, *inputs: Any, **kwargs: Any) -> Any:
         microbatch = self._microbatch
@@ -323,7 +333,7 @@ class PrivateModel:
             unit.observe((inputs, kwargs), microbatch.records)
         if not microbatch.records or microbatch.is_observing:
             return type(unit.module).forward(unit.module, *inputs, **kwargs)
-        with self._attribute_errors(path, unit):
+        try:
             if microbatch.in_vmap:
                 run = partial(unit.run, microbatch, all_inputs=True)
                 return run_outside_vmap(
@@ -332,6 +342,11 @@ class PrivateModel:
             self._require_even_rows(path, tree_leaves((inputs, kwargs)))
             with nullcontext() if self._tracker is None else self._tracker.paused():
                 return unit.run(microbatch, (inputs, kwargs))
+        except Exception as error:
+            found = self._attribute_error(error, path, unit)
+            if found is error:
+                raise
+            raise found from error
 
     def _require_even_rows(self, path: str, values: Sequence[Any]) -> None:
         """Raise ``MixedRecords`` if a mask picked more rows of one record than of another."""
@@ -340,7 +355,8 @@ class PrivateModel:
     def _check_rows(self, path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Note that several rows belong to a record; only a probe can tell which ones."""
         records = self._microbatch.records
-        self._require_even_rows(path, inputs)
+        if self._tracker is not None:
+            self._require_even_rows(path, inputs)
         if isinstance(layer, nn.RNNBase) or not inputs or not isinstance(inputs[0], Tensor):
             return
         rows = len(inputs[0]) if inputs[0].ndim else 0
@@ -406,11 +422,7 @@ class PrivateModel:
                     pending.clip(self._joint_norms(pending))
                     self._bucket.flush()
                 self._require_hooked()
-            self.require_unwritten(
-                name
-                for name, item in self._stored_versions().items()
-                if item is not None and before.get(name, ()) not in (None, item)
-            )
+            self._require_unchanged_versions(before)
             is_half = self._microbatch.is_half
             totals = {name: target.total for name, target in self._tensors.items()}
         if draws is not None:
@@ -486,19 +498,35 @@ class PrivateModel:
                     code="clip_norm_exceeded",
                 )
 
-    def _stored_versions(self) -> dict[str, tuple[int, int] | None]:
-        """Return the identity and version of each stored tensor.
+    def _stored_versions(self) -> dict[tuple[nn.Module, str], tuple[int, int] | None]:
+        """Return the identity and version of each stored tensor, by its module and name.
 
         Tensors that are sharded now have None: each pass gathers and frees them.
         """
         return {
-            f"{path}.{name}".lstrip("."): None
-            if is_sharded(item)
+            (layer, name): None
+            if self._is_distributed and is_sharded(item)
             else (id(item), 0 if item.is_inference() else item._version)
-            for path, layer in self.model.named_modules()
-            for name, item in (*layer._parameters.items(), *layer._buffers.items())
+            for layer in self.model.modules()
+            for stored in (layer._parameters, layer._buffers)
+            if stored
+            for name, item in stored.items()
             if item is not None and name not in layer._non_persistent_buffers_set
         }
+
+    def _require_unchanged_versions(
+        self, before: Mapping[tuple[nn.Module, str], tuple[int, int] | None]
+    ) -> None:
+        """Raise ``UnsupportedModel`` if a stored tensor was written to since ``before``."""
+        now = self._stored_versions()
+        if now == before:
+            return
+        paths = {layer: path for path, layer in self.model.named_modules()}
+        self.require_unwritten(
+            f"{paths[layer]}.{name}".lstrip(".")
+            for (layer, name), item in now.items()
+            if item is not None and before.get((layer, name), ()) not in (None, item)
+        )
 
     def require_unwritten(self, names: Iterable[str]) -> None:
         """Raise ``UnsupportedModel`` if a forward pass wrote to the tensors ``names``."""
