@@ -155,3 +155,20 @@ def test_a_run_with_less_noise_is_stopped_before_it_releases(
     monkeypatch.setattr(NoiseSource, "add_to", less)
     with pytest.raises(RunFailure, match="times the certified deviation"):
         train_small(plan_with(), out=tmp_path)
+
+
+def test_tensors_that_are_read_at_once_are_read_as_alone() -> None:
+    """Also tensors of one size with sums of other lengths, where some entries are to spare."""
+    drawn = torch.Generator().manual_seed(9)
+    sizes = {f"w{place}": (1024, 32, 32, 70_000, 1)[place % 5] for place in range(60)}
+    test = NoiseTest({name: name[-1] for name in sizes}, sizes)
+    assert len({test._lengths[name] for name, size in sizes.items() if size == 1024}) > 1
+    sums = {
+        name: torch.randn(size, generator=drawn, dtype=torch.float64)
+        for name, size in sizes.items()
+    }
+    parts = test._by_tensor(test.read(sums))
+    assert list(parts) == test._order
+    for name, part in parts.items():
+        expected = [item.sum() for item in sums[name].split(test._lengths[name])]
+        assert torch.allclose(part, torch.stack(expected), rtol=1e-12, atol=1e-12)

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from affidavit.trainer.noise import normal
-from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.noise.normal import standard_normal, standard_normals
 
 KEY = bytes(range(32))
 FALSE_ALARM = 1e-6
@@ -92,3 +92,17 @@ def test_how_many_are_made_at_a_time_does_not_show(
 ) -> None:
     monkeypatch.setattr(normal, "CHUNK_GROUPS", 7)
     assert torch.equal(standard_normal(KEY, step=3, tensor=1, shape=(20_001,)), sample[:20_001])
+
+
+def test_streams_that_are_drawn_at_once_are_those_that_are_drawn_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans = [(3, 0, 32), (4, 255, 2), (0, 700, 5000), (9, 256, 0), (5, 1, 256)]
+    alone = [
+        standard_normal(KEY, step=2, tensor=tensor, shape=(count,), first=first)
+        for tensor, first, count in spans
+    ]
+    for groups in (1, 3, 512):
+        monkeypatch.setattr(normal, "CHUNK_GROUPS", groups)
+        for one, other in zip(standard_normals(KEY, step=2, spans=spans), alone, strict=True):
+            assert torch.equal(one, other)
