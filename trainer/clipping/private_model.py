@@ -297,10 +297,10 @@ class PrivateModel:
             self._check_rows(path, layer, inputs)
             return kernel(layer, hooks, microbatch.records, *inputs, **kwargs)
         except Exception as error:
-            found = self._attribute_error(error, path)
-            if found is error:
+            attributed = self._attribute_error(error, path)
+            if attributed is error:
                 raise
-            raise found from error
+            raise attributed from error
 
     def _attribute_error(
         self, error: Exception, path: str, unit: PerRecordModule | None = None
@@ -343,10 +343,10 @@ class PrivateModel:
             with nullcontext() if self._tracker is None else self._tracker.paused():
                 return unit.run(microbatch, (inputs, kwargs))
         except Exception as error:
-            found = self._attribute_error(error, path, unit)
-            if found is error:
+            attributed = self._attribute_error(error, path, unit)
+            if attributed is error:
                 raise
-            raise found from error
+            raise attributed from error
 
     def _require_even_rows(self, path: str, values: Sequence[Any]) -> None:
         """Raise ``MixedRecords`` if a mask picked more rows of one record than of another."""
