@@ -25,7 +25,6 @@ from affidavit.accountants import (
     AFFIDAVIT_VERSION,
     CERTAIN_ENGINE,
     ENGINE_NAMES,
-    QUICK_NODES,
     SECOND_OPINIONS,
     SOLVER_NAMES,
     Accountant,
@@ -42,7 +41,6 @@ from affidavit.accountants import (
     decimal_down,
     decimal_up,
     refined_curve,
-    search_witness,
 )
 from affidavit.assessment import plan_summary
 from affidavit.assessment.assessment import (
@@ -52,7 +50,6 @@ from affidavit.assessment.assessment import (
 )
 from affidavit.assessment.calibration import Solver, lower_open
 from affidavit.assessment.utility_estimates import figures_of, warnings_of
-from affidavit.checker import Unproved
 from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, as_document, digest, exact_fraction
 
@@ -372,6 +369,10 @@ def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> Opinion | None:
 
 def _checker_opinion(answer: _Answer) -> Opinion | None:
     """Return the checker's bound, if a few quick lattices come within the tolerance."""
+    # Imported here because ball arithmetic loads slowly.
+    from affidavit.accountants import QUICK_NODES, search_witness
+    from affidavit.checker import Unproved
+
     event, delta, engine = answer.lowered.event(), answer.delta.upper, answer.engine
     limits = AGREEMENT_TOLERANCE, QUICK_NODES
     try:

@@ -16,15 +16,15 @@ def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
 
     Each takes as long as accounting or longer. A missing proof or bound has its reasons.
     """
-    from affidavit.assessment import with_group
-    from affidavit.certificate.certificate_proof import (
-        with_proof,  # both load much, and few policies need them
-    )
-
+    # Imported where they are needed: both load much, and few policies need them.
     if _lacks_proof(assessment, policy):
+        from affidavit.certificate.certificate_proof import with_proof
+
         assessment = with_proof(assessment)
     cap = policy.group_cap
     if cap is not None and _lacks_group(assessment, policy):
+        from affidavit.assessment import with_group
+
         assessment = with_group(assessment, cap.records, cap.relation or assessment.adjacency)
     return assessment
 

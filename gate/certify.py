@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from affidavit.assessment import (
-    Assessment,
-    explain_lower_end,
-    with_group,
-)
-from affidavit.assessment import certify as assess
-from affidavit.certificate import (
-    Certificate,
-    issue_here,
-    with_proof,
-)
-from affidavit.certificate.policy import (
-    BUILT_IN,
-    MAX_RECORDS,
-    evaluate_policy,
-)
-from affidavit.certificate.requirements import lacks_requirements, with_requirements
+from affidavit.certificate.policy import MAX_RECORDS
 from affidavit.gate.console import (
     fail,
     load_plan,
@@ -47,10 +31,14 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import print_assessment
-from affidavit.mechanisms.plan_files import PlanFile
 from affidavit.plan import Adjacency
-from affidavit.trust import SigningPort
 from affidavit.trust.signers import own_signing_key
+
+if TYPE_CHECKING:
+    from affidavit.assessment import Assessment
+    from affidavit.certificate import Certificate
+    from affidavit.mechanisms.plan_files import PlanFile
+    from affidavit.trust import SigningPort
 
 
 def certify(
@@ -83,6 +71,12 @@ def certify(
 
     A signed certificate includes a second opinion; without a key, use --second-opinion.
     """
+    # Imported here because the accountants load slowly, and the help needs none.
+    from affidavit.assessment import certify as assess
+    from affidavit.certificate import issue_here
+    from affidavit.certificate.policy import BUILT_IN, evaluate_policy
+    from affidavit.certificate.requirements import lacks_requirements, with_requirements
+
     require_writable(bundle)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = load_plan(plan, as_json=as_json)
@@ -91,12 +85,18 @@ def certify(
     with show_status("certifying"):
         result = assess(file.plan, engine=engine, second_opinion=second_opinion)
         if records is not None or relation is not None:
+            from affidavit.assessment import with_group
+
             result = with_group(result, records or 1, relation or result.adjacency)
     attack: tuple[str, ...] = ()
     if show_attack:
+        from affidavit.assessment import explain_lower_end
+
         with show_status("looking for the attack"):
             attack = explain_lower_end(file.plan, result)
     if prove:
+        from affidavit.certificate import with_proof
+
         with show_status("searching for a proof"):
             result = with_proof(result)
     if lacks_requirements(result, rules):

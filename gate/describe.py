@@ -6,9 +6,9 @@ Exit codes: 0 shown, 2 unknown field, code or mechanism.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -16,9 +16,11 @@ from rich.table import Table
 
 from affidavit.gate.console import out, print_document, print_json, say, stop
 from affidavit.gate.options import JsonOption
-from affidavit.mechanisms import Mechanism, all_mechanisms
-from affidavit.plan import code_meanings, plan_schema, referenced_models
+from affidavit.plan import CodeMeaning, code_meanings, plan_schema, referenced_models
 from affidavit.plan import explain as meanings_of
+
+if TYPE_CHECKING:
+    from affidavit.mechanisms import Mechanism
 
 VERDICTS = {
     "certified": "the proved upper ends of ε and δ meet the target, or there is no target.",
@@ -83,25 +85,34 @@ def explain(
     ],
 ) -> None:
     """Explain a code or a verdict, and what to do about it."""
-    # Imported here because the catalogue loads the accountants.
-    from affidavit.assessment.diagnosis import CATALOGUE
-
     if code in VERDICTS:
         say(f"{code} (verdict): {VERDICTS[code]}")
         return
-    for meaning in () if code in CATALOGUE else meanings_of(code):
-        say(f"{code} ({meaning.room}): {meaning.message}".rstrip(": "))
-        if meaning.remedy:
-            say(f"  to do: {meaning.remedy}")
+    meanings = meanings_of(code)
+    if meanings and all(meaning.room != "assessment" for meaning in meanings):
+        _print_meanings(code, meanings)
+        return
+    # Imported here because the catalogue of mistakes loads the accountants.
+    from affidavit.assessment.diagnosis import CATALOGUE
+
     if code in CATALOGUE:
         mistake = CATALOGUE[code]
         say(f"{code} (known mistake): {mistake.wrong}")
         say(f"  to do: {mistake.fix}")
         say(f"  source: {mistake.source}")
-    if not meanings_of(code) and code not in CATALOGUE:
+    elif meanings:
+        _print_meanings(code, meanings)
+    else:
         similar = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
         stop(f"unknown code {code[:80]}.{hint or ' docs/reference/codes.md lists all codes.'}")
+
+
+def _print_meanings(code: str, meanings: Sequence[CodeMeaning]) -> None:
+    for meaning in meanings:
+        say(f"{code} ({meaning.room}): {meaning.message}".rstrip(": "))
+        if meaning.remedy:
+            say(f"  to do: {meaning.remedy}")
 
 
 def mechanisms(
@@ -111,6 +122,8 @@ def mechanisms(
     as_json: JsonOption = False,
 ) -> None:
     """Describe what an optimiser releases, its sensitivity, and its obligations for the trainer."""
+    from affidavit.mechanisms import all_mechanisms
+
     known = all_mechanisms()
     if name is None:
         if as_json:

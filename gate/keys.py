@@ -25,9 +25,7 @@ from affidavit.gate.console import (
     usage_errors,
     write,
 )
-from affidavit.gate.options import JsonOption, command_group
-from affidavit.gate.service_commands import DEFAULT_SERVER, ServerOption, connect
-from affidavit.gate.verify import read_trust_policy
+from affidavit.gate.options import DEFAULT_SERVER, JsonOption, ServerOption, command_group
 from affidavit.trust import (
     OVERLAP,
     SERVICE_ROLES,
@@ -246,6 +244,8 @@ def keyset_new(
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,
 ) -> None:
     """Draft the next version, or without --previous the first one."""
+    from affidavit.gate.verify import read_trust_policy  # imports the accountants, slowly
+
     with usage_errors():
         last = None if previous is None else read_keyset(read_file(previous))
         keyset_draft = draft_keyset(
@@ -299,6 +299,8 @@ def keyset_check(
 @keyset.command("publish")
 def keyset_publish(file: FileArgument, server: ServerOption = DEFAULT_SERVER) -> None:
     """Publish the signed keyset on the service, which checks and serves it."""
+    from affidavit.gate.service_commands import connect  # imports the client, slowly
+
     with usage_errors():
         signed = read_keyset(read_file(file))
     with connect(server) as client:

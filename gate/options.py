@@ -27,6 +27,10 @@ def _known_accountant(name: str | None) -> str | None:
     return name
 
 
+DEFAULT_SERVER = "http://127.0.0.1:8321"
+ServerOption = Annotated[
+    str, typer.Option("--server", envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")
+]
 ACCOUNTANTS = ", ".join(ENGINE_NAMES)
 EngineOption = Annotated[
     str | None,

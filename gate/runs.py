@@ -37,9 +37,17 @@ from affidavit.evidence import (
 )
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
+from affidavit.gate.options import (
+    DEFAULT_SERVER,
+    JsonOption,
+    KeysetOption,
+    KeysOption,
+    RootOption,
+    ServerOption,
+    command_group,
+)
 from affidavit.gate.render import upper_bound
-from affidavit.gate.service_commands import DEFAULT_SERVER, ServerOption, connect, print_answer
+from affidavit.gate.service_commands import connect, print_answer
 from affidavit.plan import PlanError
 from affidavit.trust import TrustRoot, parse_instant
 

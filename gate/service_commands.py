@@ -40,7 +40,7 @@ from affidavit.client import (
 )
 from affidavit.gate.console import fail, out, print_json, say, stop, stop_unwritable, write
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption, command_group
+from affidavit.gate.options import DEFAULT_SERVER, JsonOption, ServerOption, command_group
 from affidavit.gate.render import upper_bound
 from affidavit.trust import (
     BadEnvelope,
@@ -49,7 +49,6 @@ from affidavit.trust import (
     write_atomically,
 )
 
-DEFAULT_SERVER = "http://127.0.0.1:8321"
 TIMEOUT_SECONDS = 30.0
 LEDGER_TIMEOUT_SECONDS = 150.0
 """The service may have to compose many runs."""
@@ -58,9 +57,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """Syntax of a bearer token (RFC 6750)."""
 _URL = re.compile(r"https?://[!-~]+")
 
-ServerOption = Annotated[
-    str, typer.Option("--server", envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")
-]
 CertificateArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Certificate id: sha256: and 64 hexadecimal digits.")
 ]

@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from affidavit.mechanisms import load_noise_files
 from affidavit.plan import (
     MalformedPlan,
     Plan,
@@ -62,6 +61,8 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
 
 def read_plan(name: str) -> PlanFile:
     """Read a plan and the files that it names; raises ``MalformedPlan`` with positions."""
+    from affidavit.mechanisms import load_noise_files  # imports NumPy, slowly
+
     raw = read_bytes(name)
     syntax = syntax_of(name.lower(), raw)
     try:

@@ -1,5 +1,6 @@
 from . import schedule as schedule
 from .diagnostics import CodedError as CodedError
+from .diagnostics import CodeMeaning as CodeMeaning
 from .diagnostics import DocumentSchema as DocumentSchema
 from .diagnostics import MalformedPlan as MalformedPlan
 from .diagnostics import PlanError as PlanError

@@ -10,14 +10,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
 from affidavit.plan import printable
-from affidavit.service.audit.audit import AuditFinding
 from affidavit.service.core.database import open_engine
 from affidavit.service.core.errors import LogDamaged, OperatorError
 from affidavit.service.keys.keyring import Keyring
@@ -47,6 +46,9 @@ from affidavit.trust.log import (
     open_checkpoint,
     verify_timestamp,
 )
+
+if TYPE_CHECKING:
+    from affidavit.service.audit.audit import AuditFinding
 
 T = TypeVar("T")
 EXIT_INCONSISTENT = 1

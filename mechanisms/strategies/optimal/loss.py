@@ -45,7 +45,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from affidavit.mechanisms.strategies.numerics import Array, fftconvolve, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
@@ -327,6 +326,8 @@ def minimize_loss(
     def stop_if_finished(intermediate_result: Any) -> None:
         if finished is not None and finished(intermediate_result.x, intermediate_result.fun):
             raise StopIteration
+
+    from scipy.optimize import minimize  # imports slowly, and only calibration optimises
 
     method: Any = "L-BFGS-B"
     result = minimize(

@@ -33,7 +33,6 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.numerics import Array, lfilter
@@ -158,6 +157,8 @@ def best_lambda(steps: int, workload: Workload, participation: Participation) ->
 
     def loss(rate: float) -> float:
         return error(rate) * Bidiagonal.of(rate, steps).sensitivity(participation).value ** 2
+
+    from scipy.optimize import minimize_scalar  # imports slowly
 
     losses = [loss(float(rate)) for rate in GRID]
     best, least = float(GRID[int(np.argmin(losses))]), min(losses)

@@ -1,0 +1,63 @@
+"""A command imports what its answer needs: help, codes and keys need no accountant."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "e2e-dp-sgd-published.yaml"
+NUMERICAL = {"scipy", "flint", "dp_accounting", "affidavit.assessment.diagnosis"}
+COUNT = """
+import sys
+from affidavit.gate.entry import run, _command, _program
+sys.argv = sys.argv[1:]
+program = sys.argv[0] == "service.__main__"
+code = run(lambda: _program(sys.argv[0]) if program else _command(sys.argv))
+sys.stdout.flush()
+print(*sys.modules, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def imported(tmp_path: Path, *arguments: str) -> set[str]:
+    """The modules of a process that runs a command."""
+    homes = {
+        "AFFIDAVIT_HOME": str(tmp_path / "home"),
+        "AFFIDAVIT_CACHE": str(tmp_path / "cache"),
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'database'}",
+    }
+    command = [sys.executable, "-c", COUNT, *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **homes}, capture_output=True, text=True, check=False
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "certify --help",
+        "check --help",
+        "explain under_noised",
+        "explain unknown_field",
+        "schema target",
+        "keys list",
+        "service.__main__ tokens list",
+    ],
+)
+def test_a_command_that_computes_nothing_imports_no_numerics(tmp_path: Path, command: str) -> None:
+    loaded = imported(tmp_path, *command.split())
+    assert "affidavit.gate.entry" in loaded
+    assert loaded & NUMERICAL == set()
+
+
+def test_a_check_imports_what_the_plan_needs_and_a_cached_one_nothing(tmp_path: Path) -> None:
+    first, second = (imported(tmp_path, "check", str(EXAMPLE)) for _ in range(2))
+    assert "scipy" in first
+    assert first & {"flint", "scipy.optimize", "scipy.stats"} == set()
+    assert second & NUMERICAL == set()
