@@ -39,7 +39,7 @@ def disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     def unproved(*_: object, **__: object) -> None:
         raise Unproved("not_proved", "no", "")
 
-    monkeypatch.setattr(certifying, "search_witness", unproved)
+    monkeypatch.setattr("affidavit.accountants.search_witness", unproved)
     curve = SimpleNamespace(epsilon=lambda _: Bracket(lower=1000.0, upper=1001.0))
     liar = SimpleNamespace(name="pld", version="liar", curve=lambda _: curve)
     real = certifying.accountant
