@@ -116,7 +116,7 @@ from .strict_parsing import Position as Position
 from .strict_parsing import load_json as load_json
 from .strict_parsing import load_yaml as load_yaml
 from .strict_parsing import read_limited as read_limited
-from .text import printable as printable
+from .terminal_escapes import printable as printable
 from .types import MAX_INTEGER as MAX_INTEGER
 from .types import Integer as Integer
 from .types import Name as Name

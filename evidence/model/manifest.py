@@ -52,7 +52,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
-from affidavit.plan.text import printable
+from affidavit.plan.terminal_escapes import printable
 from affidavit.trust import KeyFailure
 from affidavit.trust.dsse import (
     PAYLOAD_TYPE,

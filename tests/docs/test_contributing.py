@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,10 @@ def test_the_table_has_the_tasks_of_a_first_week() -> None:
     }
     rows = dict(ROWS)
     assert {task for task, where in tasks.items() if where not in rows.get(task, "")} == set()
+
+
+def test_first_guesses_are_of_files_that_exist() -> None:
+    guesses = tomllib.loads((Path(__file__).parent / "first_guesses.toml").read_text())["tasks"]
+    assert len(guesses) == 20
+    assert not [path for path in guesses.values() if not (ROOT / path).is_file()]
+    assert not set(guesses) & set(dict(ROWS))
