@@ -9,14 +9,14 @@ argument and the data, for sizes that are public, and returns a ``ModelAdapter``
 >>> load_data("nothing:here")
 Traceback (most recent call last):
     ...
-affidavit.trainer.sources.UnknownSource: --data nothing: unknown data; choose one of bible...
+affidavit.trainer.sources.UnknownSource: --data nothing: unknown data; choose one of csv...
 
 Arguments of built-in adapters are ``VALUE,name=value,name=value``: at most one value without a
 name, first, and named options in any order, each once. Unknown options are refused by name.
 
->>> options = Options.parse("run/gpt2,tie=untied,lora=4", "--model gpt2")
+>>> options = Options.parse("run/weights,tie=untied,lora=4", "--model mine")
 >>> options.value, options.choice("tie", ("exact", "untied")), options.integer("lora", minimum=1)
-('run/gpt2', 'untied', 4)
+('run/weights', 'untied', 4)
 >>> options.require_all_read()
 """
 
@@ -33,15 +33,11 @@ from typing import Any
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 
 DATA = {
-    "bible": "affidavit.trainer.data.text:bible",
     "csv": "affidavit.trainer.data.numeric_data:csv_file",
     "digits": "affidavit.trainer.data.numeric_data:digits",
-    "generated": "affidavit.trainer.data.text:generated",
-    "jsonl": "affidavit.trainer.data.text:jsonl",
 }
 """Built-in data by name; a new adapter is a file and a line here."""
 MODELS = {
-    "gpt2": "affidavit.trainer.models.gpt2:gpt2",
     "mlp": "affidavit.trainer.models.mlp:mlp",
 }
 """Built-in models by name; a new adapter is a file and a line here."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched_matmul
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
-from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, LanguageModel
 from affidavit.trainer.models.layout import group_hidden_matrices
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.norm_bounds import MATRIX_UNIT_ERROR, rounding_bound
+from examples.train.gpt2 import GPT2, GPT2Config, LanguageModel
 
 CLIP_NORM = 0.1
 SHAPES = ((4, 64, 768, 768), (4, 64, 768, 3072), (2, 128, 3072, 768), (1, 1024, 768, 2304))

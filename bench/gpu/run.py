@@ -38,7 +38,6 @@ from torch import Tensor, nn
 from affidavit.assessment import Execution
 from affidavit.plan import plan_from
 from affidavit.trainer.distributed.peers import Peers
-from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, LanguageModel, hidden_matrices
 from affidavit.trainer.models.layout import add_lora, group_hidden_matrices
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
@@ -47,6 +46,7 @@ from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
+from examples.train.gpt2 import GPT2, GPT2Config, LanguageModel, hidden_matrices
 
 MAX_SECONDS = 540.0
 """After this nothing more is begun."""

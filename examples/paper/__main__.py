@@ -35,10 +35,10 @@ from typer import Typer
 
 from affidavit.gate import app as gate
 from affidavit.trainer import app as trainer
-from affidavit.trainer.data.text import TextRecords
-from affidavit.trainer.models.gpt2 import LanguageModel, transpose_conv1d
 from examples.paper.data import TOKENIZER, gpt2, records, texts
 from examples.paper.scores import scores
+from examples.train.gpt2 import LanguageModel, transpose_conv1d
+from examples.train.text import TextRecords
 
 HERE = Path(__file__).parent
 LOT, CLIP_NORM = 1024, 0.1

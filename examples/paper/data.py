@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.trainer.adapters import DataAdapter
-from affidavit.trainer.data.text import Text, TextRecords, load_tokenizer, parse_texts
-from affidavit.trainer.models.gpt2 import LanguageModel
-from affidavit.trainer.models.gpt2 import gpt2 as load_gpt2
 from affidavit.trainer.sources import Options
+from examples.train.gpt2 import LanguageModel
+from examples.train.gpt2 import gpt2 as load_gpt2
+from examples.train.text import Text, TextRecords, load_tokenizer, parse_texts
 
 LONGEST = {"e2e": 100, "dart": 120}
 """The most tokens of a record."""

@@ -108,8 +108,6 @@ def test_a_file_is_read_below_the_folders_that_were_named(
         FOLDERS.set(())
         with pytest.raises(FileRefused):
             load_data(f"csv:{named},label=x,classes=2")
-        with pytest.raises(FileRefused):
-            load_data(f"jsonl:{named},longest=4,tokenizer=bytes")
     finally:
         FOLDERS.reset(before)
 

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from affidavit.trainer.data.numeric_data import WrongData
-from affidavit.trainer.data.text import (
+from affidavit.trainer.sources import WrongOption, load_data
+from examples.train.text import (
     MARKS,
     ByteTokenizer,
     TextRecords,
     WordTokenizer,
+    bible,
     build_word_list,
     generate_record,
     generated,
@@ -23,8 +25,8 @@ from affidavit.trainer.data.text import (
     parse_texts,
     read_jsonl,
 )
-from affidavit.trainer.sources import WrongOption, load_data
 
+SOURCES = {name: f"python:examples.train.text:{name}" for name in ("jsonl", "generated", "bible")}
 E2E = {"mr": "name[The Vaults], eatType[pub], priceRange[more than £30]", "ref": "The Vaults."}
 DART = {
     "tripleset": [["Mars Hill", "JOINED", "2008"], ["A", "Is_A", "B"]],
@@ -208,10 +210,10 @@ def test_word_lists_begin_with_the_marks_and_have_each_word_once(tmp_path: Path)
 )
 def test_options_that_mean_nothing_are_refused(name: str, argument: str, message: str) -> None:
     with pytest.raises(WrongOption, match=message):
-        load_data(f"{name}:{argument}")
+        load_data(f"{SOURCES.get(name, name)}:{argument}")
 
 
 @pytest.mark.soak
 def test_the_verses_are_all_there_without_notes() -> None:
-    data = load_data("bible:longest=64")
+    data = bible("longest=64")
     assert len(data) == 31_102

@@ -15,11 +15,11 @@ from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.data.numeric_data import Labelled
-from affidavit.trainer.data.text import TextRecords, generated
-from affidavit.trainer.models.gpt2 import LanguageModel, gpt2
 from affidavit.trainer.models.layout import LoRALinear
 from affidavit.trainer.models.mlp import mlp
 from affidavit.trainer.sources import WrongOption, load_model
+from examples.train.gpt2 import LanguageModel, gpt2
+from examples.train.text import TextRecords, generated
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 64}
 
@@ -182,7 +182,7 @@ def test_models_refuse_data_that_is_not_theirs(text: TextRecords, numbers: Label
     with pytest.raises(WrongOption, match="needs data with features"):
         load_model("mlp:8,seed=1", text)
     with pytest.raises(WrongOption, match="needs text data"):
-        load_model("gpt2:config.json,seed=1", numbers)
+        gpt2("config.json,seed=1", numbers)
 
 
 def test_positions_must_be_enough_for_the_longest_record(tmp_path: Path) -> None:

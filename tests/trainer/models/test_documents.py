@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.trainer.data.text import build_word_list
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import DATA, MODELS, load_data, load_model
+from examples.train.text import build_word_list
 from tests.trainer.loop.small_run import DEVICE, KEY, bundle_of, plan_with
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()

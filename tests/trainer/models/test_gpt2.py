@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from affidavit.trainer.models.gpt2 import (
+from examples.train.gpt2 import (
     GPT2,
     GPT2Config,
     WrongConfig,

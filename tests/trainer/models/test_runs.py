@@ -20,11 +20,11 @@ from affidavit.trainer.steps.blocks import build_layout
 from tests.trainer.loop.small_run import DEVICE, KEY, bundle_of
 
 TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"
-TEXT = f"gpt2:{TRAIN / 'tiny-gpt2.json'},seed=1"
+TEXT = f"python:examples.train.gpt2:gpt2:{TRAIN / 'tiny-gpt2.json'},seed=1"
 MODELS = {
     "digits-dp-muon": ("digits:part=train", "mlp:64,seed=1"),
     "digits-dp-sgd": ("digits:part=train", "mlp:64,seed=1,blocks=all"),
-    "generated-dp-muon": ("generated:2000,seed=1", TEXT),
+    "generated-dp-muon": ("python:examples.train.text:generated:2000,seed=1", TEXT),
 }
 
 
@@ -63,7 +63,7 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
     document = plan_of_file("generated-dp-muon")
     phase = document.phases[0].model_copy(update={"steps": 24})
     plan = document.model_copy(update={"phases": (phase,)})
-    data = load_data("generated:2000,seed=1")
+    data = load_data("python:examples.train.text:generated:2000,seed=1")
     model = load_model(TEXT, data)
     batch = data.collate(torch.arange(100))
     before = float(model.losses(batch).detach().mean())

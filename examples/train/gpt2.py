@@ -16,7 +16,7 @@ torch.Size([2, 3, 50])
 >>> GPT2Config.parsed({"n_head": 5, "n_embd": 16})
 Traceback (most recent call last):
     ...
-affidavit.trainer.models.gpt2.WrongConfig: config.json: n_embd 16 is not a multiple of n_head 5.
+examples.train.gpt2.WrongConfig: config.json: n_embd 16 is not a multiple of n_head 5.
 
 Tensors have the names of published files. Of a ``config.json`` of the Hugging Face libraries, the
 fields that change the function are read; values that this model does not compute are refused by
@@ -28,7 +28,7 @@ are refused by name, and so are tensors of the wrong shape or with values that a
 head that the file does not have starts as a copy of the token table.
 
 The adapter's loss of a record is the mean negative log-likelihood, in nats, over the tokens that
-count (``affidavit.trainer.data.text``: the target, not its source prefix and not padding). A record
+count (``examples.train.text``: the target, not its source prefix and not padding). A record
 without such tokens has loss 0. Logits and losses are float32 or better.
 
 docs/models-and-data.md lists the options of ``--model gpt2``. With ``tie=uses``, the token table is

