@@ -79,6 +79,7 @@ from affidavit.plan import (
     Reason,
     RefusedPlan,
     WithoutReplacementGaussian,
+    alternatives,
     plan_from,
     schedule,
 )
@@ -191,13 +192,26 @@ def _require_noise(lowered: Lowered, event: Event, of_link: bool = False) -> Non
     """
     if of_link:
         one = lowered.single_record_run
+        if one is None and _is_shuffled(lowered):
+            one = lowered  # a link to the run of others alone
         if one is None:
             raise bad_witness("it is for neighbours that the run has none of")
         lowered = one
+    if isinstance(event, ChainOfNeighbours):
+        if not _is_shuffled(lowered):
+            raise no_statement("a chain of neighbours within another one")
+        for link in alternatives(event.event):
+            _require_noise(lowered, link)
+        return
     # A selection has no statement.
     if lowered.extra.selection is None and isinstance(event, Composed):
         for index, phase in enumerate(event.events[: len(lowered.phases)]):
             _require_noise_of_phase(lowered, index, phase)
+
+
+def _is_shuffled(lowered: Lowered) -> bool:
+    """Whether others can stand in for a record of the run, if they fill its lots."""
+    return all(phase.scheme == "shuffled" for phase in lowered.phases)
 
 
 def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
@@ -246,6 +260,13 @@ def _has_noise_and_lots(
         squared = _squared_reach(plan, phase, own.steps)
     elif isinstance(leaf, Gaussian):
         squared = arb(own.sampled.distance) ** 2
+    elif isinstance(leaf, RandomAllocationGaussian) and phase.sampling.scheme == "shuffled":
+        # A record moves a lot two clip norms from the run in which another one has its place.
+        size, lot = plan.dataset.size or 0, phase.sampling.lot_size or 1
+        hidden = own.steps is not None and min(own.steps, size // lot) * lot < size
+        if not hidden or records > 1 or leaf.bins > size // lot:
+            return False
+        squared = arb(4)
     elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
         once = phase.sampling.bins_drawn != "each_epoch"
         squared = arb(own.sampled.times(own.steps) if once else 1)

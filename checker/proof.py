@@ -264,7 +264,9 @@ def conclude_chain(witness: Witness, proofs: Sequence[Proof]) -> Proof:
             "Search for another witness, or state a larger ε.",
         )
     names = {name for proof in proofs for name in proof.theorems}
-    return Proof(epsilon=witness.epsilon, delta=witness.delta, theorems=(*sorted(names), CHAIN))
+    return Proof(
+        epsilon=witness.epsilon, delta=witness.delta, theorems=(*sorted(names - {CHAIN}), CHAIN)
+    )
 
 
 def conceded_probability(direction: Direction) -> arb:

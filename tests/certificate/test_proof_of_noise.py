@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from affidavit.mechanisms.correlation import Correlation
 from affidavit.mechanisms.strategies.participation_mixture import ParticipationMixture
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity
 from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.plan import alternatives, plan_from
+from affidavit.plan import RandomAllocationGaussian, alternatives, plan_from
 
 CYCLIC = {"scheme": "cyclic", "lot_size": 100}
 APART = {"schema": "min_separation", "participations": 3, "separation": 5}
@@ -316,3 +317,28 @@ def test_a_bound_without_sampling_has_the_sensitivity_of_the_whole_run(
     monkeypatch.setattr(Correlation, "at", understated)
     with pytest.raises(Unproved, match="noise that was accounted"):
         lowered_and_required(document, bound=-1)
+
+
+def test_an_allocation_of_shuffled_lots_has_their_noise_and_no_more_bins() -> None:
+    plan: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "zero_out",
+        "dataset": {"size": 1000},
+        "sampling": {"scheme": "shuffled", "lot_size": 6},
+        "epochs": 2,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 6}],
+        "target": {"delta": 1e-5},
+    }
+
+    def is_proved(bins: int, sigma: float, lot: int = 6) -> bool:
+        document = {**plan, "sampling": {"scheme": "shuffled", "lot_size": lot}}
+        leaf = RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
+        return certificate_proof._has_noise_and_lots(
+            lower(plan_from(document)), 0, leaf, [(1, Fraction(6))]
+        )
+
+    assert is_proved(166, 3.0)
+    assert not is_proved(166, 3.001)
+    assert not is_proved(167, 3.0)
+    # Lots of five leave out no record.
+    assert not is_proved(200, 3.0, lot=5)
