@@ -25,9 +25,12 @@ b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer
 with b ≥ b̂                            multiplier σ_joint over what the columns of these steps share
 b̂-banded C, the same                  or the moments of the loss, if few columns share rows
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
-any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
+any other C, ``balls_in_bins``,       Gaussian, given the bin, or one random allocation: with
+and more than 1024 bins               independent noise σ_joint over ‖C‖, or to fewer bins, told
+                                      which; of a user, by the places of its records
 any C, ``shuffled``                   Gaussian, ``one_per_epoch``; within one epoch, or a
-                                      sample without replacement of the records in its lots
+                                      sample without replacement of the records in its lots;
+                                      or as bins, where others stand in for a record
 ====================================  ==================================================
 
 Blocks of one step are joint as σ_joint: with z independent between blocks,
