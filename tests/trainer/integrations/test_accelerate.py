@@ -26,6 +26,7 @@ def prepare(out: Path, **changes: Any) -> tuple[Any, Any, Any, Any, Any]:
     return accelerator, model, run, optimizer, scheduler
 
 
+@pytest.mark.ordinary("4")
 @pytest.mark.parametrize("paused", [0, 4])
 def test_it_ends_at_the_certified_step_with_the_weights_of_an_own_loop(
     tmp_path: Path, paused: int
@@ -48,6 +49,7 @@ def test_it_ends_at_the_certified_step_with_the_weights_of_an_own_loop(
     assert torch.equal(weights(model), own_loop(paused=paused)[-1])
 
 
+@pytest.mark.soak
 def test_bfloat16_trains(tmp_path: Path) -> None:
     accelerator, model, run, optimizer, scheduler = prepare(tmp_path, mixed_precision="bf16")
     for _ in range(len(run)):

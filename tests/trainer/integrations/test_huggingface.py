@@ -158,7 +158,7 @@ def trainer(folder: Path, model: nn.Module, callbacks: Any = (), **changes: Any)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "accumulation": {"gradient_accumulation_steps": 4},
+    "accumulation": {"gradient_accumulation_steps": 4, "dataloader_num_workers": 1},
     "epochs": {"num_train_epochs": 1},
     "steps": {"max_steps": STEPS},
     "bf16": {"bf16": True},
@@ -173,7 +173,7 @@ def require_same(here: list[Tensor], there: list[Tensor]) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.ordinary("accumulation", "bf16", "lora")
+@pytest.mark.ordinary("accumulation", "lora")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_ends_at_the_certified_step_with_the_weights_of_an_own_loop(
     name: str, tmp_path: Path
@@ -208,7 +208,7 @@ def test_a_model_that_was_saved_is_that_of_the_step(tmp_path: Path) -> None:
     assert not names & {"rng_state.pth", "optimizer.pt", "checkpoint.pt", "opening.json"}
 
 
-@pytest.mark.ordinary("False")
+@pytest.mark.soak
 @pytest.mark.parametrize("from_checkpoint", [True, False])
 def test_it_continues_after_a_crash(from_checkpoint: bool, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
@@ -304,6 +304,7 @@ def test_what_a_private_run_cannot_follow_is_refused(
         here.train()
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, small_model(), save_strategy="steps", save_steps=4).train()
     (tmp_path / "run").rename(tmp_path / "moved")

@@ -105,6 +105,7 @@ def fit(module: Module, *callbacks: Any, **changes: Any) -> lightning.Trainer:
     return result
 
 
+@pytest.mark.ordinary("32-true")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_it_ends_at_the_certified_step_with_the_weights_of_an_own_loop(
     tmp_path: Path, precision: str
