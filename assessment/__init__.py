@@ -1,8 +1,11 @@
 """Assessment: what a plan costs, without cryptography.
 
-Begin with ``certification`` (the result of a plan). ``calibration`` finds noise and steps,
-``privacy_curves`` has the curves, ``diagnosis`` explains wrong claims, and the rest compares,
-advises and summarises.
+Begin with ``certification``: ``certify`` joins mechanisms and accountants, and returns an
+``assessment``. ``calibration`` finds noise, steps and lots, ``privacy_curves`` has the curves and
+``charts`` draws them. ``diagnosis`` has the known mistakes that explain a wrong claim,
+``diagnose`` answers one, ``plan_comparison`` and ``mechanism_advice`` compare, ``lower_end``
+explains an attack, and ``run_cost`` and ``step_requirements`` say what a run spends and has to
+do.
 """
 
 import lazy_loader

@@ -1,4 +1,8 @@
-"""A client of the HTTP service, blocking and asynchronous."""
+"""A client of the HTTP service, blocking and asynchronous.
+
+Begin with ``clients``: one method for each route. ``calls`` sends a request and repeats it where
+that is safe, and ``models`` has the answers.
+"""
 
 import lazy_loader
 

@@ -1,6 +1,8 @@
 """Evidence: what ran, and whether it was what the certificate says.
 
-Begin with ``run_record`` and ``conformance``; ``model`` has the claim that travels with weights.
+Begin with ``run_record`` (the lines that a trainer writes) and ``conformance`` (how they are
+compared with the certificate). ``provenance`` signs them, ``hyperparameter_search`` joins the
+runs of a search, and ``model`` has the claim that travels with weights.
 """
 
 import lazy_loader

@@ -1,7 +1,9 @@
 """Trust: keys, signed envelopes, the log's trees and notes, and a verifier's trust policy.
 
-Nothing here knows plans or numbers. Begin with ``dsse`` (the envelope) and ``key``; ``log`` has
-the hashes, notes and cosignatures, and ``trust_policy`` what a verifier requires.
+Nothing here knows plans or numbers. Begin with ``dsse`` (the envelope) and ``key`` (what signs,
+and for what). ``key_store`` and ``signers`` hold private keys, ``keyset`` and ``trust_root`` say
+which keys count, ``trust_policy`` what a verifier requires. ``log`` has the hashes of the Merkle
+tree, its notes and cosignatures.
 """
 
 import lazy_loader

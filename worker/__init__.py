@@ -1,4 +1,9 @@
-"""The worker: claims certified runs, supervises the trainer, signs and reports what it did."""
+"""The worker: claims certified runs, supervises the trainer, signs and reports what it did.
+
+Begin with ``job`` (one run). ``lease`` and ``heartbeat`` keep the right to run,
+``service_client`` asks the service, and ``trainer_process`` starts the trainer, which the worker
+does not import.
+"""
 
 import lazy_loader
 

@@ -1,1 +1,4 @@
-"""The audit of the database against the log, which knows every table."""
+"""The audit of the database against the log, and the watch that suspends writes.
+
+Both know every table: ``entry_types`` says which log entry each row must have.
+"""

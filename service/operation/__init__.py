@@ -1,1 +1,1 @@
-"""Operation: logs, metrics, traces, readiness, and administration of the database."""
+"""Operation: administration of the database, of tokens, and the rule of four eyes."""
