@@ -1,11 +1,12 @@
 """Compare a private step with a plain one, by processor time and peak memory, in one run.
 
-A GPT, a Llama and a ResNet-18 with group normalisation (``bench/trainer_models.py``) take whole
-steps: private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
-hidden matrix a block and the rest one auxiliary block, noise, Newton-Schulz, update), plain ones
-with the same update from the gradient of the mean loss. Beside them stands the part that
-clipping changes, forward and backward alone, next to Opacus' ghost clipping on the same model
-and to fast-differential-privacy where it is installed: it is on no package index (``pip install
+A GPT, a Llama, a ResNet-18 with group normalisation and a model of many small tensors
+(``bench/trainer_models.py``) take whole steps: private ones as the trainer takes them (its machine
+under DP-Muon: lot, clipping with every hidden matrix a block and the rest one auxiliary block,
+noise, Newton-Schulz, update), plain ones with the same update from the gradient of the mean loss.
+Beside them stands the part that clipping changes, forward and backward alone, next to Opacus' ghost
+clipping and ``vmap(grad)`` on the same model, and to fast-differential-privacy where it is
+installed: it is on no package index (``pip install
 git+https://github.com/awslabs/fast-differential-privacy``).
 
 Each kind has a process of its own, so that the peak of its memory is its own. Times are
@@ -39,6 +40,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from bench.trainer_models import LOT, SHAPES, Shape
 
@@ -210,12 +212,47 @@ def fast_dp(shape: Shape, model: nn.Module) -> Callable[[], None]:
     return plain_gradients(shape, model)
 
 
+def vmap_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
+    """Return the clipped sums of ``vmap(grad)``, with the blocks of ``private_gradients``."""
+    parameters = {name: item.detach() for name, item in model.named_parameters()}
+    hidden = set(shape.hidden(model))
+    blocks = [[name] for name in hidden]
+    blocks.append([name for name in parameters if name not in hidden])
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+            return shape.losses(self.model, inputs, targets)
+
+    losses = Losses()
+
+    def loss(values: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        of = {f"model.{name}": item for name, item in values.items()}
+        return functional_call(losses, of, (inputs[None], targets[None]))[0]
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        found = gradients(parameters, *shape.data())
+        for names in blocks:
+            norms = torch.stack([found[name].flatten(1).norm(dim=1) for name in names])
+            weights = (0.1 / norms.norm(dim=0)).clamp(max=1)
+            for name in names:
+                torch.tensordot(weights, found[name], dims=1)
+
+    return step
+
+
 KINDS: dict[str, Callable[[Shape, nn.Module], Callable[[], None]]] = {
     "plain": plain,
     "private": private,
     "plain gradients": plain_gradients,
     "private gradients": private_gradients,
     "opacus gradients": opacus,
+    "vmap gradients": vmap_gradients,
     "fast-differential-privacy gradients": fast_dp,
 }
 BASES = {"plain": "plain", "private": "plain"}

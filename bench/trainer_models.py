@@ -1,7 +1,7 @@
 """Models of common shapes for ``bench/trainer.py``, with a lot of made-up records.
 
 >>> sorted(SHAPES)
-['gpt', 'llama', 'resnet']
+['gpt', 'llama', 'resnet', 'small']
 """
 
 from __future__ import annotations
@@ -114,6 +114,27 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+class SmallTensors(nn.Module):
+    """Many layers with a skip connection: 301 tensors of at most 32 x 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(32) for _ in range(100))
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(100))
+        self.head = nn.Linear(32, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, 10)."""
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + torch.tanh(layer(norm(x)))
+        return self.head(x)
+
+
+def vectors() -> tuple[Tensor, Tensor]:
+    """Return vectors (LOT, 32) and classes (LOT,)."""
+    return torch.randn(LOT, 32), torch.randint(10, (LOT,))
+
+
 def texts() -> tuple[Tensor, Tensor]:
     """Return ids and targets, (LOT, TIME) each."""
     return torch.randint(WORDS, (LOT, TIME)), torch.randint(WORDS, (LOT, TIME))
@@ -157,5 +178,11 @@ SHAPES = {
     "llama": Shape(build=Llama, lot=texts, size=f"Llama, {LANGUAGE}", logits=(LOT, TIME, WORDS)),
     "resnet": Shape(
         build=resnet18, lot=images, size=f"ResNet-18, 32 x 32 pixels, lot {LOT}", logits=(LOT, 10)
+    ),
+    "small": Shape(
+        build=SmallTensors,
+        lot=vectors,
+        size=f"301 tensors of at most 32 x 32, lot {LOT}",
+        logits=(LOT, 10),
     ),
 }
