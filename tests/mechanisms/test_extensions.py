@@ -112,7 +112,7 @@ dp_forgetful = throw_away_optimizer:Forgetful
 """
 TRIAL = """
 import sys
-from affidavit.certificate import certify
+from affidavit.assessment import certify
 from affidavit.mechanisms import all_mechanisms, lower
 from affidavit.plan import (
     MalformedPlan, Plan, as_document, digest, noise_forms, parse_plan, plan_from, plan_schemas
