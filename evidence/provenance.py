@@ -20,7 +20,7 @@ affidavit.evidence.provenance.BadProvenance: the envelope: payload: Field requir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -30,8 +30,8 @@ from affidavit.plan import MalformedPlan, canonical_json, load_json
 from affidavit.trust import (
     BadEnvelope,
     KeyRole,
-    PublicKey,
     SigningPort,
+    TrustedKeys,
     format_instant,
     parse_instant,
     read_envelope,
@@ -42,7 +42,6 @@ from affidavit.trust.dsse import (
     STATEMENT_TYPE,
     in_toto,
 )
-from affidavit.trust.key import by_id
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://affidavit.dev/run/v1"
@@ -133,10 +132,11 @@ def _hex(digest: str | None) -> str:
     return (digest or "").removeprefix("sha256:")
 
 
-def read_provenance(
-    document: Any, trusted: Iterable[PublicKey], *, later: bool = False
-) -> RunProvenance:
-    """Verify and parse ``document``, signed by one of ``trusted``; raises ``BadProvenance``.
+def read_provenance(document: Any, trusted: TrustedKeys, *, later: bool = False) -> RunProvenance:
+    """Verify and parse ``document``, signed by a key of ``trusted``; raises ``BadProvenance``.
+
+    Workers' statements are neither logged nor listed, so that a trust policy demands nothing of
+    them; it applies to the run's certificate.
 
     The key must be valid now; with ``later``, when the run finished by the statement. A key that
     was revoked since is refused in both cases, because its holder can write any date.
@@ -145,7 +145,7 @@ def read_provenance(
         envelope = read_envelope(document)
     except BadEnvelope as error:
         raise BadProvenance(f"{error}.") from None
-    key = by_id(trusted).get(envelope.key_id)
+    key = trusted.key(envelope.key_id)
     if key is None:
         raise BadProvenance(
             f"the key {envelope.key_id[:16]!r} is not a trusted worker's key; put its public "
@@ -161,7 +161,7 @@ def read_provenance(
         result = _parse_statement(load_json(envelope.payload).data, envelope.key_id)
     except (KeyError, IndexError, TypeError, ValueError, MalformedPlan):
         raise BadProvenance("this is not the provenance of a run.") from None
-    now = datetime.now(UTC)
+    now = trusted.now()
     if key.development or key.revoked_at(now) or not key.covers(result.finished if later else now):
         raise BadProvenance(
             "the key is not allowed to sign now: outside its window, revoked, or for trials."

@@ -47,6 +47,7 @@ from affidavit.trust import (
     read_model,
     read_public_keys,
     read_root_key,
+    read_trust_policy,
     write_private,
 )
 
@@ -244,8 +245,6 @@ def keyset_new(
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,
 ) -> None:
     """Draft the next version, or without --previous the first one."""
-    from affidavit.gate.verify import read_trust_policy  # imports the accountants, slowly
-
     with usage_errors():
         last = None if previous is None else read_keyset(read_file(previous))
         keyset_draft = draft_keyset(

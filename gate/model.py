@@ -22,7 +22,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.accountants import decimal_down
-from affidavit.certificate import VerificationOptions, verify
+from affidavit.certificate import verify
 from affidavit.evidence import (
     AUDITABLE,
     CHECKED,
@@ -60,11 +60,14 @@ from affidavit.gate.options import (
     JsonOption,
     KeysetOption,
     KeysOption,
+    RequireLogOption,
     RequireStatusOption,
     RootOption,
     StatusOption,
+    TrustOption,
     command_group,
 )
+from affidavit.gate.verifier_state import with_status
 from affidavit.trust import (
     KeyFailure,
     KeyRole,
@@ -84,6 +87,10 @@ def sign_model(
     keys: KeysOption = None,
     keyset: KeysetOption = None,
     root: RootOption = None,
+    trust: TrustOption = None,
+    require_log: RequireLogOption = False,
+    status: StatusOption = None,
+    require_status: RequireStatusOption = False,
     canaries: Annotated[
         Path | None, typer.Option(help="The canaries that the run was trained with.")
     ] = None,
@@ -108,6 +115,7 @@ def sign_model(
         key = own_signing_key(KeyRole.RUN)
         if key is None:
             stop("sign-model needs a signing key; create one with `affidavit keys new`.")
+        trusted = TrustRoot(keys, keyset, root, trust).load()
         claim = sign_folder(
             folder,
             Evidence(
@@ -118,10 +126,13 @@ def sign_model(
                 losses=None if losses is None else read_file(losses),
             ),
             key,
-            trusted=TrustRoot(keys, keyset, root).public_keys(),
+            trusted=trusted,
             now=datetime.now(UTC).replace(microsecond=0),
             openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
             exports=export or [],
+            options=with_status(
+                trusted, status, require_status=require_status, require_log=require_log
+            ),
         )
     except (UnsupportedClaim, VerificationError) as failure:
         fail(str(failure))
@@ -137,6 +148,8 @@ def verify_model(
     keys: KeysOption = None,
     keyset: KeysetOption = None,
     root: RootOption = None,
+    trust: TrustOption = None,
+    require_log: RequireLogOption = False,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
@@ -148,13 +161,11 @@ def verify_model(
     try:
         if root is not None and not keyset:
             keyset = [folder / KEYSET_FILE]
-        report = verify_folder(
-            folder,
-            TrustRoot(keys, keyset, root).public_keys(),
-            options=VerificationOptions(
-                status=None if status is None else read_file(status), require_status=require_status
-            ),
+        trusted = TrustRoot(keys, keyset, root, trust).load()
+        options = with_status(
+            trusted, status, require_status=require_status, require_log=require_log
         )
+        report = verify_folder(folder, trusted, options=options)
     except VerificationError as error:
         report = ModelReport(
             findings=[
@@ -250,12 +261,20 @@ def check(
     keys: KeysOption = None,
     keyset: KeysetOption = None,
     root: RootOption = None,
+    trust: TrustOption = None,
+    require_log: RequireLogOption = False,
+    status: StatusOption = None,
+    require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
     with usage_errors(certificate):
-        trusted = TrustRoot(keys, keyset, root).public_keys()
-        guarantee = verify(read_file(certificate), trusted).predicate["guarantee"]
+        trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
+        options = with_status(
+            trusted, status, require_status=require_status, require_log=require_log
+        )
+        verified = verify(read_file(certificate), trusted, options=options)
+    guarantee = verified.predicate["guarantee"]
     if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
         stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")
     try:

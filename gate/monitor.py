@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -38,7 +37,6 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.service_commands import require_url, token_for
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
-from affidavit.gate.verify import read_trust_policy
 from affidavit.plan import MalformedPlan, load_json
 from affidavit.trust import TrustRoot, home
 from affidavit.trust.log import (
@@ -140,12 +138,10 @@ def monitor(
     elsewhere += map(_checkpoint_of_bundle, bundle or ())
     while True:
         with usage_errors():
-            trusted, default = TrustRoot(keys, keyset, root).load()
+            trusted = TrustRoot(keys, keyset, root, trust).load()
         try:
-            options = VerificationOptions(
-                trust=read_trust_policy(trust) or default, log_origin=log_origin
-            )
-            origin = log_origin or (options.trust.origin if options.trust else None)
+            options = VerificationOptions(log_origin=log_origin)
+            origin = log_origin or (trusted.policy.origin if trusted.policy else None)
             known = MonitorState(trusted=trusted, options=options, elsewhere=elsewhere)
             report = _follow_once(source, store, known, origin)
         except Unreadable as error:
@@ -174,9 +170,7 @@ def _follow_once(
         # The log names itself; its signature is checked like that of every checkpoint.
         origin = source.checkpoint().partition("\n")[0]
     options = replace(known.options, log_origin=origin)
-    report = check_log(
-        source, replace(known, options=options, last=seen.get(origin)), datetime.now(UTC)
-    )
+    report = check_log(source, replace(known, options=options, last=seen.get(origin)))
     if not report.alarms:
         store.update(report.note, seen)
     return report

@@ -68,6 +68,13 @@ StatusOption = Annotated[
 RequireStatusOption = Annotated[
     bool, typer.Option("--require-status", help="Reject a bundle without a revocation check.")
 ]
+RequireLogOption = Annotated[
+    bool,
+    typer.Option(
+        "--require-log",
+        help="Reject a bundle without a proof of inclusion in a consistent log.",
+    ),
+]
 LogOriginOption = Annotated[
     str | None, typer.Option("--log-origin", help="Name of the only accepted log.")
 ]

@@ -21,7 +21,6 @@ import typer
 from rich.markup import escape
 
 from affidavit.assessment import PlanNotClosed
-from affidavit.certificate import VerificationOptions
 from affidavit.certificate import verify as verify_bundle
 from affidavit.client import RunEvent, RunProgress
 from affidavit.evidence import (
@@ -42,12 +41,17 @@ from affidavit.gate.options import (
     JsonOption,
     KeysetOption,
     KeysOption,
+    RequireLogOption,
+    RequireStatusOption,
     RootOption,
     ServerOption,
+    StatusOption,
+    TrustOption,
     command_group,
 )
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import connect, print_answer
+from affidavit.gate.verifier_state import with_status
 from affidavit.plan import PlanError
 from affidavit.trust import TrustRoot, parse_instant
 
@@ -108,7 +112,7 @@ def verify(
 ) -> None:
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     with usage_errors():
-        trusted = TrustRoot(keys, keyset, root).public_keys()
+        trusted = TrustRoot(keys, keyset, root).load()
     checked = ["signature"]
     try:
         report = read_provenance(json.loads(read_file(provenance)), trusted, later=True)
@@ -184,16 +188,25 @@ def conformance(
     keys: KeysOption = None,
     keyset: KeysetOption = None,
     root: RootOption = None,
+    trust: TrustOption = None,
+    require_log: RequireLogOption = False,
+    status: StatusOption = None,
+    require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that a run did what was certified; exits 0 only if it conforms."""
     content, bundle = read_file(record), read_file(certificate)
     started_at = _started_at(record, content)
     with usage_errors(certificate):
-        trusted, policy = TrustRoot(keys, keyset, root).load()
-        # The keyset must be valid today, but it may have expired since the run began.
-        trust = None if policy is None else policy.without_freshness()
-        options = VerificationOptions(trust=trust, used_at=started_at)
+        # The keyset must be valid today, but the certificate may have expired since the run began.
+        trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
+        options = with_status(
+            trusted,
+            status,
+            require_status=require_status,
+            require_log=require_log,
+            used_at=started_at,
+        )
         verified = verify_bundle(bundle, trusted, options=options)
     try:
         report = check_conformance(content, verified.predicate)

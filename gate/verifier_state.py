@@ -10,7 +10,7 @@ use them at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from affidavit.certificate import (
     VerificationOptions,
     current_status,
 )
-from affidavit.gate.console import err
+from affidavit.gate.console import err, read_file
 from affidavit.mechanisms.plan_files import MAX_BYTES
 from affidavit.plan import read_limited
 from affidavit.trust import (
-    PublicKey,
+    KeyFailure,
+    TrustedKeys,
     VerificationError,
     format_instant,
     home,
@@ -40,7 +41,7 @@ from affidavit.trust.log import BadNote, read_checkpoint
 VERSION = 1
 
 
-class BadStore(Exception):
+class BadStore(KeyFailure):
     """A state file is damaged; the message names it and says what to do."""
 
 
@@ -149,23 +150,39 @@ class StatusStore(Store):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._bad(str(error)) from None
 
-    def update(self, options: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
+    def update(self, options: VerificationOptions, trusted: TrustedKeys) -> None:
         """Store the status list if it is valid."""
         if options.status is None:
             return
-        now = datetime.now(UTC)
         try:
-            status, envelope = current_status(options.status, trusted, options.status_seen, now)
+            status, envelope = current_status(options.status, trusted, options.status_seen)
         except VerificationError:
             return  # a later step reports it, unless an earlier one fails
         try:
             with locked(self.path):
                 last = self.newest().get(status.issuer)
                 seen = {} if last is None else {status.issuer: last}
-                current_status(options.status, trusted, seen, now)
+                current_status(options.status, trusted, seen)
                 entry = SeenStatus(status.sequence, envelope.digest, envelope.key_id)
                 self._save({**self._load(), status.issuer: entry._asdict()})
         except VerificationError:
             return  # another process stored a newer one meanwhile
         except OSError as error:
             self._warn(error)
+
+
+def with_status(
+    trusted: TrustedKeys, status: Path | None, **requirements: Any
+) -> VerificationOptions:
+    """Return the ``requirements`` with the status list in a file, which is stored if it is valid.
+
+    Raises ``BadStore``.
+    """
+    if status is None:
+        return VerificationOptions(**requirements)
+    lists = StatusStore()
+    options = VerificationOptions(
+        **requirements, status=read_file(status), status_seen=lists.newest()
+    )
+    lists.update(options, trusted)
+    return options

@@ -12,7 +12,6 @@ from rich.markup import escape
 from affidavit.accountants import ENGINE_NAMES
 from affidavit.assessment import certify
 from affidavit.certificate import (
-    VerificationOptions,
     VerifiedCertificate,
     proof_sources,
     prove_certificate,
@@ -27,6 +26,7 @@ from affidavit.gate.options import (
     KeysetOption,
     KeysOption,
     LogOriginOption,
+    RequireLogOption,
     RequireStatusOption,
     RootOption,
     StatusOption,
@@ -34,16 +34,13 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import describe_certificate
-from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
+from affidavit.gate.verifier_state import CheckpointStore, with_status
 from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, load_json, plan_from
 from affidavit.trust import (
-    BadTrustPolicy,
     KeyFailure,
-    TrustPolicy,
     TrustRoot,
     VerificationError,
-    parse_trust_policy,
 )
 from affidavit.trust.log import (
     BadLogPart,
@@ -93,13 +90,7 @@ def verify(
             "repeatable.",
         ),
     ] = None,
-    require_log: Annotated[
-        bool,
-        typer.Option(
-            "--require-log",
-            help="Reject a bundle without a proof of inclusion in a consistent log.",
-        ),
-    ] = False,
+    require_log: RequireLogOption = False,
     log_origin: LogOriginOption = None,
     checkpoint_store: Annotated[
         Path | None,
@@ -123,24 +114,22 @@ def verify(
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
     file = None if plan is None else load_plan(plan, as_json=False)
     digests, files = _split_policies(policies or [])
-    checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
+    checkpoints = CheckpointStore(checkpoint_store)
     try:
-        trusted, default_policy = TrustRoot(keys, keyset, root).load()
-        options = VerificationOptions(
+        trusted = TrustRoot(keys, keyset, root, trust).load()
+        options = with_status(
+            trusted,
+            status,
+            require_status=require_status,
+            require_log=require_log,
             accountants=_minimum_versions(accountants or []),
             policies=frozenset(digests),
             floors=tuple(read_policy(Path(file)) for file in files),
-            require_log=require_log,
             log_origin=log_origin,
             seen=checkpoints.newest(),
             consistency=None if consistency is None else _read_consistency(consistency),
-            status=None if status is None else read_file(status),
-            require_status=require_status,
-            status_seen={} if status is None else lists.newest(),
-            trust=read_trust_policy(trust) or default_policy,
         )
         raw = read_bytes(bundle)
-        lists.update(options, trusted)
         expected = None if file is None else file.plan
         verified = verify_bundle(raw, trusted, plan=expected, options=options)
         if verified.checkpoint is not None:
@@ -148,7 +137,7 @@ def verify(
     except VerificationError as error:
         _print_failure(bundle, error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None
-    except (KeyFailure, MalformedPlan, BadStore) as failure:
+    except (KeyFailure, MalformedPlan) as failure:
         stop(str(failure))
     problem = _recompute(verified) if recompute else None
     prove = prove or any(policy.proof == "required" for policy in options.floors)
@@ -191,16 +180,6 @@ def _read_consistency(path: Path) -> Consistency:
         stop(f"{path}: {error.reasons[0].message}")
     except BadLogPart as error:
         stop(f"{path} is not a consistency proof: {error}.")
-
-
-def read_trust_policy(path: Path | None) -> TrustPolicy | None:
-    """Read the trust policy in a file; report an invalid one and exit."""
-    if path is None:
-        return None
-    try:
-        return parse_trust_policy(read_file(path))
-    except BadTrustPolicy as error:
-        stop(f"{path} is not a trust policy: {error}.")
 
 
 def _prove(verified: VerifiedCertificate) -> Proof | Unproved:

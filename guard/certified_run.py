@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,13 @@ from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, sch
 from affidavit.trust import (
     KeyFailure,
     PublicKey,
+    TrustedKeys,
     TrustRoot,
     VerificationError,
 )
 
 Certificate = str | Path | bytes
-Keys = str | Path | PublicKey | Sequence[str | Path | PublicKey] | None
+Keys = str | Path | PublicKey | Sequence[str | Path | PublicKey] | TrustedKeys | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,13 +104,12 @@ def load_certified_run(
     plan: str | Path | Plan | None = None,
     keys: Keys = None,
     options: VerificationOptions | None = None,
-    now: datetime | None = None,
 ) -> CertifiedRun:
     """Verify ``certificate`` and return its run; raises ``GuardStop`` if it allows none."""
     try:
         raw = certificate if isinstance(certificate, bytes) else read_bytes(str(certificate))
         expected = read_plan(str(plan)).plan if isinstance(plan, str | Path) else plan
-        predicate = verify(raw, _trusted(keys), plan=expected, options=options, now=now).predicate
+        predicate = verify(raw, _trusted(keys), plan=expected, options=options).predicate
         execution = certified_execution(predicate, STEP_OBLIGATIONS)
     except (VerificationError, NotTrainable) as error:
         raise GuardStop(error.code, error.message, error.remedy) from None
@@ -126,16 +125,19 @@ def load_certified_run(
     return certified
 
 
-def _trusted(keys: Keys) -> Iterable[PublicKey]:
+def _trusted(keys: Keys) -> TrustedKeys:
+    if isinstance(keys, TrustedKeys):
+        return keys
     trusted = () if keys is None else (keys,) if isinstance(keys, str | Path | PublicKey) else keys
     if keys is not None and not trusted:
         raise GuardStop("bad_argument", "keys is empty.", "Give the issuer's keys, or None.")
     if trusted and all(isinstance(key, PublicKey) for key in trusted):
-        return [key for key in trusted if isinstance(key, PublicKey)]
+        public = tuple(key for key in trusted if isinstance(key, PublicKey))
+        return TrustedKeys(public, policy=None)
     paths = [Path(key) for key in trusted if isinstance(key, str | Path)]
     if len(paths) != len(trusted):
         raise GuardStop("bad_argument", "keys mixes files and keys.", "Use only one of them.")
-    return TrustRoot(paths).public_keys()
+    return TrustRoot(paths).load()
 
 
 def _require_enforceable(certified: CertifiedRun) -> None:

@@ -20,7 +20,6 @@ import atexit
 import math
 import os
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,15 +72,12 @@ class Guard:
         keys: Keys = None,
         record: str | Path = "run",
         options: VerificationOptions | None = None,
-        now: datetime | None = None,
     ) -> None:
         self._stop_state, self._noise_test, self._release_pending = StopState(), NoiseTest(), False
         self._keys: set[str] = set()
         self.notes: tuple[str, ...] = ()
         with self._stop_state.guarded():
-            self.certified = load_certified_run(
-                certificate, plan=plan, keys=keys, options=options, now=now
-            )
+            self.certified = load_certified_run(certificate, plan=plan, keys=keys, options=options)
             _require_sampler(self.certified, sampler, dataset_size, lot_size, probability)
             self._tensors = assign_tensors(self.certified, blocks)
             generators = _generators(generator)

@@ -34,7 +34,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
@@ -193,11 +192,11 @@ def opacus(
     module: Any = None,
     generator: Generator = "chacha20",
     options: VerificationOptions | None = None,
-    now: datetime | None = None,
 ) -> OpacusRun:
     """Guard the result of ``make_private``; raises ``GuardStop`` if it violates the certificate.
 
-    ``keys`` are the issuer's public keys, by default your own key directory. ``blocks`` maps
+    ``keys`` are the issuer's public keys, or ``TrustedKeys`` with a keyset's trust policy; by
+    default your own key directory. ``blocks`` maps
     releases to tensor names, if the plan has several releases. ``module`` is the model; by
     default the guard finds it.
     """
@@ -205,7 +204,7 @@ def opacus(
     with stop_state.guarded():
         if generator not in ("chacha20", "opacus"):
             raise GuardStop("bad_argument", f"generator is {generator!r}.", 'Say "chacha20".')
-        certified = load_certified_run(certificate, plan=plan, keys=keys, options=options, now=now)
+        certified = load_certified_run(certificate, plan=plan, keys=keys, options=options)
         checks.require_optimizer(certified, privacy_engine, optimizer)
         sampler = checks.poisson_sampler(certified, data_loader)
         notes = checks.align_sampling(certified, optimizer, sampler)

@@ -59,9 +59,9 @@ from affidavit.plan import (
     with_fields,
 )
 from affidavit.trust import (
-    KeyStore,
     PublicKey,
-    home,
+    TrustedKeys,
+    TrustRoot,
 )
 
 if TYPE_CHECKING:
@@ -336,19 +336,22 @@ def verify(
     bundle: bytes | str | os.PathLike[str] | Mapping[str, Any],
     *,
     plan: Source | None = None,
-    keys: Iterable[PublicKey] | None = None,
+    keys: Iterable[PublicKey] | TrustedKeys | None = None,
     options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
     """Verify a certificate offline; ``predicate["verdict"]`` of the result is its verdict.
 
-    ``bundle`` is its bytes, its document or a path. ``keys`` are trusted instead of this machine's.
+    ``bundle`` is its bytes, its document or a path. ``keys`` are trusted instead of this machine's:
+    public keys, or what ``affidavit.trust.TrustRoot`` loads from a keyset, with its trust policy.
     Raises ``VerificationError`` with the failing step, and ``OSError``.
     """
     if isinstance(bundle, Mapping):
         raw = json.dumps(bundle, ensure_ascii=False).encode()
     else:
         raw = bundle if isinstance(bundle, bytes) else Path(bundle).read_bytes()
-    trusted = KeyStore(home() / "keys").public_keys() if keys is None else tuple(keys)
+    if keys is None:
+        keys = TrustRoot(None).load()
+    trusted = keys if isinstance(keys, TrustedKeys) else TrustedKeys(tuple(keys), policy=None)
     expected: Plan | None = None if plan is None else load(plan)
     return verify_bundle(raw, trusted, plan=expected, options=options or VerificationOptions())
 

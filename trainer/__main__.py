@@ -27,8 +27,7 @@ from affidavit.plan import Plan, PlanError, printable, read_limited
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trust import (
     KeyFailure,
-    PublicKey,
-    TrustPolicy,
+    TrustedKeys,
     TrustRoot,
     VerificationError,
     write_atomically,
@@ -99,6 +98,10 @@ def main(
         Path | None,
         typer.Option("--root", help="With --keyset: trusted roots, or the last keyset seen."),
     ] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option("--trust", help="Trust policy (YAML), instead of that of the keyset."),
+    ] = None,
     status: Annotated[
         Path | None, typer.Option(help="Signed status list; a revoked certificate is refused.")
     ] = None,
@@ -166,7 +169,7 @@ def main(
     read = _read_plan(plan)
     bundle = _read(certificate, _read_signed)
     listed = None if status is None else _read(status, _read_signed)
-    trusted, policy = _load_trust(keys or [], keyset or [], root)
+    trusted = _load_trust(TrustRoot(keys, keyset, root, trust))
 
     from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.errors import MixedRecords, UnsupportedModel
@@ -199,7 +202,7 @@ def main(
         records = load_data(data)
         adapter = load_model(model, records)
     options = VerificationOptions(
-        trust=policy, status=listed, require_status=listed is not None, require_log=require_log
+        status=listed, require_status=listed is not None, require_log=require_log
     )
     peers = Peers.join(settings.device_type)
     try:
@@ -288,12 +291,10 @@ def _read(path: Path, read: Callable[[Path], T]) -> T:
         _exit(Exit.USAGE, "unreadable", f"cannot read {path}: {error.strerror}.")
 
 
-def _load_trust(
-    keys: list[Path], keyset: list[Path], root: Path | None
-) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
-    """Return the trusted keys, and the trust policy of their keyset."""
+def _load_trust(root: TrustRoot) -> TrustedKeys:
+    """Return the trusted keys and their trust policy; report unusable ones and exit."""
     try:
-        return TrustRoot(keys, keyset, root).load()
+        return root.load()
     except KeyFailure as failure:
         _exit(Exit.USAGE, "bad_keys", str(failure))
     except VerificationError as failure:

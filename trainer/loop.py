@@ -21,10 +21,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
@@ -54,7 +53,7 @@ from affidavit.trainer.run_folder.run_log import RunLog, has_run
 from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Settings, Supervision, Trial
 from affidavit.trainer.steps.training_state import TrainingState
-from affidavit.trust import PublicKey
+from affidavit.trust import TrustedKeys
 
 PROGRESS_LINES = 10
 """Lines of progress for a whole run without a terminal."""
@@ -74,7 +73,7 @@ class Outcome:
 def train(
     *,
     bundle: bytes,
-    trusted: Iterable[PublicKey],
+    trusted: TrustedKeys,
     plan: Plan,
     data: DataAdapter,
     model: ModelAdapter,
@@ -83,7 +82,6 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     peers: Peers | None = None,
-    now: datetime | None = None,
     options: VerificationOptions | None = None,
     entropy: Entropy = os.urandom,
     supervision: Supervision | None = None,
@@ -102,7 +100,6 @@ def train(
         plan,
         records=len(data),
         most_of_a_user=getattr(data, "most_of_a_user", None),
-        now=now,
         options=options,
         search=trial is not None,
     )

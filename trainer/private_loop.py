@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import GEN_CLOSED, Parameter, getgeneratorstate, signature
@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from affidavit.certificate import MAX_BYTES
+from affidavit.certificate import MAX_BYTES, VerificationOptions
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, read_limited, schedule
 from affidavit.trainer.adapters import Batch, Group, parts_of, select_records
@@ -48,7 +48,7 @@ from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.steps.gradients import Lot, LotQueue, replaced_losses
-from affidavit.trust import PublicKey, TrustRoot
+from affidavit.trust import TrustedKeys, TrustRoot
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """Returns one loss for each record of a batch, shape (n,)."""
@@ -100,7 +100,8 @@ def private(
     plan: Plan | Path | str,
     out: Path | str,
     blocks: Mapping[str, Sequence[str]] | None = None,
-    trusted: Iterable[PublicKey] | None = None,
+    trusted: TrustedKeys | None = None,
+    options: VerificationOptions | None = None,
     users: Sequence[Hashable] | Tensor | None = None,
     example: Batch | None = None,
     digest: str | None = None,
@@ -114,7 +115,8 @@ def private(
     ``run.optimizer``. Microbatches have the loader's ``batch_size``, and records come from its data
     set and ``collate_fn``; its sampler is not used. ``blocks`` has name patterns for each release
     of a plan with several releases; a release of ``count`` above 1 has a block for each tensor.
-    ``trusted`` are the keys that may certify, by default your own. ``users``, of shape (N,), has
+    ``trusted`` are the keys that may certify and their policy, by default your own keys, and
+    ``options`` your further requirements on the certificate. ``users``, of shape (N,), has
     the user of each record, for a plan of users with several records. ``example`` is a batch of at
     least three records to probe the model with, by default some of the first records. ``digest``
     identifies the data; by default each record is read for it once. A run in ``out`` is resumed
@@ -146,10 +148,11 @@ def private(
     records = LoadedRecords(loader, digest, Path(out))
     config = bind(
         bundle,
-        TrustRoot([], [], None).public_keys() if trusted is None else trusted,
+        TrustRoot([], [], None).load() if trusted is None else trusted,
         plan,
         records=len(records),
         most_of_a_user=None if users is None else _max_records_of_a_user(users, len(records)),
+        options=options,
     )
     if settings is None:
         size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)

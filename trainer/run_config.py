@@ -19,9 +19,8 @@ True
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from affidavit.assessment import (
@@ -35,7 +34,7 @@ from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Strategy, coefficients_digest
 from affidavit.plan import MAX_MATRIX_STEPS, Plan, PlanError, digest
 from affidavit.trainer.errors import NotCertified
-from affidavit.trust import PublicKey, VerificationError
+from affidavit.trust import TrustedKeys, VerificationError
 
 OBLIGATIONS = STEP_OBLIGATIONS | {
     "inject_the_strategy",
@@ -76,12 +75,11 @@ class RunConfig:
 
 def bind(
     bundle: bytes,
-    trusted: Iterable[PublicKey],
+    trusted: TrustedKeys,
     plan: Plan,
     *,
     records: int,
     most_of_a_user: int | None = None,
-    now: datetime | None = None,
     options: VerificationOptions | None = None,
     search: bool = False,
 ) -> RunConfig:
@@ -92,7 +90,7 @@ def bind(
     the runs to select from. Raises ``NotCertified``.
     """
     try:
-        predicate = verify(bundle, trusted, plan=plan, now=now, options=options).predicate
+        predicate = verify(bundle, trusted, plan=plan, options=options).predicate
     except VerificationError as error:
         raise NotCertified(error.code, f"{error.message} {error.remedy}") from None
     _require_search(plan, search=search)

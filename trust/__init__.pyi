@@ -38,7 +38,9 @@ from .keyset import read_model as read_model
 from .trust_policy import BadTrustPolicy as BadTrustPolicy
 from .trust_policy import TrustPolicy as TrustPolicy
 from .trust_policy import parse_trust_policy as parse_trust_policy
+from .trust_root import TrustedKeys as TrustedKeys
 from .trust_root import TrustRoot as TrustRoot
 from .trust_root import accept_keyset as accept_keyset
 from .trust_root import check_keyset as check_keyset
 from .trust_root import read_anchor as read_anchor
+from .trust_root import read_trust_policy as read_trust_policy

@@ -169,9 +169,13 @@ class TrustPolicy(SignedPart):
         keys = () if self.witnesses is None else self.witnesses.parsed()
         return next((key.name for key in keys if key.raw in log_keys), None)
 
-    def without_freshness(self) -> TrustPolicy:
-        """Return the policy without maximum ages, for the verification of a past use."""
-        return self.model_copy(update={"freshness": Freshness()})
+    def for_past_use(self) -> TrustPolicy:
+        """Return the policy without a maximum age of checkpoints, for a use in the past.
+
+        The status list must be as new as ever: it tells whether the certificate was revoked since.
+        """
+        freshness = Freshness(status_hours=self.freshness.status_hours)
+        return self.model_copy(update={"freshness": freshness})
 
 
 def is_stale(hours: int | None, at: datetime, now: datetime) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from affidavit.trust.errors import VerificationError
 from affidavit.trust.key import (
     KeyFailure,
     PublicKey,
+    by_id,
     parse_instant,
 )
 from affidavit.trust.key_store import (
@@ -46,7 +47,7 @@ from affidavit.trust.keyset import (
     read_keyset,
     read_model,
 )
-from affidavit.trust.trust_policy import TrustPolicy
+from affidavit.trust.trust_policy import BadTrustPolicy, TrustPolicy, parse_trust_policy
 
 KEY_STEP = 3
 """The verification step that looks for the key."""
@@ -55,19 +56,50 @@ log = logging.getLogger("affidavit.certificate")
 
 
 @dataclass(frozen=True, slots=True)
+class TrustedKeys:
+    """The keys that a verification trusts, the policy under which it does, and its clock.
+
+    Every verifier takes this object, and it cannot be made without saying which policy applies:
+    None is for keys that come without one, as files of keys do. ``at`` is the time of the
+    verification; by default it is the clock's.
+    """
+
+    keys: tuple[PublicKey, ...]
+    policy: TrustPolicy | None
+    at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(key, PublicKey) for key in self.keys):
+            raise TypeError("keys has an item that is no PublicKey")
+
+    def key(self, key_id: str) -> PublicKey | None:
+        """Return the trusted key with the id, or None."""
+        return by_id(self.keys).get(key_id)
+
+    def now(self) -> datetime:
+        """Return the time of the verification."""
+        return self.at or datetime.now(UTC)
+
+    def for_past_use(self) -> TrustedKeys:
+        """Return the same trust for a use in the past, of which the checkpoint may be old."""
+        policy = None if self.policy is None else self.policy.for_past_use()
+        return replace(self, policy=policy)
+
+
+@dataclass(frozen=True, slots=True)
 class TrustRoot:
-    """The options of the command line: files of keys, or keysets with a trusted root."""
+    """The options of the command line: files of keys, or keysets with a trusted root.
+
+    ``trust`` is the file of a trust policy, which replaces that of the keyset.
+    """
 
     keys: Sequence[Path] | None
     keysets: Sequence[Path] | None = None
     root: Path | None = None
+    trust: Path | None = None
 
-    def public_keys(self) -> tuple[PublicKey, ...]:
-        """Return the trusted keys; raises the errors of ``load``."""
-        return self.load()[0]
-
-    def load(self) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
-        """Return the trusted keys, and the keyset's default trust policy if it has one.
+    def load(self) -> TrustedKeys:
+        """Return the trusted keys under the trust policy given, or that of their keyset.
 
         Raises ``KeyFailure`` for files that cannot be used, and ``VerificationError`` of the step
         that looks for the key if the keyset is not accepted.
@@ -80,9 +112,12 @@ class TrustRoot:
         if self.root is not None and self.keys:
             raise KeyFailure("give --keys or --keyset, not both.")
         if self.root is not None:
-            return self._of_keyset(self.root)
+            policy, keyset = read_trust_policy(self.trust), self._accepted(self.root)
+            return TrustedKeys(keyset.public_keys(), policy or keyset.trust)
         if not self.keys:
-            return KeyStore(home() / "keys").public_keys(), None
+            return TrustedKeys(
+                KeyStore(home() / "keys").public_keys(), read_trust_policy(self.trust)
+            )
         trusted: dict[str, PublicKey] = {}
         for key in (key for file in self.keys for key in read_public_keys(file)):
             if trusted.setdefault(key.key_id, key) != key:
@@ -90,9 +125,18 @@ class TrustRoot:
                     f"--keys has two records of the key {key.key_id[:16]}, which differ; give only "
                     "the newest."
                 )
-        return tuple(trusted.values()), None
+        return TrustedKeys(tuple(trusted.values()), read_trust_policy(self.trust))
 
-    def _of_keyset(self, root: Path) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
+    def arguments(self) -> tuple[str, ...]:
+        """Return the same options for the command line of another program."""
+        return (
+            *(f"--keys={path.resolve()}" for path in self.keys or ()),
+            *(f"--keyset={path.resolve()}" for path in self.keysets or ()),
+            *(f"--root={path.resolve()}" for path in (self.root,) if path),
+            *(f"--trust={path.resolve()}" for path in (self.trust,) if path),
+        )
+
+    def _accepted(self, root: Path) -> Keyset:
         try:
             chain = [read_keyset(_read(path)) for path in self.keysets or ()]
             anchor = read_anchor(_read(root))
@@ -101,9 +145,17 @@ class TrustRoot:
             keyset = accept_keyset(chain, anchor, datetime.now(UTC), seen)
             if seen is None or seen.keyset.version < keyset.version:
                 _save_seen(store, chain[-1])
-            return keyset.public_keys(), keyset.trust
+            return keyset
         except KeysetError as error:
             raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
+
+
+def read_trust_policy(path: Path | None) -> TrustPolicy | None:
+    """Read the trust policy in a file, if one is named; raises ``KeyFailure``."""
+    try:
+        return None if path is None else parse_trust_policy(_read(path))
+    except BadTrustPolicy as error:
+        raise KeyFailure(f"{path} is not a trust policy: {error}.") from None
 
 
 def _read(path: Path) -> bytes:

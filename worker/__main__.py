@@ -30,6 +30,7 @@ from affidavit.trust import (
     KeyRole,
     SigningPort,
     TrustRoot,
+    VerificationError,
 )
 from affidavit.trust.signers import own_signing_key
 from affidavit.worker.job import WorkerConfig, run_job
@@ -59,6 +60,18 @@ def main(
     keys: Annotated[
         list[Path] | None,
         typer.Option("--keys", help="Trusted public keys of the service, instead of your own."),
+    ] = None,
+    keyset: Annotated[
+        list[Path] | None,
+        typer.Option("--keyset", help="Keyset whose keys to trust; repeatable, oldest first."),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", help="With --keyset: trusted roots, or the last keyset seen."),
+    ] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option("--trust", help="Trust policy (YAML), instead of that of the keyset."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of this worker; default: the host name.")
@@ -105,13 +118,14 @@ def main(
         _stop(f"--run {run[:80]!r} is not a run id.")
     if gpu and hosts == 1:  # the nodes of a Ray cluster have GPUs where this process has none
         _require_cuda(processes)
-    key, trusted = _keys(keys or [])
+    trusted = TrustRoot(keys, keyset, root, trust)
+    key = _signing_key(trusted)
     config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
         outputs=outputs.resolve(),
         key=key,
-        keys=trusted,
+        trust=trusted,
         lease=lease,
         own_code=own_code,
         files=tuple(path.resolve() for path in files or ()),
@@ -203,16 +217,16 @@ def _source(server: str, token: str | None) -> RunQueueClient:
     return RunQueueClient(server, token)
 
 
-def _keys(trusted: list[Path]) -> tuple[SigningPort, tuple[Path, ...]]:
-    """Return the worker's signing key, and the files of trusted keys, read again for each run."""
+def _signing_key(trusted: TrustRoot) -> SigningPort:
+    """Return the worker's signing key; ``trusted`` can be read, and is read again for each run."""
     try:
         key = own_signing_key(KeyRole.RUN)
         if key is None:
             _stop("no signing key found; create one for this worker with: affidavit keys new")
-        TrustRoot(trusted).public_keys()
-    except KeyFailure as failure:
+        trusted.load()
+    except (KeyFailure, VerificationError) as failure:
         _stop(str(failure))
-    return key, tuple(path.resolve() for path in trusted)
+    return key
 
 
 def _stop(message: str) -> NoReturn:

@@ -72,7 +72,7 @@ class WorkerConfig:
     name: str
     outputs: Path
     key: SigningPort
-    keys: tuple[Path, ...] = ()
+    trust: TrustRoot
     lease: int = 60
     own_code: bool = False
     files: tuple[Path, ...] = ()
@@ -148,10 +148,8 @@ def _prepare(config: WorkerConfig, job: Job, folder: Path) -> dict[str, Any]:
         raise Refused("own_code_refused", "this worker only runs built-in data and models.")
     bundle = config.source.bundle(job)
     status = config.source.status()
-    trusted = TrustRoot(config.keys).public_keys()
-    verified = verify(
-        bundle, trusted, options=VerificationOptions(status=status, require_status=True)
-    )
+    options = VerificationOptions(status=status, require_status=True)
+    verified = verify(bundle, config.trust.load(), options=options)
     predicate: dict[str, Any] = verified.statement["predicate"]
     (subject,) = verified.statement["subject"]
     if predicate["verdict"] != "certified":
@@ -184,7 +182,7 @@ def _command(
         f"--data={job.data}",
         f"--model={job.model}",
         *([f"--files={path}" for path in config.files] or ["--no-files"]),
-        *(f"--keys={path}" for path in config.keys),
+        *config.trust.arguments(),
         *config.options,
     )
     if search:

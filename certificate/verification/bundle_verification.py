@@ -24,8 +24,7 @@ revocation without a status list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from affidavit.certificate.issuance import (
@@ -50,6 +49,7 @@ from affidavit.trust import (
     BadEnvelope,
     KeyRole,
     PublicKey,
+    TrustedKeys,
     TrustPolicy,
     VerificationError,
     format_instant,
@@ -74,18 +74,17 @@ MAX_BUNDLE_BYTES = 8 * 1024 * 1024
 
 def verify(
     bundle: bytes,
-    trusted: Iterable[PublicKey],
+    trusted: TrustedKeys,
     *,
     plan: Plan | None = None,
-    now: datetime | None = None,
     options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
-    """Check ``bundle`` against ``trusted`` keys and, if given, a plan.
+    """Check ``bundle`` against ``trusted`` keys, under their policy, and a plan if there is one.
 
     Raises ``VerificationError``.
     """
     options = options or VerificationOptions()
-    verifier = Verifier(tuple(trusted), options, now or datetime.now(UTC))
+    verifier = Verifier(trusted, options, trusted.now())
     report = _Report()
     envelope, log = _read_bundle(bundle)
     report.add(1, f"{len(bundle)} bytes")
@@ -163,7 +162,7 @@ def _read_bundle(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
 
 
 def _find_key(envelope: Envelope, verifier: Verifier) -> PublicKey:
-    key = verifier.key(envelope.key_id)
+    key = verifier.trusted.key(envelope.key_id)
     if key is None:
         _require_named_signer(3, envelope, verifier)
         raise VerificationError(
@@ -192,7 +191,7 @@ def _find_key(envelope: Envelope, verifier: Verifier) -> PublicKey:
 
 def _require_named_signer(step: int, envelope: Envelope, verifier: Verifier) -> None:
     """Raise if another trusted key made the signature than the envelope names."""
-    for key in verifier.trusted:
+    for key in verifier.trusted.keys:
         if key.accepts(envelope.signature, envelope.signed_bytes):
             raise VerificationError(
                 step,
@@ -273,7 +272,7 @@ def _check_key_window(
             "Ask for a certificate signed by a current key, and why the key was revoked.",
         )
     if key.revoked_at(verifier.now):
-        _require_issued_before(key, revoked, log, attestation, verifier.options.trust)
+        _require_issued_before(key, revoked, log, attestation, verifier.policy)
     if not key.covers(issued_at):
         raise VerificationError(
             6,
@@ -409,14 +408,14 @@ def _check_log(
 ) -> str | None:
     """Perform steps 10 to 12; return the checkpoint to store as the last one seen, or None."""
     if log is None:
-        log_steps.require_logged(verifier.options)
+        log_steps.require_logged(verifier)
         for step in (10, 11, 12):
             report.add(step, "not logged: the bundle has no log proof", is_checked=False)
         return None
     checkpoint = log_steps.check_inclusion(envelope, statement, log)
     report.add(10, f"leaf {log.leaf_index} of {checkpoint.size}")
     key = log_steps.check_signature(log.checkpoint, attestation, verifier)
-    signer = verifier.key(envelope.key_id)
+    signer = verifier.trusted.key(envelope.key_id)
     may_be_old = signer is not None and signer.revoked_at(verifier.now)
     witnesses = log_steps.check_trust_policy(
         checkpoint, attestation, verifier, may_be_old=may_be_old

@@ -36,9 +36,9 @@ Attestation = tuple[datetime, datetime]
 """When others first and last saw a checkpoint: witnesses or time-stamping authorities."""
 
 
-def require_logged(options: VerificationOptions) -> None:
+def require_logged(verifier: Verifier) -> None:
     """Reject a bundle without a log part if the verifier requires one."""
-    if options.require_log or options.trust is not None:
+    if verifier.options.require_log or verifier.policy is not None:
         raise VerificationError(
             10,
             "not_logged",
@@ -52,10 +52,10 @@ def find_attestation(note: str | None, verifier: Verifier) -> Attestation | None
 
     Raises ``VerificationError`` of step 11.
     """
-    trust = verifier.options.trust
+    trust = verifier.policy
     if note is None or trust is None:
         return None
-    if (name := trust.dependent_witness(verifier.trusted)) is not None:
+    if (name := trust.dependent_witness(verifier.trusted.keys)) is not None:
         raise VerificationError(
             11,
             "witness_not_independent",
@@ -120,7 +120,7 @@ def check_signature(note: str, attestation: Attestation | None, verifier: Verifi
     """
     now = verifier.now
     try:
-        checkpoint, signers = open_checkpoint(note, verifier.trusted)
+        checkpoint, signers = open_checkpoint(note, verifier.trusted.keys)
         at = checkpoint.signed_at
     except UnknownSigner:
         raise _unsigned(
@@ -167,7 +167,7 @@ def check_trust_policy(
     ``may_be_old`` is for a certificate whose key was revoked later: it needs an old checkpoint.
     Raises ``VerificationError``.
     """
-    trust = verifier.options.trust
+    trust = verifier.policy
     if trust is None:
         return ""
     _require_origin(checkpoint, trust.origin)
@@ -245,7 +245,7 @@ def check_consistency(checkpoint: Checkpoint, verifier: Verifier) -> Consistency
         if older.size != newer.size:
             proof = options.consistency
             if proof is None or (proof.first, proof.second) != (older.size, newer.size):
-                if options.trust is not None and options.trust.witnesses is not None:
+                if verifier.policy is not None and verifier.policy.witnesses is not None:
                     detail = "the witnesses saw that the log only grew"
                     return ConsistencyResult(detail, True, grew)
                 return ConsistencyResult(_unlinked(older, newer, options), False, False)
@@ -267,9 +267,9 @@ def check_consistency(checkpoint: Checkpoint, verifier: Verifier) -> Consistency
 
 
 def _was_revoked_when_seen(seen: SeenCheckpoint, verifier: Verifier) -> bool:
-    trust, now = verifier.options.trust, verifier.now
+    trust, now = verifier.policy, verifier.now
     try:
-        _, signers = open_checkpoint(seen.note, verifier.trusted)
+        _, signers = open_checkpoint(seen.note, verifier.trusted.keys)
         attestation = None if trust is None else trust.attested(seen.note, now)
     except (BadNote, ModuleNotFoundError):
         return False

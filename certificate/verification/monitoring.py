@@ -30,7 +30,7 @@ from affidavit.certificate.verification.verification_result import (
     VerificationOptions,
     Verifier,
 )
-from affidavit.trust import KeyRole, PublicKey, VerificationError
+from affidavit.trust import KeyRole, PublicKey, TrustedKeys, VerificationError
 from affidavit.trust.key import by_id
 from affidavit.trust.log import (
     TILE_WIDTH,
@@ -88,7 +88,7 @@ class MonitorState:
     ``last`` is the checkpoint that it saw last, ``elsewhere`` are checkpoints that others saw.
     """
 
-    trusted: tuple[PublicKey, ...]
+    trusted: TrustedKeys
     options: VerificationOptions
     last: SeenCheckpoint | None = None
     elsewhere: Sequence[str] = ()
@@ -116,14 +116,14 @@ class MonitorReport:
         }
 
 
-def check_log(source: Source, known: MonitorState, now: datetime) -> MonitorReport:
+def check_log(source: Source, known: MonitorState) -> MonitorReport:
     """Read the log once and compare it with the ``known`` checkpoints."""
     report = MonitorReport()
     try:
         report.note = source.checkpoint()
         checkpoint = read_checkpoint(report.note)
         report.origin, report.size = checkpoint.origin, checkpoint.size
-        verifier = Verifier(known.trusted, known.options, now)
+        verifier = Verifier(known.trusted, known.options, known.trusted.now())
         attestation = log_steps.find_attestation(report.note, verifier)
         log_steps.check_signature(report.note, attestation, verifier)
         log_steps.check_trust_policy(checkpoint, attestation, verifier, may_be_old=False)
@@ -150,7 +150,7 @@ class _Alarmed(Exception):
 def _require_same_tree(source: Source, newest: Checkpoint, known: MonitorState) -> None:
     """Check that the checkpoints from elsewhere are of this tree."""
     for note in known.elsewhere:
-        seen, _ = open_checkpoint(note, known.trusted)
+        seen, _ = open_checkpoint(note, known.trusted.keys)
         if seen.origin != newest.origin:
             raise _Alarmed("wrong_origin", f"a checkpoint from elsewhere is of {seen.origin!r}.")
         _frontier(source, seen, newest, "elsewhere")
@@ -190,7 +190,7 @@ def _read_new_entries(
     for index, entry in _entries(source, first, newest.size):
         tree.append(leaf_hash(entry))
         if len(alarms) < MAX_ALARMS:
-            alarms += _entry_alarms(index, entry, by_id(known.trusted), since)
+            alarms += _entry_alarms(index, entry, by_id(known.trusted.keys), since)
         report.entries += 1
     if tree.root() != newest.root_hash:
         _require_unaltered(source, first, newest.size)

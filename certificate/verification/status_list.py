@@ -29,7 +29,7 @@ nextUpdate, CRL number) for the rules; TUF specification, section 5.4 (timestamp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -44,6 +44,7 @@ from affidavit.trust import (
     KeyRole,
     PublicKey,
     SigningPort,
+    TrustedKeys,
     VerificationError,
     parse_instant,
     read_envelope,
@@ -110,7 +111,7 @@ def sign_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
     return canonical_json(sign_envelope(payload, key, PAYLOAD_TYPE).as_document())
 
 
-def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, Envelope]:
+def read_status(raw: bytes, trusted: TrustedKeys) -> tuple[StatusList, Envelope]:
     """Parse a list that a trusted key signed inside its window.
 
     Raises ``VerificationError`` with the code ``bad_status``.
@@ -123,7 +124,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
         raise _bad(f"{error}.") from None
     if envelope.payload_type != PAYLOAD_TYPE:
         raise _bad("the envelope does not contain a status list.")
-    key = by_id(trusted).get(envelope.key_id)
+    key = trusted.key(envelope.key_id)
     if key is None or key.development:
         raise _bad("it was not signed by a key that you trust.")
     if not key.has_role(KeyRole.STATUS):
@@ -143,22 +144,23 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
 
 def current_status(
     raw: bytes,
-    trusted: Sequence[PublicKey],
+    trusted: TrustedKeys,
     seen: Mapping[str, SeenStatus],
-    now: datetime,
 ) -> tuple[StatusList, Envelope]:
-    """Parse a list that is signed, valid at ``now`` and not older than ``seen``.
+    """Parse a list that is signed, valid now and not older than ``seen``.
 
     ``seen`` has the newest list seen, by issuer. A verifier should store the returned list. Raises
     ``VerificationError`` with the codes ``bad_status``, ``stale_status`` and ``status_rollback``.
     """
+    now = trusted.now()
     status_list, signed = read_status(raw, trusted)
-    if not by_id(trusted)[signed.key_id].covers(now):
+    keys = by_id(trusted.keys)
+    if not keys[signed.key_id].covers(now):
         raise _bad("its key was revoked or has expired, so its dates prove nothing.")
     _require_fresh(status_list, now)
     last = seen.get(status_list.issuer)
     if last is not None:
-        _require_newer(status_list, signed, last, by_id(trusted), now)
+        _require_newer(status_list, signed, last, keys, now)
     return status_list, signed
 
 
@@ -172,7 +174,7 @@ def check_status(
     """
     _require_approved(predicate)
     options, now = verifier.options, verifier.now
-    hours = None if options.trust is None else options.trust.freshness.status_hours
+    hours = None if verifier.policy is None else verifier.policy.freshness.status_hours
     if options.status is None:
         if options.require_status or hours is not None:
             raise _error(
@@ -181,7 +183,7 @@ def check_status(
                 "Fetch one with `affidavit status` and pass --status.",
             )
         return StatusCheck("revocation not checked: no status list given", False)
-    status_list, _ = current_status(options.status, verifier.trusted, options.status_seen, now)
+    status_list, _ = current_status(options.status, verifier.trusted, options.status_seen)
     issued_at = parse_instant(status_list.issued_at)
     if is_stale(hours, issued_at, now):
         raise _error(

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from affidavit.certificate.policy.document import Policy
 from affidavit.plan import html_table
-from affidavit.trust import PublicKey, TrustPolicy
-from affidavit.trust.key import by_id
+from affidavit.trust import TrustedKeys, TrustPolicy
 from affidavit.trust.log import Consistency
 
 
@@ -42,9 +41,8 @@ class VerificationOptions:
     whose log cannot be linked to the last checkpoint seen; ``log_origin`` names the only accepted
     log. ``seen`` are the last checkpoints seen, by origin, and ``consistency`` is the proof that
     links one of them to the bundle's. ``status`` is a signed status list, required by
-    ``require_status``, and ``status_seen`` are the newest lists seen, by issuer. ``trust`` is the
-    trust policy for the log. ``used_at`` is the time of a past use, after which the certificate
-    may have expired.
+    ``require_status``, and ``status_seen`` are the newest lists seen, by issuer.
+    ``used_at`` is the time of a past use, after which the certificate may have expired.
     """
 
     accountants: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +55,6 @@ class VerificationOptions:
     status: bytes | None = None
     require_status: bool = False
     status_seen: Mapping[str, SeenStatus] = field(default_factory=dict)
-    trust: TrustPolicy | None = None
     used_at: datetime | None = None
 
 
@@ -65,13 +62,14 @@ class VerificationOptions:
 class Verifier:
     """The trusted keys, the requirements and the current time of a verification."""
 
-    trusted: tuple[PublicKey, ...]
+    trusted: TrustedKeys
     options: VerificationOptions
     now: datetime
 
-    def key(self, key_id: str) -> PublicKey | None:
-        """Return the trusted key with the id, or None."""
-        return by_id(self.trusted).get(key_id)
+    @property
+    def policy(self) -> TrustPolicy | None:
+        """The trust policy under which the keys are trusted."""
+        return self.trusted.policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

@@ -46,8 +46,8 @@ from affidavit.evidence.model.training_check import training_of
 from affidavit.evidence.model.verification import IGNORED_FILES
 from affidavit.plan import canonical_json, printable
 from affidavit.trust import (
-    PublicKey,
     SigningPort,
+    TrustedKeys,
     format_instant,
     sign_envelope,
     write_atomically,
@@ -63,14 +63,16 @@ def sign_model(
     evidence: Evidence,
     key: SigningPort,
     *,
-    trusted: Iterable[PublicKey],
+    trusted: TrustedKeys,
     now: datetime,
     openssf_key: EllipticCurvePrivateKey | None = None,
     exports: Iterable[str] = (),
+    options: VerificationOptions | None = None,
 ) -> dict[str, Any]:
     """Write ``evidence`` and the signed claim into ``folder``, and return the claim.
 
-    ``trusted`` are the keys under which the certificate must verify. ``exports`` are members of
+    ``trusted`` are the keys under which the certificate must verify, as ``options`` require; it is
+    dated ``now``. ``exports`` are members of
     ``EXPORTS``; existing exports in the folder are rewritten. Raises ``UnsupportedClaim`` if the
     evidence does not support a claim, ``BadModel``, ``KeyFailure`` and ``OSError``.
     """
@@ -83,7 +85,7 @@ def sign_model(
             "Give --openssf-key to sign it anew, or remove the file.",
         )
     training = training_of(
-        folder, before, trusted, evidence=evidence, now=now, options=VerificationOptions()
+        folder, before, trusted, evidence=evidence, options=options or VerificationOptions()
     )
     of = _build_export_content(folder, before, training, evidence, format_instant(now))
     exported_files = _build_exports(folder, set(exports), of)

@@ -52,7 +52,7 @@ from affidavit.evidence.run_record import (
     is_guarded,
 )
 from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json, printable
-from affidavit.trust import PublicKey, VerificationError, parse_instant
+from affidavit.trust import TrustedKeys, VerificationError, parse_instant
 
 SUFFIX = ".safetensors"
 TORCH_TYPES = {
@@ -186,14 +186,13 @@ class UnsupportedClaim(Exception):
 def training_of(
     folder: Path,
     manifest: Manifest,
-    trusted: Iterable[PublicKey],
+    trusted: TrustedKeys,
     *,
     evidence: Evidence,
-    now: datetime,
     options: VerificationOptions,
 ) -> Training:
     """Perform steps 3 to 6 of the verification; raises ``UnsupportedClaim``."""
-    trusted, bundle, record = tuple(trusted), evidence.bundle, evidence.record
+    bundle, record = evidence.bundle, evidence.record
     try:
         header = decode_line(record.split(b"\n", 1)[0] + b"\n", START)
         started_at = parse_instant(header["started_at"])
@@ -202,7 +201,7 @@ def training_of(
             RECORD_FILE, "bad_record", "the first line is not a run record header."
         ) from None
     try:
-        predicate = _certified(bundle, trusted, started_at, now, options)
+        predicate = _certified(bundle, trusted.for_past_use(), started_at, options)
     except VerificationError as error:
         raise UnsupportedClaim(CERTIFICATE_FILE, error.code, error.message, error.remedy) from None
     try:
@@ -282,9 +281,8 @@ def _audit(
 
 def _certified(
     bundle: bytes,
-    trusted: tuple[PublicKey, ...],
+    trusted: TrustedKeys,
     started_at: datetime,
-    now: datetime,
     options: VerificationOptions,
 ) -> dict[str, Any]:
     """Return the predicate of a certificate that verifies now, or that expired after the run began.
@@ -292,13 +290,13 @@ def _certified(
     Raises ``VerificationError``.
     """
     try:
-        return verify(bundle, trusted, now=now, options=options).predicate
+        return verify(bundle, trusted, options=options).predicate
     except VerificationError as error:
         if error.code != "expired":
             raise
     # Key, log and status are checked as of now.
     used = replace(options, used_at=started_at)
-    return verify(bundle, trusted, now=now, options=used).predicate
+    return verify(bundle, trusted, options=used).predicate
 
 
 def _check_weights(

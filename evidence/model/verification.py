@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,7 @@ from affidavit.trust import (
     BadEnvelope,
     KeyRole,
     PublicKey,
+    TrustedKeys,
     parse_instant,
     read_envelope,
 )
@@ -70,7 +70,6 @@ from affidavit.trust.dsse import (
     STATEMENT_TYPE,
     Envelope,
 )
-from affidavit.trust.key import by_id
 
 IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
 """The file that the statement cannot list: itself."""
@@ -114,17 +113,17 @@ class ModelReport:
 
 
 def verify_model(
-    folder: Path, trusted: Iterable[PublicKey], *, options: VerificationOptions | None = None
+    folder: Path, trusted: TrustedKeys, *, options: VerificationOptions | None = None
 ) -> ModelReport:
-    """Verify ``folder`` against its claim, under ``trusted`` keys.
+    """Verify ``folder`` against its claim, under ``trusted`` keys and their policy.
 
+    The training lies in the past, so that its certificate's checkpoint may have any age.
     Raises ``BadModel`` if the folder cannot be read.
     """
-    trusted, now = tuple(trusted), datetime.now(UTC)
     options, report = options or VerificationOptions(), ModelReport()
     manifest = manifest_of(folder, IGNORED_FILES)
     try:
-        statement = _read_statement(folder, trusted, now)
+        statement = _read_statement(folder, trusted)
     except UnsupportedClaim as failure:
         report.findings.append(failure.finding)
         return report
@@ -146,9 +145,7 @@ def verify_model(
         if bundle is None or record is None:
             return report
         evidence = Evidence(bundle=bundle, record=record, canaries=canaries, losses=losses)
-        training = training_of(
-            folder, manifest, trusted, evidence=evidence, now=now, options=options
-        )
+        training = training_of(folder, manifest, trusted, evidence=evidence, options=options)
     except UnsupportedClaim as failure:
         report.findings.append(failure.finding)
         return report
@@ -171,7 +168,7 @@ def verify_model(
     return report
 
 
-def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> dict[str, Any]:
+def _read_statement(folder: Path, trusted: TrustedKeys) -> dict[str, Any]:
     """Read and verify the signed claim (step 1); raises ``UnsupportedClaim``."""
     try:
         if (folder / FOLDER).is_symlink():
@@ -204,6 +201,7 @@ def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime)
         raise UnsupportedClaim(
             STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim."
         ) from None
+    now = trusted.now()
     if not key.covers(signed_at) or key.revoked_at(now) or signed_at > now:
         raise UnsupportedClaim(
             STATEMENT_FILE,
@@ -215,8 +213,8 @@ def _read_statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime)
     return result
 
 
-def _find_signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
-    key = by_id(trusted).get(envelope.key_id)
+def _find_signer(envelope: Envelope, trusted: TrustedKeys) -> PublicKey:
+    key = trusted.key(envelope.key_id)
     if key is None or key.development or not key.has_role(KeyRole.RUN):
         raise UnsupportedClaim(
             STATEMENT_FILE,

@@ -76,6 +76,7 @@ from affidavit.trust import (
     KeysetError,
     PublicKey,
     SignedKeyset,
+    TrustedKeys,
     check_keyset,
     read_keyset,
 )
@@ -311,6 +312,7 @@ def _compare_settlements(
         .outerjoin(run_events, (ended.run_id == runs.c.id) & (ended.once == "end"))
         .where(settled.kind == "settle", settled.steps_run < settled.certified_steps)
     )
+    workers = TrustedKeys(tuple(worker_keys), policy=None)
     for row in connection.execute(query.execution_options(yield_per=ROWS_PER_CHUNK)):
         end = json.loads(row.ended_body or "{}")
         record = json.loads(row.body)["record"]
@@ -318,7 +320,7 @@ def _compare_settlements(
         is_shown = (end.get("steps_charged"), end.get("record")) == (row.steps_run, record)
         if is_shown and worker_keys:
             try:
-                signed = read_provenance(end.get("provenance"), worker_keys, later=True)
+                signed = read_provenance(end.get("provenance"), workers, later=True)
                 is_shown = (signed.run, signed.record) == (row.run_id, record)
                 is_shown = is_shown and signed.steps_to_charge <= row.steps_run
                 reason = "its worker signed something else."

@@ -57,7 +57,7 @@ from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.wire_models import CompletionRequest, RunRequest
 from affidavit.service.tables.runs import run_leases, runs
-from affidavit.trust import KeyStore, statement_in
+from affidavit.trust import KeyStore, TrustedKeys, statement_in
 
 
 class ReservationNotUsable(DomainError):
@@ -201,7 +201,9 @@ class RunService:
         """Read the record that the worker of the run sent, and verify its signature."""
         run = self.queue.find(run_id)
         try:
-            signed = read_provenance(report.provenance, self._worker_keys.public_keys())
+            signed = read_provenance(
+                report.provenance, TrustedKeys(self._worker_keys.public_keys(), policy=None)
+            )
         except UnsignedProvenance as error:
             raise BadProvenance(str(error), "Sign with the worker's key.") from None
         if signed.key in self._revoked():

@@ -23,6 +23,7 @@ from affidavit.certificate import (
 from affidavit.checker import Unproved
 from affidavit.plan import plan_from
 from affidavit.trust import SigningKey
+from tests.support.trust import trusting
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 KEY = SigningKey.generate("test")
@@ -69,7 +70,7 @@ def test_the_signed_witness_proves_the_bound_of_the_joint_release(proved: Certif
 
 
 def test_a_certificate_with_a_proof_verifies_like_any_other(proved: Certificate) -> None:
-    assert verify(proved.bundle, [KEY.public], now=NOW).predicate["proof"]
+    assert verify(proved.bundle, trusting(KEY.public, at=NOW)).predicate["proof"]
 
 
 def test_a_certificate_without_a_proof_has_the_same_fields_as_before() -> None:

@@ -22,6 +22,7 @@ from affidavit.evidence import START, Conformance, check_conformance, encode_lin
 from affidavit.gate import app
 from affidavit.plan import Plan, digest_of, plan_from
 from affidavit.trust import SigningKey, TrustRoot
+from tests.support.trust import trusting
 
 Entry = dict[str, Any]
 STEPS = 6
@@ -612,7 +613,7 @@ def test_a_record_says_nothing_of_when_a_revoked_key_signed(
     """Whoever has the key writes the record, too."""
     revoked = replace(key.public, revoked_from=datetime.now(UTC))
     entries = entries_of(signed[0])
-    monkeypatch.setattr(TrustRoot, "load", lambda _: ((revoked,), None))
+    monkeypatch.setattr(TrustRoot, "load", lambda _: trusting(revoked))
     began = {"started_at": signed[0]["validity"]["not_before"]}
     result = command(chained(changed(entries, "header", 0, began)))
     assert result.exit_code == 1

@@ -17,6 +17,7 @@ from affidavit.evidence import check_conformance
 from affidavit.guard import Guard, GuardStop
 from affidavit.trust import SigningKey
 from tests.guard.conftest import LOT, RECORDS, STEPS
+from tests.support.trust import trusting
 
 Begin = Callable[..., Guard]
 
@@ -34,7 +35,7 @@ def begin(certified: Any, guarded_plan: Any, key: SigningKey, tmp_path: Path) ->
             "lot_size": LOT,
             "blocks": {"all": {"weight": np.zeros((5, 8)), "bias": np.zeros(5)}},
             "generator": "chacha20",
-            "keys": [key.public],
+            "keys": trusting(key.public, at=changes.pop("at", None)),
             "record": tmp_path / "run",
             **changes,
         }
@@ -95,7 +96,7 @@ def test_one_step_more_than_certified_is_stopped_and_so_is_all_that_follows(begi
         ({"keys": []}, "bad_argument"),
         ({"certificate": b"{}"}, "bad_form"),
         ({"certificate": "/none/bundle.json"}, "unreadable"),
-        ({"now": datetime.now(UTC) + timedelta(days=4000)}, "expired"),
+        ({"at": datetime.now(UTC) + timedelta(days=4000)}, "expired"),
         ({"generator": {"noise": "chacha20"}}, "bad_argument"),
     ],
 )

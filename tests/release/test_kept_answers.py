@@ -19,6 +19,7 @@ from affidavit.certificate import issue, verify
 from affidavit.plan import digest
 from affidavit.trust import SigningKey, VerificationError
 from tests.release.corpus import RELEASES, bundles, keys, plan_named, statement_in
+from tests.support.trust import trusting
 
 KEPT = [(release, name) for release in RELEASES for name in bundles(release)]
 ROUNDED = 1e-9
@@ -48,9 +49,11 @@ def test_the_bundle_verifies_and_later_fails_on_its_age_alone(release: str, name
     validity = statement_in(bundle)["predicate"]["validity"]
     issued = datetime.fromisoformat(validity["not_before"])
     at = issued + timedelta(days=1)
-    assert verify(bundle, keys(release), plan=plan, now=at).statement == statement_in(bundle)
+    assert verify(bundle, trusting(keys(release), at=at), plan=plan).statement == statement_in(
+        bundle
+    )
     with pytest.raises(VerificationError) as failed:
-        verify(bundle, keys(release), plan=plan, now=datetime(2200, 1, 1, tzinfo=UTC))
+        verify(bundle, trusting(keys(release), at=datetime(2200, 1, 1, tzinfo=UTC)), plan=plan)
     assert failed.value.step == 9
 
 

@@ -39,6 +39,7 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import open_checkpoint
 from affidavit.trust.log.note import UnknownSigner
+from tests.support.trust import trusting
 from tests.trust.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
@@ -72,7 +73,11 @@ def outcome(
 ) -> tuple[int, str]:
     at = options.pop("now", NOW)
     try:
-        verify(json.dumps(bundle).encode(), trusted, now=at, options=VerificationOptions(**options))
+        verify(
+            json.dumps(bundle).encode(),
+            trusting(trusted, at=at),
+            options=VerificationOptions(**options),
+        )
     except VerificationError as error:
         return error.step, error.code
     return 0, "verified"
@@ -114,7 +119,7 @@ def test_run_records_are_signed_by_keys_for_them(role: KeyRole) -> None:
         "signatures": [{"keyid": KEYS[role].key_id, "sig": "A" * 86 + "=="}],
     }
     with pytest.raises(BadProvenance, match="not for run records"):
-        read_provenance(envelope, TRUSTED)
+        read_provenance(envelope, trusting(TRUSTED))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_the_provenance_of_a_run_is_read_strictly(ours: bytes, theirs: bytes) ->
     genuine = read_envelope(provenance_of_a_run(key)).payload
     altered = sign_envelope(re.sub(ours, theirs, genuine), key).as_document()
     with pytest.raises(BadProvenance, match="not the provenance"):
-        read_provenance(altered, [key.public])
+        read_provenance(altered, trusting(key.public))
 
 
 def provenance_of_a_run(key: SigningKey) -> dict[str, Any]:
@@ -151,16 +156,16 @@ def provenance_of_a_run(key: SigningKey) -> dict[str, Any]:
 def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
     key = KEYS[KeyRole.RUN]
     signed = provenance_of_a_run(key)
-    finished = read_provenance(signed, [key.public]).finished
+    finished = read_provenance(signed, trusting(key.public)).finished
     ended = replace(key.public, not_after=finished)
     soon = replace(key.public, revoked_from=finished + HOUR)
-    assert read_provenance(signed, [ended], later=True).run == "r"
-    assert read_provenance(signed, [soon], later=True).run == "r"
+    assert read_provenance(signed, trusting(ended), later=True).run == "r"
+    assert read_provenance(signed, trusting(soon), later=True).run == "r"
     # Revoked a moment after what it says: who holds the key may have said it just now.
     revoked = replace(key.public, revoked_from=finished + timedelta(microseconds=1))
     for refused, later in ((ended, False), (revoked, False), (revoked, True)):
         with pytest.raises(BadProvenance, match="not allowed to sign"):
-            read_provenance(signed, [refused], later=later)
+            read_provenance(signed, trusting(refused), later=later)
 
 
 def test_a_checkpoint_under_another_role_is_unsigned(logs: dict[KeyRole, Log]) -> None:
@@ -193,7 +198,7 @@ def test_a_forged_number_binds_nobody_under_the_next_key() -> None:
     now = NOW + HOUR / 2
     times = {"issued_at": format_instant(now)}
     poisoned = {ORIGIN: SeenStatus(2**53, "sha256:x", stolen.key_id)}
-    current_status(status_of(successor, sequence=1, **times), trusted, poisoned, now)
+    current_status(status_of(successor, sequence=1, **times), trusting(trusted, at=now), poisoned)
     # Within one key's count, and from a newer key back to an older one, it only grows.
     for key, seen in (
         (stolen, poisoned),
@@ -201,7 +206,7 @@ def test_a_forged_number_binds_nobody_under_the_next_key() -> None:
         (stolen, {ORIGIN: SeenStatus(1, "sha256:x", successor.key_id)}),
     ):
         with pytest.raises(VerificationError) as caught:
-            current_status(status_of(key, sequence=1, **times), trusted, seen, now)
+            current_status(status_of(key, sequence=1, **times), trusting(trusted, at=now), seen)
         assert caught.value.code == "status_rollback"
 
 

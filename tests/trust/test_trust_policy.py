@@ -32,6 +32,7 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import WitnessKey
 from affidavit.trust.trust_policy import Timestamps
+from tests.support.trust import trusting
 from tests.support.witness import cosign
 from tests.trust.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
@@ -77,7 +78,11 @@ def outcome(
 ) -> tuple[int, str]:
     try:
         raw = json.dumps(bundle).encode()
-        verify(raw, trusted, now=now, options=VerificationOptions(trust=trust, **options))
+        verify(
+            raw,
+            trusting(trusted, policy=trust, at=now),
+            options=VerificationOptions(**options),
+        )
     except VerificationError as error:
         return error.step, error.code
     return 0, "verified"

@@ -20,6 +20,7 @@ from affidavit.trust import (
     TrustRoot,
     VerificationError,
 )
+from tests.support.trust import trusting
 
 ISSUED = datetime.now(UTC).replace(microsecond=0)
 SECOND = timedelta(seconds=1)
@@ -33,7 +34,7 @@ def bundle(plan: Plan, key: SigningKey) -> bytes:
 
 def outcome(bundle: bytes, *trusted: PublicKey, now: datetime = ISSUED) -> tuple[int, str]:
     try:
-        verify(bundle, trusted, now=now)
+        verify(bundle, trusting(trusted, at=now))
     except VerificationError as error:
         return error.step, error.code
     return 0, "verified"
@@ -112,7 +113,7 @@ def test_two_records_of_one_key_are_refused(key: SigningKey, tmp_path: Path) -> 
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(record.as_record()))
         files.append(path)
-    assert TrustRoot([files[0], *files[2:]]).public_keys() == (key.public, other)
+    assert TrustRoot([files[0], *files[2:]]).load().keys == (key.public, other)
     for pair in (files[:2], files[1::-1]):
         with pytest.raises(KeyFailure, match="two records"):
-            TrustRoot(pair).public_keys()
+            TrustRoot(pair).load()

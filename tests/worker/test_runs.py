@@ -18,6 +18,7 @@ from affidavit.gate import app
 from affidavit.trust import KeyStore, read_envelope
 from examples.train import demo_run
 from tests.support.forked_processes import Process
+from tests.support.trust import trusting
 from tests.worker.conftest import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,9 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     assert (result["state"], result["code"]) == ("settled", "conformant"), (result, shop.logs())
     assert shop.charged(run) == ("settled", STEPS)
     (folder,) = (shop.home / "runs" / "tiny").iterdir()
-    reported = read_provenance(result["provenance"], KeyStore(shop.home / "w1/keys").public_keys())
+    reported = read_provenance(
+        result["provenance"], trusting(KeyStore(shop.home / "w1/keys").public_keys())
+    )
     assert (reported.run, reported.certificate) == (run, certificate)
     statement = json.loads(read_envelope(result["provenance"]).payload)
     weights = subprocess.run(

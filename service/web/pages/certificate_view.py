@@ -25,7 +25,7 @@ Reference: NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guara
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -61,6 +61,7 @@ from affidavit.service.web.pages.text import (
 from affidavit.trust import (
     STEPS,
     PublicKey,
+    TrustedKeys,
     VerificationError,
     read_keyset,
     statement_in,
@@ -340,18 +341,21 @@ STATUS_STEP = len(STEPS)
 """The step that checks for revocation."""
 
 
-def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
-    """Return this service's keys, with the revocations of the newest keyset."""
+def trusted_keys(services: Services, now: datetime) -> TrustedKeys:
+    """Return this service's keys at ``now``, with the revocations of the newest keyset.
+
+    A trust policy is for third parties: what it demands of the log and of its witnesses means
+    nothing if the service itself says so.
+    """
     newest = services.keysets.newest()
     since = {} if newest is None else read_keyset(newest).keyset.revoked_since()
     keys = map(PublicKey.from_record, services.key_records())
-    return tuple(replace(key, revoked_from=since.get(key.key_id)) for key in keys)
+    own = tuple(replace(key, revoked_from=since.get(key.key_id)) for key in keys)
+    return TrustedKeys(own, policy=None, at=now)
 
 
-def verification(
-    bundle: bytes, trusted: Iterable[PublicKey], now: datetime, revoked: str | None
-) -> dict[str, Any]:
-    """Verify ``bundle`` with ``trusted`` keys at ``now`` and return the result of each step.
+def verification(bundle: bytes, trusted: TrustedKeys, revoked: str | None) -> dict[str, Any]:
+    """Verify ``bundle`` with ``trusted`` keys and return the result of each step.
 
     ``adds`` are the options of a step's command in addition to the basic ones; ``code`` and
     ``remedy`` describe a failure. ``revoked`` is the reason of a revocation in the service's
@@ -360,7 +364,7 @@ def verification(
     states: dict[int, tuple[State, str]] = {}
     error: VerificationError | None = None
     try:
-        result = verify(bundle, trusted, now=now)
+        result = verify(bundle, trusted)
         if revoked is not None:
             raise VerificationError(STATUS_STEP, "revoked", revoked, "Do not use it.")
     except VerificationError as failure:
@@ -512,7 +516,7 @@ def certificate_view(
         requester=predicate["requester"],
         leaf=None if place is None else place.leaf_index,
         tree_size=None if place is None else place.tree_size,
-        verification=verification(bundle, trusted_keys(services), now, revoked),
+        verification=verification(bundle, trusted_keys(services, now), revoked),
         checklist=checklist(predicate, conformant),
         runs=tuple(map(_run, runs)),
         issues=issues,

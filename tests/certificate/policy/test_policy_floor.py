@@ -19,6 +19,7 @@ from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.plan import Plan, plan_from
 from affidavit.trust import SigningKey, read_public_keys
+from tests.support.trust import trusting
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, tzinfo=UTC)
@@ -142,7 +143,7 @@ def test_bundles_of_the_first_built_in_policy_still_verify(name: str) -> None:
     """Made before policies were documents, with a policy of name and digest alone."""
     bundle = (VECTORS / f"default-1-{name}.bundle.json").read_bytes()
     keys = read_public_keys(VECTORS / "default-1.keys.json")
-    result = verify(bundle, keys, now=keys[0].not_before)
+    result = verify(bundle, trusting(keys, at=keys[0].not_before))
     assert result.predicate["verdict"] == name.replace("-", "_")
     assert result.predicate["policy"]["name"] == "default"
     assert policy_floor(result.predicate, policy(epsilon_cap=3)) == ()

@@ -23,6 +23,7 @@ from affidavit.certificate.policy.rules import RULES, WAIVABLE
 from affidavit.certificate.policy.waiver import Waiver, waivers_in_force
 from affidavit.plan import Plan, digest
 from affidavit.trust import SigningKey, format_instant
+from tests.support.trust import trusting
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, 12, tzinfo=UTC)
@@ -250,7 +251,7 @@ def test_a_policy_cannot_be_passed_off_as_a_certificate(key: SigningKey) -> None
     envelope = sign_document("policy", STRICT.as_document(), key).decode()
     bundle = f'{{"bundleType": "{BUNDLE_TYPE}", "envelope": {envelope}}}'
     with pytest.raises(VerificationError) as caught:
-        verify(bundle.encode(), [key.public])
+        verify(bundle.encode(), trusting(key.public))
     assert caught.value.code == "bad_statement"
 
 

@@ -22,6 +22,7 @@ from affidavit.trust import (
     sign_envelope,
 )
 from affidavit.trust.dsse import PAYLOAD_TYPE
+from tests.support.trust import trusting
 
 GUARANTEE = {
     "epsilon": {"lower": "1", "upper": "2"},
@@ -36,7 +37,7 @@ def rejected(
     bundle: bytes, key: SigningKey, *, plan: Plan | None = None, now: datetime | None = None
 ) -> VerificationError:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, [key.public], plan=plan, now=now)
+        verify(bundle, trusting(key.public, at=now), plan=plan)
     assert caught.value.step_name == STEPS[caught.value.step - 1]
     assert caught.value.remedy
     return caught.value
@@ -58,7 +59,7 @@ def resigned(
 def test_a_good_bundle_passes_every_step(
     certificate: Certificate, key: SigningKey, plan: Plan
 ) -> None:
-    verified = verify(certificate.bundle, [key.public], plan=plan)
+    verified = verify(certificate.bundle, trusting(key.public), plan=plan)
     assert [name for _, name, _ in verified.steps] == list(STEPS)
     assert verified.predicate["verdict"] == "under_noised"
 
@@ -75,12 +76,12 @@ def test_the_largest_plan_verifies(make_plan: Any, key: SigningKey) -> None:
     issued = issue(result, key, requester="tests", issued_at=now)
     bundle = json.dumps(issued.as_result(result)["certificate"]["bundle"]).encode()
     assert len(bundle) > 1024 * 1024
-    assert verify(bundle, [key.public], plan=large).statement == issued.statement
+    assert verify(bundle, trusting(key.public), plan=large).statement == issued.statement
 
 
 def test_layout_is_not_signed_but_content_is(certificate: Certificate, key: SigningKey) -> None:
     pretty = json.dumps(json.loads(certificate.bundle), indent=2).encode()
-    assert verify(pretty, [key.public]).statement == certificate.statement
+    assert verify(pretty, trusting(key.public)).statement == certificate.statement
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
@@ -204,7 +205,7 @@ def test_step_6_key_outside_its_window(certificate: Certificate, key: SigningKey
     past = datetime(2020, 1, 1, tzinfo=UTC)
     retired = PublicKey(key=key.public.key, not_before=past, not_after=past + timedelta(days=1))
     with pytest.raises(VerificationError) as caught:
-        verify(certificate.bundle, [retired])
+        verify(certificate.bundle, trusting(retired))
     assert (caught.value.step, caught.value.code) == (6, "key_outside_window")
 
 
@@ -247,7 +248,7 @@ def test_step_7_joint_noise_that_the_solved_noise_does_not_have(
     issued = issue(
         result, key, requester="tests", issued_at=datetime.now(UTC).replace(microsecond=0)
     )
-    assert verify(issued.bundle, [key.public]).predicate["verdict"] == "certified"
+    assert verify(issued.bundle, trusting(key.public)).predicate["verdict"] == "certified"
     noise = {**issued.statement["predicate"]["noise_multiplier"], "joint": "13.6"}
     assert rejected(resigned(issued, key, noise_multiplier=noise), key).code == "bad_statement"
 

@@ -38,6 +38,7 @@ from affidavit.trust.log import (
     read_inclusion,
 )
 from affidavit.trust.log.note import sign_note
+from tests.support.trust import trusting
 from tests.trust.log.logged_certificate import KEY, NOW, ORIGIN, Log, certified, log_of
 
 
@@ -53,7 +54,7 @@ def log(certificate: Certificate) -> Log:
 
 def passed(bundle: Mapping[str, Any], *keys: PublicKey, **options: Any) -> VerifiedCertificate:
     raw = json.dumps(bundle).encode()
-    return verify(raw, keys or [KEY.public], options=VerificationOptions(**options))
+    return verify(raw, trusting(keys or KEY.public), options=VerificationOptions(**options))
 
 
 def rejected(bundle: Mapping[str, Any], *keys: PublicKey, **options: Any) -> tuple[int, str]:
@@ -347,4 +348,4 @@ def test_no_changed_byte_of_the_log_part_passes(log: Log) -> None:
     for place in range(begin, len(raw)):
         changed = raw[:place] + bytes([raw[place] ^ (1 << (place % 7))]) + raw[place + 1 :]
         with pytest.raises(VerificationError):
-            verify(changed, [KEY.public], options=VerificationOptions(log_origin=ORIGIN))
+            verify(changed, trusting(KEY.public), options=VerificationOptions(log_origin=ORIGIN))

@@ -24,6 +24,7 @@ from affidavit.trust import (
     KeyRole,
     PublicKey,
     SigningKey,
+    TrustPolicy,
 )
 from affidavit.trust.log import (
     Frontier,
@@ -31,6 +32,7 @@ from affidavit.trust.log import (
     leaf_hash,
     sign_checkpoint,
 )
+from tests.support.trust import trusting
 from tests.trust.test_trust_policy import policy
 
 ORIGIN = "example.com/log"
@@ -89,15 +91,15 @@ def look(
     last: SeenCheckpoint | str | None = None,
     elsewhere: Sequence[str] = (),
     trusted: tuple[PublicKey, ...] = TRUSTED,
-    options: VerificationOptions | None = None,
+    policy: TrustPolicy | None = None,
 ) -> MonitorReport:
     known = MonitorState(
-        trusted=trusted,
-        options=options or VerificationOptions(log_origin=ORIGIN),
+        trusted=trusting(trusted, policy=policy, at=NOW),
+        options=VerificationOptions(log_origin=None if policy else ORIGIN),
         last=SeenCheckpoint(last) if isinstance(last, str) else last,
         elsewhere=elsewhere,
     )
-    return check_log(log, known, NOW)
+    return check_log(log, known)
 
 
 def codes(report: MonitorReport) -> list[tuple[str, int | None]]:
@@ -174,8 +176,7 @@ def test_the_operator_with_a_stolen_key_cannot_backdate_into_the_log() -> None:
 
 def test_a_log_without_its_witnesses_or_of_another_name_alarms() -> None:
     log = honest(3)
-    options = VerificationOptions(trust=policy())
-    assert codes(look(log, options=options)) == [("not_witnessed", None)]
+    assert codes(look(log, policy=policy())) == [("not_witnessed", None)]
     other = MemoryLog(origin="example.com/other").grow(entry(0))
     assert codes(look(other)) == [("wrong_origin", None)]
 

@@ -20,6 +20,7 @@ from affidavit.certificate.verification.verification_result import SeenStatus, V
 from affidavit.plan import Plan, canonical_json
 from affidavit.trust import SigningKey, VerificationError, read_envelope, sign_envelope
 from affidavit.trust.dsse import PAYLOAD_TYPE
+from tests.support.trust import trusting
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -83,8 +84,7 @@ def code(certificate: Certificate, key: SigningKey, status: bytes | None, **opti
     with pytest.raises(VerificationError) as caught:
         verify(
             certificate.bundle,
-            [key.public],
-            now=NOW,
+            trusting(key.public, at=NOW),
             options=VerificationOptions(status=status, **options),
         )
     assert (caught.value.step, caught.value.step_name) == (13, "status")
@@ -97,12 +97,12 @@ def test_an_empty_list_lets_it_pass_and_without_one_it_is_said(
 ) -> None:
     checked = verify(
         usable.bundle,
-        [key.public],
+        trusting(key.public),
         options=VerificationOptions(status=sign_status(content(key), key)),
     )
     assert 13 not in checked.unchecked
     assert checked.steps[-1][2] == "not listed in status list 5 of a"
-    unchecked = verify(usable.bundle, [key.public])
+    unchecked = verify(usable.bundle, trusting(key.public))
     assert 13 in unchecked.unchecked
     assert "not checked" in unchecked.steps[-1][2]
     assert code(usable, key, None, require_status=True) == "no_status"
@@ -118,7 +118,7 @@ def test_a_listed_certificate_is_rejected_by_its_envelope(
     other = {**listing(usable, status), "envelope": "sha256:" + "0" * 64}
     verify(
         usable.bundle,
-        [key.public],
+        trusting(key.public),
         options=VerificationOptions(status=sign_status(content(key, listed=(other,)), key)),
     )
 
@@ -126,12 +126,11 @@ def test_a_listed_certificate_is_rejected_by_its_envelope(
 def test_a_list_is_good_until_its_next_update(usable: Certificate, key: SigningKey) -> None:
     status = sign_status(content(key), key)
     end = NOW + timedelta(hours=1)
-    current_status(status, [key.public], {}, end)
+    current_status(status, trusting(key.public, at=end), {})
     with pytest.raises(VerificationError) as caught:
         verify(
             usable.bundle,
-            [key.public],
-            now=end + timedelta(seconds=1),
+            trusting(key.public, at=end + timedelta(seconds=1)),
             options=VerificationOptions(status=status),
         )
     assert caught.value.code == "stale_status"
@@ -156,7 +155,7 @@ def test_a_number_never_goes_back_and_stands_for_one_list(
     ):
         verify(
             usable.bundle,
-            [key.public],
+            trusting(key.public),
             options=VerificationOptions(status=status, status_seen=seen),
         )
     assert code(usable, key, status, status_seen={"a": SeenStatus(6, "x")}) == "status_rollback"
@@ -171,7 +170,9 @@ def test_a_list_speaks_for_the_keys_that_it_names_and_no_others(
     status = sign_status(content(other), other)
     with pytest.raises(VerificationError) as caught:
         verify(
-            usable.bundle, [key.public, other.public], options=VerificationOptions(status=status)
+            usable.bundle,
+            trusting(key.public, other.public),
+            options=VerificationOptions(status=status),
         )
     assert caught.value.code == "other_status"
 
@@ -186,7 +187,7 @@ def test_only_a_trusted_key_inside_its_window_signs_a_list(
     late = replace(late, public=replace(late.public, not_before=NOW + timedelta(minutes=30)))
     for signer in (development, late):
         with pytest.raises(VerificationError, match="status list"):
-            current_status(sign_status(content(key), signer), [signer.public], {}, NOW)
+            current_status(sign_status(content(key), signer), trusting(signer.public, at=NOW), {})
 
 
 def test_any_single_byte_changed_is_rejected(usable: Certificate, key: SigningKey) -> None:
@@ -195,7 +196,7 @@ def test_any_single_byte_changed_is_rejected(usable: Certificate, key: SigningKe
         changed = bytearray(status)
         changed[place] ^= 1 << (place % 7)
         with pytest.raises(VerificationError) as caught:
-            current_status(bytes(changed), [key.public], {}, NOW)
+            current_status(bytes(changed), trusting(key.public, at=NOW), {})
         assert caught.value.code == "bad_status", place
 
 
@@ -211,7 +212,7 @@ def test_no_payload_passes_for_one_of_the_other_type(usable: Certificate, key: S
         (sign_envelope(read_envelope(status).payload, key).as_document(), 5),
     ):
         with pytest.raises(VerificationError) as caught:
-            verify(canonical_json({**certificate, "envelope": envelope}), [key.public])
+            verify(canonical_json({**certificate, "envelope": envelope}), trusting(key.public))
         assert caught.value.step == step
     mistyped = sign_envelope(read_envelope(certificate["envelope"]).payload, key, STATUS_PAYLOAD)
     assert code(usable, key, canonical_json(mistyped.as_document())) == "bad_status"
@@ -278,7 +279,7 @@ def test_a_certificate_passes_once_all_have_approved_it(
     assert code(pending, key, None) == "not_approved"
     assert code(given_by(pending, key, "bea"), key, None) == "not_approved"
     full = given_by(pending, key, "bea", "cem")
-    predicate = verify(full.bundle, [key.public]).predicate
+    predicate = verify(full.bundle, trusting(key.public)).predicate
     assert (predicate["issue"], predicate["supersedes"]) == (2, pending.envelope_digest)
 
 
@@ -324,4 +325,4 @@ def test_approvals_that_cannot_be_read_are_no_approvals(
 
 def test_a_refusal_needs_no_approval(certificate: Certificate, key: SigningKey) -> None:
     assert certificate.statement["predicate"]["verdict"] == "under_noised"
-    verify(certificate.bundle, [key.public])
+    verify(certificate.bundle, trusting(key.public))

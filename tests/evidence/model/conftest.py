@@ -19,6 +19,7 @@ from affidavit.plan import Plan
 from affidavit.trainer.adapters import digest_of_tensors
 from affidavit.trust import SigningKey
 from tests.evidence.test_conformance import chained, entries_of, plan_with, predicate_of
+from tests.support.trust import trusting
 
 WEIGHTS = "model.safetensors"
 
@@ -49,7 +50,7 @@ class Run:
     ) -> dict[str, Any]:
         """Sign a folder as it is."""
         now = datetime.now(UTC).replace(microsecond=0)
-        trusted = [self.key.public]
+        trusted = trusting(self.key.public)
         return sign_model(
             folder,
             self.evidence,

@@ -21,6 +21,7 @@ from affidavit.evidence import (
 )
 from affidavit.evidence.model.exports import BOM_FILE
 from tests.evidence.model.conftest import WEIGHTS, Run
+from tests.support.trust import trusting
 
 CARD = "---\nlicense: mit # as agreed\ntags: [vision]\nversion: '1.10'\n---\n# Digits\n\nText.\n"
 
@@ -39,7 +40,7 @@ def bill_of(folder: Path) -> Any:
 
 
 def claim_of(folder: Path, run: Run) -> dict[str, Any]:
-    report = verify_model(folder, [run.key.public])
+    report = verify_model(folder, trusting(run.key.public))
     assert report.verified, report.findings
     return report.claim
 
@@ -94,7 +95,7 @@ def test_an_altered_export_is_named(model: Path, run: Run, name: str) -> None:
     content = (model / name).read_text()
     upper = claim_of(model, run)["guarantee"]["epsilon"]["upper"]
     (model / name).write_text(content.replace(upper, "0.1"))
-    findings = verify_model(model, [run.key.public]).findings
+    findings = verify_model(model, trusting(run.key.public)).findings
     assert [(item.file, item.code) for item in findings] == [(name, "altered")]
 
 

@@ -41,6 +41,7 @@ from affidavit.trust import (
 )
 from tests.evidence.model.conftest import WEIGHTS, Run, run_of
 from tests.evidence.test_conformance import plan_with
+from tests.support.trust import trusting
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_signed_model_verifies_wherever_it_is_moved(
 ) -> None:
     moved = tmp_path / "elsewhere"
     shutil.move(model, moved)
-    report = verify_model(moved, [run.key.public])
+    report = verify_model(moved, trusting(run.key.public))
     assert report.verified, report.findings
     assert report.claim["guarantee"]["epsilon"]["upper"]
     assert report.claim["checked"] == ["files", "certificate", "record", "weights"]
@@ -76,11 +77,11 @@ def test_every_file_with_a_byte_changed_is_named(model: Path, run: Run) -> None:
             changed = bytearray(content)
             changed[place] ^= 1
             path.write_bytes(changed)
-            report = verify_model(model, [run.key.public])
+            report = verify_model(model, trusting(run.key.public))
             assert not report.verified
             assert name in {finding.file for finding in report.findings}, (name, place)
         path.write_bytes(content)
-    assert verify_model(model, [run.key.public]).verified
+    assert verify_model(model, trusting(run.key.public)).verified
 
 
 def test_every_byte_of_the_statement_counts(model: Path, run: Run) -> None:
@@ -89,7 +90,7 @@ def test_every_byte_of_the_statement_counts(model: Path, run: Run) -> None:
         changed = bytearray(content)
         changed[place] ^= 1
         (model / STATEMENT_FILE).write_bytes(changed)
-        report = verify_model(model, [run.key.public])
+        report = verify_model(model, trusting(run.key.public))
         assert {file for file, _ in named(report)} == {STATEMENT_FILE}, place
 
 
@@ -101,7 +102,7 @@ def test_a_file_that_is_missing_added_or_replaced_by_a_link_is_named(
     (tmp_path / "other").write_bytes((model / WEIGHTS).read_bytes())
     (model / WEIGHTS).unlink()
     (model / WEIGHTS).symlink_to(tmp_path / "other")
-    found = named(verify_model(model, [run.key.public]))
+    found = named(verify_model(model, trusting(run.key.public)))
     assert {
         ("added.py", "added"),
         ("README.md", "missing"),
@@ -113,7 +114,7 @@ def test_a_file_that_is_missing_added_or_replaced_by_a_link_is_named(
 def test_nothing_is_added_around_the_signed_claim(model: Path, run: Run, extra: bytes) -> None:
     with (model / STATEMENT_FILE).open("ab") as file:
         file.write(extra)
-    assert named(verify_model(model, [run.key.public])) == {(STATEMENT_FILE, "bad_claim")}
+    assert named(verify_model(model, trusting(run.key.public))) == {(STATEMENT_FILE, "bad_claim")}
 
 
 @pytest.mark.parametrize("file", [{"name": ["a"]}, {"digest": {"sha256": 7}}])
@@ -126,12 +127,12 @@ def test_a_claim_whose_files_are_no_names_and_digests_is_none(
     path.write_bytes(
         canonical_json(sign_envelope(canonical_json(statement), run.key).as_document())
     )
-    assert named(verify_model(model, [run.key.public])) == {(STATEMENT_FILE, "bad_claim")}
+    assert named(verify_model(model, trusting(run.key.public))) == {(STATEMENT_FILE, "bad_claim")}
 
 
 def test_what_git_keeps_is_not_signed_and_is_said_to_be_there(model: Path, run: Run) -> None:
     (model / ".git" / "hooks").mkdir(parents=True)
-    report = verify_model(model, [run.key.public])
+    report = verify_model(model, trusting(run.key.public))
     assert report.verified
     assert ".git" in dict(report.steps)["files"]
 
@@ -146,12 +147,12 @@ def test_files_of_another_model_of_the_same_signer_are_named(
         if (other / name).read_bytes() == own:
             continue
         path.write_bytes((other / name).read_bytes())
-        report = verify_model(model, [key.public])
+        report = verify_model(model, trusting(key.public))
         assert not report.verified
         path.write_bytes(own)
     shutil.rmtree(model / "affidavit")
     shutil.copytree(other / "affidavit", model / "affidavit")
-    assert (WEIGHTS, "altered") in named(verify_model(model, [key.public]))
+    assert (WEIGHTS, "altered") in named(verify_model(model, trusting(key.public)))
 
 
 @pytest.mark.parametrize("role", [role for role in KeyRole if role is not KeyRole.RUN])
@@ -167,7 +168,7 @@ def test_a_claim_by_a_key_of_another_role_does_not_count(
 def test_no_link_is_followed_to_the_evidence(model: Path, run: Run, tmp_path: Path) -> None:
     shutil.move(model / "affidavit", tmp_path / "evidence")
     (model / "affidavit").symlink_to(tmp_path / "evidence")
-    report = verify_model(model, [run.key.public])
+    report = verify_model(model, trusting(run.key.public))
     assert not report.verified
     assert report.claim == {}
 
@@ -175,13 +176,13 @@ def test_no_link_is_followed_to_the_evidence(model: Path, run: Run, tmp_path: Pa
 def test_a_missing_certificate_or_record_is_named(model: Path, run: Run) -> None:
     for name in (CERTIFICATE_FILE, RECORD_FILE):
         (model / name).unlink()
-    report = verify_model(model, [run.key.public])
+    report = verify_model(model, trusting(run.key.public))
     assert {(CERTIFICATE_FILE, "missing"), (RECORD_FILE, "missing")} <= named(report)
 
 
 def test_keys_that_are_not_trusted_revoked_or_too_late_do_not_count(model: Path, run: Run) -> None:
     def codes(key: PublicKey) -> set[tuple[str, str]]:
-        return named(verify_model(model, [key]))
+        return named(verify_model(model, trusting(key)))
 
     public, now = run.key.public, datetime.now(UTC)
     dated: Callable[..., PublicKey] = lambda **changes: PublicKey(  # noqa: E731
@@ -195,19 +196,13 @@ def test_keys_that_are_not_trusted_revoked_or_too_late_do_not_count(model: Path,
     assert codes(dated(not_after=now - timedelta(days=1))) == window
 
 
-def test_a_certificate_that_expired_after_its_run_still_counts(
-    model: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + timedelta(days=3 * 365)
-
-    monkeypatch.setattr("affidavit.evidence.model.verification.datetime", Later)
-    lasting = replace(run.key.public, not_after=Later.now(UTC) + timedelta(days=1))
+def test_a_certificate_that_expired_after_its_run_still_counts(model: Path, run: Run) -> None:
+    later = datetime.now(UTC) + timedelta(days=3 * 365)
+    lasting = replace(run.key.public, not_after=later + timedelta(days=1))
+    trusted = trusting(lasting, at=later)
     with pytest.raises(VerificationError, match="has expired"):
-        verify((model / CERTIFICATE_FILE).read_bytes(), [lasting], now=Later.now(UTC))
-    report = verify_model(model, [lasting])
+        verify((model / CERTIFICATE_FILE).read_bytes(), trusted)
+    report = verify_model(model, trusted)
     assert report.verified, report.findings
 
 
@@ -216,10 +211,10 @@ def test_a_signed_claim_that_does_not_follow_from_the_files_is_named(
     model: Path, run: Run, field: str
 ) -> None:
     """Its signer has the key, and says more than certificate and record prove."""
-    statement = verify_model(model, [run.key.public]).claim
+    statement = verify_model(model, trusting(run.key.public)).claim
     claim = {**statement, field: {"epsilon": {"lower": "0", "upper": "0.1"}}}
     resign(model, run.key, lambda document: document.update(predicate=claim))
-    assert (STATEMENT_FILE, "other_claim") in named(verify_model(model, [run.key.public]))
+    assert (STATEMENT_FILE, "other_claim") in named(verify_model(model, trusting(run.key.public)))
 
 
 def resign(model: Path, key: SigningKey, change: Callable[[dict[str, Any]], object]) -> None:
@@ -249,7 +244,7 @@ def test_a_hostile_statement_is_refused_without_a_fault(
     model: Path, run: Run, subject: object
 ) -> None:
     resign(model, run.key, lambda document: document.update(subject=subject))
-    assert not verify_model(model, [run.key.public]).verified
+    assert not verify_model(model, trusting(run.key.public)).verified
 
 
 def test_weights_of_another_run_are_not_signed(run: Run, tmp_path: Path) -> None:
@@ -266,7 +261,7 @@ def test_tensors_that_were_not_trained_are_declared(run: Run, tmp_path: Path) ->
     claim = run.sign(folder)
     assert claim["untrained_tensors"] == ["buffer"]
     assert "untrained_tensors" in claim["declared"]
-    assert verify_model(folder, [run.key.public]).verified
+    assert verify_model(folder, trusting(run.key.public)).verified
 
 
 def test_a_record_whose_tensor_has_no_shape_is_not_of_the_weights(
@@ -312,7 +307,7 @@ def with_canaries(key: SigningKey, right: float = 0.5) -> Run:
 
 def test_what_canaries_prove_stands_in_the_claim(key: SigningKey, tmp_path: Path) -> None:
     done = with_canaries(key, right=0.05)
-    report = verify_model(done.signed(tmp_path / "model"), [key.public])
+    report = verify_model(done.signed(tmp_path / "model"), trusting(key.public))
     assert report.verified, report.findings
     assert "audit" in report.claim["checked"]
     assert report.claim["audit"]["right"] <= report.claim["audit"]["guesses"] == 200
@@ -404,7 +399,7 @@ def test_the_claim_declares_the_noise_of_the_certified_plan(
     key: SigningKey, tmp_path: Path, noise: dict[str, str]
 ) -> None:
     run = run_of(key, plan=plan_of(noise))
-    report = verify_model(run.signed(tmp_path / "model"), [key.public])
+    report = verify_model(run.signed(tmp_path / "model"), trusting(key.public))
     assert report.verified, report.findings
     declared = set(report.claim["declared"])
     expected = "exact_noise" if noise == EXACT else "gaussian_noise"

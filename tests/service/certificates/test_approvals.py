@@ -28,6 +28,7 @@ from affidavit.trust import (
 from affidavit.trust.log import LogEntry
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
+from tests.support.trust import trusting
 
 NONE = "sha256:" + "0" * 64
 
@@ -40,7 +41,7 @@ def predicate(result: dict[str, Any]) -> dict[str, Any]:
 
 def rejected(bundle: bytes, company: Company, **options: Any) -> VerificationError:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, company.trusted, options=VerificationOptions(**options))
+        verify(bundle, trusting(company.trusted), options=VerificationOptions(**options))
     return caught.value
 
 
@@ -74,7 +75,7 @@ def test_the_last_approval_signs_the_next_issue_with_all_of_them_in_it(
     assert {entry["envelope"] for entry in provided} == {digest}
     assert provided[0]["comment"] == "looked at the clipping"
     assert stated["validity"]["not_after"] == predicate(pending)["validity"]["not_after"]
-    verified = verify(company.bundle(result), company.trusted)
+    verified = verify(company.bundle(result), trusting(company.trusted))
     assert verified.predicate["guarantee"] == predicate(pending)["guarantee"]
     assert company.current(pending) == result
     assert company.submit(_plan_of(pending)).json() == result

@@ -22,6 +22,7 @@ from affidavit.trust import VerificationError, read_envelope
 from tests.service.certificates.conftest import Company
 from tests.service.certificates.test_certificate_store import KEY, REQUEST, certificate
 from tests.service.conftest import ON_SQLITE
+from tests.support.trust import trusting
 
 YEAR = timedelta(days=366)
 
@@ -79,8 +80,8 @@ def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
     digest = first.json()["certificate"]["envelope_digest"]
     assert [entry.get("supersedes") for entry in logged] == [None, digest]
     with pytest.raises(VerificationError, match="expired"):
-        verify(company.bundle(old), company.trusted, now=datetime.now(UTC) + YEAR)
-    verify(company.bundle(result), company.trusted, now=datetime.now(UTC) + YEAR)
+        verify(company.bundle(old), trusting(company.trusted), now=datetime.now(UTC) + YEAR)
+    verify(company.bundle(result), trusting(company.trusted), now=datetime.now(UTC) + YEAR)
 
 
 def test_the_list_shows_current_issues_by_their_status(
@@ -124,11 +125,11 @@ def test_what_a_clock_dated_ahead_is_issued_again_once_it_is_right(
         patch.setattr(keyring, "now", lambda: now() + timedelta(hours=12))
         ahead = company.submit(plan())
     with pytest.raises(VerificationError, match="not valid yet"):
-        verify(company.bundle(ahead.json()), company.trusted)
+        verify(company.bundle(ahead.json()), trusting(company.trusted))
     again = company.submit(plan())
     assert (ahead.status_code, again.status_code) == (201, 201)
     assert again.json()["certificate"]["issue"] == 2
-    verify(company.bundle(again.json()), company.trusted)
+    verify(company.bundle(again.json()), trusting(company.trusted))
     assert company.submit(plan()).status_code == 200
 
 

@@ -23,6 +23,7 @@ from affidavit.service.tables.log import log_entries
 from affidavit.trust import VerificationError, read_envelope
 from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
+from tests.support.trust import trusting
 
 
 def content(raw: bytes) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def content(raw: bytes) -> dict[str, Any]:
 
 def rejected(company: Company, bundle: bytes, status: bytes) -> str:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, company.trusted, options=VerificationOptions(status=status))
+        verify(bundle, trusting(company.trusted), options=VerificationOptions(status=status))
     return caught.value.code
 
 
@@ -40,7 +41,11 @@ def rejected(company: Company, bundle: bytes, status: bytes) -> str:
 def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> None:
     result = company.submit(plan()).json()
     before = company.status()
-    verify(company.bundle(result), company.trusted, options=VerificationOptions(status=before))
+    verify(
+        company.bundle(result),
+        trusting(company.trusted),
+        options=VerificationOptions(status=before),
+    )
     answer = company.revoke("bea", result)
     assert answer.status_code == 201
     stored = answer.json()
@@ -92,7 +97,9 @@ def test_only_a_decision_issues_it_again_and_the_old_issue_stays_revoked(
     statuses = [(issue["issue"], issue["status"]) for issue in company.issues(result)]
     assert statuses == [(2, "active"), (1, "revoked")]
     status = company.status()
-    verify(company.bundle(fresh), company.trusted, options=VerificationOptions(status=status))
+    verify(
+        company.bundle(fresh), trusting(company.trusted), options=VerificationOptions(status=status)
+    )
     assert rejected(company, company.bundle(result), status) == "revoked"
     # Revoked once more, both are.
     company.revoke("bea", fresh, code="run_error", reason="not as certified")
@@ -120,7 +127,11 @@ def test_a_usable_issue_that_was_superseded_is_listed(company: Company, plan: An
     second = company.submit(plan()).json()
     status = company.status()
     assert rejected(company, company.bundle(first), status) == "superseded"
-    verify(company.bundle(second), company.trusted, options=VerificationOptions(status=status))
+    verify(
+        company.bundle(second),
+        trusting(company.trusted),
+        options=VerificationOptions(status=status),
+    )
 
 
 @ON_SQLITE

@@ -18,6 +18,7 @@ from affidavit.plan import parse_plan
 from affidavit.service.settings import Settings
 from affidavit.service.tables.certificates import certificates, requests
 from affidavit.trust import KeyStore, PublicKey
+from tests.support.trust import trusting
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -116,7 +117,7 @@ def test_every_verdict_is_signed_and_kept(
     assert result["reasons"]
     bundle = client.get(f"{answer.headers['location']}/bundle")
     trusted = KeyStore(settings.key_directory).public_keys()
-    statement = verify(bundle.content, trusted).statement
+    statement = verify(bundle.content, trusting(trusted)).statement
     assert statement["predicate"]["verdict"] == verdict
     assert post(client, plan(**changes)).status_code == 200
 
@@ -133,7 +134,7 @@ def test_the_bundle_is_kept_byte_for_byte_and_verifies_offline(
     assert bundle.json()["envelope"] == answer.json()["certificate"]["bundle"]["envelope"]
     published = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
     requested = parse_plan(json.dumps(plan()).encode(), "json")
-    verify(bundle.content, published, plan=requested)
+    verify(bundle.content, trusting(published), plan=requested)
 
 
 def test_get_answers_with_the_bytes_of_the_first_answer(

@@ -34,6 +34,7 @@ from affidavit.trust.log import (
     verify_inclusion,
 )
 from tests.support.polling import wait_until
+from tests.support.trust import trusting
 
 Client = Any
 
@@ -81,7 +82,7 @@ def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> No
     for location in reversed(locations):
         raw = client.get(f"{location}/bundle").content
         options = VerificationOptions(require_log=True, log_origin="example.com/log", seen=seen)
-        result = verify(raw, keys(client), options=options)
+        result = verify(raw, trusting(keys(client)), options=options)
         assert not {10, 11, 12} & set(result.unchecked)
         assert result.checkpoint is not None
         seen = {"example.com/log": SeenCheckpoint(result.checkpoint)}
@@ -217,7 +218,9 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
     bundle = client.get(f"{location}/bundle")
     assert bundle.status_code == 200
     with pytest.raises(VerificationError, match="does not give the certificate's place"):
-        verify(bundle.content, keys(client), options=VerificationOptions(require_log=True))
+        verify(
+            bundle.content, trusting(keys(client)), options=VerificationOptions(require_log=True)
+        )
 
 
 @pytest.mark.usefixtures("database_url")

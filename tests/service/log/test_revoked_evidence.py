@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import VerificationOptions, verify
+from affidavit.certificate import verify
 from affidavit.service.__main__ import main
 from affidavit.service.core.database import writer
 from affidavit.service.keys.keyring import KeysetStore
@@ -37,6 +37,7 @@ from affidavit.trust.log import WitnessKey
 from affidavit.trust.trust_policy import Timestamps, Witnesses
 from tests.service.log.conftest import ORIGIN, Log
 from tests.support.polling import wait_until
+from tests.support.trust import trusting
 from tests.support.witness import cosign
 from tests.trust.log.logged_certificate import NOW, certified, key_for
 
@@ -79,7 +80,7 @@ def outcome(log: Log, bundle: bytes) -> tuple[int, str]:
     trusted = (replace(SIGNER.public, revoked_from=REVOKED), LOGGER.public)
     served = with_inclusion(log.reader, bundle)
     try:
-        verify(served, trusted, now=LATER, options=VerificationOptions(trust=POLICY))
+        verify(served, trusting(trusted, policy=POLICY, at=LATER))
     except VerificationError as error:
         return error.step, error.code
     return 0, "verified"
@@ -136,9 +137,8 @@ def test_what_was_stamped_before_goes_on_and_what_was_not_fails_closed(
         trust = TrustPolicy(
             schema_version=1, origin=ORIGIN, timestamps=Timestamps(roots=roots), **policy
         )
-        options = VerificationOptions(trust=trust)
         try:
-            verify(bundle, trusted, now=since + HOUR, options=options)
+            verify(bundle, trusting(trusted, policy=trust, at=since + HOUR))
         except VerificationError as error:
             return error.step, error.code
         return 0, "verified"

@@ -22,6 +22,7 @@ from affidavit.trust import PublicKey
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements
 from tests.service.operation.log_waiting import until_logged
+from tests.support.trust import trusting
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "backup-and-restore.md"
 
@@ -114,7 +115,7 @@ def test_a_restored_backup_is_whole_and_an_old_one_is_noticed(
     with client_of(replace(settings, database_url=after.url)) as client:
         keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
         bundle = client.get(f"/v1/certificates/{stored}/bundle").content
-        assert 10 not in verify(bundle, keys).unchecked
+        assert 10 not in verify(bundle, trusting(keys)).unchecked
 
 
 def test_a_backup_replaces_nothing_and_is_private(

@@ -24,6 +24,7 @@ from affidavit.trust import (
     format_instant,
 )
 from tests.service.conftest import ON_SQLITE
+from tests.support.trust import trusting
 
 Document = Callable[..., dict[str, Any]]
 
@@ -99,7 +100,7 @@ def test_plans_are_judged_by_the_policy_of_their_data_set(house: Any, plan: Docu
     assert (stated["verdict"], stated["policy"]) == ("refused", result["policy"])
     assert stated["guarantee"]["epsilon"] == statement(before)["guarantee"]["epsilon"]
     bundle = house.ask("sam", "GET", f"{after.headers['location']}/bundle").content
-    verify(bundle, KeyStore(house.settings.key_directory).public_keys())
+    verify(bundle, trusting(KeyStore(house.settings.key_directory).public_keys()))
 
     elsewhere = house.submit("sam", plan(dataset={"name": "other", "size": 1000}))
     nameless = house.submit("sam", plan(dataset={"size": 1000}))

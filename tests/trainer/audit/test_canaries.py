@@ -28,6 +28,7 @@ from affidavit.trainer.errors import Interrupted
 from affidavit.trainer.loop import train
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
+from tests.support.trust import trusting
 from tests.trainer.audit import faults
 from tests.trainer.loop.small_run import KEY, bundle_of
 
@@ -136,7 +137,7 @@ def trained(out: Path, *, resume: bool = False) -> list[dict[str, Any]]:
     with suppress(Interrupted):
         train(
             bundle=bundle_of(FEW),
-            trusted=[KEY.public],
+            trusted=trusting(KEY.public),
             plan=FEW,
             data=POINTS,
             model=mlp("4,seed=1,blocks=all", POINTS),

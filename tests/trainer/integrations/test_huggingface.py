@@ -27,6 +27,7 @@ from affidavit.evidence import check_conformance
 from affidavit.trainer import PrivateRun, private
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.integrations.huggingface import PrivateTrainer
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY, bundle_of, entropy_of, plan_with
 
 # Of PEFT, which asks transformers under an old name.
@@ -80,7 +81,7 @@ def small_model(*, lora: bool = False) -> nn.Module:
 
 def arguments(out: Path) -> dict[str, Any]:
     content, plan = certified()
-    return {"certificate": content, "plan": plan, "trusted": [KEY.public], "out": out}
+    return {"certificate": content, "plan": plan, "trusted": trusting(KEY.public), "out": out}
 
 
 def adam_w(model: nn.Module) -> torch.optim.Optimizer:
@@ -186,7 +187,7 @@ def test_it_ends_at_the_certified_step_with_the_weights_of_an_own_loop(
     assert here.run.outcome is not None
     assert (done.global_step, here.run.outcome.ended) == (STEPS, "completed")
     assert here.state.epoch == 2
-    predicate = verify(certified()[0], [KEY.public]).predicate
+    predicate = verify(certified()[0], trusting(KEY.public)).predicate
     record = (tmp_path / "run" / "record.jsonl").read_bytes()
     assert check_conformance(record, predicate).conformant
     history = here.state.log_history

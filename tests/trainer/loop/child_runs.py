@@ -11,6 +11,7 @@ from typing import Any
 
 from affidavit.plan import Plan
 from tests.support.forked_processes import Forked, call
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY, train_small
 
 MODULE = "tests.trainer.loop.forked_ranks"
@@ -23,7 +24,7 @@ def start_run(
     plan: Plan, out: Path, *, dies_at: int = 0, calls: Sequence[str] = CALLS, **arguments: Any
 ) -> Forked:
     """Start ``train_small``, which dies at its ``dies_at``-th call of ``calls``, if any."""
-    work = partial(train_small, plan, out=out, trusted=[KEY.public], **arguments)
+    work = partial(train_small, plan, out=out, trusted=trusting(KEY.public), **arguments)
     return call(MODULE, partial(_until, dies_at, tuple(calls), work))
 
 

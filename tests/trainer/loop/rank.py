@@ -21,6 +21,7 @@ from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trust import read_public_keys
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import MadeUpData, SmallModel, entropy_of, plan_with
 
 
@@ -66,7 +67,7 @@ def main() -> None:
     try:
         train(
             bundle=(folder / "bundle.json").read_bytes(),
-            trusted=read_public_keys(folder / "keys.json"),
+            trusted=trusting(read_public_keys(folder / "keys.json")),
             plan=plan,
             data=data,
             model=model,

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from affidavit.trainer import private, private_loop
 from affidavit.trainer.settings import Settings
 from tests.support.free_ports import free_port
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY, MadeUpData, bundle_of, entropy_of, plan_with
 
 MUON: dict[str, Any] = {"name": "dp_muon", "learning_rate": 0.1, "weight_decay": 0.1}
@@ -151,7 +152,7 @@ def train_run(
         plan=plan_of(name, transformer),
         out=folder / out,
         blocks=TRANSFORMER_BLOCKS if transformer else BLOCKS,
-        trusted=[KEY.public],
+        trusted=trusting(KEY.public),
         settings=Settings(device="cpu", microbatch=3, checkpoint_every=1000, digest_every=4),
     )
     for batch in run:

@@ -20,6 +20,7 @@ from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.noise.chacha import Entropy
 from affidavit.trainer.settings import Settings
 from affidavit.trust import SigningKey
+from tests.support.trust import trusting
 
 torch.set_num_threads(1)
 
@@ -146,7 +147,7 @@ def train_small(plan: Plan | None = None, *, out: Path, **arguments: Any) -> Fin
     bundle = arguments.pop("bundle", None) or bundle_of(plan)
     outcome = train(
         bundle=bundle,
-        trusted=arguments.pop("trusted", [KEY.public]),
+        trusted=arguments.pop("trusted", trusting(KEY.public)),
         plan=plan,
         data=data,
         model=model,

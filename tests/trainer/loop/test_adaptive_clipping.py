@@ -13,6 +13,7 @@ import torch
 from affidavit.certificate import verify
 from affidavit.evidence import START, check_conformance, encode_line
 from affidavit.trainer.errors import Interrupted, NotCertified
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import (
     KEY,
     STEPS,
@@ -85,7 +86,7 @@ def test_norms_follow_the_counts_and_the_noise_follows_the_norms(run: Run) -> No
     for block, value in counts[0].items():
         assert 0 < abs(value - exact[block] / 2) < 2 * 5
     result = check_conformance(
-        (created.out / "record.jsonl").read_bytes(), verify(bundle, [KEY.public]).predicate
+        (created.out / "record.jsonl").read_bytes(), verify(bundle, trusting(KEY.public)).predicate
     )
     assert result.conformant, result.findings
 
@@ -115,7 +116,7 @@ def test_a_record_that_does_not_follow_its_counts_does_not_conform(
         rest = {name: value for name, value in line.items() if name not in ("digest", "previous")}
         text, head = encode_line(rest, head)
         content += text
-    result = check_conformance(content, verify(bundle, [KEY.public]).predicate)
+    result = check_conformance(content, verify(bundle, trusting(KEY.public)).predicate)
     assert code in {finding.code for finding in result.findings}
     assert not result.conformant
 
@@ -128,7 +129,7 @@ def test_the_norms_outlast_a_stop(run: Run, tmp_path: Path) -> None:
     again = run(plan, bundle=bundle, out=out, resume=True)
     followed(again.entries)
     result = check_conformance(
-        (out / "record.jsonl").read_bytes(), verify(bundle, [KEY.public]).predicate
+        (out / "record.jsonl").read_bytes(), verify(bundle, trusting(KEY.public)).predicate
     )
     assert result.conformant, result.findings
 

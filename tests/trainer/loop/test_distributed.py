@@ -19,6 +19,7 @@ from affidavit.trainer.data.numeric_data import CANARIES, LOSSES
 from affidavit.trainer.loop import train
 from tests.support.forked_processes import fork
 from tests.support.free_ports import free_port
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import (
     KEY,
     STEPS,
@@ -105,7 +106,7 @@ def test_two_ranks_have_the_canaries_and_their_losses_of_one_process(folder: Pat
     shared = {name: (folder / "run" / name).read_bytes() for name in (CANARIES, LOSSES)}
     train(
         bundle=(folder / "bundle.json").read_bytes(),
-        trusted=[KEY.public],
+        trusted=trusting(KEY.public),
         plan=FEW,
         data=POINTS,
         model=mlp("4,seed=1,blocks=all", POINTS),

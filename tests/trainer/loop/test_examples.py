@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from affidavit.certificate import verify
 from affidavit.evidence import check_conformance
 from affidavit.plan import Plan, parse_plan, syntax_of
+from tests.support.trust import trusting
 from tests.trainer.loop.sharded import on_ranks
 from tests.trainer.loop.small_run import KEY, bundle_of
 
@@ -52,7 +53,7 @@ def test_an_example_ends_in_a_conformant_record(
     path, _, content = short(example.PLAN, tmp_path)
     monkeypatch.setattr(example, "PLAN", path)
     monkeypatch.setattr(
-        "affidavit.trainer.private_loop.TrustRoot.public_keys", lambda _: [KEY.public]
+        "affidavit.trainer.private_loop.TrustRoot.load", lambda _: trusting(KEY.public)
     )
     (tmp_path / "bundle.json").write_bytes(content)
     arguments = tmp_path / "bundle.json", tmp_path / "run"
@@ -60,7 +61,7 @@ def test_an_example_ends_in_a_conformant_record(
         assert on_ranks(2, example.main, *arguments) == [0, 0]
     else:
         assert example.main(*arguments) is not None
-    predicate = verify(content, [KEY.public]).predicate
+    predicate = verify(content, trusting(KEY.public)).predicate
     result = check_conformance((tmp_path / "run" / "record.jsonl").read_bytes(), predicate)
     assert result.conformant, result.findings
     assert result.steps_released == 3
@@ -70,12 +71,12 @@ RANK = """
 import sys
 from pathlib import Path
 from importlib import import_module
-from affidavit.certificate import read_public_keys
+from affidavit.trust import TrustedKeys, read_public_keys
 from affidavit.trainer import private_loop
 
 folder = Path(sys.argv[1])
 keys = read_public_keys(folder / "keys.json")
-private_loop.TrustRoot.public_keys = lambda _: keys
+private_loop.TrustRoot.load = lambda _: TrustedKeys(keys, policy=None)
 example = import_module(sys.argv[2])
 example.PLAN = folder / "plan.json"
 example.main(folder / "bundle.json", folder / "run")
@@ -100,7 +101,7 @@ def test_torchrun_trains_an_example_on_two_ranks(name: str, tmp_path: Path) -> N
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    predicate = verify(content, [KEY.public]).predicate
+    predicate = verify(content, trusting(KEY.public)).predicate
     record = (tmp_path / "run" / "record.jsonl").read_bytes()
     result = check_conformance(record, predicate)
     assert result.conformant, result.findings

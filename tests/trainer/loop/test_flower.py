@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from affidavit.certificate import verify
 from affidavit.evidence import check_conformance
 from examples.train import flower_client
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY
 from tests.trainer.loop.test_examples import short
 
@@ -24,7 +25,7 @@ def test_rounds_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     bundle.write_bytes(content)
     monkeypatch.setattr(flower_client, "PLAN", path)
     monkeypatch.setattr(
-        "affidavit.trainer.private_loop.TrustRoot.public_keys", lambda _: [KEY.public]
+        "affidavit.trainer.private_loop.TrustRoot.load", lambda _: trusting(KEY.public)
     )
     for name in ("_run_id", "_task_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
@@ -37,6 +38,6 @@ def test_rounds_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         after = reply.content["arrays"].to_torch_state_dict()
         weights = {name: item / 2 for name, item in after.items()}  # as if averaged with others
     record = (tmp_path / "run" / "record.jsonl").read_bytes()
-    result = check_conformance(record, verify(content, [KEY.public]).predicate)
+    result = check_conformance(record, verify(content, trusting(KEY.public)).predicate)
     assert result.conformant, result.findings
     assert result.steps_released == ROUNDS * STEPS - 1

@@ -28,6 +28,7 @@ from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import UnknownSource, load_data
 from affidavit.trainer.steps import sampling
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import (
     KEY,
     RECORDS,
@@ -318,7 +319,7 @@ def test_updates_below_the_precision_of_a_parameter_add_up(
 
 def test_the_masters_of_narrow_parameters_are_in_a_checkpoint() -> None:
     plan = plan_with(optimizer={"name": "dp_sgd", "learning_rate": 1e-4})
-    bound = bind(bundle_of(plan), [KEY.public], plan, records=RECORDS)
+    bound = bind(bundle_of(plan), trusting(KEY.public), plan, records=RECORDS)
 
     def fresh() -> TrainingState:
         return TrainingState(

@@ -20,6 +20,7 @@ from affidavit.trainer import LoopError, PrivateRun, private
 from affidavit.trainer.errors import MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.settings import Settings
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import (
     DEVICE,
     KEY,
@@ -71,7 +72,7 @@ def begin_run(
         **changes,
     }
     return private(
-        model, certificate=content, plan=plan, out=out, trusted=[KEY.public], **arguments
+        model, certificate=content, plan=plan, out=out, trusted=trusting(KEY.public), **arguments
     )
 
 
@@ -91,7 +92,7 @@ def finish(run: PrivateRun) -> Outcome:
 
 def require_conformant(out: Path, content: bytes) -> None:
     """The record is whole, and every step was charged and released."""
-    predicate = verify(content, [KEY.public]).predicate
+    predicate = verify(content, trusting(KEY.public)).predicate
     result = check_conformance((out / "record.jsonl").read_bytes(), predicate)
     assert result.conformant, result.findings
 
@@ -107,7 +108,7 @@ def test_it_trains_as_the_command_does(
     joint = type(first)(names=(*first.names, *second.names))
     monkeypatch.setattr(commanded, "blocks", lambda: {"all": (joint,)})
     train(
-        bundle=content, trusted=[KEY.public], plan=plan, data=MadeUpData(), model=commanded,
+        bundle=content, trusted=trusting(KEY.public), plan=plan, data=MadeUpData(), model=commanded,
         out=tmp_path / "command", settings=Settings(device=DEVICE, microbatch=batch_size),
         quiet=True, entropy=entropy_of(1),
     )  # fmt: skip

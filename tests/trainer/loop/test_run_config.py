@@ -20,6 +20,7 @@ from affidavit.trainer.errors import NotCertified, UnsupportedModel
 from affidavit.trainer.optimizers.registry import OPTIMIZERS
 from affidavit.trainer.run_config import OBLIGATIONS, bind
 from affidavit.trust import SigningKey, development_key
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import (
     KEY,
     RECORDS,
@@ -78,7 +79,8 @@ def test_a_status_list_that_is_demanded_cannot_be_left_out(run: Run, tmp_path: P
 
 def test_an_expired_certificate_is_refused(run: Run, tmp_path: Path) -> None:
     later = datetime.now(UTC) + timedelta(days=4000)
-    assert refusal_code(run, tmp_path / "run", now=later) == "expired"
+    trusted = trusting(KEY.public, at=later)
+    assert refusal_code(run, tmp_path / "run", trusted=trusted) == "expired"
 
 
 @pytest.mark.parametrize(
@@ -161,13 +163,13 @@ def test_noise_that_was_left_open_is_what_the_certificate_requires() -> None:
         target={"epsilon": 2, "delta": 1e-3},
     )
     bundle = bundle_of(plan)
-    bound = bind(bundle, [KEY.public], plan, records=RECORDS)
+    bound = bind(bundle, trusting(KEY.public), plan, records=RECORDS)
     provided = [release.noise_multiplier for release in bound.plan.phases[0].releases]
     assert all(item is not None and item > 1 for item in provided)
     assert bound.plan_digest == digest(plan) != digest(bound.plan)
     # The closed plan, certified by itself, meets the target that the open one asked for.
     closed = bundle_of(bound.plan)
-    assert bind(closed, [KEY.public], bound.plan, records=RECORDS).plan == bound.plan
+    assert bind(closed, trusting(KEY.public), bound.plan, records=RECORDS).plan == bound.plan
 
 
 @pytest.mark.parametrize(
@@ -180,21 +182,23 @@ def test_noise_that_was_left_open_is_what_the_certificate_requires() -> None:
 )
 def test_what_else_was_left_open_is_closed_as_certified(asked: dict[str, Any]) -> None:
     plan = plan_with(target={"epsilon": 1.9, "delta": 1e-3}, **asked)
-    bound = bind(bundle_of(plan), [KEY.public], plan, records=RECORDS)
+    bound = bind(bundle_of(plan), trusting(KEY.public), plan, records=RECORDS)
     assert not bound.plan.is_open
-    assert bind(bundle_of(bound.plan), [KEY.public], bound.plan, records=RECORDS).execution.steps
+    assert bind(
+        bundle_of(bound.plan), trusting(KEY.public), bound.plan, records=RECORDS
+    ).execution.steps
 
 
 def test_data_in_which_a_user_has_more_records_than_certified_is_refused() -> None:
     users = {"size": RECORDS, "unit": "user", "contributions_per_user": 2}
     plan = plan_with(dataset=users, adjacency="zero_out")
     bundle = bundle_of(plan)
-    assert bind(bundle, [KEY.public], plan, records=RECORDS, most_of_a_user=2)
+    assert bind(bundle, trusting(KEY.public), plan, records=RECORDS, most_of_a_user=2)
     with pytest.raises(NotCertified) as refusal:
-        bind(bundle, [KEY.public], plan, records=RECORDS, most_of_a_user=3)
+        bind(bundle, trusting(KEY.public), plan, records=RECORDS, most_of_a_user=3)
     assert refusal.value.code == "records_of_a_user"
     with pytest.raises(NotCertified, match="does not name the user of each record"):
-        bind(bundle, [KEY.public], plan, records=RECORDS)
+        bind(bundle, trusting(KEY.public), plan, records=RECORDS)
 
 
 def test_every_obligation_of_every_mechanism_is_known() -> None:

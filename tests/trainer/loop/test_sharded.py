@@ -27,6 +27,7 @@ from affidavit.trainer.errors import RunFailure, UnsupportedModel
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.run_folder import checkpoint_storage as checkpoints
+from tests.support.trust import trusting
 from tests.trainer.loop.sharded import (
     CHANGES,
     STYLES,
@@ -71,7 +72,7 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
         read_final_entry(folder / one)["noise_test"]
         == read_final_entry(folder / other)["noise_test"]
     )
-    predicate = verify((folder / f"{name}.json").read_bytes(), [KEY.public]).predicate
+    predicate = verify((folder / f"{name}.json").read_bytes(), trusting(KEY.public)).predicate
     result = check_conformance((folder / other / "record.jsonl").read_bytes(), predicate)
     assert result.conformant, result.findings
     assert result.steps_released == STEPS
@@ -195,7 +196,7 @@ def test_a_rank_that_is_killed_stops_all_and_one_process_goes_on(tmp_path: Path)
     charged = sum(entry["type"] == "charge" for entry in entries_of(tmp_path / "killed"))
     assert 0 < charged < STEPS
     train_run(tmp_path, "muon", "killed", build_model())
-    predicate = verify((tmp_path / "muon.json").read_bytes(), [KEY.public]).predicate
+    predicate = verify((tmp_path / "muon.json").read_bytes(), trusting(KEY.public)).predicate
     record = (tmp_path / "killed" / "record.jsonl").read_bytes()
     result = check_conformance(record, predicate)
     assert result.conformant, result.findings

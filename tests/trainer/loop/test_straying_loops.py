@@ -21,6 +21,7 @@ from affidavit.trainer import PrivateRun
 from affidavit.trainer.clipping import invariants
 from affidavit.trainer.clipping.invariants import Reprobing
 from affidavit.trainer.errors import MixedRecords, RunFailure, UnsupportedModel
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY, RECORDS, entries_of
 from tests.trainer.loop.test_private_loop import DATA, begin_run, bundle, losses, network, take_step
 
@@ -62,7 +63,7 @@ def require_recorded(out: Path, code: str) -> None:
         sum(entry["type"] == kind for entry in entries) for kind in ("charge", "release")
     )
     assert charged == released + 1
-    predicate = verify(bundle(**PLAN)[0], [KEY.public]).predicate
+    predicate = verify(bundle(**PLAN)[0], trusting(KEY.public)).predicate
     result = check_conformance((out / "record.jsonl").read_bytes(), predicate)
     assert {finding.code for finding in result.findings} == {"unfinished"}
 

@@ -12,6 +12,7 @@ from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import DATA, MODELS, load_data, load_model
 from examples.train.text import build_word_list
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import DEVICE, KEY, bundle_of, plan_with
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()
@@ -40,7 +41,7 @@ def test_the_example_of_a_model_of_ones_own_trains(
     )
     before = model.losses(data.collate(torch.arange(400))).mean()
     train(
-        bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
+        bundle=bundle_of(plan), trusted=trusting(KEY.public), plan=plan, data=data, model=model,
         out=tmp_path / "run", settings=Settings(device=DEVICE), quiet=True,
     )  # fmt: skip
     model.module.cpu()

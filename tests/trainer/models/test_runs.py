@@ -17,6 +17,7 @@ from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import load_data, load_model
 from affidavit.trainer.steps.blocks import build_layout
+from tests.support.trust import trusting
 from tests.trainer.loop.small_run import DEVICE, KEY, bundle_of
 
 TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"
@@ -68,7 +69,7 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
     batch = data.collate(torch.arange(100))
     before = float(model.losses(batch).detach().mean())
     outcome = train(
-        bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
+        bundle=bundle_of(plan), trusted=trusting(KEY.public), plan=plan, data=data, model=model,
         out=tmp_path / "run", settings=Settings(device=DEVICE, microbatch=256), quiet=True,
     )  # fmt: skip
     model.module.cpu()

@@ -19,6 +19,7 @@ from affidavit.certificate.verification.status_list import current_status, sign_
 from affidavit.certificate.verification.verification_result import SeenCheckpoint
 from affidavit.trust import PublicKey, SigningKey, format_instant
 from affidavit.trust.log import sign_checkpoint
+from tests.support.trust import trusting
 from tests.trust.log.logged_certificate import ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
@@ -64,7 +65,7 @@ def status_of(key: SigningKey, **changes: Any) -> bytes:
 def outcome(bundle: dict[str, Any], *keys: PublicKey, **options: Any) -> tuple[int, str]:
     try:
         raw = json.dumps(bundle).encode()
-        verify(raw, keys, now=NOW, options=VerificationOptions(**options))
+        verify(raw, trusting(keys, at=NOW), options=VerificationOptions(**options))
     except VerificationError as error:
         return error.step, error.code
     return 0, "verified"
@@ -112,9 +113,9 @@ def test_a_forged_checkpoint_binds_nobody_once_its_key_is_revoked(
 def test_a_status_list_of_a_revoked_key_is_neither_accepted_nor_remembered(
     stolen: SigningKey, valid: PublicKey, revoked: PublicKey
 ) -> None:
-    current_status(status_of(stolen), [valid], {}, NOW)
+    current_status(status_of(stolen), trusting(valid, at=NOW), {})
     with pytest.raises(VerificationError) as caught:
-        current_status(status_of(stolen), [revoked], {}, NOW)
+        current_status(status_of(stolen), trusting(revoked, at=NOW), {})
     assert caught.value.code == "bad_status"
 
 
@@ -122,5 +123,5 @@ def test_a_status_list_of_a_revoked_key_is_neither_accepted_nor_remembered(
 def test_no_status_list_lives_longer_than_a_week(stolen: SigningKey, days: int) -> None:
     far = format_instant(NOW + timedelta(days=days))
     with pytest.raises(VerificationError) as caught:
-        current_status(status_of(stolen, next_update=far), [stolen.public], {}, NOW)
+        current_status(status_of(stolen, next_update=far), trusting(stolen.public, at=NOW), {})
     assert caught.value.code == "bad_status"
