@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up on a fresh machine.
+# For developers; users run `pip install affidavit`. `make demo` and `make test` set everything up on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -10,7 +10,6 @@ PIP := -m pip install --quiet --disable-pip-version-check
 WITH_UV = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python $(PIP) --no-compile $(1)
 # Compile with all processors, but not the large parts that nothing here imports.
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_inductor|transformers/models)/' .venv/lib || true
-export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
 .PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu test-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
 
@@ -259,4 +258,4 @@ mutation: install-trainer
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation
 
 clean:
-	rm -rf .venv .venv-shipped .venv-examine build dist .affidavit
+	rm -rf .venv .venv-shipped .venv-examine build dist

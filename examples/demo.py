@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from affidavit.accountants import decimal_up
+from affidavit.trust import home
 
 EXAMPLES = Path(__file__).resolve().parent
-HOME = Path(os.environ.get("AFFIDAVIT_HOME") or EXAMPLES.parent / ".affidavit")
+HOME = home()
 AFFIDAVIT = (sys.executable, "-m", "affidavit")
 START_SECONDS = 60.0
 # None is needed until the first one is made in this home.

@@ -21,9 +21,10 @@ from torch import nn
 from torch.nn import functional
 
 from affidavit.trainer import Labelled, digits, mlp
+from affidavit.trust import home
 
 HERE = Path(__file__).resolve().parent
-HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit")
+HOME = home()
 AFFIDAVIT = (sys.executable, "-m", "affidavit")
 SHAPE = "64,seed=1"
 PLANS = {"DP-Muon": ("digits-dp-muon", "hidden"), "DP-SGD": ("digits-dp-sgd", "all")}

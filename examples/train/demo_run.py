@@ -28,12 +28,12 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from affidavit.trust import KeyStore
+from affidavit.trust import KeyStore, home
 from tests.service import postgresql_server
 from tests.support import ray_cluster, slurm_cluster
 
 HERE = Path(__file__).resolve().parent
-HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit") / "demo-run"
+HOME = home() / "demo-run"
 AFFIDAVIT = (sys.executable, "-m", "affidavit")
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4, "reason": "a demonstration"}
 START_SECONDS = 300.0

@@ -134,11 +134,11 @@ def installed(
     pip += ["--no-deps", "--no-index", "--disable-pip-version-check", str(wheel_of_the_tree)]
     subprocess.run(pip, check=True, timeout=300)
 
-    def affidavit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def affidavit(*arguments: str, program: str = "affidavit") -> subprocess.CompletedProcess[str]:
         stored = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         homes = {"AFFIDAVIT_HOME": str(where / "home"), "AFFIDAVIT_CACHE": str(where / "cache")}
         return subprocess.run(
-            [str(python.with_name("affidavit")), *arguments],
+            [str(python.with_name(program)), *arguments],
             cwd=where,
             env={**stored, **homes},
             input="{}\n",
@@ -158,6 +158,19 @@ def test_one_install_brings_the_commands(installed: Callable[..., Any]) -> None:
     assert installed("certify", str(ROOT / "examples/e2e-dp-sgd-published.yaml")).returncode == 0
     assert installed("check", weak).returncode == 1
     assert installed("diagnose", weak, "--claimed-epsilon", "7.9852").returncode == 1
+
+
+def test_the_first_screen_of_the_readme_works(installed: Callable[..., Any]) -> None:
+    """Its commands, its lines of Python and its line of a workflow, in order, in one folder."""
+    screen = (ROOT / "README.md").read_text().partition("## ")[0]
+    shell, code, workflow = re.findall(r"```\w+\n(.*?)```", screen, re.DOTALL)
+    install, *commands = [*shell.splitlines(), workflow.partition(" && ")[2].strip()]
+    assert install == "pip install affidavit"
+    for command in commands:
+        program, *words = command.split()
+        assert program == "affidavit"
+        assert installed(*words).returncode == 0, command
+    assert 0 < float(installed("-c", code, program="python").stdout) < 2
 
 
 @pytest.mark.parametrize(

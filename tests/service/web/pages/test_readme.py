@@ -15,7 +15,7 @@ from affidavit.service.settings import Settings
 from affidavit.trust import KeyStore
 
 README = Path(__file__).resolve().parents[4] / "README.md"
-PROGRAM = ".venv/bin/affidavit "
+PROGRAM = "affidavit "
 
 
 def test_the_commands_of_the_readme_open_the_pages(
