@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERDICTS = {
     "certified": "the proved upper ends of ε and δ meet the target, or there is no target.",
-    "under_noised": "the proved lower end of ε is above the target. Use the noise multiplier in "
+    "under_noised": "even the lower bound on ε exceeds the target: more noise is needed. Use the noise multiplier in "
     "the column `required`, or fewer steps; `affidavit check --fix` writes it.",
     "unproved": "the target or the claim lies between the proved ends of ε. Use the noise "
     "multiplier in the column `required`, or claim the upper end.",

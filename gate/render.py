@@ -155,9 +155,8 @@ def _strategy_line(entry: dict[str, Any]) -> str:
 
 
 PLANNING_FIGURES = {
-    "noise_std_of_mean": "noise in an entry of the mean",
-    "phi": "Φ =",
-    "prefix_sum_std": "in the sum of all",
+    "noise_std_of_mean": "noise std per coordinate: per step",
+    "prefix_sum_std": "after all steps",
     "signal_to_noise_at_most": "signal-to-noise at most",
     "noise_share_at_least": "ρ at least",
     "momentum_norm": "‖M‖_F of the noise",

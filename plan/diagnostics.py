@@ -140,6 +140,7 @@ def invalid_value(pointer: str, message: str, remedy: str) -> Reason:
 
 FIELD_SYNONYMS = {
     "lr": "learning_rate",
+    "eps": "epsilon",
     "batch_size": "lot_size",
     "expected_batch_size": "lot_size",
     "sample_rate": "probability",
@@ -156,6 +157,10 @@ FIELD_SYNONYMS = {
     "neighboring_relation": "adjacency",
     "add_or_remove_one": "add_remove",
     "replace_special": "zero_out",
+    "add_or_remove": "add_remove",
+    "replace": "replace_one",
+    "replacement": "replace_one",
+    "substitute": "replace_one",
     "substitution": "replace_one",
     "without_replacement": "fixed_size",
     "uniform": "fixed_size",
@@ -202,11 +207,12 @@ class DocumentSchema:
                 remedy=self._suggest(path, field),
             )
         if kind == "missing":
+            example = "version: 1" if path == ("version",) else "it"
             return Reason(
                 code="missing_field",
                 pointer=pointer_to(*path),
                 message=f"{field} is missing.",
-                remedy=f"Add it; {self.page} lists the values of each field.",
+                remedy=f"Add {example}; {self.page} lists the values of each field.",
             )
         if kind in ("literal_error", "enum"):
             return _not_allowed(path, field, details)

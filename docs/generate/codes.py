@@ -53,7 +53,7 @@ A published code keeps its meaning permanently; a new meaning is a new code. Mes
 change. `…` stands for a value. A code with several messages is listed with
 the first. The mistakes that `diagnose` names are in [known mistakes](../mistakes.md).
 
-| room | where you see its codes |
+| part | where you see its codes |
 |---|---|
 | plan, mechanisms, accountants, assessment | `reasons[].code` of a result, by command or HTTP |
 | checker | why a bound has no proof |

@@ -32,7 +32,7 @@ holds. If it is refuted, the plan is `under_noised` (exit code 1), and the mista
 reasons. If it is not decided, the plan is `unproved` (3). A target that the plan is not proved to
 meet ends with 1, whatever the claim.
 
-## What is told
+## Output fields
 
 * `answer`: `holds`, `refuted` or `not_decided`.
 * `certified`: the result document of the plan, which is what is true.
@@ -53,7 +53,7 @@ what these programs report), `gdp_clt`, `basic` and `advanced` composition.
 
 An explanation is not a proof that somebody made the mistake: it says that the mistake leads to the
 number. Several mistakes can lead to one number, and then all are listed; with two or three
-digits, by chance too. A claim that is refuted and explained by nothing is wrong all the same. If a
+digits, by chance too. A claim can be wrong even if no known mistake explains it. If a
 claim lies between the ends of the bracket, or below them by no more than an accountant's own error,
 only a single mistake is named, if it gives exactly its digits and these are four or so.
 

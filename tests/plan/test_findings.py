@@ -146,3 +146,19 @@ def test_the_syntax_of_a_file(name: str, raw: bytes, syntax: str) -> None:
 def test_a_refusal_without_a_reason_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="reason"):
         PlanError()
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"target": {"eps": 2, "delta": 1e-5}}, "epsilon"),
+        ({"adjacency": "substitute"}, "replace_one"),
+        ({"adjacency": "replace"}, "replace_one"),
+        ({"adjacency": "add_or_remove"}, "add_remove"),
+    ],
+)
+def test_words_of_other_libraries_are_understood(
+    document: Make, changes: dict[str, Any], hint: str
+) -> None:
+    (reason,) = [item for item in findings(document(**changes)) if "Did you mean" in item.remedy]
+    assert f"Did you mean {hint}?" in reason.remedy
