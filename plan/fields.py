@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar
 
 from affidavit.plan.diagnostics import FIELD_SYNONYMS, MalformedPlan, pointer_to
 from affidavit.plan.document import (
@@ -30,6 +31,8 @@ from affidavit.plan.document import (
 )
 from affidavit.plan.optimizer import Optimizer
 from affidavit.plan.types import StrictModel
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PlanFields(TypedDict, total=False):
@@ -98,6 +101,28 @@ class PlanFields(TypedDict, total=False):
     target: Mapping[str, Any]
     allow_large_delta: str
     claim: Mapping[str, Any] | float | str
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+def showing_fields(function: F) -> F:
+    """Give a function with ``**fields`` a signature that names them, for ``help`` and editors."""
+    signature = inspect.signature(function)
+    *first, _ = signature.parameters.values()
+    named = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=kind.__forward_arg__,
+            default=inspect.Parameter.empty if name in ("adjacency", "sampling") else _NotGiven(),
+        )
+        for name, kind in PlanFields.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*first, *named])  # type: ignore[attr-defined]
+    return function
 
 
 Scope = Literal["plan", "phase", "release"]

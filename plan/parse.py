@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, Unpack
 
@@ -23,7 +24,7 @@ from pydantic import ValidationError, model_validator
 
 from affidavit.plan.diagnostics import DocumentSchema, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
-from affidavit.plan.fields import PlanFields, with_fields
+from affidavit.plan.fields import PlanFields, showing_fields, with_fields
 from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml
 from affidavit.plan.validators import find_conflicts
 
@@ -33,7 +34,35 @@ Syntax = Literal["json", "yaml"]
 class Plan(PlanDocument):
     """A training plan. A document with the fields of a phase at the top has one phase."""
 
+    def __repr__(self) -> str:
+        return f"<Plan {', '.join(self._summary())}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Return the summary and the whole plan, folded, for a notebook."""
+        document = self.model_dump_json(indent=2, exclude_unset=True)
+        summary = html.escape(", ".join(self._summary()))
+        return (
+            f"<details><summary>Plan: {summary}</summary>"
+            f"<pre>{html.escape(document)}</pre></details>"
+        )
+
+    def _summary(self) -> Iterator[str]:
+        if self.name is not None:
+            yield repr(self.name)
+        for phase in self.phases:
+            length = "steps solved for" if phase.steps is None else f"{phase.steps} steps"
+            if phase.epochs is not None:
+                length = f"{phase.epochs:g} epochs"
+            yield f"{phase.sampling.scheme}, {length}"
+        target = {"ε": self.target.epsilon, "δ": self.target.delta}
+        for name, value in target.items():
+            if value is not None:
+                yield f"{name} = {value:g}".replace("e-0", "e-")
+
     @classmethod
+    @showing_fields
     def dp_sgd(cls, **fields: Unpack[PlanFields]) -> Plan:
         """Return a plan of DP-SGD with one release per step, clipped to 1 by default.
 
@@ -48,11 +77,13 @@ class Plan(PlanDocument):
         return _build("dp_sgd", {"all": 1}, fields)
 
     @classmethod
+    @showing_fields
     def dp_adam(cls, **fields: Unpack[PlanFields]) -> Plan:
         """Return a plan of DP-Adam, like ``dp_sgd``; raises ``MalformedPlan``."""
         return _build("dp_adam", {"all": 1}, fields)
 
     @classmethod
+    @showing_fields
     def dp_muon(cls, *, blocks: int | Mapping[str, int], **fields: Unpack[PlanFields]) -> Plan:
         """Return a plan of DP-Muon, which clips and noises each block of a step by itself.
 

@@ -7,13 +7,30 @@
 '1.5154'
 
 Questions (``certify``, ``epsilon``, ``noise_multiplier`` and the others) take a plan in any form
-that ``load`` reads. The rooms of the product are the sub-packages: ``plan`` (what is run),
+that ``load`` reads. Its sub-packages are ``plan`` (what is run),
 ``mechanisms`` (what is released), ``accountants`` (how much it costs), ``certificate`` (the signed
 statement), ``service`` (HTTP), ``gate`` (the command line) and ``library`` (the questions).
 """
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _load(name)
+    except AttributeError:
+        if name in __all__:
+            raise
+        from difflib import get_close_matches
+
+        similar = get_close_matches(name, __all__, n=1)
+        hint = f" Did you mean {similar[0]}?" if similar else ""
+        message = f"module 'affidavit' has no attribute {name!r}.{hint}"
+        raise AttributeError(message) from None
+
 
 __version__ = "0.2.0"
