@@ -12,7 +12,8 @@
 8. accountants and policy: as the verifier requires
 9. validity: the current time lies between the certificate's dates
 10. inclusion: the certificate's leaf is in the log's tree, at the given index
-11. checkpoint: a trusted key signed that tree's root for the log, inside its window
+11. checkpoint: a trusted key signed that tree's root for the log, inside its window and not before
+    the certificate was issued
 12. consistency: the log only grew since the verifier last saw it
 13. status: it has the required approvals and is not in the current status list
 
@@ -112,7 +113,9 @@ def verify(
     report.add(8, _check_requirements(predicate, options))
     not_after = _check_validity(key, not_before, not_after, options.used_at or verifier.now)
     report.add(9, f"until {format_instant(not_after)}")
-    last_checkpoint = _check_log(envelope, statement, log, attestation, verifier, report)
+    last_checkpoint = _check_log(
+        envelope, statement, log, attestation, verifier, report, issued_at=not_before
+    )
     status = check_status(envelope, predicate, verifier)
     report.add(13, status.detail, is_checked=status.is_checked)
     return VerifiedCertificate(
@@ -405,6 +408,8 @@ def _check_log(
     attestation: log_steps.Attestation | None,
     verifier: Verifier,
     report: _Report,
+    *,
+    issued_at: datetime,
 ) -> str | None:
     """Perform steps 10 to 12; return the checkpoint to store as the last one seen, or None."""
     if log is None:
@@ -414,7 +419,7 @@ def _check_log(
         return None
     checkpoint = log_steps.check_inclusion(envelope, statement, log)
     report.add(10, f"leaf {log.leaf_index} of {checkpoint.size}")
-    key = log_steps.check_signature(log.checkpoint, attestation, verifier)
+    key = log_steps.check_signature(log.checkpoint, attestation, verifier, issued_at=issued_at)
     signer = verifier.trusted.key(envelope.key_id)
     may_be_old = signer is not None and signer.revoked_at(verifier.now)
     witnesses = log_steps.check_trust_policy(

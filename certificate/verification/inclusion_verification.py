@@ -112,8 +112,19 @@ def check_inclusion(
     return checkpoint
 
 
-def check_signature(note: str, attestation: Attestation | None, verifier: Verifier) -> PublicKey:
+def check_signature(
+    note: str,
+    attestation: Attestation | None,
+    verifier: Verifier,
+    *,
+    issued_at: datetime | None,
+) -> PublicKey:
     """Return the trusted key that signed the checkpoint inside its window (step 11).
+
+    A checkpoint is signed after what it contains and before now: ``issued_at`` is the date of the
+    certificate, or None if there is none. Both orders hold up to ``MAX_CLOCK_SKEW``: a service
+    dates its certificates and its checkpoints by the clock of its database, of which each replica
+    keeps an estimate, and a database that takes over may be behind.
 
     The signature of a revoked key is invalid, whatever its date, unless others saw the checkpoint
     before the revocation. Raises ``VerificationError``.
@@ -131,6 +142,15 @@ def check_signature(note: str, attestation: Attestation | None, verifier: Verifi
     _require_origin(checkpoint, verifier.options.log_origin)
     if at is None:
         raise _unsigned("undated_checkpoint", "the checkpoint does not say when it was signed.")
+    if issued_at is not None and at < issued_at - MAX_CLOCK_SKEW:
+        raise VerificationError(
+            11,
+            "checkpoint_before_certificate",
+            f"the checkpoint is dated {at:%Y-%m-%d %H:%M:%S}Z, before the certificate that it "
+            f"contains, which was issued at {issued_at:%Y-%m-%d %H:%M:%S}Z.",
+            "One of the two dates is false: do not use the certificate, and tell the log's "
+            "operator.",
+        )
     keys = [signer for signer in signers if not signer.development]
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")

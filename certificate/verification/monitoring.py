@@ -125,7 +125,7 @@ def check_log(source: Source, known: MonitorState) -> MonitorReport:
         report.origin, report.size = checkpoint.origin, checkpoint.size
         verifier = Verifier(known.trusted, known.options, known.trusted.now())
         attestation = log_steps.find_attestation(report.note, verifier)
-        log_steps.check_signature(report.note, attestation, verifier)
+        log_steps.check_signature(report.note, attestation, verifier, issued_at=None)
         log_steps.check_trust_policy(checkpoint, attestation, verifier, may_be_old=False)
         _require_same_tree(source, checkpoint, known)
         report.alarms += _read_new_entries(source, checkpoint, known, report)

@@ -180,7 +180,7 @@ class UnsupportedClaim(Exception):
 
     def __init__(self, file: str, code: str, message: str, remedy: str = FETCH_REMEDY) -> None:
         self.finding = ModelFinding(file=file, code=code, message=message, remedy=remedy)
-        super().__init__(f"{file}: {message} {remedy}")
+        super().__init__(f"{file}: {code}: {message} {remedy}")
 
 
 def training_of(

@@ -162,7 +162,7 @@ def test_a_claim_by_a_key_of_another_role_does_not_count(
     other = SigningKey.generate()
     resign(model, other, lambda _: None)
     trusted = [run.key.public, replace(other.public, roles=frozenset({role}))]
-    assert named(verify_model(model, trusted)) == {(STATEMENT_FILE, "untrusted_signer")}
+    assert named(verify_model(model, trusting(trusted))) == {(STATEMENT_FILE, "untrusted_signer")}
 
 
 def test_no_link_is_followed_to_the_evidence(model: Path, run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,387 @@
+"""Every verifier refuses every forged or misdated certificate, for the same reason.
+
+A new verifier takes ``TrustedKeys`` like the others, and a test fails until it is in the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import affidavit
+from affidavit.certificate import verify
+from affidavit.evidence import Evidence, UnsupportedClaim, sign_model, verify_model
+from affidavit.evidence.model.claim import (
+    CERTIFICATE_FILE,
+    FOLDER,
+    RECORD_FILE,
+    STATEMENT_FILE,
+    statement_of,
+)
+from affidavit.evidence.model.manifest import manifest_of
+from affidavit.evidence.model.verification import IGNORED_FILES
+from affidavit.evidence.run_record import fields
+from affidavit.gate.cli import app
+from affidavit.guard.certified_run import GuardStop, load_certified_run
+from affidavit.plan import canonical_json, plan_from
+from affidavit.trainer.__main__ import app as trainer_app
+from affidavit.trainer.errors import NotCertified
+from affidavit.trainer.run_config import bind
+from affidavit.trust import (
+    KeyRole,
+    KeyStore,
+    Roots,
+    SigningKey,
+    TrustedKeys,
+    TrustPolicy,
+    VerificationError,
+    draft_keyset,
+    format_instant,
+    sign_envelope,
+    statement_in,
+)
+from tests.evidence.test_conformance import chained
+from tests.support.trust import trusting
+from tests.trust.log.logged_certificate import NOW, certified, key_for, log_of
+from tests.trust.test_trust_policy import (
+    ALL,
+    HOUR,
+    LOGGER,
+    SIGNER,
+    TRUSTED,
+    bundle_of,
+    policy,
+)
+
+RUN_KEY = key_for(KeyRole.RUN)
+SIGNING_KEY = replace(RUN_KEY, public=replace(RUN_KEY.public, not_before=NOW - 9 * HOUR))
+HEADER: dict[str, Any] = dict.fromkeys(fields("header", optional=False))
+RECORD = chained([{**HEADER, "type": "header", "started_at": format_instant(NOW)}])
+"""The start of a record; the certificate is verified before the rest is read."""
+
+
+# ---- Forged and misdated things ---------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgery:
+    """A bundle that must not verify, and the keys and the policy that tell."""
+
+    bundle: bytes
+    trusted: TrustedKeys
+
+
+def forge(
+    document: dict[str, Any],
+    *,
+    witnesses: int = 2,
+    logged: bool = True,
+    demands: TrustPolicy | None = None,
+    signer: Mapping[str, Any] | None = None,
+    logger: Mapping[str, Any] | None = None,
+    at: datetime = NOW,
+    **checkpoint: Any,
+) -> Forgery:
+    """``signer`` and ``logger`` are changes of what the verifier knows of these keys."""
+    log = log_of(certified(document, SIGNER), 3, 9)
+    bundle = bundle_of(log, dict.fromkeys(ALL[:witnesses], at), **checkpoint)
+    if not logged:
+        del bundle["log"]
+    keys = (
+        replace(SIGNER.public, **signer or {}),
+        replace(LOGGER.public, **logger or {}),
+        *TRUSTED[2:],
+        SIGNING_KEY.public,
+    )
+    trusted = trusting(keys, policy=demands or policy(), at=at)
+    return Forgery(bundle=json.dumps(bundle).encode(), trusted=trusted)
+
+
+FORGERIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "never logged": ("not_logged", {"logged": False}),
+    "no witness saw it": ("not_witnessed", {"witnesses": 0}),
+    "too few witnesses saw it": ("not_witnessed", {"witnesses": 1}),
+    "in another log": ("wrong_origin", {"origin": "example.com/other"}),
+    "without the status list that the policy demands": (
+        "no_status",
+        {"demands": policy(status_hours=1)},
+    ),
+    "signed by a key of another role": (
+        "key_outside_role",
+        {"signer": {"roles": frozenset({KeyRole.STATUS})}},
+    ),
+    "issued after its key was revoked": ("key_revoked", {"signer": {"revoked_from": NOW}}),
+    "issued before its key's window": (
+        "key_outside_window",
+        {"signer": {"not_before": NOW + timedelta(seconds=1)}},
+    ),
+    "issued after its key's window": (
+        "key_outside_window",
+        {"signer": {"not_after": NOW - timedelta(seconds=1)}},
+    ),
+    "its checkpoint's key is revoked": (
+        "checkpoint_key_revoked",
+        {"logger": {"revoked_from": NOW - HOUR / 2}},
+    ),
+    "its checkpoint's key had ended": (
+        "checkpoint_key_outside_window",
+        {"logger": {"not_after": NOW - HOUR / 2}},
+    ),
+    "a checkpoint three hours before it": (
+        "checkpoint_before_certificate",
+        {"at": NOW + 3 * HOUR / 2, "logger": {"not_before": NOW - 9 * HOUR}, "dated": -3 * HOUR},
+    ),
+    "a checkpoint six minutes before it, of a key that had ended": (
+        "checkpoint_before_certificate",
+        {"logger": {"not_after": NOW - HOUR / 20}, "dated": -HOUR / 10},
+    ),
+    "a checkpoint of tomorrow": ("checkpoint_not_yet", {"dated": 24 * HOUR}),
+    "a certificate of tomorrow": (
+        "not_yet_valid",
+        {"at": NOW - HOUR, "signer": {"not_before": NOW - 9 * HOUR}},
+    ),
+}
+
+
+# ---- Verifiers --------------------------------------------------------------------------
+
+
+def _library(item: Forgery, _: Path) -> None:
+    affidavit.verify(item.bundle, keys=item.trusted)
+
+
+def _bundle(item: Forgery, _: Path) -> None:
+    verify(item.bundle, item.trusted)
+
+
+def _guard(item: Forgery, _: Path) -> None:
+    load_certified_run(item.bundle, keys=item.trusted)
+
+
+def _trainer(item: Forgery, _: Path) -> None:
+    plan = plan_from(statement_in(item.bundle)["predicate"]["plan"])
+    bind(item.bundle, item.trusted, plan, records=10)
+
+
+def _sign_model(item: Forgery, folder: Path) -> None:
+    evidence = Evidence(bundle=item.bundle, record=RECORD)
+    sign_model(folder, evidence, SIGNING_KEY, trusted=item.trusted, now=NOW)
+
+
+def _verify_model(item: Forgery, folder: Path) -> None:
+    """Somebody signed the folder with a good key without verifying anything."""
+    (folder / FOLDER).mkdir()
+    (folder / CERTIFICATE_FILE).write_bytes(item.bundle)
+    (folder / RECORD_FILE).write_bytes(RECORD)
+    signed_at = format_instant(item.trusted.now())
+    statement = statement_of({}, manifest_of(folder, IGNORED_FILES).files, signed_at)
+    envelope = sign_envelope(canonical_json(statement), SIGNING_KEY)
+    (folder / STATEMENT_FILE).write_bytes(canonical_json(envelope.as_document()))
+    report = verify_model(folder, item.trusted)
+    assert not report.verified
+    (finding,) = report.findings
+    raise VerificationError(1, finding.code, finding.message, finding.remedy)
+
+
+VERIFIERS: dict[str, Callable[[Forgery, Path], None]] = {
+    "certificate.verification.bundle_verification.verify": _bundle,
+    "library.api.verify": _library,
+    "guard.certified_run.load_certified_run": _guard,
+    "trainer.run_config.bind": _trainer,
+    "evidence.model.signing.sign_model": _sign_model,
+    "evidence.model.verification.verify_model": _verify_model,
+}
+"""Those that verify a certificate, by module and name."""
+THROUGH = {
+    "trainer.loop.train": "trainer.run_config.bind",
+    "trainer.private_loop.private": "trainer.run_config.bind",
+    "guard.opacus_run.opacus": "guard.certified_run.load_certified_run",
+    "evidence.model.training_check.training_of": "evidence.model.signing.sign_model",
+    "gate.verifier_state.with_status": "certificate.verification.status_list.current_status",
+    "gate.verifier_state.StatusStore.update": "certificate.verification.status_list.current_status",
+    "service.web.pages.certificate_view.verification": (
+        "certificate.verification.bundle_verification.verify"
+    ),
+}
+"""Those that hand the keys to another, which has to be the first thing that they do with them."""
+OTHER_DOCUMENTS = {
+    "certificate.verification.status_list.read_status",
+    "certificate.verification.status_list.current_status",
+    "evidence.provenance.read_provenance",
+}
+"""Those that verify something else than certificates; their own tests forge it."""
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_every_verifier_refuses_every_forgery(
+    document: Callable[..., dict[str, Any]], verifier: str, forgery: str, tmp_path: Path
+) -> None:
+    code, how = FORGERIES[forgery]
+    how = dict(how)
+    checkpoint = {"at": NOW + how.pop("dated")} if "dated" in how else {}
+    item = forge_with(document(), how, checkpoint)
+    with pytest.raises((VerificationError, GuardStop, NotCertified, UnsupportedClaim)) as caught:
+        VERIFIERS[verifier](item, tmp_path)
+    found = getattr(caught.value, "finding", caught.value)
+    assert found.code == code
+
+
+def forge_with(
+    document: dict[str, Any], how: Mapping[str, Any], checkpoint: Mapping[str, Any]
+) -> Forgery:
+    result = forge(document, **how)
+    if not checkpoint:
+        return result
+    log = log_of(certified(document, SIGNER), 3, 9)
+    bundle = bundle_of(log, dict.fromkeys(ALL, result.trusted.now()), **checkpoint)
+    return replace(result, bundle=json.dumps(bundle).encode())
+
+
+def test_the_same_without_the_forgery_verifies(document: Callable[..., dict[str, Any]]) -> None:
+    """Else the table would show nothing."""
+    item = forge(document())
+    assert verify(item.bundle, item.trusted).predicate["verdict"] == "certified"
+    # Two clocks of a service may differ by minutes.
+    slow = forge_with(document(), {}, {"at": NOW - timedelta(minutes=4)})
+    assert verify(slow.bundle, slow.trusted).predicate["verdict"] == "certified"
+
+
+# ---- A verifier that is not in the table ------------------------------------------------
+
+PACKAGE = Path(affidavit.__file__).parent
+
+
+def _functions() -> Iterator[tuple[str, str]]:
+    """The public functions of the product and the types of their parameters."""
+    for room in sorted(path for path in PACKAGE.iterdir() if path.is_dir()):
+        for path in sorted(room.glob("**/*.py")):
+            parts = path.relative_to(room).with_suffix("").parts
+            for node in ast.parse(path.read_text()).body:
+                inside = node.body if isinstance(node, ast.ClassDef) else [node]
+                owner = (node.name,) if isinstance(node, ast.ClassDef) else ()
+                for item in inside:
+                    if isinstance(item, ast.FunctionDef) and not item.name.startswith("_"):
+                        name = ".".join((room.name, *parts, *owner, item.name))
+                        arguments = (*item.args.args, *item.args.kwonlyargs)
+                        types = [ast.unparse(a.annotation) for a in arguments if a.annotation]
+                        yield name, " | ".join(types)
+
+
+def test_every_function_that_takes_trusted_keys_is_in_the_table() -> None:
+    takes = re.compile(r"\bTrustedKeys\b|(^|\W)Keys\b")
+    found = {name for name, types in _functions() if takes.search(types)}
+    assert found == {*VERIFIERS, *THROUGH, *OTHER_DOCUMENTS}
+
+
+def test_no_verifier_takes_bare_public_keys() -> None:
+    """What takes them makes ``TrustedKeys`` of them, or compares the service with itself."""
+    bare = re.compile(r"(Iterable|Sequence|tuple|list|Mapping)\[[^\]]*\bPublicKey\b")
+    found = {name for name, types in _functions() if bare.search(types)}
+    rooms = {name.partition(".")[0] for name in found}
+    assert rooms <= {"trust", "service", "library"}
+    assert {name for name in found if name.startswith("library")} == {"library.api.verify"}
+
+
+# ---- The commands -----------------------------------------------------------------------
+
+NO_CERTIFICATE = {"runs verify", "monitor"}
+"""Commands that verify no certificate: the provenance of a run, and a log."""
+
+
+def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
+    context = group.make_context(None, [], resilient_parsing=True)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", {flag for item in command.params for flag in item.opts}
+
+
+def test_a_command_that_takes_a_keyset_takes_all_that_tells_how_far_to_trust_it() -> None:
+    demands = {"--keys", "--keyset", "--root", "--trust", "--require-log", "--status"}
+    gate = {name: flags for name, flags in _commands(typer.main.get_command(app))
+            if {"--keyset", "--root"} <= flags}  # fmt: skip
+    assert {"verify", "verify-model", "sign-model", "audit-model check", "conformance"} <= set(gate)
+    assert gate.keys() - NO_CERTIFICATE == COMMANDS.keys()
+    trainer = typer.main.get_command(trainer_app)
+    gate["train"] = {flag for item in trainer.params for flag in item.opts}
+    for name in gate.keys() - NO_CERTIFICATE:
+        assert demands <= gate[name], name
+
+
+def _evidence(folder: Path) -> list[str]:
+    return [f"--certificate={folder / 'bundle.json'}", f"--record={folder / 'record.jsonl'}"]
+
+
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "verify": lambda folder: [str(folder / "bundle.json")],
+    "verify-model": lambda folder: [str(folder / "model")],
+    "sign-model": lambda folder: [str(folder / "unsigned"), *_evidence(folder)],
+    "audit-model check": lambda folder: [
+        f"--canaries={folder / 'none'}",
+        f"--losses={folder / 'none'}",
+        _evidence(folder)[0],
+    ],
+    "conformance": _evidence,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_applies_the_policy_of_the_keyset(
+    document: Callable[..., dict[str, Any]],
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keyset demands the log, witnesses and a status list; the bundle was never logged."""
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    own = KeyStore(tmp_path / "home" / "keys").new("signer")
+    item = forge(document(), logged=False)
+    (tmp_path / "bundle.json").write_bytes(item.bundle)
+    (tmp_path / "record.jsonl").write_bytes(RECORD)
+    (tmp_path / "unsigned").mkdir()
+    (tmp_path / "model").mkdir()
+    with suppress(VerificationError):
+        _verify_model(item, tmp_path / "model")
+    root = SigningKey.generate()
+    roots = Roots.of([root.public], threshold=1)
+    for name, demands in (("lax", None), ("strict", policy(status_hours=1))):
+        draft = draft_keyset(
+            None,
+            roots=roots,
+            keys=[*item.trusted.keys, own.public],
+            revoked=[],
+            issued_at=NOW - HOUR,
+            expires_at=NOW + 24 * HOUR,
+            trust=demands,
+        )
+        (tmp_path / name).write_bytes(draft.signed_by(root).as_bytes())
+    (tmp_path / "roots").write_bytes(canonical_json(roots.model_dump(mode="json")))
+    (tmp_path / "policy").write_bytes(canonical_json(policy().as_document()))
+    arguments = [*command.split(), *COMMANDS[command](tmp_path), f"--root={tmp_path / 'roots'}"]
+
+    def outcome(*options: str) -> tuple[int, bool]:
+        shutil.rmtree(tmp_path / "home" / "keysets", ignore_errors=True)
+        result = CliRunner().invoke(app, [*arguments, *options])
+        return result.exit_code, "not_logged" in result.output
+
+    assert outcome(f"--keyset={tmp_path / 'strict'}") == (1, True)
+    lax = f"--keyset={tmp_path / 'lax'}"
+    assert outcome(lax, f"--trust={tmp_path / 'policy'}") == (1, True)
+    assert outcome(lax, "--require-log") == (1, True)
+    # The demand alone makes the difference.
+    assert not outcome(lax)[1]
