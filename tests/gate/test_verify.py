@@ -216,6 +216,7 @@ def test_recomputing_to_another_answer_decides_nothing(
     assert "recomputed" in told.stdout
     code, result = answer("verify", str(bundle), "--recompute", "--json")
     assert (code, result["recomputed"], result["reasons"][0]["code"]) == (3, False, "recomputed")
+    assert result["verified"] is False
 
 
 def test_a_bound_is_proved_again_and_an_unprovable_one_is_undecided(
