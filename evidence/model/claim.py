@@ -57,8 +57,8 @@ DECLARED = {
     "gaussian_noise": "Noise in floating point is taken for exactly Gaussian.",
     "exact_noise": "Noise is exactly Gaussian and its sums are rounded to a grid; sums of clipped "
     "gradients in floating point are taken for exact.",
-    "weights": "The weights came out of the run of the record: they are in no form whose digest "
-    "can be compared with the record's.",
+    "weights": "The weights came out of the run of the record: some are in a form whose digest "
+    "cannot be compared with the record's.",
     "canary_losses": "The losses of the canaries are those of these weights.",
     "untrained_tensors": "Tensors that the run did not train do not depend on the data.",
 }

@@ -8,7 +8,8 @@ its little-endian bytes. A safetensors file contains the same bytes at stated of
 standard library suffices to compute the digest. Tensors that the record does not list (buffers,
 frozen layers) are named and were not trained under the certificate.
 
-Pickled weights (``.pt``) are not read, because reading executes them.
+Weights in other forms, such as pickles (``.pt``), are not read, because reading executes them. If
+there are any beside safetensors, a loader may prefer them, so the weights count as not checked.
 
 Reference: the safetensors format, v0.4: eight bytes of length, a JSON header, the tensors.
 """
@@ -62,6 +63,36 @@ TORCH_TYPES = {
     "BF16": ("torch.bfloat16", 2),
 }
 """Types of trained tensors: the name in a record's digest, and the bytes of a number."""
+OTHER_WEIGHTS = frozenset(
+    [
+        ".bin",
+        ".ckpt",
+        ".gguf",
+        ".h5",
+        ".joblib",
+        ".keras",
+        ".mlmodel",
+        ".msgpack",
+        ".npy",
+        ".npz",
+        ".onnx",
+        ".pb",
+        ".pickle",
+        ".pkl",
+        ".pt",
+        ".pth",
+        ".tflite",
+    ]
+)
+"""Suffixes of weights in forms that are not read."""
+OTHER_BEGINNINGS = (
+    *(b"\x80" + bytes([protocol]) for protocol in range(2, 6)),  # pickle
+    b"PK\x03\x04",  # torch.save, Keras, NumPy's archives
+    b"\x89HDF",
+    b"\x93NUMPY",
+    b"GGUF",
+)
+"""How files of such weights begin, whatever their name is."""
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 CHUNK_BYTES = 1 << 20
 
@@ -325,4 +356,16 @@ def _check_weights(
             "the digest of the trained tensors differs from the one at the end of the run record.",
             "Put this run's weights into the folder.",
         )
-    return True, untrained
+    others = [item.name for item in manifest.files if item.name not in files]
+    return not any(_holds_other_weights(folder / name) for name in others), untrained
+
+
+def _holds_other_weights(path: Path) -> bool:
+    """Whether a file seems to hold weights in a form that is not read."""
+    if path.suffix.lower() in OTHER_WEIGHTS:
+        return True
+    try:
+        with path.open("rb") as stream:
+            return stream.read(8).startswith(OTHER_BEGINNINGS)
+    except OSError:
+        return True

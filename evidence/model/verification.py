@@ -154,7 +154,7 @@ def verify_model(
     run = training.conformance
     report.add_step(4, f"{run.steps_charged} of {run.steps_certified} certified steps charged")
     checked = training.weights_checked
-    report.add_step(5, "those of the record" if checked else "declared: not in safetensors")
+    report.add_step(5, "those of the record" if checked else "declared: not all in safetensors")
     audit = training.audit
     report.add_step(
         6,

@@ -282,6 +282,29 @@ def test_weights_that_cannot_be_compared_are_declared(run: Run, tmp_path: Path) 
     assert "weights" in claim["declared"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pytorch_model.bin", b""),
+        ("model.ONNX", b""),
+        ("deep/checkpoint.pt", b""),
+        ("notes.txt", b"\x80\x04\x95"),
+        ("archive", b"PK\x03\x04"),
+    ],
+)
+def test_weights_beside_those_that_were_checked_are_declared(
+    run: Run, tmp_path: Path, name: str, content: bytes
+) -> None:
+    """A loader may prefer them to the safetensors."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    save_file(run.weights, tmp_path / WEIGHTS)
+    claim = run.sign(tmp_path)
+    assert "weights" in claim["declared"]
+    assert "weights" not in claim["checked"]
+    assert verify_model(tmp_path, trusting(run.key.public)).verified
+
+
 def test_a_run_that_broke_its_certificate_is_not_signed(key: SigningKey, tmp_path: Path) -> None:
     def less_noise(entries: list[dict[str, Any]]) -> None:
         charge = next(entry for entry in entries if entry["type"] == "charge")
