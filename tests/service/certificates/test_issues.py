@@ -80,8 +80,8 @@ def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
     digest = first.json()["certificate"]["envelope_digest"]
     assert [entry.get("supersedes") for entry in logged] == [None, digest]
     with pytest.raises(VerificationError, match="expired"):
-        verify(company.bundle(old), trusting(company.trusted), now=datetime.now(UTC) + YEAR)
-    verify(company.bundle(result), trusting(company.trusted), now=datetime.now(UTC) + YEAR)
+        verify(company.bundle(old), trusting(company.trusted, at=datetime.now(UTC) + YEAR))
+    verify(company.bundle(result), trusting(company.trusted, at=datetime.now(UTC) + YEAR))
 
 
 def test_the_list_shows_current_issues_by_their_status(

@@ -63,7 +63,7 @@ def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> 
     with pytest.raises(VerificationError) as caught:
         verify(
             company.bundle(result),
-            company.trusted,
+            trusting(company.trusted),
             options=VerificationOptions(status=before, **seen),
         )
     assert caught.value.code == "status_rollback"
@@ -223,7 +223,8 @@ def test_a_list_is_signed_again_when_it_is_old_changed_or_its_key_is(
     assert content(second)["sequence"] == content(first)["sequence"] + 1
     assert content(second)["issuer"] == content(first)["issuer"]
     good = lists.LIST_VALIDITY + lists.MAX_LIST_AGE
-    current_status(second, company.trusted, {}, now + good - timedelta(seconds=5))
+    at = now + good - timedelta(seconds=5)
+    current_status(second, trusting(company.trusted, at=at), {})
     company.change_key()
     third = created.at(now + lists.MAX_LIST_AGE + timedelta(seconds=3))
     assert content(third)["sequence"] == content(second)["sequence"] + 1
