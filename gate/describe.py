@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 VERDICTS = {
     "certified": "the proved upper ends of ε and δ meet the target, or there is no target.",
-    "under_noised": "even the lower bound on ε exceeds the target: more noise is needed. Use the noise multiplier in "
-    "the column `required`, or fewer steps; `affidavit check --fix` writes it.",
+    "under_noised": "even the lower bound on ε exceeds the target: more noise is needed. Use the "
+    "noise multiplier in the column `required`, or fewer steps; `affidavit check --fix` writes it.",
     "unproved": "the target or the claim lies between the proved ends of ε. Use the noise "
     "multiplier in the column `required`, or claim the upper end.",
     "refused": "no theorem covers the plan, or it is known to be unsound; the reasons say which.",
