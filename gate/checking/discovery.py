@@ -166,14 +166,23 @@ class Candidate:
 def candidates(names: Sequence[str]) -> Iterator[Candidate]:
     """Yield the files that ``names`` match, each once; without names, those of pyproject.toml.
 
-    Raises ``MalformedPlan`` if a name matches nothing.
+    A repository's settings name only files inside of it: what they match is quoted in comments.
+    Raises ``MalformedPlan`` if a name matches nothing, or if one of the settings leads outside.
     """
     seen: set[str] = set()
     for name in names or _configured_names():
         for candidate in _match_name(name):
+            if not names and not _is_inside(candidate.file):
+                remedy = "Name files of the repository, and no link that leads out of it."
+                raise _no_match(name, f"matches {candidate.file}, outside of this folder", remedy)
             if candidate.file not in seen:
                 seen.add(candidate.file)
                 yield candidate
+
+
+def _is_inside(file: str) -> bool:
+    """Whether the real path of a file lies in the current folder."""
+    return Path(file).resolve().is_relative_to(Path.cwd().resolve())
 
 
 def _match_name(name: str) -> Iterator[Candidate]:

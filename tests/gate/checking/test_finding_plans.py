@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from affidavit.gate.checking.discovery import candidates
 from affidavit.importers.scripts import linking
+from affidavit.plan import MalformedPlan
 
 WEAK = """\
 version: 1
@@ -348,3 +350,24 @@ def test_a_base_that_is_none_is_a_mistake_of_use(run: Any, base: str) -> None:
     result = run("check", "plan.yaml", f"--diff={base}")
     assert result.exit_code == 2
     assert "--diff:" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["link.yaml", "l*.yaml", "away/plan.yaml", "../other/plan.yaml"])
+def test_what_the_settings_name_lies_in_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A pull request may write them, and a comment quotes what they match."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "plan.yaml").write_text("secret: 1\n")
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    Path("link.yaml").symlink_to(tmp_path / "other" / "plan.yaml")
+    Path("away").symlink_to(tmp_path / "other")
+    for stated in (name, str(tmp_path / "repository" / name)):
+        Path("pyproject.toml").write_text(f"[tool.affidavit]\nplans = ['{stated}']\n")
+        with pytest.raises(MalformedPlan) as refused:
+            list(candidates([]))
+        assert refused.value.reasons[0].code == "nothing_checked"
+    Path("plan.yaml").write_text("")
+    Path("pyproject.toml").write_text("[tool.affidavit]\nplans = ['p*.yaml']\n")
+    assert [item.file for item in candidates([])] == ["plan.yaml"]
