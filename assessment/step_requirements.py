@@ -247,8 +247,15 @@ def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) ->
             f"the certificate requires {', '.join(unknown)}, which this trainer does not support.",
             "Use a trainer that does, or certify a plan without it.",
         )
+    plan = certified_plan(predicate)
+    if any(phase.sampling.last_lot == "kept" for phase in plan.phases):
+        raise NotTrainable(
+            "last_lot_kept",
+            "the plan keeps a smaller last lot in each epoch, and this trainer draws full lots.",
+            "Certify the plan without sampling.last_lot.",
+        )
     try:
-        return Execution.of(certified_plan(predicate))
+        return Execution.of(plan)
     except ValueError as error:
         raise NotTrainable(
             "open_plan", f"the plan cannot be executed: {error}.", "Certify the plan again."

@@ -349,6 +349,11 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
     )
 
 
+_SHUFFLED_WITH_ALL = (
+    "each epoch has an order of its own, uniformly random and independent of the data, and each "
+    "record is in exactly one lot of it, the last of which may be smaller; each phase begins a new "
+    "epoch; no amplification by shuffling is claimed"
+)
 _SHUFFLED = (
     "each epoch has an order of its own, uniformly random and independent of the data, and each "
     "record is in at most one lot of it; what does not fill a last lot is left out; each phase "
@@ -389,10 +394,12 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
     left out count. If others fill the lots of each epoch, a record takes the place of one of them
     in a random lot, as does what replaces it. For lower bounds, a record is in a random lot of each
     epoch. Under replace_one all others have the opposite gradient, and so has its replacement.
-    Source:
-    docs/theorems/shuffled-lots.md.
+    If the last lot is kept, nothing is left out of an epoch; the attacks then look at full lots.
+    Source: docs/theorems/shuffled-lots.md.
     """
     in_order, (size, lot) = _fixed_order(plan, index), _sizes(plan, index)
+    is_kept = plan.phases[index].sampling.last_lot == "kept"
+    turn = schedule.lots_in_turn(plan, plan.phases[index])
     lots = schedule.lots_per_epoch(size, lot)
     places = -(-size // lot)
     if places == 1:
@@ -401,8 +408,8 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
 
     def composed(epoch: Callable[[int], Leaf], steps: int) -> Composed:
         """Return the epochs of a run, by what one costs of which some lots are released."""
-        epochs, rest = divmod(steps, lots)
-        parts = (lots, epochs), (rest, 1 if rest else 0)
+        epochs, rest = divmod(steps, turn)
+        parts = (lots, epochs), (min(rest, lots), 1 if rest else 0)
         return Composed(
             events=tuple(
                 Repeated(event=epoch(released), count=count) for released, count in parts if count
@@ -422,6 +429,8 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
 
     def run(joint: float, steps: int) -> Event:
         in_full, known = in_order.of_run(joint, steps), in_order.event(joint)
+        if is_kept:
+            return in_full
 
         def sampled(released: int) -> Leaf:
             return sample_of_lots(plan, index, released, joint) or known
@@ -438,14 +447,14 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
 
     def attack(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
         released = min(steps, lots)
-        return _largest_sum(plan, index, joint, released), steps // released
+        return _largest_sum(plan, index, joint, released), max(1, steps // turn)
 
     return replace(
         in_order,
         run=run,
         attained=attained,
         attack=attack,
-        assumption=_SHUFFLED,
+        assumption=_SHUFFLED_WITH_ALL if is_kept else _SHUFFLED,
     )
 
 

@@ -58,6 +58,7 @@ class PlanFields(TypedDict, total=False):
     groups: int
     separation: int
     bins_drawn: str
+    last_lot: str
     steps: int | None
     epochs: float
     phases: Sequence[Mapping[str, Any]]

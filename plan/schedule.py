@@ -36,7 +36,8 @@ def lots_in_turn(plan: PlanDocument, phase: Phase) -> int:
     if phase.sampling.scheme in ONE_LOT_PER_EPOCH:
         assert plan.dataset.size is not None
         assert phase.sampling.lot_size is not None
-        return lots_per_epoch(plan.dataset.size, phase.sampling.lot_size)
+        size, lot = plan.dataset.size, phase.sampling.lot_size
+        return -(-size // lot) if phase.sampling.last_lot == "kept" else lots_per_epoch(size, lot)
     return phase.sampling.groups or 1
 
 

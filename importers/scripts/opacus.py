@@ -375,10 +375,16 @@ class OpacusPlanReader(ScriptPlanReader):
             for loop in enclosing_loops(self.values, node)
         )
 
+    @property
+    def drops_last_lot(self) -> bool:
+        """Whether the loader drops the last lot."""
+        return self.drop_last is True
+
     # ---- once everything is stated -------------------------------------------------------------
 
     def finish(self, plan: dict[str, Any], calibrate: NoiseCalibration | None) -> dict[str, Any]:
         """Set the sampling rate, steps and noise that Opacus computes."""
+        plan = super().finish(plan, calibrate)
         size = plan.get("dataset", {}).get("size")
         sampling = plan.get("sampling", {})
         lot, scheme = sampling.get("lot_size"), sampling.get("scheme")

@@ -551,8 +551,21 @@ class ScriptPlanReader(Quantities):
         return next((c.args[0] for c in calls if not is_left_out(self.values, c)), None)
 
     def finish(self, plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
-        """Complete the plan after all fields are merged."""
+        """Complete the plan after all fields are merged.
+
+        A loader keeps a last lot that is smaller, unless the script says that it drops it.
+        """
+        size, sampling = plan.get("dataset", {}).get("size"), dict(plan.get("sampling", {}))
+        lot = sampling.get("lot_size")
+        divides = isinstance(size, int) and isinstance(lot, int) and lot > 0 and size % lot == 0
+        if sampling.get("scheme") == "shuffled" and not (divides or self.drops_last_lot):
+            plan["sampling"] = {"last_lot": "kept"} | sampling
         return plan
+
+    @property
+    def drops_last_lot(self) -> bool:
+        """Whether the script leaves out the records that do not fill a last lot."""
+        return False
 
     def _loaders_shuffle(self) -> bool:
         """Whether lots have a fixed size and each record occurs once per pass.

@@ -161,3 +161,36 @@ def test_one_record_that_is_left_out_hides_the_lots_of_all() -> None:
     assert hidden is not None
     assert known is not None
     assert hidden.lower <= hidden.upper < known.upper / 2
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize(("size", "lot", "steps"), [(60_000, 256, 2350), (100, 60, 3), (65, 4, 9)])
+def test_a_last_lot_that_is_kept_amplifies_nothing(
+    adjacency: str, size: int, lot: int, steps: int
+) -> None:
+    """Each record is in one lot of each epoch, of which the attacks see the full ones."""
+    document = {
+        "version": 1,
+        "dataset": {"size": size},
+        "adjacency": adjacency,
+        "sampling": {"scheme": "shuffled", "lot_size": lot, "last_lot": "kept"},
+        "steps": steps,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 8}],
+        "target": {"delta": 1e-6},
+    }
+    kept = certify(plan_from(document)).epsilon
+    epochs = math.ceil(steps / math.ceil(size / lot))
+    known = document | {"sampling": {"scheme": "cyclic", "lot_size": size}, "steps": epochs}
+    in_order = certify(plan_from(known)).epsilon
+    assert kept is not None
+    assert in_order is not None
+    assert math.isclose(kept.upper, in_order.upper, rel_tol=1e-9)
+    whole = steps // math.ceil(size / lot)
+    left_out = document | {
+        "sampling": {"scheme": "shuffled", "lot_size": lot},
+        "steps": max(1, whole) * (size // lot),
+    }
+    fewer = certify(plan_from(left_out)).epsilon
+    assert fewer is not None
+    assert kept.lower <= in_order.lower
+    assert whole == 0 or kept.lower >= fewer.lower * (1 - 1e-6)

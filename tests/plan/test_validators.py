@@ -191,6 +191,19 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "conflict",
         "/sampling/bins_drawn",
     ),
+    "a last lot of no epochs": (
+        {"sampling": {**POISSON, "last_lot": "kept"}},
+        "conflict",
+        "/sampling/last_lot",
+    ),
+    "a smaller lot under correlated noise": (
+        {
+            "sampling": {"scheme": "shuffled", "lot_size": 10, "last_lot": "kept"},
+            "noise": {"kind": "bidiagonal", "lambda": 0.5},
+        },
+        "conflict",
+        "/sampling/last_lot",
+    ),
     "a new tree each epoch without epochs": (
         {"sampling": POISSON, "noise": {"kind": "tree", "restart": True}},
         "conflict",

@@ -883,3 +883,27 @@ def test_a_loader_that_a_constructor_is_given_is_read() -> None:
     partial = importer.read((HEAD + text).encode())
     assert partial is not None
     assert (partial.data["sampling"]["lot_size"], partial.data["epochs"]) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "last_lot"),
+    [
+        ("", "kept"),
+        (", drop_last=False", "kept"),
+        (", drop_last=True", None),
+        (", drop_last=d", "kept"),
+    ],
+)
+def test_a_loader_that_drops_no_lot_leaves_no_record_out(
+    options: str, last_lot: str | None
+) -> None:
+    head = HEAD.replace("batch_size=6", "batch_size=6, shuffle=True" + options)
+    text = head + PRIVATE.replace("m)", "m, poisson_sampling=False)").replace(
+        "max_grad_norm=1.0", "max_grad_norm=1.0, poisson_sampling=False"
+    )
+    partial = importer.read((text + EACH + "        optimizer.step()\n").encode())
+    assert partial is not None
+    given = {"adjacency": "zero_out", "dataset": {"size": 100}, "target": {"delta": 1e-5}}
+    sampling = partial.completed(given, partial.kind)["sampling"]
+    assert sampling["scheme"] == "shuffled"
+    assert sampling.get("last_lot") == last_lot
