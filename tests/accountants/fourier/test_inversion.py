@@ -12,13 +12,14 @@ from dp_accounting.pld import PLDAccountant
 
 from affidavit.accountants import accountant
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.fourier import direct_inversion, quadrature
 from affidavit.accountants.fourier.direct_inversion import invert_epsilon
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, AnalyticPart, rule
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw
-from affidavit.accountants.fourier_accountant import FourierAccountant, direct_inversion, quadrature
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.fourier import refinement
 from affidavit.accountants.fourier.evaluation import StrataCurve, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.refinement import COARSE_WIDTHS, nested
-from affidavit.accountants.fourier_accountant import FourierAccountant, refinement
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.plan import (
     Event,
     PoissonSubsampledGaussian,

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from scipy.special import erf, ndtr
 
+from affidavit.accountants.fourier import schedules
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, group_kinds, merge_kinds
-from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve, schedules
+from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
 

@@ -13,6 +13,7 @@ from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
 from affidavit.accountants.bracketing_curves import orders_of
+from affidavit.accountants.fourier import refinement
 from affidavit.accountants.fourier.evaluation import StrataCurve, bounding_curves
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.truncated_poisson import (
@@ -25,7 +26,7 @@ from affidavit.accountants.fourier.truncated_poisson import (
     truncated_law,
     visible_law,
 )
-from affidavit.accountants.fourier_accountant import FourierAccountant, refinement
+from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
