@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from accelerate.state import AcceleratorState
 
@@ -11,5 +13,5 @@ from tests.trainer.loop.small_run import entropy_of
 @pytest.fixture(autouse=True)
 def same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test's first run draws the keys of the loop of one's own."""
-    monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(1))
+    monkeypatch.setattr("affidavit.trainer.private_loop.os", SimpleNamespace(urandom=entropy_of(1)))
     AcceleratorState._reset_state(reset_partial_state=True)  # it is one for a whole process

@@ -6,6 +6,7 @@ import logging
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def own_loop(*, bf16: bool = False, lora: bool = False, paused: int = 0) -> list
 
     result: list[list[Tensor]] = []
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(1))
+        patch.setattr("affidavit.trainer.private_loop.os", SimpleNamespace(urandom=entropy_of(1)))
         while len(result) < STEPS:
             model = small_model(lora=lora)
             optimizer = adam_w(model)

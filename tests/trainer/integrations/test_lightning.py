@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def own_loop(*, bf16: bool = False, paused: int = 0) -> list[Tensor]:
 
     result: list[Tensor] = []
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(1))
+        patch.setattr("affidavit.trainer.private_loop.os", SimpleNamespace(urandom=entropy_of(1)))
         while len(result) < STEPS:
             model = network()
             run = begin_run(Path(folder), model, losses=amp)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -113,7 +114,7 @@ def test_it_trains_as_the_command_does(
         quiet=True, entropy=entropy_of(1),
     )  # fmt: skip
     draws = entropy_of(1)
-    monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", draws)
+    monkeypatch.setattr("affidavit.trainer.private_loop.os", SimpleNamespace(urandom=draws))
     model = network().to(DEVICE)
     run = begin_run(tmp_path / "loop", model, batch_size=batch_size)
     for batch in run:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def begin(out: Path, loader: DataLoader[Any], **changes: Any) -> PrivateRun:
 
 
 def same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(1))
+    monkeypatch.setattr("affidavit.trainer.private_loop.os", SimpleNamespace(urandom=entropy_of(1)))
 
 
 def test_workers_change_neither_lots_nor_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +66,9 @@ def test_batch_normalisation_with_frozen_statistics_is_an_affine_map(
 ) -> None:
     trained = []
     for middle in (None, Affine):
-        monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(1))
+        monkeypatch.setattr(
+            "affidavit.trainer.private_loop.os", SimpleNamespace(urandom=entropy_of(1))
+        )
         model = images(middle)
         before = {name: item.clone() for name, item in model.named_buffers()}
         run = begin_run(

@@ -240,7 +240,9 @@ def test_what_a_loop_does_beside_its_steps_changes_nothing(
 ) -> None:
     trained = []
     for each in (loop, lambda run, _, batch: take_step(run, batch)):
-        monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", entropy_of(2))
+        monkeypatch.setattr(
+            "affidavit.trainer.private_loop.os", SimpleNamespace(urandom=entropy_of(2))
+        )
         model = network()
         run = begin_run(tmp_path / f"run-{len(trained)}", model)
         for batch in run:
