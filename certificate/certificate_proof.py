@@ -263,7 +263,8 @@ def _has_noise_and_lots(
     elif isinstance(leaf, RandomAllocationGaussian) and phase.sampling.scheme == "shuffled":
         # A record moves a lot two clip norms from the run in which another one has its place.
         size, lot = plan.dataset.size or 0, phase.sampling.lot_size or 1
-        hidden = own.steps is not None and min(own.steps, size // lot) * lot < size
+        turn = schedule.lots_in_turn(plan, phase)
+        hidden = own.steps is not None and min(own.steps, turn) * lot < size
         if not hidden or records > 1 or leaf.bins > size // lot:
             return False
         squared = arb(4)
@@ -310,7 +311,7 @@ def _moves_no_more(
     cut, pieces = _cut_lots(lowered, index), [list(products) for products in _products(at)]
     if all(is_participation_covered(leaf, blocks, products, draws, cut) for products in pieces):
         return True
-    # Or nothing is told of the cut lots, and a record takes the place of another one.
+    # Or nothing about the cut lots is revealed, and a record takes the place of another one.
     farther = [(count, sigma / 2) for count, sigma in blocks]
     is_hidden = cut is not None and (plan.adjacency == "add_remove" or leaf.pair == "replace_one")
     return is_hidden and all(

@@ -383,7 +383,7 @@ def is_placed_at_random(plan: Plan, index: int, steps: int) -> bool:
     Only a unit of one record is bounded so.
     """
     size, lot = _sizes(plan, index)
-    lots = schedule.lots_per_epoch(size, lot)
+    lots = schedule.lots_in_turn(plan, plan.phases[index])
     return plan.dataset.records_per_unit == 1 and lots > 1 and min(steps, lots) * lot < size
 
 
