@@ -248,11 +248,11 @@ def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) ->
             "Use a trainer that does, or certify a plan without it.",
         )
     plan = certified_plan(predicate)
-    if any(phase.sampling.last_lot == "kept" for phase in plan.phases):
+    if any(phase.sampling.drop_last is False for phase in plan.phases):
         raise NotTrainable(
-            "last_lot_kept",
+            "short_last_lot",
             "the plan keeps a smaller last lot in each epoch, and this trainer draws full lots.",
-            "Certify the plan without sampling.last_lot.",
+            "Certify the plan without drop_last: false.",
         )
     try:
         return Execution.of(plan)

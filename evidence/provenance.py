@@ -135,7 +135,7 @@ def _hex(digest: str | None) -> str:
 def read_provenance(document: Any, trusted: TrustedKeys, *, later: bool = False) -> RunProvenance:
     """Verify and parse ``document``, signed by a key of ``trusted``; raises ``BadProvenance``.
 
-    Workers' statements are neither logged nor listed, so that a trust policy demands nothing of
+    Workers' statements are neither logged nor listed, so that a trust policy requires nothing of
     them; it applies to the run's certificate.
 
     The key must be valid now; with ``later``, when the run finished by the statement. A key that

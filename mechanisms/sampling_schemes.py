@@ -394,11 +394,11 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
     left out count. If others fill the lots of each epoch, a record takes the place of one of them
     in a random lot, as does what replaces it. For lower bounds, a record is in a random lot of each
     epoch. Under replace_one all others have the opposite gradient, and so has its replacement.
-    If the last lot is kept, nothing is left out of an epoch; the attacks then look at full lots.
+    Without ``drop_last`` an epoch leaves out nothing; the attacks then look at full lots.
     Source: docs/theorems/shuffled-lots.md.
     """
     in_order, (size, lot) = _fixed_order(plan, index), _sizes(plan, index)
-    is_kept = plan.phases[index].sampling.last_lot == "kept"
+    has_all = plan.phases[index].sampling.drop_last is False
     turn = schedule.lots_in_turn(plan, plan.phases[index])
     lots = schedule.lots_per_epoch(size, lot)
     places = -(-size // lot)
@@ -429,7 +429,7 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
 
     def run(joint: float, steps: int) -> Event:
         in_full, known = in_order.of_run(joint, steps), in_order.event(joint)
-        if is_kept:
+        if has_all:
             return in_full
 
         def sampled(released: int) -> Leaf:
@@ -454,7 +454,7 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
         run=run,
         attained=attained,
         attack=attack,
-        assumption=_SHUFFLED_WITH_ALL if is_kept else _SHUFFLED,
+        assumption=_SHUFFLED_WITH_ALL if has_all else _SHUFFLED,
     )
 
 

@@ -260,9 +260,9 @@ class Sampling(StrictModel):
 
     Lot sizes are in records; the scheme decides whether ``lot_size`` is expected or fixed.
     ``probability`` is the probability that one record enters one lot. ``groups`` is the number of
-    groups of ``cyclic_poisson``, and ``separation`` is b of ``b_min_sep``, in steps. ``last_lot``
-    says of ``shuffled`` lots whether records that do not fill a last lot are left out of an epoch
-    (the default) or kept as a smaller one.
+    groups of ``cyclic_poisson``, and ``separation`` is b of ``b_min_sep``, in steps. ``drop_last``
+    says of ``shuffled`` lots whether an epoch leaves out the records that do not fill a last lot
+    (the default), or has a smaller one.
     """
 
     scheme: Scheme
@@ -272,7 +272,7 @@ class Sampling(StrictModel):
     groups: Annotated[Integer, Field(ge=1)] | None = None
     separation: Annotated[Integer, Field(ge=1)] | None = None
     bins_drawn: Literal["once", "each_epoch"] | None = None
-    last_lot: Literal["left_out", "kept"] | None = None
+    drop_last: Annotated[bool, Field(strict=True)] | None = None
 
     def is_null(self, field: Literal["lot_size", "probability"]) -> bool:
         """Whether ``field`` is null, which solves for it, and the other one is not given."""

@@ -58,7 +58,7 @@ class PlanFields(TypedDict, total=False):
     groups: int
     separation: int
     bins_drawn: str
-    last_lot: str
+    drop_last: bool
     steps: int | None
     epochs: float
     phases: Sequence[Mapping[str, Any]]

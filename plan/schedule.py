@@ -37,7 +37,8 @@ def lots_in_turn(plan: PlanDocument, phase: Phase) -> int:
         assert plan.dataset.size is not None
         assert phase.sampling.lot_size is not None
         size, lot = plan.dataset.size, phase.sampling.lot_size
-        return -(-size // lot) if phase.sampling.last_lot == "kept" else lots_per_epoch(size, lot)
+        drops_last = phase.sampling.drop_last is not False
+        return lots_per_epoch(size, lot) if drops_last else -(-size // lot)
     return phase.sampling.groups or 1
 
 

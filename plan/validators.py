@@ -196,21 +196,21 @@ def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
                 "with correlated noise, only bins that are drawn once are accounted.",
                 "Write bins_drawn: once, or use independent noise.",
             )
-    if sampling.last_lot is not None:
-        pointer = plan.pointer(index, "sampling", "last_lot")
+    if sampling.drop_last is not None:
+        pointer = plan.pointer(index, "sampling", "drop_last")
         if sampling.scheme != "shuffled":
             yield conflict(
                 pointer,
-                f"last_lot belongs to shuffled, not {sampling.scheme}.",
+                f"drop_last belongs to shuffled, not {sampling.scheme}.",
                 "Remove it or change the scheme.",
             )
-        elif sampling.last_lot == "kept" and (
+        elif not sampling.drop_last and (
             phase.noise.kind != "independent" or phase.participation is not None
         ):
             yield conflict(
                 pointer,
                 "with correlated noise or a participation, only lots of one size are accounted.",
-                "Write last_lot: left_out, or use independent noise without a participation.",
+                "Write drop_last: true, or use independent noise without a participation.",
             )
     if getattr(phase.noise, "restart", False) and sampling.scheme in NO_EPOCHS:
         yield conflict(

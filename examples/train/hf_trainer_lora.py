@@ -21,12 +21,12 @@ PLAN = Path(__file__).with_name("generated-lora.yaml")
 def losses(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The mean loss of each text's own tokens."""
     logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].mT
-    wanted = batch["labels"][:, 1:]
-    return torch.nn.functional.cross_entropy(logits, wanted, reduction="none").mean(1)
+    targets = batch["labels"][:, 1:]
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none").mean(1)
 
 
 def texts(number: int) -> list[dict[str, torch.Tensor]]:
-    """Made-up texts of twelve tokens."""
+    """Random texts of twelve tokens."""
     return [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 64, (number, 12))]
 
 

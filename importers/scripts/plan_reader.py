@@ -559,7 +559,7 @@ class ScriptPlanReader(Quantities):
         lot = sampling.get("lot_size")
         divides = isinstance(size, int) and isinstance(lot, int) and lot > 0 and size % lot == 0
         if sampling.get("scheme") == "shuffled" and not (divides or self.drops_last_lot):
-            plan["sampling"] = {"last_lot": "kept"} | sampling
+            plan["sampling"] = {"drop_last": False} | sampling
         return plan
 
     @property

@@ -165,7 +165,7 @@ def test_one_record_that_is_left_out_hides_the_lots_of_all() -> None:
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("size", "lot", "steps"), [(60_000, 256, 2350), (100, 60, 3), (65, 4, 9)])
-def test_a_last_lot_that_is_kept_amplifies_nothing(
+def test_an_epoch_with_a_smaller_last_lot_amplifies_nothing(
     adjacency: str, size: int, lot: int, steps: int
 ) -> None:
     """Each record is in one lot of each epoch, of which the attacks see the full ones."""
@@ -173,7 +173,7 @@ def test_a_last_lot_that_is_kept_amplifies_nothing(
         "version": 1,
         "dataset": {"size": size},
         "adjacency": adjacency,
-        "sampling": {"scheme": "shuffled", "lot_size": lot, "last_lot": "kept"},
+        "sampling": {"scheme": "shuffled", "lot_size": lot, "drop_last": False},
         "steps": steps,
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 8}],
         "target": {"delta": 1e-6},

@@ -104,13 +104,13 @@ def required(line: str) -> Iterator[str]:
     """The distributions that ``pip install`` of a requirement brings along."""
     todo, found = [Requirement(line)], set()
     while todo:
-        asked = todo.pop()
-        if asked.name in found:
+        requirement = todo.pop()
+        if requirement.name in found:
             continue
-        found.add(asked.name)
-        yield asked.name
-        for below in map(Requirement, distribution(asked.name).requires or []):
-            extras = asked.extras or {""}
+        found.add(requirement.name)
+        yield requirement.name
+        for below in map(Requirement, distribution(requirement.name).requires or []):
+            extras = requirement.extras or {""}
             if not below.marker or any(below.marker.evaluate({"extra": each}) for each in extras):
                 todo.append(below)
 

@@ -192,17 +192,17 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "/sampling/bins_drawn",
     ),
     "a last lot of no epochs": (
-        {"sampling": {**POISSON, "last_lot": "kept"}},
+        {"sampling": {**POISSON, "drop_last": False}},
         "conflict",
-        "/sampling/last_lot",
+        "/sampling/drop_last",
     ),
     "a smaller lot under correlated noise": (
         {
-            "sampling": {"scheme": "shuffled", "lot_size": 10, "last_lot": "kept"},
+            "sampling": {"scheme": "shuffled", "lot_size": 10, "drop_last": False},
             "noise": {"kind": "bidiagonal", "lambda": 0.5},
         },
         "conflict",
-        "/sampling/last_lot",
+        "/sampling/drop_last",
     ),
     "a new tree each epoch without epochs": (
         {"sampling": POISSON, "noise": {"kind": "tree", "restart": True}},

@@ -88,7 +88,7 @@ def forge(
     *,
     witnesses: int = 2,
     logged: bool = True,
-    demands: TrustPolicy | None = None,
+    required: TrustPolicy | None = None,
     signer: Mapping[str, Any] | None = None,
     logger: Mapping[str, Any] | None = None,
     at: datetime = NOW,
@@ -105,7 +105,7 @@ def forge(
         *TRUSTED[2:],
         SIGNING_KEY.public,
     )
-    trusted = trusting(keys, policy=demands or policy(), at=at)
+    trusted = trusting(keys, policy=required or policy(), at=at)
     return Forgery(bundle=json.dumps(bundle).encode(), trusted=trusted)
 
 
@@ -114,9 +114,9 @@ FORGERIES: dict[str, tuple[str, dict[str, Any]]] = {
     "no witness saw it": ("not_witnessed", {"witnesses": 0}),
     "too few witnesses saw it": ("not_witnessed", {"witnesses": 1}),
     "in another log": ("wrong_origin", {"origin": "example.com/other"}),
-    "without the status list that the policy demands": (
+    "without the status list that the policy requires": (
         "no_status",
-        {"demands": policy(status_hours=1)},
+        {"required": policy(status_hours=1)},
     ),
     "signed by a key of another role": (
         "key_outside_role",
@@ -312,7 +312,7 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
 
 
 def test_a_command_that_takes_a_keyset_takes_all_that_tells_how_far_to_trust_it() -> None:
-    demands = {"--keys", "--keyset", "--root", "--trust", "--require-log", "--status"}
+    options = {"--keys", "--keyset", "--root", "--trust", "--require-log", "--status"}
     gate = {name: flags for name, flags in _commands(typer.main.get_command(app))
             if {"--keyset", "--root"} <= flags}  # fmt: skip
     assert {"verify", "verify-model", "sign-model", "audit-model check", "conformance"} <= set(gate)
@@ -320,7 +320,7 @@ def test_a_command_that_takes_a_keyset_takes_all_that_tells_how_far_to_trust_it(
     trainer = typer.main.get_command(trainer_app)
     gate["train"] = {flag for item in trainer.params for flag in item.opts}
     for name in gate.keys() - NO_CERTIFICATE:
-        assert demands <= gate[name], name
+        assert options <= gate[name], name
 
 
 def _evidence(folder: Path) -> list[str]:
@@ -347,7 +347,7 @@ def test_every_command_applies_the_policy_of_the_keyset(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The keyset demands the log, witnesses and a status list; the bundle was never logged."""
+    """The keyset requires the log, witnesses and a status list; the bundle was never logged."""
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     own = KeyStore(tmp_path / "home" / "keys").new("signer")
     item = forge(document(), logged=False)
@@ -359,7 +359,7 @@ def test_every_command_applies_the_policy_of_the_keyset(
         _verify_model(item, tmp_path / "model")
     root = SigningKey.generate()
     roots = Roots.of([root.public], threshold=1)
-    for name, demands in (("lax", None), ("strict", policy(status_hours=1))):
+    for name, required in (("lax", None), ("strict", policy(status_hours=1))):
         draft = draft_keyset(
             None,
             roots=roots,
@@ -367,7 +367,7 @@ def test_every_command_applies_the_policy_of_the_keyset(
             revoked=[],
             issued_at=NOW - HOUR,
             expires_at=NOW + 24 * HOUR,
-            trust=demands,
+            trust=required,
         )
         (tmp_path / name).write_bytes(draft.signed_by(root).as_bytes())
     (tmp_path / "roots").write_bytes(canonical_json(roots.model_dump(mode="json")))

@@ -344,7 +344,7 @@ STATUS_STEP = len(STEPS)
 def trusted_keys(services: Services, now: datetime) -> TrustedKeys:
     """Return this service's keys at ``now``, with the revocations of the newest keyset.
 
-    A trust policy is for third parties: what it demands of the log and of its witnesses means
+    A trust policy is for third parties: what it requires of the log and of its witnesses means
     nothing if the service itself says so.
     """
     newest = services.keysets.newest()

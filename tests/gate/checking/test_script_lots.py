@@ -886,16 +886,16 @@ def test_a_loader_that_a_constructor_is_given_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "last_lot"),
+    ("options", "drop_last"),
     [
-        ("", "kept"),
-        (", drop_last=False", "kept"),
+        ("", False),
+        (", drop_last=False", False),
         (", drop_last=True", None),
-        (", drop_last=d", "kept"),
+        (", drop_last=d", False),
     ],
 )
 def test_a_loader_that_drops_no_lot_leaves_no_record_out(
-    options: str, last_lot: str | None
+    options: str, drop_last: bool | None
 ) -> None:
     head = HEAD.replace("batch_size=6", "batch_size=6, shuffle=True" + options)
     text = head + PRIVATE.replace("m)", "m, poisson_sampling=False)").replace(
@@ -906,4 +906,4 @@ def test_a_loader_that_drops_no_lot_leaves_no_record_out(
     given = {"adjacency": "zero_out", "dataset": {"size": 100}, "target": {"delta": 1e-5}}
     sampling = partial.completed(given, partial.kind)["sampling"]
     assert sampling["scheme"] == "shuffled"
-    assert sampling.get("last_lot") == last_lot
+    assert sampling.get("drop_last") is drop_last

@@ -101,8 +101,8 @@ def own_loop(*, bf16: bool = False, lora: bool = False, paused: int = 0) -> list
     def amp(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
-        wanted = batch["labels"][:, 1:]
-        return nn.functional.cross_entropy(logits[:, :-1].mT, wanted, reduction="none").mean(1)
+        targets = batch["labels"][:, 1:]
+        return nn.functional.cross_entropy(logits[:, :-1].mT, targets, reduction="none").mean(1)
 
     result: list[list[Tensor]] = []
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

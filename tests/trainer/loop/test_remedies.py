@@ -125,11 +125,11 @@ def interleaved(model: nn.Module, batch: Any) -> Tensor:
 
 def ctc(first: bool) -> Any:
     def losses(model: nn.Module, batch: Any) -> Tensor:
-        x, wanted = batch
+        x, targets = batch
         out = model(x.transpose(0, 1)) if first else model(x).transpose(0, 1)
-        size = len(wanted)
+        size = len(targets)
         lengths = torch.full((size,), 5), torch.full((size,), 2)
-        return functional.ctc_loss(out.log_softmax(-1), wanted, *lengths, reduction="none")
+        return functional.ctc_loss(out.log_softmax(-1), targets, *lengths, reduction="none")
 
     return losses
 
@@ -194,9 +194,9 @@ def longformer(dtype: torch.dtype) -> nn.Module:
 
 
 def tagged(model: nn.Module, batch: Any) -> Tensor:
-    ids, wanted = batch
+    ids, targets = batch
     logits = model(input_ids=ids).logits.mT
-    return functional.cross_entropy(logits, wanted, reduction="none").mean(1)
+    return functional.cross_entropy(logits, targets, reduction="none").mean(1)
 
 
 TEXTS = TensorDataset(
