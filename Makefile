@@ -154,7 +154,7 @@ site: install
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/site
 	@echo "build/site/index.html"
 
-# Update docs/benchmarks.md; takes hours on an idle machine. BENCHES="gate service" runs some.
+# Update docs/explanation/benchmarks.md; takes hours on an idle machine. BENCHES="gate service" runs some.
 bench: install-trainer
 	$(BIN)/python -m bench.all $(BENCHES)
 
@@ -252,7 +252,7 @@ audit: .venv-examine
 soak: install-trainer install-browser install-ray
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES))
 
-# Mutation testing of two rooms; takes hours and writes docs/mutation.md.
+# Mutation testing of two rooms; takes hours and writes contributing/mutation.md.
 mutation: install-trainer
 	$(BIN)/python $(PIP) mutmut==3.8.1
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation

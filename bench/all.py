@@ -65,7 +65,7 @@ class Bench:
     name: str
     command: tuple[str, ...]
     minutes: float
-    document: Path = ROOT / "docs" / "benchmarks.md"
+    document: Path = ROOT / "docs/explanation/benchmarks.md"
     lacks: Callable[[], str] = _nothing
 
 
@@ -87,7 +87,7 @@ BENCHES = (
     ),
     Bench(
         name="sweeps",
-        command=("bench/accounting_sweeps.py", "--svg", "docs/benchmarks-steps.svg"),
+        command=("bench/accounting_sweeps.py", "--svg", "docs/explanation/benchmarks-steps.svg"),
         minutes=20,
     ),
     Bench(name="proofs", command=("-m", "bench.proofs"), minutes=3),

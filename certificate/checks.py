@@ -3,7 +3,7 @@
 Two engines that agree show less than it seems, because they rely on the same theorems: the checker
 repeats the arithmetic, other code repeats the implementation, and neither would notice that a
 theorem is false. ``checks_of`` says which of these a certificate has, from its signed predicate;
-docs/concepts/checks.md says how theorems are attacked.
+docs/explanation/checks.md says how theorems are attacked.
 """
 
 from __future__ import annotations

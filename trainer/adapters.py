@@ -18,7 +18,7 @@ A batch is a tensor, or tuples, lists and dicts of tensors, on the CPU; the trai
 moves it to its device. No method may store anything of a batch, and none may depend on data:
 weights come from a seed or a public file.
 
-docs/models-and-data.md has an example. A new built-in adapter is a file in
+docs/how-to/models-and-data.md has an example. A new built-in adapter is a file in
 ``affidavit.trainer.data`` or ``affidavit.trainer.models`` and one line in the registry of
 ``sources``.
 """

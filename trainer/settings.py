@@ -10,9 +10,9 @@ crash costs. The learning rate's schedule is public and acts on released values.
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
 Supervision limits how far a run may go now, and tells what others may have charged of it
-(docs/worker.md). A supervised run charges no step beyond its *allowance*, a number that its
-supervisor raises over time. A trainer that takes over skips all steps that were allowed, so that
-two trainers of one run charge each step once, with one key.
+(docs/how-to/run-a-worker.md). A supervised run charges no step beyond its *allowance*, a
+number that its supervisor raises over time. A trainer that takes over skips all steps that were
+allowed, so that two trainers of one run charge each step once, with one key.
 
 Guarantees
     * No step t is charged before the allowance was read to be above t.

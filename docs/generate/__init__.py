@@ -27,9 +27,9 @@ from docs.generate import (
 DOCS = Path(__file__).resolve().parents[1]
 
 PAGES: dict[str, Callable[[], str]] = {
-    "claims.md": claims.page,
-    "mechanisms.md": mechanisms.document,
-    "mistakes.md": mistakes.page,
+    "reference/claims.md": claims.page,
+    "reference/mechanisms.md": mechanisms.document,
+    "reference/mistakes.md": mistakes.page,
     "reference/api.md": api.page,
     "reference/certificate.example.json": certificate.example,
     "reference/cli.md": cli.page,

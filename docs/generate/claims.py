@@ -29,7 +29,7 @@ accountants often claim more than needed. *Refuted* means that even the proved l
 the claim, *not decided* that the claim lies between the two ends. A row is about one number of one
 version of a source, under the reading that it names; where the source leaves something out, the row
 says so. One number can have several rows: as its source accounts it, and as the code beside it
-draws its lots. [Cases](cases/README.md) explain some of them.
+draws its lots. [Cases](../cases/README.md) explain some of them.
 
 """
 TAIL = """

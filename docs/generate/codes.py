@@ -51,7 +51,7 @@ Generated from the source by `make docs`; change the source, not this file.
 
 A published code keeps its meaning permanently; a new meaning is a new code. Messages may
 change. `…` stands for a value. A code with several messages is listed with
-the first. The mistakes that `diagnose` names are in [known mistakes](../mistakes.md).
+the first. The mistakes that `diagnose` names are in [known mistakes](mistakes.md).
 
 | part | where you see its codes |
 |---|---|

@@ -1,4 +1,4 @@
-"""``docs/mechanisms.md``, written from the catalogue of mechanisms.
+"""``docs/reference/mechanisms.md``, written from the catalogue of mechanisms.
 
 The document is generated, so that what it says is what certifies; a test compares the two.
 """
@@ -21,7 +21,7 @@ is refused. Every certificate lists what its trainer is obliged to. The same is 
 `affidavit mechanisms [NAME]` and by `GET /v1/mechanisms`.
 
 `dp_dice` is the only one whose state sees raw data; its bounds are proved in
-[theorems/dp-dice.md](theorems/dp-dice.md).
+[theorems/dp-dice.md](../theorems/dp-dice.md).
 
 | name | | state on raw data | noise |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""``docs/mistakes.md``, from the catalogue of known mistakes."""
+"""``docs/reference/mistakes.md``, from the catalogue of known mistakes."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ that know JSON Schema complete and check plans with it; for YAML, put this in th
 [schemastore.json](schemastore.json) is the entry for SchemaStore's catalog.
 
 The schema describes shapes and ranges. What fields mean together, and which plans may be
-certified, is checked by `affidavit check` and told in [the plan](../plan.md).
+certified, is checked by `affidavit check` and told in [the plan](plan.md).
 
 """
 """How the page begins."""

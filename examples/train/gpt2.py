@@ -31,8 +31,9 @@ The adapter's loss of a record is the mean negative log-likelihood, in nats, ove
 count (``examples.train.text``: the target, not its source prefix and not padding). A record
 without such tokens has loss 0. Logits and losses are float32 or better.
 
-docs/models-and-data.md lists the options of ``--model gpt2``. With ``tie=uses``, the token table is
-a release ``tied`` of its own, and each of its uses is clipped to half of that release's clip norm.
+docs/how-to/models-and-data.md lists the options of ``--model gpt2``. With ``tie=uses``, the token
+table is a release ``tied`` of its own, and each of its uses is clipped to half of that release's
+clip norm.
 
 >>> language_model = LanguageModel(model, single_block(model), 50)
 >>> language_model.losses(language_model.made_up(3)).shape

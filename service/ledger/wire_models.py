@@ -76,7 +76,7 @@ ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The rese
 class LedgerRequest(RequestModel):
     """Base of requests to a ledger."""
 
-    guide = "docs/ledger.md"
+    guide = "docs/how-to/budgets.md"
 
 
 class BudgetRequest(LedgerRequest):

@@ -37,7 +37,7 @@ TRAINER_FIELDS = ("data", "model", "output", "time_limit")
 class RunRequestModel(RequestModel):
     """Base of requests about runs."""
 
-    guide = "docs/worker.md"
+    guide = "docs/how-to/run-a-worker.md"
 
 
 class Requirements(StrictModel):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.pages import DOCS, ROOT
 
-PAGES = ("benchmarks.md",)
+PAGES = ("explanation/benchmarks.md",)
 MARKER = re.compile(r"<!-- (bench|end): ([\w-]+) -->")
 MEASURED = re.compile(r"\d(\.\d+)? ?(ms|MiB|times|x)\b|\d ?s\b|median \d|load \d")
 TABLE = "| a | b |\n|---|---|\n| 1 | 2 |"
@@ -42,7 +42,7 @@ def ran(bench: Any, page: Path, program: str, minutes: float = 1.0) -> str:
 
 
 def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
-    expected = [(bench.document.name, bench.name) for bench in bench.BENCHES]
+    expected = [(str(bench.document.relative_to(DOCS)), bench.name) for bench in bench.BENCHES]
     result = [
         (page, name)
         for page in PAGES
@@ -59,7 +59,7 @@ def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
 
 def test_what_was_measured_stands_between_markers_only() -> None:
     """So that measuring anew leaves no old figure behind; what is aimed at may be anywhere."""
-    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation/benchmarks.md").read_text(encoding="utf-8")
     prose = re.sub(r"<!-- bench: .*?<!-- end: [\w-]+ -->", "", text, flags=re.DOTALL)
     assert "\n|" not in prose
     for paragraph in prose.split("\n\n"):

@@ -18,7 +18,7 @@ ROW = re.compile(
 
 
 def rows() -> list[tuple[str, str]]:
-    return ROW.findall((DOCS / "claims.md").read_text(encoding="utf-8"))
+    return ROW.findall((DOCS / "reference/claims.md").read_text(encoding="utf-8"))
 
 
 def test_every_claim_has_a_row_with_its_command() -> None:

@@ -48,7 +48,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
     ],
 )
 def test_every_field_of_a_plan_is_documented(prefix: str, part: type[Plan]) -> None:
-    text = (ROOT / "docs" / "plan.md").read_text()
+    text = (ROOT / "docs/reference/plan.md").read_text()
     nested = {"dataset", "sampling", "releases", "optimizer", "extra", "target", "noise"}
     missing = [
         name
@@ -60,11 +60,11 @@ def test_every_field_of_a_plan_is_documented(prefix: str, part: type[Plan]) -> N
 
 def test_the_mechanisms_are_written_from_the_registry() -> None:
     """`make docs` writes it."""
-    assert (ROOT / "docs" / "mechanisms.md").read_text() == document()
+    assert (ROOT / "docs/reference/mechanisms.md").read_text() == document()
 
 
 def test_the_plan_in_the_documents_is_a_plan() -> None:
-    text = (ROOT / "docs" / "plan.md").read_text()
+    text = (ROOT / "docs/reference/plan.md").read_text()
     (plan,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert parse_plan(plan.encode(), "yaml").name == "e2e-gpt2-dp-muon"
 
@@ -116,7 +116,7 @@ def test_every_command_of_the_readme_ends_as_it_says(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/tour.md"])
 def test_every_command_line_of_the_readme_and_the_tour_runs(page: str, tmp_path: Path) -> None:
     """Each line of the first block with the program, in order, as a person would paste it."""
     python = shlex.quote(sys.executable)

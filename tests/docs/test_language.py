@@ -26,7 +26,8 @@ IDENTIFIERS = frozenset(
 def texts() -> Iterator[Path]:
     """Every file with text that a person reads."""
     yield from (page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md")
-    yield from (page for page in (ROOT / "docs").rglob("*.md") if "mutation" not in page.name)
+    pages = (page for folder in ("docs", "contributing") for page in (ROOT / folder).rglob("*.md"))
+    yield from (page for page in pages if page.name != "mutation.md")
     for room in ROOMS:
         yield from (ROOT / room).rglob("*.py")
         yield from (ROOT / room).rglob("*.html")

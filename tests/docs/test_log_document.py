@@ -1,4 +1,4 @@
-"""What docs/log.md tells an auditor to do by hand leads to the signed root, and to no other."""
+"""What docs/reference/log.md has auditors do by hand leads to the signed root, and to no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.trust.log.logged_certificate import KEY, certified, log_of
 
-DOCUMENT = Path(__file__).parents[2] / "docs/log.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/log.md"
 
 
 @pytest.mark.ordinary("6-7", "0-1")

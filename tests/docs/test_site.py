@@ -78,11 +78,15 @@ def test_pictures_say_what_they_show_and_follow_a_dark_page(path: Path) -> None:
     assert "prefers-color-scheme:dark" in (picture.findtext("svg:style", namespaces=name) or "")
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_the_pages_at_the_root_lead_to_files_that_are_there(name: str) -> None:
+def test_pages_outside_the_site_lead_to_files_that_are_there() -> None:
     """The site does not hold them, and so does not check their links."""
-    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", (ROOT / name).read_text(encoding="utf-8"))
-    assert not [link for link in links if not (ROOT / link).exists()]
+    wrong = [
+        (page.name, link)
+        for page in (*ROOT.glob("*.md"), *ROOT.glob("contributing/**/*.md"))
+        for link in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert not wrong
 
 
 ROOMS_AND_MORE = (
@@ -94,6 +98,7 @@ ROOMS_AND_MORE = (
     "migrations",
     "deploy",
     "docs",
+    "contributing",
     "ci",
 )
 
@@ -103,7 +108,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
     named = re.compile(rf"`((?:{'|'.join(ROOMS_AND_MORE)})/[\w./-]+)`")
     missing = {
         (page.name, path)
-        for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"))
+        for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("contributing/**/*.md"))
         if page.name != "mutation.md"  # a report on an earlier revision
         for path in named.findall(page.read_text(encoding="utf-8"))
         if not (ROOT / path).exists() and not {"NEW.py", "VERSION"} & set(path.split("/"))

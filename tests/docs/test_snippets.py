@@ -23,15 +23,15 @@ ELSEWHERE = {
     "how-to/gate.md": "tests/docs/test_gate_page.py",
     "how-to/guard.md": "tests/guard/test_guide.py",
     "how-to/rotate-keys.md": "tests/docs/test_how_to.py",
-    "library.md": "tests/library/test_guide.py",
-    "log.md": "tests/docs/test_log_document.py",
-    "models-and-data.md": "tests/trainer/models/test_documents.py",
-    "tour.md": "tests/docs/test_documents.py",
+    "reference/library.md": "tests/library/test_guide.py",
+    "reference/log.md": "tests/docs/test_log_document.py",
+    "how-to/models-and-data.md": "tests/trainer/models/test_documents.py",
+    "how-to/tour.md": "tests/docs/test_documents.py",
 }
 """Pages whose blocks a test of their own runs; it has to read the page."""
 NOT_RUN = {
-    "training.md": "the tour's commands train and compare the same way",
-    "worker.md": "needs a service and a worker; examples/train/demo_run.py is run by its tests",
+    "how-to/train.md": "the tour's commands train and compare the same way",
+    "how-to/run-a-worker.md": "needs a service and a worker; tests run examples/train/demo_run.py",
 }
 """Pages whose commands another page's test runs in the same way."""
 PAGES = sorted(

@@ -8,7 +8,16 @@ import sys
 from tests.docs.pages import ROOT
 
 WHERE = ["docs", "examples", "plan", "mechanisms", "accountants", "certificate", "service", "gate"]
-WHERE += ["client", "importers", "library", "trainer", "worker", "migrations", "bench"]
+WHERE += [
+    "contributing",
+    "client",
+    "importers",
+    "library",
+    "trainer",
+    "worker",
+    "migrations",
+    "bench",
+]
 
 
 def test_no_common_misspelling() -> None:

@@ -1,4 +1,4 @@
-"""``docs/library.md``: its blocks run, and both sides of each equivalent agree."""
+"""``docs/reference/library.md``: its blocks run, and both sides of each equivalent agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dp_accounting.pld import PLDAccountant
 
 from tests.docs.pages import DOCS, ROOT, blocks
 
-PAGE = DOCS / "library.md"
+PAGE = DOCS / "reference/library.md"
 ROW = re.compile(r"^\| `([^|]+)` \| `([^|]+)` \|$", re.MULTILINE)
 TABLE, _, OF_JAX = (
     PAGE.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ Each mutant of the sample is run against the tests that execute what it changed,
 first, until one fails. The sample is drawn with a fixed seed and stratified by file; results are
 kept in ``build/mutation`` as they come, and a second call goes on where the first one ended.
 Which tests run what is kept there too, as ``reach.json``: remove it where tests have changed.
-``docs/mutation.md`` is written from them at the end.
+``contributing/mutation.md`` is written from them at the end.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main() -> None:
             stated = f"{record['file']}:{record['line']} {record['was']} -> {record['now']}"
             sys.stderr.write(f"{len(records)} survived: {stated}\n")
     if requested.files == "*":
-        write(records, totals, requested.seed, Path("docs/mutation.md"))
+        write(records, totals, requested.seed, Path("contributing/mutation.md"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of the results: ``docs/mutation.md``."""
+"""The page of the results: ``contributing/mutation.md``."""
 
 from __future__ import annotations
 

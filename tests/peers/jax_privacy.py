@@ -1,6 +1,6 @@
 """jax-privacy itself: ``make try-peers`` runs this.
 
-Both sides of each row of ``docs/library.md`` are evaluated. The left sides must be what
+Both sides of each row of ``docs/reference/library.md`` are evaluated. The left sides must be what
 ``tests/vectors/jax_privacy.json`` holds, with which the suite compares where there is no JAX;
 ``python -m tests.peers.jax_privacy`` writes it.
 """
@@ -27,7 +27,7 @@ ROWS = ROW.findall(PAGE.read_text(encoding="utf-8").partition("## Equivalents of
 def names() -> dict[str, Any]:
     """What the blocks of the page define, with the one about jax-privacy."""
     result: dict[str, Any] = {}
-    for block in blocks(DOCS / "library.md"):
+    for block in blocks(DOCS / "reference/library.md"):
         if block.language == "python" and (not block.excerpt or "jax-privacy" in block.excerpt):
             exec(compile(block.text, str(PAGE), "exec"), result)
     return result

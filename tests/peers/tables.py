@@ -1,7 +1,7 @@
-"""Published values that are not the libraries' that ``docs/library.md`` compares with.
+"""Published values that are not the libraries' that ``docs/reference/library.md`` compares with.
 
 Every row names its source. A value is inside our bracket, or the row is one of those that say
-which side is wrong and prove it by another computation. ``docs/papers.md`` sums them up.
+which side is wrong and prove it by another computation. ``docs/explanation/papers.md`` sums up.
 """
 
 from __future__ import annotations

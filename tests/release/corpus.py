@@ -5,7 +5,7 @@
 freezes the plans of ``tests/release/0.2.0/plans`` under the release that runs: each is
 certified and signed with a key that is thrown away afterwards, and ``bundles.jsonl`` and
 ``keys.json`` are written beside them. Nothing in such a folder is ever changed; what a later
-release must still say of it is in ``test_kept_answers.py`` and ``docs/versioning.md``.
+release must still say of it is in ``test_kept_answers.py`` and ``docs/reference/versioning.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an earlier release certified still reads, verifies and means the same.
 
-Three laws, for every plan of every release (docs/versioning.md): its text has the digest that
-was signed; its bundle verifies with the keys of its time, and fails on nothing but its age
+Three laws, for every plan of every release (docs/reference/versioning.md): its text has the digest
+that was signed; its bundle verifies with the keys of its time, and fails on nothing but its age
 later; and certifying it again gives the same verdict and a bracket that meets the old one and
 is as wide, to the width that is promised, or exactly the old numbers while the accountant's
 version is the same.

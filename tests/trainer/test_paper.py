@@ -15,7 +15,7 @@ import torch
 from affidavit.assessment import certify
 from affidavit.plan import plan_from
 
-PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/explanation/papers.md").read_text()
 SIZES = {"e2e": 42_043, "dart": 60_591}
 
 

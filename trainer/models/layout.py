@@ -1,7 +1,7 @@
 """Layouts: which tensors are trained, and which are clipped together under which release.
 
 The names are those of the plan's ``releases``, and ``count`` is the number of blocks. A
-layout changes what is released, so it must match the plan (docs/models-and-data.md).
+layout changes what is released, so it must match the plan (docs/how-to/models-and-data.md).
 
 >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 >>> layout = group_hidden_matrices(model, {"hidden": ["0.weight"]})

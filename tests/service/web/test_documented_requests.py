@@ -19,7 +19,7 @@ from affidavit.service.web.routes import certificates
 ROOT = Path(__file__).resolve().parents[3]
 HERE = "http://127.0.0.1:8321"
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
-SERVED = {"docs/log.md": "its log is longer than this one; tests/service/log asks for such proofs"}
+SERVED = {"docs/reference/log.md": "its log is longer; tests/service/log asks for such proofs"}
 """Pages whose request needs more than a plan, and who sends it instead."""
 
 

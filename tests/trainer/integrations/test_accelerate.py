@@ -1,4 +1,4 @@
-"""A loop with Accelerate takes the certified steps, as docs/training.md shows."""
+"""A loop with Accelerate takes the certified steps, as docs/how-to/train.md shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/models-and-data.md shows can be pasted."""
+"""What docs/how-to/models-and-data.md shows can be pasted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.train.text import build_word_list
 from tests.support.trust import trusting
 from tests.trainer.loop.small_run import DEVICE, KEY, bundle_of, plan_with
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()
+TEXT = (Path(__file__).resolve().parents[3] / "docs/how-to/models-and-data.md").read_text()
 
 
 def test_the_example_of_a_model_of_ones_own_trains(

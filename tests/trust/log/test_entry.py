@@ -46,7 +46,7 @@ def leaf_of(bundle: bytes) -> LogEntry:
 
 
 def test_by_hand(certificate: Certificate) -> None:
-    """What docs/log.md tells an auditor to do, with nothing but json and sha256."""
+    """What docs/reference/log.md tells an auditor to do, with nothing but json and sha256."""
     bundle = json.loads(certificate.bundle)
     envelope = json.dumps(bundle["envelope"], sort_keys=True, separators=(",", ":")).encode()
     predicate = certificate.statement["predicate"]

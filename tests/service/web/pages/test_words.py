@@ -16,7 +16,7 @@ from affidavit.service.web.pages.templating import GROUPS
 from affidavit.service.web.pages.text import TONES, words
 
 TEMPLATES = sorted(Path("service/web/pages/templates").glob("*.html"))
-GLOSSARY = Path("docs/glossary.md").read_text(encoding="utf-8")
+GLOSSARY = Path("docs/reference/glossary.md").read_text(encoding="utf-8")
 COLOURS = {"good", "warn", "bad", "plain"}
 EVERYDAY = re.findall(
     r"\w+",
