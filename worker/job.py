@@ -2,8 +2,8 @@
 
 docs/how-to/run-a-worker.md describes what a worker checks and signs. The start of a run commits its
 budget. A run without a final record line returns to the queue if a new attempt may help (the
-trainer was killed, or could not write); otherwise it fails and is charged in full. If the lease is lost, the
-trainer is killed and nothing is reported.
+trainer was killed, or could not write); otherwise it fails and is charged in full. If the lease is
+lost, the trainer is killed and nothing is reported.
 
 Every attempt at a run has its own folder, ``RUN-FENCE``, and only that attempt writes to it, so a
 stale trainer cannot interfere. To resume a run, the record and the checkpoints of the previous

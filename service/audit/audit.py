@@ -98,7 +98,7 @@ Expected = dict[int, list[tuple[str, Checkpoint]]]
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One inconsistency; ``code`` is stable (docs/reference/log.md), ``where`` a table and a row."""
+    """One inconsistency; ``code`` is stable (docs/reference/log.md); ``where`` a table and row."""
 
     code: str
     where: str
