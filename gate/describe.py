@@ -89,7 +89,7 @@ def explain(
         say(f"{code} (verdict): {VERDICTS[code]}")
         return
     meanings = meanings_of(code)
-    if meanings and all(meaning.room != "assessment" for meaning in meanings):
+    if meanings and all(meaning.part != "assessment" for meaning in meanings):
         _print_meanings(code, meanings)
         return
     # Imported here because the catalogue of mistakes loads the accountants.
@@ -110,7 +110,7 @@ def explain(
 
 def _print_meanings(code: str, meanings: Sequence[CodeMeaning]) -> None:
     for meaning in meanings:
-        say(f"{code} ({meaning.room}): {meaning.message}".rstrip(": "))
+        say(f"{code} ({meaning.part}): {meaning.message}".rstrip(": "))
         if meaning.remedy:
             say(f"  to do: {meaning.remedy}")
 

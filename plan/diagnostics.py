@@ -94,7 +94,7 @@ class RefusedPlan(PlanError):
 class CodeMeaning:
     """The meaning of a code in one room; ``…`` stands for what a message fills in."""
 
-    room: str
+    part: str
     message: str
     remedy: str
 

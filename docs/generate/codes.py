@@ -51,7 +51,8 @@ Generated from the source by `make docs`; change the source, not this file.
 
 A published code keeps its meaning permanently; a new meaning is a new code. Messages may
 change. `…` stands for a value. A code with several messages is listed with
-the first. The mistakes that `diagnose` names are in [known mistakes](mistakes.md).
+the first. `affidavit explain CODE` also says what to do. The mistakes
+that `diagnose` names are in [known mistakes](mistakes.md).
 
 | part | where you see its codes |
 |---|---|
@@ -84,7 +85,7 @@ class Use:
     """One place where a code is given out."""
 
     code: str
-    room: str
+    part: str
     message: str
     remedy: str
     named: bool = False
@@ -92,11 +93,11 @@ class Use:
 
 
 def data() -> str:
-    """Every code with its message and remedy in each room, as ``affidavit explain`` reads them."""
+    """Every code with its message and remedy in each part, as ``affidavit explain`` reads them."""
     entries: dict[str, list[dict[str, str]]] = {}
     for room in ROOMS:
         for code, use in sorted(_stored(room).items()):
-            entry = {"room": use.room, "message": use.message, "remedy": use.remedy}
+            entry = {"part": use.part, "message": use.message, "remedy": use.remedy}
             entries.setdefault(code, []).append(entry)
     return json.dumps(entries, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
 
@@ -109,13 +110,13 @@ def _stored(room: str) -> dict[str, Use]:
 
 
 def page() -> str:
-    """A table for each room."""
+    """A table for each part."""
     sections = []
     for room in ROOMS:
         stored = _stored(room)
-        rows = [(f"`{c}`", stored[c].message, stored[c].remedy) for c in sorted(stored)]
+        rows = [(f"`{c}`", stored[c].message) for c in sorted(stored)]
         if rows:
-            sections.append(f"## {room}\n\n" + table(("code", "says", "to do"), rows))
+            sections.append(f"## {room}\n\n" + table(("code", "says"), rows))
     return HEAD + "\n".join(sections)
 
 
@@ -227,7 +228,7 @@ def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterato
         if CODE.fullmatch(code):
             yield Use(
                 code=code,
-                room=room,
+                part=room,
                 message=_first(provided, MESSAGES),
                 remedy=_first(provided, REMEDIES),
                 named=any(isinstance(provided.get(name), NamedText) for name in MESSAGES),
@@ -241,7 +242,7 @@ def _class(node: ast.ClassDef, room: str) -> Iterator[Use]:
             case ast.Assign(targets=[ast.Name(id="code")], value=value):
                 about = (ast.get_docstring(node) or "").split("\n\n")[0]
                 for code in _constants(value):
-                    yield Use(code=code, room=room, message=about.replace("``", "`"), remedy="")
+                    yield Use(code=code, part=room, message=about.replace("``", "`"), remedy="")
 
 
 def _mistake(node: ast.AST, room: str) -> Iterator[Use]:
@@ -251,7 +252,7 @@ def _mistake(node: ast.AST, room: str) -> Iterator[Use]:
             provided = {item.arg: item.value for item in decorator.keywords if item.arg}
             message = _first(provided, MESSAGES)
             remedy = _first(provided, ("fix",))
-            yield Use(code=getattr(node, "name", ""), room=room, message=message, remedy=remedy)
+            yield Use(code=getattr(node, "name", ""), part=room, message=message, remedy=remedy)
 
 
 def _in_table(part: object, room: str, name: str = "") -> Iterator[Use]:
@@ -259,7 +260,7 @@ def _in_table(part: object, room: str, name: str = "") -> Iterator[Use]:
     if isinstance(part, dict):
         if {"message", "remedy"} <= part.keys():
             code = part.get("code", name)
-            yield Use(code=code, room=room, message=part["message"], remedy=part["remedy"])
+            yield Use(code=code, part=room, message=part["message"], remedy=part["remedy"])
         for key, item in part.items():
             yield from _in_table(item, room, key)
     for item in part if isinstance(part, list) else ():
