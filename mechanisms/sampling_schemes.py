@@ -678,9 +678,9 @@ def _cyclic_poisson_run(plan: Plan, index: int) -> RunSampler:
     probability = schedule.sampling_probability(plan, phase) * turn
     assumption = (
         "each record belongs to one group for the whole run, chosen independently of all other "
-        "records (by a hash or a draw of its own; under zero_out an equal split will do); step t "
-        "takes each record of group t mod b independently with probability p, and the sum is "
-        "divided by the fixed expected lot size"
+        "records (by a hash or a draw of its own; under zero_out, groups may be split evenly); "
+        "step t takes each record of group t mod b independently with probability p, and the sum "
+        "is divided by the fixed expected lot size"
     )
     claimed = replace(_unsampled(plan, index, turn, assumption), probability=float(probability))
     amplified = is_amplified(plan)

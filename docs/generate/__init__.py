@@ -35,7 +35,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": cli.page,
     "reference/codes.md": codes.page,
     "../plan/codes.json": codes.data,
-    "reference/plan-schema.md": plan_schema.page,
     "reference/plan.schema.json": plan_schema.schema_text,
     "reference/schemastore.json": plan_schema.catalog_entry,
     "reference/repositories.md": repositories.page,

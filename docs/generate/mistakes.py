@@ -52,8 +52,8 @@ Readings: `gaussian` (exact), `rdp` (dp_accounting's orders), `rdp_opacus` (Opac
 what these programs report), `gdp_clt`, `basic` and `advanced` composition.
 
 An explanation is not a proof that somebody made the mistake: it says that the mistake leads to the
-number. Several mistakes can lead to one number, and then all are listed; with two or three
-digits, by chance too. A claim can be wrong even if no known mistake explains it. If a
+number. Several mistakes can lead to one number, and then all are listed. With only two or three
+digits, matches can be coincidental. A claim can be wrong even if no known mistake explains it. If a
 claim lies between the ends of the bracket, or below them by no more than an accountant's own error,
 only a single mistake is named, if it gives exactly its digits and these are four or so.
 
