@@ -1,4 +1,4 @@
-# For developers; users run `pip install affidavit`. `make demo` and `make test` set everything up on a fresh machine.
+# For developers; users run `pip install affidavit`. Each target sets up what it needs on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -13,6 +13,7 @@ COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_
 
 .PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu test-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
 
+# The environment of developers, with all tools.
 install: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
@@ -68,8 +69,14 @@ $(BROWSER): $(STAMP) tests/browser/chromium.py
 gallery: install-trainer install-browser
 	$(BIN)/python -m tests.browser.gallery
 
-demo: install
-	@$(BIN)/python examples/demo.py
+# What users get, and not the environment of developers: the wheel of this checkout.
+DEMO := .venv-demo/bin/python
+demo:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Affidavit needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	test -x $(DEMO) || $(PYTHON) -m venv .venv-demo
+	rm -rf build/lib
+	$(DEMO) $(PIP) '.[service]'
+	@$(DEMO) examples/demo.py
 
 # Certify, train and check DP-Muon and DP-SGD on digits at one ε.
 demo-train: install-trainer

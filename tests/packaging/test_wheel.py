@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
-import venv
 import zipfile
-from collections.abc import Callable, Iterator
-from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
 from affidavit import __version__
+from tests.packaging.conftest import Installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,77 +93,9 @@ def test_the_command_line_is_declared(wheel: zipfile.Path) -> None:
     assert "affidavit = affidavit.gate.entry:main" in wheel.root.read(points).decode()
 
 
-def required(line: str) -> Iterator[str]:
-    """The distributions that ``pip install`` of a requirement brings along."""
-    todo, found = [Requirement(line)], set()
-    while todo:
-        requirement = todo.pop()
-        if requirement.name in found:
-            continue
-        found.add(requirement.name)
-        yield requirement.name
-        for below in map(Requirement, distribution(requirement.name).requires or []):
-            extras = requirement.extras or {""}
-            if not below.marker or any(below.marker.evaluate({"extra": each}) for each in extras):
-                todo.append(below)
-
-
-@pytest.fixture(scope="module")
-def installed(
-    wheel_of_the_tree: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``affidavit`` in an environment with the wheel and what it requires, and nothing else."""
-    where = tmp_path_factory.mktemp("installed")
-    venv.create(where / "venv", symlinks=True)
-    (site,) = (where / "venv/lib").glob("python*/site-packages")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for name in {name for line in project["dependencies"] for name in required(line)}:
-        for file in distribution(name).files or []:
-            top = Path(distribution(name).locate_file(file.parts[0]))  # type: ignore[arg-type]
-            if file.parts[0] != ".." and not (site / top.name).exists():
-                (site / top.name).symlink_to(top)
-    python = where / "venv/bin/python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    pip += ["--no-deps", "--no-index", "--disable-pip-version-check", str(wheel_of_the_tree)]
-    subprocess.run(pip, check=True, timeout=300)
-
-    def affidavit(*arguments: str, program: str = "affidavit") -> subprocess.CompletedProcess[str]:
-        stored = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        homes = {"AFFIDAVIT_HOME": str(where / "home"), "AFFIDAVIT_CACHE": str(where / "cache")}
-        return subprocess.run(
-            [str(python.with_name(program)), *arguments],
-            cwd=where,
-            env={**stored, **homes},
-            input="{}\n",
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=300,
-        )
-
-    return affidavit
-
-
-def test_one_install_brings_the_commands(installed: Callable[..., Any]) -> None:
-    weak = str(ROOT / "examples/e2e-dp-muon-published.yaml")
+def test_one_install_brings_the_commands(installed: Installed) -> None:
     assert installed("--version").stdout.strip() == __version__
     assert installed("--help").returncode == 0
-    assert installed("certify", str(ROOT / "examples/e2e-dp-sgd-published.yaml")).returncode == 0
-    assert installed("check", weak).returncode == 1
-    assert installed("diagnose", weak, "--claimed-epsilon", "7.9852").returncode == 1
-
-
-def test_the_first_screen_of_the_readme_works(installed: Callable[..., Any]) -> None:
-    """Its commands, its lines of Python and its line of a workflow, in order, in one folder."""
-    screen = (ROOT / "README.md").read_text().partition("## ")[0]
-    shell, code, workflow = re.findall(r"```\w+\n(.*?)```", screen, re.DOTALL)
-    install, *commands = [*shell.splitlines(), workflow.partition(" && ")[2].strip()]
-    assert install == "pip install affidavit"
-    for command in commands:
-        program, *words = command.split()
-        assert program == "affidavit"
-        assert installed(*words).returncode == 0, command
-    assert 0 < float(installed("-c", code, program="python").stdout) < 2
 
 
 @pytest.mark.parametrize(
@@ -178,7 +103,7 @@ def test_the_first_screen_of_the_readme_works(installed: Callable[..., Any]) -> 
     [("train --plan p.yaml", "trainer"), ("tokens list", "service"), ("batch - --ray auto", "ray")],
 )
 def test_a_command_without_its_extra_names_the_line_that_installs_it(
-    installed: Callable[..., Any], command: str, extra: str
+    installed: Installed, command: str, extra: str
 ) -> None:
     result = installed(*command.split())
     assert result.returncode == 2
