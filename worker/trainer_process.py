@@ -94,6 +94,6 @@ def failure_reason(log: Path) -> str:
         lines = stream.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         code = line.partition(":")[0]
-        if any(meaning.room == "trainer" for meaning in explain(code)):
+        if any(meaning.part == "trainer" for meaning in explain(code)):
             return f": {code} (affidavit explain {code}). The worker's log says more."
     return ". The worker's log says more."

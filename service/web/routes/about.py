@@ -238,7 +238,7 @@ def problem_type(code: Annotated[str, Path(pattern="^[a-z0-9_]{1,64}$")]) -> HTM
     if not meanings:
         raise Problem(404, "not_found", "this code does not exist.")
     rows = "".join(
-        f"<tr><td>{escape(meaning.room)}</td><td>{escape(meaning.message)}</td>"
+        f"<tr><td>{escape(meaning.part)}</td><td>{escape(meaning.message)}</td>"
         f"<td>{escape(meaning.remedy)}</td></tr>"
         for meaning in meanings
     )
