@@ -39,4 +39,4 @@ def test_every_code_on_the_page_is_one_of_the_guard() -> None:
     cells = "".join(row.split("|")[1] for row in table.split("\n|")[2:])
     codes = set(re.findall(r"`([a-z_]+)`", cells))
     assert len(codes) > 10
-    assert not [code for code in codes if not any(item.room == "guard" for item in explain(code))]
+    assert not [code for code in codes if not any(item.part == "guard" for item in explain(code))]

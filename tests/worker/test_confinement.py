@@ -55,7 +55,7 @@ def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any) -> None:
 
 def test_every_code_of_the_trainer_has_a_meaning_and_nothing_else_is_told(tmp_path: Path) -> None:
     for code in {*EXIT_CODES, "bad_source", "file_refused", "unsupported_model", "diverged"}:
-        assert "trainer" in {meaning.room for meaning in explain(code) if meaning.message}, code
+        assert "trainer" in {meaning.part for meaning in explain(code) if meaning.message}, code
     log = tmp_path / "log"
     for text, told in (
         (f"bad_source: x.csv, line 2, column b: '{SECRET}' is no finite number.\n", "bad_source"),

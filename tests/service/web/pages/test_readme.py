@@ -16,6 +16,7 @@ from affidavit.trust import KeyStore
 
 README = Path(__file__).resolve().parents[4] / "README.md"
 PROGRAM = "affidavit "
+BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
 def test_the_commands_of_the_readme_open_the_pages(
@@ -25,14 +26,15 @@ def test_the_commands_of_the_readme_open_the_pages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = README.read_text()
-    (block,) = re.findall(r"## Web pages.*?```sh\n(.*?)```", text, re.DOTALL)
-    *before, serve = [line.removeprefix(PROGRAM) for line in block.strip().splitlines()]
-    assert serve == "serve"  # what it does as a process is tried where processes are
+    text = text.partition("## HTTP API")[2]
+    lines = re.findall(rf"^{PROGRAM}(.*)$", "".join(re.findall(BLOCK, text)), re.MULTILINE)
+    lines.remove("serve")  # what it does as a process is tried where processes are
+    assert len(lines) == 2
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
     monkeypatch.setenv("AFFIDAVIT_WORKERS", "1")
     KeyStore(tmp_path / "keys").new("test")
-    for line in before:
+    for line in lines:
         assert main(shlex.split(line)) == 0
     token = capsys.readouterr().out.split()[-1]
     with client_of(Settings.from_environment()) as browser:
