@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -191,7 +189,7 @@ def test_a_printed_certificate_is_complete_and_fits_on_the_paper(
 def test_charts_answer_the_pointer_and_are_downloaded(
     visitor_of: Callable[..., Any], company: Company, everything: str, size: str
 ) -> None:
-    """Values under the pointer, an axis made logarithmic, two curves overlaid, and two files."""
+    """Values under the pointer, an axis made logarithmic, two curves overlaid, and a file."""
     visitor = visitor_of(company.site, SIZES[size][0])
     clicks, zeroed = company.certificates["clicks"], company.certificates["zeroed"]
     visitor.sign_in(everything)
@@ -209,15 +207,13 @@ def test_charts_answer_the_pointer_and_are_downloaded(
     toggle.click()
     assert toggle.get_attribute("aria-pressed") != pressed
 
-    files = {}
-    for kind in ("CSV", "SVG"):
-        with visitor.page.expect_download() as waiting:
-            chart.locator(f"button:text-is('{kind}')").click()
-        files[kind] = Path(waiting.value.path()).read_text()
-    rows = list(csv.DictReader(io.StringIO(files["CSV"])))
-    assert {row["series"] for row in rows} == {"click-model", "click-zeroed"}
-    assert all(0 <= float(row["y"]) <= 1 for row in rows)
-    assert ElementTree.fromstring(files["SVG"]).tag == "{http://www.w3.org/2000/svg}svg"
+    with visitor.page.expect_download() as waiting:
+        chart.locator("button:text-is('SVG')").click()
+    downloaded = ElementTree.parse(waiting.value.path()).getroot()
+    assert downloaded.tag == "{http://www.w3.org/2000/svg}svg"
+    legend = "".join(downloaded.itertext())
+    assert "click-model" in legend
+    assert "click-zeroed" in legend
 
 
 def test_the_api_is_documented_without_another_host(

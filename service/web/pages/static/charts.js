@@ -21,21 +21,13 @@
     return element;
   };
 
-  const save = (name, type, content) => {
+  const save = (chart, svg) => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([content], { type }));
-    link.download = name;
+    link.href = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
+    link.download = `${chart.title.replace(/[^\p{L}\p{N}]+/gu, "-")}.svg`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-
-  const file = (chart, extension) => `${chart.title.replace(/[^\p{L}\p{N}]+/gu, "-")}.${extension}`;
-
-  // A text cell that no spreadsheet takes for a formula.
-  const cell = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
-
-  const csv = (chart) =>
-    ["series,x,y", ...chart.series.flatMap((line) => line.points.map(([x, y]) => `${cell(line.name)},${x},${y}`))].join("\n") + "\n";
 
   // At most seven powers of ten.
   const decades = (low, high) => {
@@ -138,10 +130,7 @@
       toggle.setAttribute("aria-pressed", String(log[which]));
       tools.append(toggle);
     }
-    tools.append(
-      button("CSV", () => save(file(chart, "csv"), "text/csv", csv(chart))),
-      button("SVG", () => save(file(chart, "svg"), "image/svg+xml", svg.outerHTML.replaceAll("currentColor", "#1b1f24"))),
-    );
+    tools.append(button("SVG", () => save(chart, svg.outerHTML.replaceAll("currentColor", "#1b1f24"))));
     element.classList.add("live");
     new ResizeObserver(() => {
       const width = Math.max(200, holder.clientWidth);
