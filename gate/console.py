@@ -13,25 +13,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from affidavit.assessment import Assessment, malformed_result
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.render import print_excerpt, reason_line
-from affidavit.mechanisms import read_bytes
-from affidavit.mechanisms.plan_files import PlanFile, read_plan
 from affidavit.plan import MalformedPlan, Reason, printable
-from affidavit.trust import (
-    KeyFailure,
-    KeysetError,
-    VerificationError,
-    write_atomically,
-)
+from affidavit.trust import write_atomically
+
+if TYPE_CHECKING:
+    from affidavit.assessment import Assessment
+    from affidavit.mechanisms.plan_files import PlanFile
+
+# Other rooms are imported where they are needed: every command imports this module.
 
 # Rich assumes that a pipe has 80 columns, and would break the numbers of wide tables in two.
 _IS_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
@@ -63,6 +61,8 @@ def show_status(label: str) -> AbstractContextManager[object]:
 
 def load_plan(name: str, *, as_json: bool) -> PlanFile:
     """Read the plan in ``name``; report a malformed plan and exit."""
+    from affidavit.mechanisms.plan_files import read_plan
+
     try:
         return read_plan(name)
     except MalformedPlan as error:
@@ -71,6 +71,8 @@ def load_plan(name: str, *, as_json: bool) -> PlanFile:
 
 def read_file(path: Path) -> bytes:
     """Read ``path``; report an unreadable file and exit."""
+    from affidavit.mechanisms import read_bytes
+
     try:
         return read_bytes(path)
     except MalformedPlan as error:
@@ -114,6 +116,8 @@ def exit_with_reasons(
 ) -> NoReturn:
     """Report ``reasons`` and exit with ``code``."""
     if as_json:
+        from affidavit.assessment import malformed_result
+
         print_json(malformed_result(reasons))
     else:
         print_reasons(name, reasons)
@@ -147,6 +151,8 @@ def usage_errors(verified: Path | None = None) -> Iterator[None]:
 
     A failed verification, such as that of the file ``verified``, exits as blocked.
     """
+    from affidavit.trust import KeyFailure, KeysetError, VerificationError
+
     try:
         yield
     except VerificationError as error:

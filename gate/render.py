@@ -34,17 +34,20 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.assessment import Assessment, GroupBound
 from affidavit.certificate import checks_of
 from affidavit.plan import Reason, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from affidavit.assessment import Assessment, GroupBound
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
     ("unproved", "undecided"), "yellow"
@@ -69,6 +72,8 @@ def upper_bound(value: float | None) -> str:
 
 def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
     """Return a borderless table with columns of texts, then of numbers."""
+    from rich.table import Table  # most commands print none
+
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for heading in texts:
         table.add_column(heading)

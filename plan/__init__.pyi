@@ -69,13 +69,13 @@ from .events import alternatives as alternatives
 from .events import event_document as event_document
 from .events import is_unsampled as is_unsampled
 from .events import parse_event as parse_event
-from .extensions import Noise as Noise
 from .extensions import installed_extensions as installed_extensions
 from .extensions import load_extension as load_extension
-from .extensions import noise_forms as noise_forms
 from .fields import PlanFields as PlanFields
 from .fields import with_fields as with_fields
 from .html import html_table as html_table
+from .noise import Noise as Noise
+from .noise import noise_forms as noise_forms
 from .optimizer import GUARANTEE_FIELDS as GUARANTEE_FIELDS
 from .optimizer import OPTIMIZER_FIELDS as OPTIMIZER_FIELDS
 from .optimizer import Denoise as Denoise

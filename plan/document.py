@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, StringConstraints, 
 from pydantic_core import PydanticCustomError
 
 from affidavit.plan.diagnostics import pointer_to
-from affidavit.plan.extensions import Noise
+from affidavit.plan.noise import Noise
 from affidavit.plan.optimizer import Optimizer
 from affidavit.plan.strategies import Independent, Participation, Workload
 from affidavit.plan.types import (

@@ -4,7 +4,7 @@ Each class is one form of ``noise:``, with the checks of its own fields. Their m
 matrix N, and the sensitivity of its inverse) belongs to ``affidavit.mechanisms``.
 ``participation`` says in which steps one record may take part, and ``workload`` what the noise is
 optimised for. ``Noise``, the union of these forms and those of installed packages, is in
-``affidavit.plan.extensions``.
+``affidavit.plan.noise``.
 
 T is the number of steps of the phase. z is independent noise of standard deviation 1, and
 σ_g C_g w, w = N z, is injected; coefficients have no unit.
