@@ -37,6 +37,7 @@ from affidavit.trust import (
     read_envelope,
     sign_envelope,
 )
+from affidavit.trust.dates import fault_of_signature
 from affidavit.trust.dsse import (
     PAYLOAD_TYPE,
     STATEMENT_TYPE,
@@ -162,7 +163,8 @@ def read_provenance(document: Any, trusted: TrustedKeys, *, later: bool = False)
     except (KeyError, IndexError, TypeError, ValueError, MalformedPlan):
         raise BadProvenance("this is not the provenance of a run.") from None
     now = trusted.now()
-    if key.development or key.revoked_at(now) or not key.covers(result.finished if later else now):
+    at = result.finished if later else now
+    if key.development or fault_of_signature(key, at, now=now) is not None:
         raise BadProvenance(
             "the key is not allowed to sign now: outside its window, revoked, or for trials."
         )

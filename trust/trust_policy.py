@@ -31,13 +31,14 @@ References: C2SP, tlog-cosignature.md; RFC 3161; TUF specification 1.0.33, secti
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from cryptography.x509 import load_pem_x509_certificates
 from pydantic import Field, field_validator, model_validator
 
 from affidavit.plan import MalformedPlan, load_yaml
+from affidavit.trust.dates import is_ahead
 from affidavit.trust.dsse import SignedPart, validated
 from affidavit.trust.key import KeyRole, PublicKey
 from affidavit.trust.log.cosignature import WitnessKey, stamped_at
@@ -48,8 +49,6 @@ from affidavit.trust.log.note import (
 )
 
 MAX_WITNESSES = 32
-MAX_CLOCK_SKEW = timedelta(minutes=5)
-"""The most by which another clock may be ahead of the verifier's."""
 Hours = Annotated[int, Field(ge=1, le=24 * 366)]
 
 
@@ -132,7 +131,7 @@ class TrustPolicy(SignedPart):
         times = sorted(
             at
             for key in self.witnesses.parsed()
-            if (at := key.cosigned(parsed)) is not None and at <= now + MAX_CLOCK_SKEW
+            if (at := key.cosigned(parsed)) is not None and not is_ahead(at, now)
         )
         threshold = self.witnesses.threshold
         return (times[threshold - 1], times[-threshold]) if len(times) >= threshold else None
@@ -154,7 +153,7 @@ class TrustPolicy(SignedPart):
         if self.timestamps is None or (self.witnesses is not None and cosigned is None):
             return cosigned
         at = stamped_at(note, self.timestamps.roots.encode())
-        if at is None or at > now + MAX_CLOCK_SKEW:
+        if at is None or is_ahead(at, now):
             return cosigned
         first, last = cosigned or (at, at)
         return min(first, at), last
@@ -176,11 +175,6 @@ class TrustPolicy(SignedPart):
         """
         freshness = Freshness(status_hours=self.freshness.status_hours)
         return self.model_copy(update={"freshness": freshness})
-
-
-def is_stale(hours: int | None, at: datetime, now: datetime) -> bool:
-    """Whether ``at`` lies longer ago than ``hours``."""
-    return hours is not None and at < now - timedelta(hours=hours)
 
 
 def parse_trust_policy(raw: bytes) -> TrustPolicy:

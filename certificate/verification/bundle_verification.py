@@ -57,6 +57,7 @@ from affidavit.trust import (
     parse_instant,
     read_envelope,
 )
+from affidavit.trust.dates import DateFault, end_of_validity, fault_of_signature, fault_of_use
 from affidavit.trust.dsse import (
     PAYLOAD_TYPE,
     STATEMENT_TYPE,
@@ -267,16 +268,27 @@ def _check_key_window(
     verifier: Verifier,
 ) -> None:
     revoked = "" if key.revoked_from is None else f"{key.revoked_from:%Y-%m-%d %H:%M:%S}Z"
-    if key.revoked_at(issued_at):
+    # Step 9 compares the date of the certificate with the clock.
+    fault = fault_of_signature(key, issued_at, now=max(issued_at, verifier.now))
+    if fault is DateFault.REVOKED:
         raise VerificationError(
             6,
             "key_revoked",
             f"its key was revoked from {revoked} on, and it was issued after that.",
             "Ask for a certificate signed by a current key, and why the key was revoked.",
         )
-    if key.revoked_at(verifier.now):
-        _require_issued_before(key, revoked, log, attestation, verifier.policy)
-    if not key.covers(issued_at):
+    if fault is DateFault.REVOKED_SINCE:
+        seen = _seen_before(key, revoked, issued_at, log, attestation, verifier.policy)
+        fault = fault_of_signature(key, issued_at, now=verifier.now, seen=seen)
+        if fault is DateFault.REVOKED_SINCE:
+            raise VerificationError(
+                6,
+                "key_revoked",
+                f"its key was revoked from {revoked} on, and others saw it in the log only at "
+                f"{seen:%Y-%m-%d %H:%M:%S}Z.",
+                "Certify the plan again.",
+            )
+    if fault is DateFault.OUTSIDE_WINDOW:
         raise VerificationError(
             6,
             "key_outside_window",
@@ -285,21 +297,24 @@ def _check_key_window(
         )
 
 
-def _require_issued_before(
+def _seen_before(
     key: PublicKey,
     revoked: str,
+    issued_at: datetime,
     log: Inclusion | None,
     attestation: log_steps.Attestation | None,
     trust: TrustPolicy | None,
-) -> None:
-    """Require an attestation that the certificate is older than the revocation of its key.
+) -> datetime:
+    """Return when others saw the certificate of a key that was revoked after its date.
 
     If the policy names attestors, or the key has roles, they must attest it; step 10 checks that
     the attested log contains the certificate. For a key with every role a log that another key
-    signed suffices (step 11).
+    signed suffices (step 11), and its own date counts.
     """
-    needs_attestation = key.roles is not None or (trust and trust.has_attestors)
-    if log is None or (needs_attestation and attestation is None):
+    needs_attestation = key.roles is not None or bool(trust and trust.has_attestors)
+    if log is not None and not needs_attestation:
+        return issued_at
+    if log is None or attestation is None:
         raise VerificationError(
             6,
             "key_revoked",
@@ -309,14 +324,7 @@ def _require_issued_before(
             "cosignatures or timestamps that your trust policy names (--trust), it shows that it "
             "is not backdated. Or certify the plan again.",
         )
-    if needs_attestation and attestation is not None and key.revoked_at(attestation[0]):
-        raise VerificationError(
-            6,
-            "key_revoked",
-            f"its key was revoked from {revoked} on, and others saw it in the log only at "
-            f"{attestation[0]:%Y-%m-%d %H:%M:%S}Z.",
-            "Certify the plan again.",
-        )
+    return attestation[0]
 
 
 def _check_plan(statement: dict[str, Any], plan: Plan | None) -> str:
@@ -386,12 +394,13 @@ def _check_validity(
     key: PublicKey, not_before: datetime, not_after: datetime, now: datetime
 ) -> datetime:
     """Return the end of the validity, no later than the window of a key with roles (step 9)."""
-    if now < not_before:
+    end = end_of_validity(key, not_after)
+    fault = fault_of_use(now, not_before, end)
+    if fault is DateFault.NOT_YET:
         raise VerificationError(
             9, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
         )
-    end = not_after if key.roles is None else min(not_after, key.not_after)
-    if now > end:
+    if fault is not None:
         raise VerificationError(
             9,
             "expired",

@@ -17,6 +17,7 @@ from affidavit.certificate.verification.verification_result import (
     Verifier,
 )
 from affidavit.trust import PublicKey, VerificationError
+from affidavit.trust.dates import DateFault, fault_of_signature, is_ahead, is_stale
 from affidavit.trust.dsse import Envelope
 from affidavit.trust.log import (
     BadNote,
@@ -30,7 +31,6 @@ from affidavit.trust.log import (
     verify_inclusion,
 )
 from affidavit.trust.log.note import UnknownSigner
-from affidavit.trust.trust_policy import MAX_CLOCK_SKEW, is_stale
 
 Attestation = tuple[datetime, datetime]
 """When others first and last saw a checkpoint: witnesses or time-stamping authorities."""
@@ -142,7 +142,7 @@ def check_signature(
     _require_origin(checkpoint, verifier.options.log_origin)
     if at is None:
         raise _unsigned("undated_checkpoint", "the checkpoint does not say when it was signed.")
-    if issued_at is not None and at < issued_at - MAX_CLOCK_SKEW:
+    if issued_at is not None and is_ahead(issued_at, at):
         raise VerificationError(
             11,
             "checkpoint_before_certificate",
@@ -154,18 +154,18 @@ def check_signature(
     keys = [signer for signer in signers if not signer.development]
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
-    seen = now if attestation is None else attestation[0]
-    for key in keys:
-        if key.covers(at) and not key.revoked_at(seen):
-            if at > now + MAX_CLOCK_SKEW:
-                raise VerificationError(
-                    11,
-                    "checkpoint_not_yet",
-                    f"the checkpoint is dated {at:%Y-%m-%d %H:%M:%S}Z, which is in the future.",
-                    "Check this machine's clock; if it is right, ask the log's operator.",
-                )
-            return key
-    if any(key.revoked_at(now) for key in keys):
+    seen = None if attestation is None else attestation[0]
+    faults = [fault_of_signature(key, at, now=now, seen=seen) for key in keys]
+    if None in faults:
+        return keys[faults.index(None)]
+    if DateFault.NOT_YET in faults:
+        raise VerificationError(
+            11,
+            "checkpoint_not_yet",
+            f"the checkpoint is dated {at:%Y-%m-%d %H:%M:%S}Z, which is in the future.",
+            "Check this machine's clock; if it is right, ask the log's operator.",
+        )
+    if DateFault.REVOKED in faults or DateFault.REVOKED_SINCE in faults:
         raise _unsigned(
             "checkpoint_key_revoked", "the checkpoint's key is revoked, so its date proves nothing."
         )

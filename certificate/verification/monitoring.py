@@ -31,6 +31,7 @@ from affidavit.certificate.verification.verification_result import (
     Verifier,
 )
 from affidavit.trust import KeyRole, PublicKey, TrustedKeys, VerificationError
+from affidavit.trust.dates import fault_of_signature
 from affidavit.trust.key import by_id
 from affidavit.trust.log import (
     TILE_WIDTH,
@@ -238,7 +239,7 @@ def _entry_alarms(
     if key is None or key.development or not key.has_role(KeyRole.CERTIFICATE):
         message = f"entry {index}: a {kind} is signed by {key_id[:16]}, which you do not trust."
         yield Alarm("unknown_signer", message, index)
-    elif not key.covers(at):
+    elif fault_of_signature(key, at, now=at) is not None:
         message = (
             f"entry {index}: a {kind} is dated {content['at']}, when its key was not allowed to "
             "sign."

@@ -65,6 +65,7 @@ from affidavit.trust import (
     parse_instant,
     read_envelope,
 )
+from affidavit.trust.dates import fault_of_signature
 from affidavit.trust.dsse import (
     PAYLOAD_TYPE,
     STATEMENT_TYPE,
@@ -201,8 +202,7 @@ def _read_statement(folder: Path, trusted: TrustedKeys) -> dict[str, Any]:
         raise UnsupportedClaim(
             STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim."
         ) from None
-    now = trusted.now()
-    if not key.covers(signed_at) or key.revoked_at(now) or signed_at > now:
+    if fault_of_signature(key, signed_at, now=trusted.now()) is not None:
         raise UnsupportedClaim(
             STATEMENT_FILE,
             "signer_outside_window",

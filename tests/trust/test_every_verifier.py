@@ -295,6 +295,21 @@ def test_no_verifier_takes_bare_public_keys() -> None:
     assert {name for name in found if name.startswith("library")} == {"library.api.verify"}
 
 
+def test_only_the_module_of_dates_compares_dates_of_keys() -> None:
+    """A verifier that compared them by itself could forget one of the comparisons."""
+    verifiers = ("certificate", "client", "evidence", "gate", "guard", "library", "trainer")
+    found = {
+        f"{room}.{path.name}:{node.attr}"
+        for room in (*verifiers, "worker")
+        for path in (PACKAGE / room).glob("**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        if node.attr in {"revoked_at", "covers"}
+    }
+    # A policy covers data sets.
+    assert found <= {"certificate.rules.py:covers", "certificate.document.py:covers"}
+
+
 # ---- The commands -----------------------------------------------------------------------
 
 NO_CERTIFICATE = {"runs verify", "monitor"}
