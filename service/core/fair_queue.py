@@ -1,7 +1,7 @@
 """Fair shares of the processors among callers, however many requests each sends.
 
-Start-time fair queueing: a caller's next task is tagged with the processor time of its previous
-tasks, or with the tag served last if that is later, and the lowest tag is served next. A caller
+Start-time fair queueing: a caller's next task is tagged with how long its previous tasks held their
+slots, or with the tag served last if that is later, and the lowest tag is served next. A caller
 that sends one plan at a time therefore never waits behind another's queue, and a caller alone may
 use all slots but one. When the queue is full, the caller with the most waiting tasks is rejected.
 ``RecentUse`` tracks how much processor time a caller used recently.

@@ -10,7 +10,8 @@ would copy the locks of its threads in an arbitrary state. A broken pool, for ex
 kernel killed an idle worker, is replaced when the next plan arrives.
 
 Long plans, and those of callers with much recent use, have processes of their own with a lower
-priority, so that no ordinary plan waits for them.
+priority, so that no ordinary plan waits for them. Use is the processor time that a process measures
+of its work. Work that is killed, or whose process dies, counts as the time since it began.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -65,6 +67,31 @@ class _RecentUseExceeded(Exception):
     """The caller's recent use exceeds the limit of these processes."""
 
 
+class _TakesLong(Exception):
+    """The work used as many processor seconds as these processes allow."""
+
+
+_USED = "affidavit_processor_seconds"
+
+
+def _measure(most: float | None, work: Callable[..., T], args: Any, kwargs: Any) -> tuple[T, float]:
+    """Do ``work`` in a worker process; return its result and the processor seconds it used.
+
+    On a busy host, a clock would also measure how long others used the processors. ``SIGPROF`` ends
+    the process after ``most`` processor seconds, in foreign code too. An exception of ``work`` has
+    the seconds as an attribute.
+    """
+    began = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, most or 0.0)
+    try:
+        return work(*args, **kwargs), time.process_time() - began
+    except Exception as error:
+        setattr(error, _USED, time.process_time() - began)
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
 class _Processes:
     """``number`` processes, for callers whose recent use is below ``max_use`` seconds."""
 
@@ -80,11 +107,18 @@ class _Processes:
         self._pool = self._new_pool()
 
     async def run(
-        self, seconds: float, use: RecentUse, work: Callable[..., T], *args: Any, **kwargs: Any
+        self,
+        seconds: float,
+        most: float | None,
+        use: RecentUse,
+        work: Callable[..., T],
+        *args: Any,
+        **kwargs: Any,
     ) -> T:
         """Return the result of ``work``, which may take ``seconds``, and add to ``use``.
 
-        Raises ``_RecentUseExceeded`` if the caller reached the limit while it waited.
+        It may use ``most`` processor seconds. Raises ``_RecentUseExceeded`` if the caller reached
+        the limit while it waited, and ``_TakesLong`` after ``most``.
         """
         async with self._turns.turn():
             if use.of(CALLER.get()) >= self._max_use:
@@ -92,12 +126,23 @@ class _Processes:
             # Replacing a broken pool blocks, so it happens in a thread.
             pool = self._pool if self._pool.active else await run_in_threadpool(self.usable)
             started_at = time.monotonic()
+            used: float | None = None
             try:
-                future = pool.schedule(work, args=args, kwargs=kwargs, timeout=seconds)
-                result: T = await asyncio.wrap_future(future)
+                future = pool.schedule(_measure, args=(most, work, args, kwargs), timeout=seconds)
+                answer: tuple[T, float] = await asyncio.wrap_future(future)
+                used = answer[1]
+            except ProcessExpired as error:
+                if error.exitcode != -signal.SIGPROF:
+                    raise
+                used = most
+                raise _TakesLong from None
+            except Exception as error:
+                used = getattr(error, _USED, None)
+                raise
             finally:
-                use.add(CALLER.get(), time.monotonic() - started_at)
-        return result
+                # Nobody measured what was killed, and it kept the process from others until then.
+                use.add(CALLER.get(), time.monotonic() - started_at if used is None else used)
+        return answer[0]
 
     def usable(self) -> ProcessPool:
         """Return the pool, after replacing a broken one."""
@@ -165,36 +210,33 @@ class AccountingPool:
         """Return the result of ``work``.
 
         Callers take turns (``FairQueue``). Waiting for a process does not count against the time
-        limit. Cancelling the task also ends the work in its process. Work that takes longer than
-        ``ORDINARY_SECONDS`` starts again as a long plan.
+        limit. Cancelling the task also ends the work in its process. Work that uses
+        ``ORDINARY_SECONDS`` of a processor starts again as a long plan.
         Raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
         """
         if self._use.of(CALLER.get()) < ORDINARY_SECONDS:
-            seconds = min(ORDINARY_SECONDS, self.time_limit)
             try:
-                return await self._run(False, seconds, work, *args, **kwargs)
+                return await self._run(False, work, *args, **kwargs)
             except _RecentUseExceeded:
                 pass
-            except AccountingTimeout:
-                if seconds == self.time_limit:
-                    raise
+            except _TakesLong:
                 self._use.add(CALLER.get(), MAX_RECENT_SECONDS)
         return await self.run_long(work, *args, **kwargs)
 
     async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``work`` as a long plan; also used for charts and other work that is not urgent."""
-        return await self._run(True, self.time_limit, work, *args, **kwargs)
+        return await self._run(True, work, *args, **kwargs)
 
     async def _run(
-        self, is_long: bool, seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self, is_long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         self.unanswered += 1
         leave_turn()
-        processes = self._long if is_long else self._ordinary
+        processes, most = (self._long, None) if is_long else (self._ordinary, ORDINARY_SECONDS)
         try:
-            return await processes.run(seconds, self._use, work, *args, **kwargs)
+            return await processes.run(self.time_limit, most, self._use, work, *args, **kwargs)
         except TimeoutError:
-            raise AccountingTimeout(f"killed after {seconds:g} s") from None
+            raise AccountingTimeout(f"killed after {self.time_limit:g} s") from None
         except (ProcessExpired, BrokenProcessPool) as error:
             raise AccountingFailed(f"the accounting process died: {error}") from error
         finally:

@@ -18,9 +18,7 @@ from affidavit.service.dispatch import dispatcher
 __all__ = ["IN_PROCESS", "main", "prepare"]
 
 
-async def _here(
-    _pool: Any, _long: bool, _seconds: float, work: Any, *given: Any, **named: Any
-) -> Any:
+async def _here(_pool: Any, _long: bool, work: Any, *given: Any, **named: Any) -> Any:
     return await run_in_threadpool(work, *given, **named)
 
 

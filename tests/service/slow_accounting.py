@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 import time
 
 from affidavit.assessment import Assessment
@@ -33,7 +35,36 @@ def fault(plan: Plan) -> Assessment:
     raise ZeroDivisionError(f"secret {plan}")
 
 
-def nap(seconds: float) -> int:
-    """The niceness of the process, after a while."""
-    time.sleep(seconds)
+def work(seconds: float) -> int:
+    """The niceness of the process, after so much processor time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(1000))
     return os.nice(0)
+
+
+def wait(seconds: float) -> None:
+    """Let that time pass, and use no processor."""
+    time.sleep(seconds)
+
+
+def work_and_fail(seconds: float) -> None:
+    """The same work, and then a fault."""
+    work(seconds)
+    raise ZeroDivisionError
+
+
+def work_in_threads(seconds: float) -> None:
+    """The same work in two threads at once."""
+    end = time.process_time() + seconds
+    threads = [threading.Thread(target=hashing_until, args=(end,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def hashing_until(end: float) -> None:
+    """Hash, which needs no interpreter lock, until the process used so much processor time."""
+    while time.process_time() < end:
+        hashlib.sha256(bytes(1_000_000))

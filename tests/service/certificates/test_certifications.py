@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
@@ -18,7 +20,6 @@ from sqlalchemy import select
 from affidavit.service.certificates import certifications
 from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.core import fair_queue, pool
-from affidavit.service.core.errors import AccountingTimeout
 from affidavit.service.core.fair_queue import (
     CALLER,
     SERVICE,
@@ -200,7 +201,7 @@ def test_whoever_floods_with_long_plans_holds_the_last_process_once(
     async def run(_: AccountingPool, is_long: bool, *_rest: Any) -> None:
         tried.append((CALLER.get(), is_long))
         if CALLER.get() == "flood" and not is_long:
-            raise AccountingTimeout("killed")
+            raise pool._TakesLong
 
     monkeypatch.setattr(AccountingPool, "_run", run)
     accounting = AccountingPool(2, 600)
@@ -238,6 +239,40 @@ def test_whoever_accounts_much_gives_way_until_a_minute_after(
     assert list(use._used) == ["late"]
 
 
+@pytest.mark.parametrize(
+    ("how", "seconds", "charged"),
+    [
+        ("wait", 0.6, (0.0, 0.1)),
+        ("work", 0.3, (0.3, 0.5)),
+        ("work_in_threads", 0.3, (0.3, 0.5)),
+        ("work_and_fail", 0.3, (0.3, 0.5)),
+    ],
+)
+def test_a_caller_is_charged_for_processor_time_on_a_busy_host(
+    slow: ModuleType, how: str, seconds: float, charged: tuple[float, float]
+) -> None:
+    accounting = AccountingPool(1, 600)
+    busy = [multiprocessing.Process(target=slow.work, args=(600.0,)) for _ in range(3)]
+
+    async def run() -> float:
+        await accounting.run(abs, -1)  # the process has started
+        CALLER.set("caller")
+        with suppress(ZeroDivisionError):
+            await accounting.run(getattr(slow, how), seconds)
+        return accounting._use._used["caller"][0]
+
+    try:
+        for process in busy:
+            process.start()
+        low, high = charged
+        assert low <= asyncio.run(run()) <= high
+    finally:
+        for process in busy:
+            process.kill()
+            process.join()
+        accounting.close()
+
+
 def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(
     slow: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,10 +304,12 @@ def test_plans_that_waited_while_their_caller_accounted_much_give_way_too(
 ) -> None:
     accounting = AccountingPool(1, 600)
     monkeypatch.setattr(accounting._ordinary, "_max_use", 0.5)
+    # Use does not decay, however long a busy machine takes.
+    monkeypatch.setattr(accounting, "_use", RecentUse(0.0, pool.MAX_RECENT_SECONDS))
 
     async def run() -> list[int]:
         CALLER.set("flood")
-        return await asyncio.gather(*(accounting.run(slow.nap, 0.45) for _ in range(6)))
+        return await asyncio.gather(*(accounting.run(slow.work, 0.45) for _ in range(6)))
 
     try:
         niceness = asyncio.run(run())
