@@ -84,6 +84,7 @@ from affidavit.trust.log import (
     Checkpoint,
     Frontier,
     Place,
+    leaf_content,
     leaf_hash,
 )
 
@@ -98,7 +99,7 @@ Expected = dict[int, list[tuple[str, Checkpoint]]]
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One inconsistency; ``code`` is stable (docs/reference/log.md); ``where`` a table and row."""
+    """One inconsistency, in a table's row; ``code`` is stable (docs/reference/log.md)."""
 
     code: str
     where: str
@@ -167,7 +168,7 @@ def _rebuild(connection: Connection, tree: Frontier, expected: Expected) -> Iter
                 )
                 return
             yield from _compare_entry(row)
-            nodes.update(tree.append(leaf_hash((row.content or "").encode()))[1:])
+            nodes.update(tree.append(leaf_hash(leaf_content(row.content or "", row.salt)))[1:])
             yield from _compare_root(expected, tree)
         yield from _compare_nodes(connection, start, tree.size, nodes)
 
@@ -187,7 +188,7 @@ def _compare_entry(row: Row[Any]) -> Iterator[AuditFinding]:
     if row.content is None:
         yield AuditFinding("entry_missing", where, f"its entry {row.entry_id} does not exist.")
         return
-    if leaf_hash(row.content.encode()) != bytes(row.leaf_hash):
+    if leaf_hash(leaf_content(row.content, row.salt)) != bytes(row.leaf_hash):
         yield AuditFinding("leaf_changed", where, "its hash is not the hash of its entry.")
     try:
         content = json.loads(row.content)

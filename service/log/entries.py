@@ -4,7 +4,8 @@ An entry is committed or rolled back together with the change. The sequencer add
 tree afterwards.
 
 ``log_entries``
-    Every entry, with the canonical JSON that is hashed.
+    Every entry, with its canonical JSON and the salt that is hashed with it. Certificates and
+    refusals have no salt (``trust.log.entry``), nor have entries of databases before revision 0027.
 ``log_pending``
     A queue of entries that are not sequenced yet, the only table here from which rows are deleted.
     An entry is added with its change, and deleted in the transaction that sequences it; the
@@ -36,7 +37,7 @@ from sqlalchemy.sql.dml import ReturningInsert
 from affidavit.plan import load_json
 from affidavit.service.tables.log import log_entries, log_leaves, log_pending
 from affidavit.trust import read_envelope
-from affidavit.trust.log import LogEntry, certificate_entry
+from affidavit.trust.log import LogEntry, certificate_entry, new_salt
 
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 """The loader's limit, which the service's own bundles do not reach."""
@@ -78,7 +79,7 @@ def append(
     """Append an entry in the transaction of ``connection`` and return its row's id.
 
     ``body`` is JSON data without private values. The leaf is the hash of the canonical JSON (RFC
-    8785) of kind, subject, actor, time and body.
+    8785) of kind, subject, actor, time, body and, for most kinds, a salt.
     """
     entry = LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
     return _append(connection, [entry])[0]
@@ -157,6 +158,7 @@ def _append(connection: Connection, entries: Sequence[LogEntry]) -> list[int]:
             "subject": entry.subject,
             "at": entry.at,
             "content": entry.content.decode(),
+            "salt": new_salt(entry.kind),
         }
         for entry in entries
     ]

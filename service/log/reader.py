@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, bindparam, case, func, select
+from sqlalchemy import Connection, Engine, Pool, bindparam, case, func, select
 
 from affidavit.plan import canonical_json
 from affidavit.service.core.clock import now_of
@@ -47,6 +48,7 @@ from affidavit.service.tables.log import (
 from affidavit.trust.log import (
     TILE_HEIGHT,
     TILE_WIDTH,
+    UNSALTED_KINDS,
     Consistency,
     Inclusion,
     Place,
@@ -56,6 +58,7 @@ from affidavit.trust.log import (
     consistency_path,
     encode_entries,
     inclusion_path,
+    leaf_content,
     places,
     verify_consistency,
     verify_inclusion,
@@ -72,6 +75,14 @@ class InclusionProof:
     hashes: tuple[bytes, ...]
 
 
+class LoggedEntry(NamedTuple):
+    """An entry in the tree; ``content`` are the bytes of its leaf, as text."""
+
+    leaf_index: int
+    leaf_hash: bytes
+    content: str
+
+
 class LogReader(Store):
     """The log, as its readers see it."""
 
@@ -84,29 +95,40 @@ class LogReader(Store):
         with self._reader.connect() as connection:
             return published(connection, _latest(connection))
 
-    def inclusion(self, index: int | None, leaf: bytes | None, size: int | None) -> InclusionProof:
+    def inclusion(
+        self, index: int | None, leaf: bytes | None, size: int | None, *, unsalted: bool = True
+    ) -> InclusionProof:
         """Return the proof for a leaf, by index or hash, in the tree of ``size`` or the newest.
 
-        Raises ``NotLogged``.
+        Raises ``NotLogged``; without ``unsalted`` also for leaves before the first salted one.
         """
         with self._reader.connect() as connection:
             newest = _latest(connection)
             size = _size_or_newest(size, newest)
             if index is None and leaf is not None:
                 index = _index_of(connection, leaf)
-            if index is None or index >= size:
-                raise NotLogged(f"the leaf is not among the first {size} of the log")
+            first = 0 if unsalted else salted_from(connection)
+            first += first % 2  # the proof of a leaf at an odd index contains the leaf before it
+            if index is None or not first <= index < size:
+                among = f"the leaves {first} to {size - 1}" if first else f"the first {size}"
+                raise NotLogged(f"the leaf is not among {among} of the log")
             return _prove_inclusion(connection, index, size, newest)
 
-    def consistency(self, first: int, second: int | None) -> Consistency:
+    def consistency(self, first: int, second: int | None, *, unsalted: bool = True) -> Consistency:
         """Return the proof that the tree of ``second``, or the newest, extends that of ``first``.
 
-        ``first`` is at least 1. Raises ``NotLogged``.
+        ``first`` is at least 1. Raises ``NotLogged``; without ``unsalted`` also if ``first`` ends
+        before the first salted leaf.
         """
         with self._reader.connect() as connection:
             second = _size_or_newest(second, _latest(connection))
             if first > second:
                 raise NotLogged(f"a tree of {second} leaves does not extend one of {first}")
+            if not unsalted and first <= (oldest := salted_from(connection)) > 0:
+                raise NotLogged(
+                    f"proofs from trees of {oldest} leaves or fewer need the scope audit, because "
+                    "these leaves have no salt"
+                )
             return _prove_consistency(connection, first, second)
 
     def part_of(self, bundle: bytes) -> Inclusion | None:
@@ -124,17 +146,26 @@ class LogReader(Store):
             )
         return None
 
-    def entries(self, start: int, end: int) -> Sequence[Any]:
+    def has_unsalted(self, level: int, number: int) -> bool:
+        """Return whether a tile covers a leaf that should have a salt and has none."""
+        first = (number * TILE_WIDTH) << (TILE_HEIGHT * level)
+        return first < self.read(salted_from)
+
+    def entries(self, start: int, end: int) -> Sequence[LoggedEntry]:
         """Return the signed entries from ``start`` to ``end``, both included."""
         with self._reader.connect() as connection:
             size = _size(connection)
             query = (
-                select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash, log_entries.c.content)
+                select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash)
+                .add_columns(log_entries.c.content, log_entries.c.salt)
                 .join(log_entries)
                 .where(log_leaves.c.leaf_index.between(start, min(end, size - 1)))
                 .order_by(log_leaves.c.leaf_index)
             )
-            return connection.execute(query).all()
+            return [
+                LoggedEntry(index, bytes(leaf), leaf_content(content, salt).decode())
+                for index, leaf, content, salt in connection.execute(query)
+            ]
 
 
 def with_inclusion(log: LogReader, bundle: bytes) -> bytes:
@@ -307,6 +338,33 @@ def _with_lines(connection: Connection, checkpoint_id: int) -> StoredCheckpoint:
     return open_stored(row.note + "".join(lines), row.record)
 
 
+# ---- leaves without a salt -----------------------------------------------------------
+
+_LAST_UNSALTED = (
+    select(func.max(log_leaves.c.leaf_index))
+    .join(log_entries)
+    .where(log_leaves.c.leaf_index.between(bindparam("start"), bindparam("end")))
+    .where(log_entries.c.salt.is_(None), log_entries.c.kind.not_in(UNSALTED_KINDS))
+)
+_SALTED_FROM: WeakKeyDictionary[Pool, tuple[int, int]] = WeakKeyDictionary()
+"""For each database, the number of leaves that were read, and the index after the last unsalted."""
+
+
+def salted_from(connection: Connection) -> int:
+    """Return the index from which on the log's leaves hide their entries; 0 in a new log.
+
+    Entries of databases before revision 0027 have no salt. Each process reads each leaf once.
+    """
+    size = _size(connection)
+    read, first = _SALTED_FROM.get(connection.engine.pool, (0, 0))
+    if size > read:
+        bounds = {"start": read, "end": size - 1}
+        last = connection.execute(_LAST_UNSALTED, bounds).scalar_one()
+        first = first if last is None else last + 1
+        _SALTED_FROM[connection.engine.pool] = size, first
+    return first
+
+
 # ---- tiles ---------------------------------------------------------------------------
 
 
@@ -327,13 +385,13 @@ def tile_entries(engine: Engine, number: int, width: int) -> bytes:
     with reader(engine).connect() as connection:
         first = _first(_size(connection), number, width)
         query = (
-            select(log_entries.c.content)
+            select(log_entries.c.content, log_entries.c.salt)
             .join(log_leaves)
             .where(log_leaves.c.leaf_index.between(first, first + width - 1))
             .order_by(log_leaves.c.leaf_index)
         )
-        contents = connection.execute(query).scalars().all()
-    return encode_entries(content.encode() for content in contents)
+        rows = connection.execute(query).all()
+    return encode_entries(leaf_content(content, salt) for content, salt in rows)
 
 
 def _size(connection: Connection) -> int:

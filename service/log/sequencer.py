@@ -53,6 +53,7 @@ from affidavit.trust.log import (
     BadNote,
     Checkpoint,
     Frontier,
+    leaf_content,
     leaf_hash,
     read_checkpoint,
     sign_checkpoint,
@@ -116,7 +117,7 @@ def sequence(
     tree = read_frontier(connection, checkpoint)
     log_origin = origin(checkpoint)
     entries = connection.execute(
-        select(log_pending.c.entry_id, log_entries.c.content)
+        select(log_pending.c.entry_id, log_entries.c.content, log_entries.c.salt)
         .join(log_entries)
         .order_by(log_pending.c.entry_id)
         .limit(limit)
@@ -125,7 +126,8 @@ def sequence(
     if not entries and (last is None or not _needs_new_key(last, signer, now)):
         return Batch(last, signed=False, more=False)
     if entries:
-        _append(connection, tree, [(entry_id, content) for entry_id, content in entries])
+        leaves = [(row.entry_id, leaf_hash(leaf_content(row.content, row.salt))) for row in entries]
+        _append(connection, tree, leaves)
     signed = _sign(connection, tree, signer, log_origin, now)
     return Batch(signed, signed=True, more=len(entries) == limit)
 
@@ -146,11 +148,10 @@ def _needs_new_key(last: StoredCheckpoint, key: SigningPort, now: datetime) -> b
     return last.key.development or not last.key.covers(now)
 
 
-def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int, str]]) -> None:
+def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int, bytes]]) -> None:
     leaves: list[dict[str, Any]] = []
     nodes: list[dict[str, Any]] = []
-    for entry_id, content in entries:
-        leaf = leaf_hash(content.encode())
+    for entry_id, leaf in entries:
         leaves.append({"leaf_index": tree.size, "entry_id": entry_id, "leaf_hash": leaf})
         nodes.extend(
             {"level": place.level, "position": place.position, "hash": node}

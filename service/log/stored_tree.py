@@ -36,6 +36,7 @@ from affidavit.trust.log import (
     assemble,
     consistency_path,
     frontier_places,
+    leaf_content,
     leaf_hash,
     node_hash,
     open_checkpoint,
@@ -218,13 +219,14 @@ def _hash_entries(
 ) -> tuple[dict[int, bytes], list[int]]:
     """Return the recomputed leaf hashes by index, and the indexes whose stored hash differs."""
     query = (
-        select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash, log_entries.c.content)
+        select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash)
+        .add_columns(log_entries.c.content, log_entries.c.salt)
         .join(log_entries)
         .where(log_leaves.c.leaf_index.between(start, end))
     )
     hashes, altered = {}, []
-    for index, stored, content in connection.execute(query):
-        hashes[index] = leaf_hash(content.encode())
+    for index, stored, content, salt in connection.execute(query):
+        hashes[index] = leaf_hash(leaf_content(content, salt))
         if hashes[index] != bytes(stored):
             altered.append(index)
     return hashes, sorted(altered)

@@ -19,6 +19,7 @@ log_entries = sa.Table(
     sa.Column("subject", sa.String(255), nullable=False),
     sa.Column("at", UtcDateTime, nullable=False),
     sa.Column("content", sa.Text, nullable=False),
+    sa.Column("salt", sa.LargeBinary(16)),
     sa.Index("log_entries_by_subject", "subject"),
     sa.Index("log_entries_by_kind", "kind", "id"),
 )

@@ -2,11 +2,14 @@ from .cosignature import BadTimestamp as BadTimestamp
 from .cosignature import WitnessKey as WitnessKey
 from .cosignature import timestamp_line as timestamp_line
 from .cosignature import verify_timestamp as verify_timestamp
+from .entry import UNSALTED_KINDS as UNSALTED_KINDS
 from .entry import BadLogPart as BadLogPart
 from .entry import Consistency as Consistency
 from .entry import Inclusion as Inclusion
 from .entry import LogEntry as LogEntry
 from .entry import certificate_entry as certificate_entry
+from .entry import leaf_content as leaf_content
+from .entry import new_salt as new_salt
 from .entry import read_consistency as read_consistency
 from .entry import read_inclusion as read_inclusion
 from .merkle_tree import EMPTY_ROOT as EMPTY_ROOT

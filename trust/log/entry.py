@@ -11,6 +11,10 @@ computes the same bytes without a database. ``envelope`` is the sha256 of the ca
 envelope with its signature. Every other field comes from the statement; ``supersedes`` is present
 if there was an earlier issue. The entry of a verdict other than ``certified`` is a ``refusal``.
 
+Everybody sees hashes of leaves, and the fields of most entries could be guessed. The leaf of every
+other kind therefore has a random ``salt``, so that its hash is a commitment that hides the entry.
+A certificate's hash is one already, because nobody guesses the signature in ``envelope``.
+
 A bundle's ``log`` part gives the place and its proof::
 
     {"leafIndex": 17, "treeSize": 1204, "inclusionProof": ["base64", ...],
@@ -23,6 +27,7 @@ their own, ``{"first": 900, "second": 1204, "hashes": ["base64", ...]}``.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +42,7 @@ from affidavit.trust.dsse import (
     Envelope,
     Model,
     SignedPart,
+    encode_base64,
     validated,
 )
 from affidavit.trust.key import parse_instant
@@ -45,6 +51,28 @@ from affidavit.trust.log.merkle_tree import (
     MAX_LEAVES,
     leaf_hash,
 )
+
+UNSALTED_KINDS = frozenset({"certificate", "refusal"})
+"""The kinds of entries whose leaves follow from a signed envelope alone."""
+SALT_BYTES = 16
+
+
+def new_salt(kind: str) -> bytes | None:
+    """Return a random salt for an entry of ``kind``, or None if its leaf has none."""
+    return None if kind in UNSALTED_KINDS else secrets.token_bytes(SALT_BYTES)
+
+
+def leaf_content(content: str, salt: bytes | None) -> bytes:
+    """Return the bytes of the leaf of an entry: its canonical JSON, with the salt if it has one.
+
+    >>> leaf_content('{"kind":"grant","subject":"d"}', bytes(16))
+    b'{"kind":"grant","salt":"AAAAAAAAAAAAAAAAAAAAAA==","subject":"d"}'
+    """
+    if salt is None:
+        return content.encode()
+    # "subject" is the last name, and a quotation mark within its value is escaped.
+    before, name, subject = content.rpartition(',"subject":')
+    return f'{before},"salt":"{encode_base64(salt)}"{name}{subject}'.encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +87,7 @@ class LogEntry:
 
     @property
     def content(self) -> bytes:
-        """The bytes of the leaf."""
+        """The canonical JSON, without a salt."""
         return canonical_json(
             {
                 "kind": self.kind,
@@ -72,7 +100,7 @@ class LogEntry:
 
     @property
     def leaf_hash(self) -> bytes:
-        """The hash of the leaf."""
+        """The hash of the leaf, for kinds without a salt."""
         return leaf_hash(self.content)
 
 

@@ -1,20 +1,23 @@
 """``/v1/log``: the newest checkpoint, entries and RFC 9162 proofs; ``/v1/tlog``: C2SP tlog-tiles.
 
-Monitors read tiles without a token. Everybody may read the checkpoint and tiles of hashes, which
-reveal nothing about the entries. Entries name people and data sets, and require the scope
-``audit`` unless the operator publishes them (``AFFIDAVIT_LOG_ENTRIES=public``).
+Everybody may read the checkpoint and tiles of hashes, which reveal nothing about the entries,
+because their leaves have a salt. Entries name people and data sets, and require the scope
+``audit`` unless the operator publishes them (``AFFIDAVIT_LOG_ENTRIES=public``). So do tiles of
+hashes, and proofs, of leaves from before there were salts.
 
 Reference: C2SP, tlog-tiles.md.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Page, ResponseModel
 from affidavit.service.core.wire_models import QueryModel
@@ -31,7 +34,7 @@ from affidavit.service.web.dependencies import TheServices, services_of
 from affidavit.service.web.openapi import problems
 from affidavit.service.web.routing import next_page
 from affidavit.trust import encode_base64
-from affidavit.trust.log import MAX_LEAVES, parse_tile_number
+from affidavit.trust.log import MAX_LEAVES, BadTile, parse_tile_number
 
 TEXT = "text/plain"
 PAGE_SIZE = 500
@@ -123,11 +126,13 @@ def checkpoint(_: Reader, services: TheServices) -> Response:
     responses=problems(404),
 )
 def inclusion(
-    _: Reader, services: TheServices, query: Annotated[InclusionQuery, Query()]
+    actor: Reader, services: TheServices, query: Annotated[InclusionQuery, Query()]
 ) -> InclusionProof:
     """By ``index`` or leaf ``hash``, hexadecimal; in the newest tree or the one of ``size``."""
     leaf = None if query.hash is None else bytes.fromhex(query.hash)
-    proof = services.log.inclusion(query.index, leaf, query.size)
+    proof = services.log.inclusion(
+        query.index, leaf, query.size, unsalted=_may_see_unsalted(actor, services)
+    )
     return InclusionProof(
         leaf_index=proof.index,
         tree_size=proof.size,
@@ -142,11 +147,17 @@ def inclusion(
     responses=problems(404),
 )
 def consistency(
-    _: Reader, services: TheServices, query: Annotated[ConsistencyQuery, Query()]
+    actor: Reader, services: TheServices, query: Annotated[ConsistencyQuery, Query()]
 ) -> ConsistencyProof:
     """Shows that the tree of ``second`` leaves (default: newest) extends that of ``first``."""
-    proof = services.log.consistency(query.first, query.second)
+    unsalted = _may_see_unsalted(actor, services)
+    proof = services.log.consistency(query.first, query.second, unsalted=unsalted)
     return ConsistencyProof.model_validate(proof.as_document())
+
+
+def _may_see_unsalted(actor: Actor, services: TheServices) -> bool:
+    """Return whether ``actor`` may see hashes of leaves that have no salt."""
+    return services.public_log_entries or actor.may(Scope.AUDIT)
 
 
 @router.get(
@@ -167,7 +178,7 @@ def entries(
         items=[
             LogEntry(
                 leaf_index=entry.leaf_index,
-                leaf_hash=encode_base64(bytes(entry.leaf_hash)),
+                leaf_hash=encode_base64(entry.leaf_hash),
                 content=entry.content,
             )
             for entry in logged
@@ -200,6 +211,25 @@ class EntriesGuard(Guard):
         return await super().__call__(request)
 
 
+@dataclass(frozen=True)
+class HashesGuard(Open):
+    """Admits everybody to hashes that hide their entries, and to others as ``EntriesGuard``."""
+
+    limited: bool = True
+
+    async def __call__(self, request: Request) -> None:
+        """Raise as ``EntriesGuard`` does for a tile of leaves without a salt."""
+        await super().__call__(request)
+        level, number = (request.path_params[name] for name in ("level", "number"))
+        with suppress(ValueError, BadTile):  # reported by the route
+            tile = int(level), parse_tile_number(number)[0]
+            if await run_in_threadpool(services_of(request).log.has_unsalted, *tile):
+                await ENTRIES_GUARD(request)
+
+
+ENTRIES_GUARD = EntriesGuard((Scope.AUDIT,))
+
+
 @router.get(
     "/v1/tlog/checkpoint",
     summary="Get the checkpoint, without a token",
@@ -226,28 +256,33 @@ def tlog_checkpoint(services: TheServices) -> Response:
     responses={200: _TILE, **problems(404)},
 )
 def entry_tile(
-    _: Annotated[Actor, Depends(EntriesGuard((Scope.AUDIT,)))],
+    _: Annotated[Actor, Depends(ENTRIES_GUARD)],
     services: TheServices,
     number: Number,
 ) -> Response:
     """Up to 256 entries, each after its length in two bytes."""
-    return _file(tile_entries(services.engine, *parse_tile_number(number)))
+    content = tile_entries(services.engine, *parse_tile_number(number))
+    return _file(content, public=services.public_log_entries)
 
 
 @router.get(
     "/v1/tlog/tile/{level}/{number:path}",
     summary="Get a tile of hashes",
-    dependencies=[open_to_all()],
+    dependencies=[Depends(HashesGuard())],
     response_class=Response,
     responses={200: _TILE, **problems(404)},
 )
 def tile(
     services: TheServices, level: Annotated[int, Path(ge=0, le=6)], number: Number
 ) -> Response:
-    """Up to 256 hashes of one level of the tree."""
-    return _file(tile_hashes(services.engine, level, *parse_tile_number(number)))
+    """Up to 256 hashes of one level of the tree; of leaves without a salt, for scope ``audit``."""
+    place, width = parse_tile_number(number)
+    content = tile_hashes(services.engine, level, place, width)
+    public = services.public_log_entries or not services.log.has_unsalted(level, place)
+    return _file(content, public=public)
 
 
-def _file(content: bytes) -> Response:
-    headers = {"Content-Type": BINARY, "Cache-Control": "public, max-age=31536000, immutable"}
+def _file(content: bytes, *, public: bool) -> Response:
+    shared = "public" if public else "private"
+    headers = {"Content-Type": BINARY, "Cache-Control": f"{shared}, max-age=31536000, immutable"}
     return Response(content, headers=headers)

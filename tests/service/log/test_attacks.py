@@ -26,6 +26,7 @@ from affidavit.trust import SigningKey
 from affidavit.trust.log import (
     Frontier,
     ProofError,
+    leaf_content,
     leaf_hash,
     read_checkpoint,
     sign_checkpoint,
@@ -340,9 +341,10 @@ def _rewrite_tree(log: Log, tamper: Tamper, changed: int) -> None:
     )
     tree = Frontier()
     with log.as_owner() as connection:
-        rows: Any = connection.execute(text("SELECT content FROM log_entries ORDER BY id")).all()
-        for (content,) in rows:
-            for place, value in tree.append(leaf_hash(content.encode())):
+        query = text("SELECT content, salt FROM log_entries ORDER BY id")
+        rows: Any = connection.execute(query).all()
+        for content, salt in rows:
+            for place, value in tree.append(leaf_hash(leaf_content(content, salt))):
                 table = "log_nodes" if place.level else "log_leaves"
                 if place.level:
                     statement = (

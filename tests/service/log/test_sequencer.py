@@ -28,6 +28,7 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import (
     Frontier,
+    leaf_content,
     leaf_hash,
     read_checkpoint,
 )
@@ -55,8 +56,9 @@ def test_entries_get_their_places_in_order_and_are_signed(log: Log) -> None:
     assert order(log) == list(range(137))
     tree = Frontier()
     with log.engine.connect() as connection:
-        for content in connection.execute(select(log_entries.c.content).order_by("id")).scalars():
-            tree.append(leaf_hash(content.encode()))
+        entries = select(log_entries.c.content, log_entries.c.salt).order_by(log_entries.c.id)
+        for content, salt in connection.execute(entries):
+            tree.append(leaf_hash(leaf_content(content, salt)))
         sizes = connection.execute(select(log_checkpoints.c.tree_size).order_by("id")).scalars()
         assert list(sizes) == [1, 7, 137]
     assert stored.checkpoint.root_hash == tree.root()
