@@ -10,7 +10,7 @@ from affidavit.assessment import certify
 from affidavit.mechanisms.sampling_schemes import SCHEMES
 from affidavit.plan import explain, plan_from
 from bench.loose_corners import NOISE, cells, random_plan
-from tests.support.random_seeds import seeded
+from tests.support.random_seeds import examples, seeded
 
 NARROW = {
     ("full_batch", "independent"),
@@ -36,7 +36,7 @@ def test_the_ends_of_a_bracket_are_in_order(scheme: str) -> None:
     own = [
         cell for cell in cells() if cell[0] == scheme and cell[3] in ("independent", "bidiagonal")
     ]
-    for cell in draw.sample(own, 3):
+    for cell in draw.sample(own, examples(3)):
         result = certify(plan_from(random_plan(draw, cell)), second_opinion=False)
         if result.epsilon is None:
             assert explain(result.reasons[0].code)

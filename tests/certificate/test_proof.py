@@ -139,9 +139,17 @@ SEPARATED: dict[str, Any] = {
 }
 
 
-def test_a_larger_bound_that_is_proved_takes_the_place_of_one_that_is_not() -> None:
+@pytest.fixture(scope="module")
+def by_moments() -> Any:
+    """A plan whose least bound has no statement."""
+    return certify(plan_from(plan_document(**SEPARATED, target={"delta": 1e-6})))
+
+
+def test_a_larger_bound_that_is_proved_takes_the_place_of_one_that_is_not(
+    by_moments: Any,
+) -> None:
     """Moments have no statement; without them the verdict is the same, and the bound is proved."""
-    assessment = certify(plan_from(plan_document(**SEPARATED, target={"delta": 1e-6})))
+    assessment = by_moments
     proved = with_proof(assessment)
     assert proved.proof is not None
     assert assessment.epsilon is not None
@@ -152,8 +160,8 @@ def test_a_larger_bound_that_is_proved_takes_the_place_of_one_that_is_not() -> N
     assert opinions == pytest.approx([proved.epsilon.upper] * 2, rel=2e-3)
 
 
-def test_a_verdict_that_needs_a_bound_without_a_statement_keeps_it() -> None:
-    free = certify(plan_from(plan_document(**SEPARATED, target={"delta": 1e-6})))
+def test_a_verdict_that_needs_a_bound_without_a_statement_keeps_it(by_moments: Any) -> None:
+    free = by_moments
     assert free.epsilon is not None
     target = {"epsilon": 1.02 * free.epsilon.upper, "delta": 1e-6}
     plan = plan_from(plan_document(**SEPARATED, target=target))

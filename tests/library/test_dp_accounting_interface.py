@@ -54,6 +54,7 @@ def test_no_event_costs_more_than_dp_accounting_proves(event: Any) -> None:
     assert ours.get_delta(bound.upper).lower <= 1e-6 * (1 + 1e-6)
 
 
+@pytest.mark.ordinary("not Truncated*")
 @pytest.mark.parametrize("event", [GAUSSIAN, SAMPLE, CUT], ids=lambda event: type(event).__name__)
 def test_a_replacement_moves_a_release_by_twice_the_clip_norm(event: Any) -> None:
     relation = NeighboringRelation.REPLACE_ONE
@@ -71,6 +72,7 @@ def test_samples_of_fixed_size_cost_what_a_plan_of_them_does() -> None:
     assert not affidavit.PrivacyAccountant(ZERO_OUT).supports(event)
 
 
+@pytest.mark.ordinary("0.5", "inf")
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
 def test_a_repeated_run_is_a_plan(shape: float) -> None:
     run = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(SAMPLE, 9), LAPLACE])

@@ -169,6 +169,7 @@ def test_no_bound_is_below_what_three_steps_with_a_memory_show(
 BEST = {"kind": "repeat_and_select", "name": "best", "distribution": "geometric", "mean": 2}
 
 
+@pytest.mark.ordinary("one run")
 @pytest.mark.parametrize("extra", [[], [BEST]], ids=["one run", "the best of several"])
 def test_many_bins_hide_a_replaced_record(extra: list[dict[str, Any]]) -> None:
     sampling, large = {**BINS, "lot_size": 600}, {"size": 60_000}

@@ -14,6 +14,7 @@ from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.run_config import strategies_of
+from tests.support.random_seeds import examples
 from tests.trainer.loop.small_run import MadeUpData, entries_of, plan_with, train_small
 
 STD = {"w": 2.0, "v": 2.0, "b": 0.5}
@@ -46,7 +47,7 @@ def certified(step: int, drawn: torch.Generator) -> dict[str, Tensor]:
 
 
 def test_certified_noise_passes() -> None:
-    for seed in range(20):
+    for seed in range(examples(40)):
         scale = released(200, certified, seed).as_entry()["scale"]
         assert all(abs(value - 1) < 0.01 for value in scale.values())
 
