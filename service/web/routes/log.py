@@ -257,12 +257,12 @@ def tlog_checkpoint(services: TheServices) -> Response:
 )
 def entry_tile(
     _: Annotated[Actor, Depends(ENTRIES_GUARD)],
+    request: Request,
     services: TheServices,
     number: Number,
 ) -> Response:
     """Up to 256 entries, each after its length in two bytes."""
-    content = tile_entries(services.engine, *parse_tile_number(number))
-    return _file(content, public=services.public_log_entries)
+    return _file(request, tile_entries(services.engine, *parse_tile_number(number)))
 
 
 @router.get(
@@ -273,16 +273,17 @@ def entry_tile(
     responses={200: _TILE, **problems(404)},
 )
 def tile(
-    services: TheServices, level: Annotated[int, Path(ge=0, le=6)], number: Number
+    request: Request,
+    services: TheServices,
+    level: Annotated[int, Path(ge=0, le=6)],
+    number: Number,
 ) -> Response:
     """Up to 256 hashes of one level of the tree; of leaves without a salt, for scope ``audit``."""
-    place, width = parse_tile_number(number)
-    content = tile_hashes(services.engine, level, place, width)
-    public = services.public_log_entries or not services.log.has_unsalted(level, place)
-    return _file(content, public=public)
+    return _file(request, tile_hashes(services.engine, level, *parse_tile_number(number)))
 
 
-def _file(content: bytes, *, public: bool) -> Response:
-    shared = "public" if public else "private"
+def _file(request: Request, content: bytes) -> Response:
+    # What a guard authorized somebody for is not for caches that others share.
+    shared = "private" if hasattr(request.state, "actor") else "public"
     headers = {"Content-Type": BINARY, "Cache-Control": f"{shared}, max-age=31536000, immutable"}
     return Response(content, headers=headers)
