@@ -166,7 +166,8 @@ def read_provenance(document: Any, trusted: TrustedKeys, *, later: bool = False)
     at = result.finished if later else now
     if key.development or fault_of_signature(key, at, now=now) is not None:
         raise BadProvenance(
-            "the key is not allowed to sign now: outside its window, revoked, or for trials."
+            "the key is not allowed to sign now (outside its window, revoked, or for trials), or "
+            "the date is in the future; then check this machine's clock."
         )
     return result
 

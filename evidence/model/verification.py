@@ -206,8 +206,10 @@ def _read_statement(folder: Path, trusted: TrustedKeys) -> dict[str, Any]:
         raise UnsupportedClaim(
             STATEMENT_FILE,
             "signer_outside_window",
-            "its key was not allowed to sign at that time, or has been revoked since.",
-            "Have the model signed again with a current key.",
+            "its key was not allowed to sign at that time, or has been revoked since, or its date "
+            "is in the future.",
+            "Check this machine's clock; if it is right, have the model signed again with a "
+            "current key.",
         )
     result: dict[str, Any] = statement
     return result
