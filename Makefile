@@ -5,6 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 BROWSER := .venv/.browser
 PROGRAMS := .venv/.programs
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Affidavit needs Python 3.11 or newer; run make PYTHON=python3.11")'
 PIP := -m pip install --quiet --disable-pip-version-check
 # uv downloads and unpacks in parallel, but reads none of pip's settings: where it fails, pip tries.
 WITH_UV = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python $(PIP) --no-compile $(1)
@@ -17,7 +18,7 @@ COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_
 install: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Affidavit needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	$(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv
 	awk '/^[^ ]/ { wanted = /^uv==/ } wanted' requirements.lock > .venv/uv.lock
 	$(BIN)/python $(PIP) --no-compile --require-hashes -r .venv/uv.lock
@@ -72,7 +73,7 @@ gallery: install-trainer install-browser
 # What users get, and not the environment of developers: the wheel of this checkout.
 DEMO := .venv-demo/bin/python
 demo:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Affidavit needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	$(NEW_ENOUGH)
 	test -x $(DEMO) || $(PYTHON) -m venv .venv-demo
 	rm -rf build/lib
 	$(DEMO) $(PIP) '.[service]'
@@ -265,4 +266,4 @@ mutation: install-trainer
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation
 
 clean:
-	rm -rf .venv .venv-shipped .venv-examine build dist
+	rm -rf .venv .venv-demo .venv-shipped .venv-examine build dist
