@@ -139,7 +139,7 @@ def test_the_service_of_the_readme_answers(installed: Installed, tmp_path: Path)
         assert answering(f"http://127.0.0.1:{port}/readyz").status_code == 200
     finally:
         served.terminate()
-        served.wait(timeout=30)
+        served.wait(timeout=300)
 
 
 @pytest.fixture(scope="module")
