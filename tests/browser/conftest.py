@@ -26,8 +26,9 @@ from affidavit.service.operation.database_admin import upgrade
 from tests.browser.chromium import program
 from tests.browser.serving import Site, served, settings_in
 from tests.service.conftest import accounting  # noqa: F401
+from tests.support.polling import TIMEOUT_SECONDS
 
-WAIT_MILLISECONDS = 60_000
+WAIT_MILLISECONDS = 1000 * TIMEOUT_SECONDS
 expect.set_options(timeout=WAIT_MILLISECONDS)
 HARMLESS = ("Failed to load resource", "htmx:sendAbort", "htmx:afterRequest")
 

@@ -23,6 +23,7 @@ from affidavit.service.settings import Settings
 from affidavit.service.web.app import create_app
 from affidavit.service.web.serve import IDLE_SECONDS
 from affidavit.trust import KeyStore
+from tests.support.polling import TIMEOUT_SECONDS
 
 
 @dataclass
@@ -78,7 +79,7 @@ def served(settings: Settings) -> Iterator[Site]:
             assert time.monotonic() < end, "it did not start in time"
             time.sleep(0.02)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with httpx.Client(base_url=url, timeout=60) as client:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client:
             yield Site(url, settings, client)
     finally:
         server.should_exit = True

@@ -16,6 +16,7 @@ from affidavit.service.operation.database_admin import grant_application, upgrad
 from tests.deploy.manifests import ROOT, documents, image, parsed, variables
 from tests.service import postgresql_server
 from tests.support.free_ports import free_port
+from tests.support.polling import TIMEOUT_SECONDS
 
 (COMPOSE,) = documents(ROOT / "docker-compose.yml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
@@ -89,7 +90,9 @@ def test_the_roles_are_made_and_the_service_may_not_rewrite(tmp_path: Path) -> N
             "POSTGRES_DB": "postgres",
             **{name: f"o'{name}$" for name in told if name.endswith("_PASSWORD")},
         }
-        subprocess.run([ROOT / script], env=environment, cwd=tmp_path, check=True, timeout=30)
+        subprocess.run(
+            [ROOT / script], env=environment, cwd=tmp_path, check=True, timeout=TIMEOUT_SECONDS
+        )
         owner = server.url.replace("affidavit@", "affidavit_owner@") + "/postgres"
         upgrade(owner)
         grant_application(owner, SERVICES["migrate"]["environment"]["AFFIDAVIT_DATABASE_APP_ROLE"])

@@ -19,6 +19,7 @@ from affidavit.assessment import Assessment, certify
 from affidavit.gate import batch, plan_io
 from affidavit.gate.plan_io import poll_lines
 from affidavit.plan import Plan
+from tests.support.polling import TIMEOUT_SECONDS
 
 Make = Callable[..., dict[str, Any]]
 
@@ -162,7 +163,7 @@ def test_an_answer_comes_before_the_next_line_is_written(
         assert json.loads(next_line(process))["sampling"]["steps"] == steps
     process.stdin.close()
     assert process.stdout.read() == b""
-    assert process.wait(30) == 0
+    assert process.wait(TIMEOUT_SECONDS) == 0
 
 
 @pytest.mark.soak
@@ -181,7 +182,7 @@ def test_a_reader_that_leaves_ends_it_quietly(
         process.stdin.close()
     except BrokenPipeError:
         pass
-    assert process.wait(30) == 3
+    assert process.wait(TIMEOUT_SECONDS) == 3
     assert process.stderr.read() == b""
 
 

@@ -38,7 +38,7 @@ from affidavit.service.web.app import create_app
 from affidavit.trust import KeyStore
 from tests.service.forked_service import IN_PROCESS
 from tests.support.forked_processes import Process, fork
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
 PRAGMAS = database.PRAGMAS
@@ -262,7 +262,7 @@ class Server:
         """Send a signal and wait for the end."""
         if self.process is not None:
             self.process.send_signal(sent)
-            self.process.wait(30)
+            self.process.wait(TIMEOUT_SECONDS)
             wait_until(lambda: self.said is None or self.said.closed)
             self.process = None
 

@@ -27,6 +27,8 @@ from typing import Any
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
+from tests.support.polling import TIMEOUT_SECONDS
+
 PROGRAMS = ("initdb", "postgres")
 UNPRIVILEGED = ("postgres", "nobody")
 
@@ -107,7 +109,7 @@ class Cluster:
         """SIGQUIT ends it at once, as a crash does; SIGINT breaks off what is being done."""
         if self.process is not None:
             self.process.send_signal(sent)
-            self.process.wait(20)
+            self.process.wait(TIMEOUT_SECONDS)
             self.process = None
 
 

@@ -31,6 +31,8 @@ from typing import Any, NoReturn
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from tests.support.polling import TIMEOUT_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 1 << 16
 """Bytes of a request."""
@@ -134,7 +136,7 @@ def _mother(module: str) -> socket.socket:
 
 def _dismissed(process: subprocess.Popen[bytes], asking: socket.socket) -> None:
     asking.close()
-    process.wait(10)
+    process.wait(TIMEOUT_SECONDS)
 
 
 # ---- in the mother -----------------------------------------------------------------

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+TIMEOUT_SECONDS = 600.0
+"""Seconds for what takes moments: a busy machine makes no test fail, and a hang ends."""
+
 
 def wait_until(
     holds: Callable[[], object],
-    seconds: float = 30.0,
+    seconds: float = TIMEOUT_SECONDS,
     *,
     often: float = 0.02,
     said: Callable[[], object] = lambda: "it did not come about in time",

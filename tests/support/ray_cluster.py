@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.free_ports import free_port
+from tests.support.polling import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = str(80 * 1024 * 1024)
@@ -77,7 +78,7 @@ class RayCluster:
         """End a node with all that runs on it, as a power cut would."""
         with suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)
-        node.wait(10)
+        node.wait(TIMEOUT_SECONDS)
 
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
         with (Path(self.folder) / "log").open("ab") as log:

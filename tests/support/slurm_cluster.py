@@ -20,10 +20,10 @@ from typing import Any
 
 from tests.support.external_programs import PATH
 from tests.support.free_ports import free_port
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 RECIPE = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "worker.sbatch"
-SECONDS = 120.0
+SECONDS = TIMEOUT_SECONDS
 CONFIGURATION = """\
 ClusterName=affidavit
 SlurmctldHost={host}(127.0.0.1)
@@ -111,7 +111,7 @@ class SlurmCluster:
         """End a daemon, but not its jobs, as SIGKILL does."""
         for daemon in [item for item in self.daemons if item.name == program]:
             daemon.kill()
-            daemon.wait(20)
+            daemon.wait(TIMEOUT_SECONDS)
             self.daemons.remove(daemon)
 
     def run(self, *command: str) -> str:
@@ -135,7 +135,7 @@ class SlurmCluster:
             daemon.terminate()
         for daemon in self.daemons:
             try:
-                daemon.wait(20)
+                daemon.wait(TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 daemon.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from affidavit.service.core.database import open_engine
 from affidavit.trust import KeyStore
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
 from tests.support.forked_processes import Process, fork
+from tests.support.polling import TIMEOUT_SECONDS
 
 PLAN = {
     "version": 1,
@@ -73,7 +74,7 @@ class Shop:
         result = self.ask("GET", f"/v1/reservations/{self.run(run_id)['reservation']}")
         return result["state"], result["steps"]["run"]
 
-    def wait(self, run_id: str, *states: str, seconds: float = 60) -> Any:
+    def wait(self, run_id: str, *states: str, seconds: float = TIMEOUT_SECONDS) -> Any:
         end = time.monotonic() + seconds
         while (result := self.run(run_id))["state"] not in states:
             assert time.monotonic() < end, (result, self.logs())
@@ -157,12 +158,12 @@ def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     # A client for each question would read all authorities' certificates for each. It forgets a
     # connection before the service does, so that none is used just as the service closes it.
     limits = httpx.Limits(keepalive_expiry=2)
-    with httpx.Client(timeout=60, limits=limits) as client:
+    with httpx.Client(timeout=TIMEOUT_SECONDS, limits=limits) as client:
         result = Shop(tmp_path, database_url, server, tokens, client)
         budget = {"adjacency": "add_remove", "epsilon": 1000, "delta": 1e-3}
         result.ask("POST", "/v1/ledgers/digits-train/budget", "admin", budget)
         yield result
     for process in result.workers:
         process.kill()
-        process.wait(10)
+        process.wait(TIMEOUT_SECONDS)
     server.stop(signal.SIGKILL)

@@ -17,6 +17,7 @@ from affidavit.worker.__main__ import app
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.trainer_process import failure_reason
 from tests.support.forked_processes import fork
+from tests.support.polling import TIMEOUT_SECONDS
 
 SECRET = "hiv-positive"
 RUN = "00000000-0000-4000-8000-000000000000"
@@ -152,7 +153,7 @@ def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -
         said = shop.home / "said"
         with said.open("wb") as log:
             worker = fork("tests.worker.forked_worker", provided, environment, log.fileno())
-            ended = worker.wait(120)
+            ended = worker.wait(TIMEOUT_SECONDS)
         assert (ended, told in said.read_text()) == (code, True), said.read_text()
         assert token is None or token not in said.read_text()
 

@@ -23,7 +23,7 @@ from affidavit.trainer.run_folder import checkpoint_storage, run_log, run_writer
 from affidavit.trust import read_envelope
 from affidavit.worker import job as job_module
 from tests.support.forked_processes import Process
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.worker.forked_worker import HELD, HELD_AFTER
 from tests.worker.test_runs import LONG, alive, trainers_of
 
@@ -128,12 +128,12 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
         if number % 4 == 0:  # five attempts in a row that report no step end the run
             wait_until(lambda least=known + 2: shop.run(run)["steps"]["reported"] >= least)
         worker.send_signal(signal.SIGKILL)
-        worker.wait(10)
+        worker.wait(TIMEOUT_SECONDS)
         if number == 1:
             assert alive(orphan)  # all this time it may do what it was allowed
             zombie.send_signal(signal.SIGTERM)
             zombie.send_signal(signal.SIGCONT)
-            assert zombie.wait(30) == 0
+            assert zombie.wait(TIMEOUT_SECONDS) == 0
             assert "the lease is lost" in (shop.home / "w0" / "log").read_text()
         dies(trainer)
     shop.held.unlink()

@@ -14,6 +14,7 @@ from affidavit.worker import heartbeat as heartbeat_module
 from affidavit.worker import job as job_module
 from affidavit.worker.heartbeat import MIN_STEPS, Heartbeat
 from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
+from tests.support.polling import wait_until
 
 LEASE = 30.0
 CHECKPOINT = '{"type":"checkpoint"}\n'
@@ -187,10 +188,7 @@ def test_lease_is_renewed_while_a_checkpoint_is_copied(
     source.raises = Unreachable("for a moment")
 
     def copy(*_: Path) -> bool:
-        end = time.monotonic() + 10
-        while len(source.requests) < 3:
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        wait_until(lambda: len(source.requests) >= 3, often=0.005)
         raise OSError("no space left")
 
     vars(source)["report"] = lambda _, action, **body: reports.append((action, body["again"]))
@@ -209,10 +207,7 @@ def test_lease_is_renewed_while_the_record_is_checked(tmp_path: Path) -> None:
     heartbeat.lease = 0.03
     write(heartbeat, CHECKPOINT, *charges(0, 4))
     with heartbeat.keep_alive():
-        end = time.monotonic() + 10
-        while len(source.requests) < 3:
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        wait_until(lambda: len(source.requests) >= 3, often=0.005)
     count = len(source.requests)
     assert {(steps, wants) for steps, wants, _ in source.requests} == {(4, 0)}
     time.sleep(0.05)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.forked_processes import Forked, fork
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.support.processes import find_processes, parent_of
 from tests.worker.conftest import PROGRAM
 
@@ -23,7 +23,7 @@ while [ "${1#--}" != "$1" ]; do shift; done
 exec "$@"
 """
 STEPS = 24
-LIMIT = 60.0
+LIMIT = TIMEOUT_SECONDS
 LEASE = 2
 
 
@@ -68,7 +68,7 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     ranks = ranks_of(run)
     assert len(ranks) == 2
     worker.send_signal(signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(TIMEOUT_SECONDS)
     wait_until(lambda: not ranks_of(run), LIMIT, said=shop.logs)
     time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
 
@@ -78,7 +78,7 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     wait_until(lambda: len(ranks_of(run)) == 2, LIMIT, said=shop.logs)
     for pid in {*ranks_of(run), *map(parent_of, ranks_of(run))}:
         os.kill(pid, signal.SIGTERM)  # as Slurm does to every process of a job: nothing stops
-    result = shop.wait(run, "settled", "failed", seconds=120)
+    result = shop.wait(run, "settled", "failed", seconds=TIMEOUT_SECONDS)
     assert (result["state"], result["code"]) == ("settled", "conformant"), (result, shop.logs())
     assert allocated.wait(LIMIT) == 0  # nothing waits any more
     assert result["worker"] == "slurm-1"
@@ -102,7 +102,7 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     words = [word.encode() for word in rank]
     wait_until(lambda: len(find_processes(lambda found: found[:2] == words)) == 2, LIMIT)
     launcher.kill()
-    launcher.wait(10)
+    launcher.wait(TIMEOUT_SECONDS)
     wait_until(lambda: not find_processes(lambda found: found[:2] == words), LIMIT)
 
 

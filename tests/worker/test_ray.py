@@ -22,7 +22,7 @@ import torch
 from affidavit.evidence import SearchOpening
 from tests.service.conftest import Server
 from tests.support import ray_cluster
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.support.processes import find_processes, parent_of
 from tests.support.ray_cluster import RayCluster
 from tests.trainer.loop.small_run import KEY, bundle_of, entries_of, plan_with, train_small
@@ -141,7 +141,9 @@ def test_two_services_hand_a_run_over_once(cluster: RayCluster, job: Path, shop:
         result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
         assert (result["state"], result["claims"]) == ("settled", 1), told(shop, result)
         settled_once(shop, run, SHORT)
-    listed = httpx.get(f"http://127.0.0.1:{cluster.dashboard}/api/jobs/", timeout=60).json()
+    listed = httpx.get(
+        f"http://127.0.0.1:{cluster.dashboard}/api/jobs/", timeout=TIMEOUT_SECONDS
+    ).json()
     jobs = [item["submission_id"] for item in listed if item["submission_id"]]
     assert sorted(jobs) == sorted(f"affidavit-{run}-1" for run in runs)
     replica.stop(signal.SIGKILL)

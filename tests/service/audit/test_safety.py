@@ -379,9 +379,9 @@ def test_a_replica_with_another_clock_writes_nothing_and_is_not_ready(
     assert answer.json()["reasons"][0]["code"] == "clock_skewed"
     assert ask("GET", "/readyz", "audit").json()["reasons"][0]["code"] == "clock_skewed"
     assert ask("GET", "/v1/status", "audit").status_code == 503
-    assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=1)
+    assert abs(clock.now() - datetime.now(UTC)) < timedelta(minutes=5)
     assert ask.services.keyring.current().public.covers(datetime.now(UTC))
     # By what time it looks for leases and reservations that ran out.
-    assert abs(ask.services.dispatcher._now() - datetime.now(UTC)) < timedelta(seconds=1)
+    assert abs(ask.services.dispatcher._now() - datetime.now(UTC)) < timedelta(minutes=5)
     clock._wall = lambda: datetime.now(UTC) + off / 1000
     assert ask("POST", "/v1/certificates", "submit", plan()).status_code == 201

@@ -29,7 +29,7 @@ from affidavit.service.core.pool import AccountingPool
 from affidavit.service.settings import Settings
 from affidavit.service.web.middleware import RequestMiddleware
 from affidavit.service.web.telemetry import Metrics
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 Plan = Callable[..., dict[str, Any]]
 Headers = dict[str, str]
@@ -170,7 +170,7 @@ def test_whoever_hangs_up_takes_their_accounting_with_them(slow: ModuleType) -> 
         scope = {"type": "http", "method": method, "path": "/", "headers": []}
         request = asyncio.create_task(RequestMiddleware(app, Metrics())(scope, receive, send))
         # Not wait_for, which cancels what it waits for and so would end the request itself.
-        done, _ = await asyncio.wait({request}, timeout=20)
+        done, _ = await asyncio.wait({request}, timeout=TIMEOUT_SECONDS)
         assert done, f"{method}: the request outlived its client"
         assert scope["state"]["code"] == "client_gone"  # type: ignore[index]
         assert accounting.unanswered == 0
@@ -183,7 +183,7 @@ def test_whoever_hangs_up_takes_their_accounting_with_them(slow: ModuleType) -> 
         await hang_up("GET", end)
         # The only process is free again.
         other = asyncio.create_task(accounting.run(abs, -1))
-        done, _ = await asyncio.wait({other}, timeout=20)
+        done, _ = await asyncio.wait({other}, timeout=TIMEOUT_SECONDS)
         assert done, "the process went on with what nobody waits for"
         assert other.result() == 1
 
@@ -287,7 +287,7 @@ def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(
         CALLER.set("other")
         await asyncio.sleep(0)
         other = asyncio.create_task(accounting.run(abs, -1))
-        done, _ = await asyncio.wait({other}, timeout=20)
+        done, _ = await asyncio.wait({other}, timeout=TIMEOUT_SECONDS)
         assert done, "an ordinary plan waited for long ones"
         for flood in floods:
             flood.cancel()

@@ -24,6 +24,7 @@ from affidavit.service.core.fair_queue import (
 )
 from affidavit.service.settings import Settings
 from affidavit.service.web.app import create_app
+from tests.support.polling import TIMEOUT_SECONDS
 
 
 async def request(queue: Turns, caller: str, held: asyncio.Event, started: list[str]) -> None:
@@ -115,7 +116,7 @@ def test_a_share_that_is_earned_between_two_looks_is_not_missed(
                 pass
         queue._use.add("one", BURST_SECONDS + beyond)
         CALLER.set("one")
-        async with asyncio.timeout(5), queue.turn():
+        async with asyncio.timeout(TIMEOUT_SECONDS), queue.turn():
             pass
 
     for tenths in range(40):
@@ -141,7 +142,7 @@ def test_a_turn_is_left_once_and_taken_again_by_work_that_goes_on() -> None:
         leave_turn()
         await settled()
         assert "late" in started
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             asyncio.get_running_loop().call_soon(held.set)
             async with another_turn():
                 assert not turn.leave(), "the request's own turn stays left"

@@ -11,6 +11,7 @@ import pytest
 from affidavit.service.identity.actor import AuthenticationError
 from affidavit.service.identity.authentication import MAX_TOKEN_LENGTH, parse_bearer
 from affidavit.service.identity.tokens import generate_token
+from tests.support.polling import TIMEOUT_SECONDS
 
 LIST = "/v1/certificates"
 SECRET = generate_token().text
@@ -113,7 +114,9 @@ def test_the_log_of_a_real_server_never_holds_a_token(
             f"GET {LIST} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {good}\x00\r\n",
             f"GET {LIST} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer\r\n {good}\r\n",
         ):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:
+            with socket.create_connection(
+                ("127.0.0.1", server.port), timeout=TIMEOUT_SECONDS
+            ) as peer:
                 peer.sendall(f"{request}Connection: close\r\n\r\n".encode("latin-1"))
                 answer = b""
                 while piece := peer.recv(65536):

@@ -37,6 +37,7 @@ from tests.service.identity.provider_server import (
     jwk,
     provider_server,
 )  # fmt: skip
+from tests.support.polling import TIMEOUT_SECONDS
 
 GIVEN = {
     "AFFIDAVIT_OIDC_ISSUER": "https://id.example.org/",
@@ -234,7 +235,7 @@ def test_nobody_waits_for_a_reading_who_has_keys_to_go_on_with(source: Source) -
     def read() -> bytes:
         if held[0]:
             reading.set()
-            assert go.wait(10)
+            assert go.wait(TIMEOUT_SECONDS)
         return document(*GOOD_KEYS)
 
     keys = ProviderKeys(read, lambda: source.now)
@@ -242,7 +243,7 @@ def test_nobody_waits_for_a_reading_who_has_keys_to_go_on_with(source: Source) -
     held[0], source.now = True, FRESH_SECONDS + 1
     slow = threading.Thread(target=lambda: keys.key("rsa"))
     slow.start()
-    assert reading.wait(10)
+    assert reading.wait(TIMEOUT_SECONDS)
     assert keys.key("rsa")
     go.set()
     slow.join()

@@ -29,7 +29,7 @@ from affidavit.service.log.stored_tree import StoredCheckpoint
 from affidavit.service.settings import Settings
 from affidavit.trust.log import NoteKey, note_key
 from tests.service.log.conftest import KEY, ORIGIN, Answer, Log
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.support.witness import Witness
 
 NAME = "witness.example.com"
@@ -105,7 +105,7 @@ def test_one_that_does_not_end_its_answer_delays_no_other(
     much, ended = b"x" * (MAX_RESPONSE_BYTES + 1), threading.Event()
 
     def late(_body: bytes, _headers: Any) -> Answer:
-        ended.wait(10)
+        ended.wait(TIMEOUT_SECONDS)
         return 204, "text/plain", b""
 
     stored, place = log.grow(1), tmp_path / "checkpoint"
@@ -114,7 +114,7 @@ def test_one_that_does_not_end_its_answer_delays_no_other(
     hanging = UrlDestination(listening(late))
     publisher = CheckpointPublisher([hanging, FileDestination(place)], lambda: stored)
     publisher.start()
-    wait_until(place.exists, seconds=5)
+    wait_until(place.exists)
     ended.set()
     publisher.stop()
 

@@ -16,6 +16,7 @@ import pytest
 
 from affidavit.service.web.middleware import RequestMiddleware
 from affidavit.service.web.telemetry import Metrics
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.processes import gone, processes_of
 
 
@@ -25,7 +26,9 @@ def test_a_request_in_flight_is_answered_kept_and_logged_and_leaves_no_process(
     server.start()
     assert post(httpx, plan(steps=3), url=server.url).status_code == 201
     body = json.dumps(plan()).encode()
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as line:
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_SECONDS)
+    ) as line:
         line.putrequest("POST", "/v1/certificates")
         line.putheader("content-type", "application/json")
         line.putheader("content-length", str(len(body)))
@@ -38,7 +41,7 @@ def test_a_request_in_flight_is_answered_kept_and_logged_and_leaves_no_process(
         answer = line.getresponse()
         assert answer.status == 201
         identity = json.loads(answer.read())["certificate"]["id"]
-    assert server.process.wait(30) == 0
+    assert server.process.wait(TIMEOUT_SECONDS) == 0
     assert workers
     gone(workers)
     with closing(sqlite3.connect(server.home / "affidavit.db")) as connection:

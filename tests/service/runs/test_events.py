@@ -21,7 +21,7 @@ from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs import events
 from tests.service.conftest import Server
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 Event = dict[str, Any]
 
@@ -162,7 +162,9 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("GET", self._url, headers=self._headers, timeout=60) as answer:
+            with httpx.stream(
+                "GET", self._url, headers=self._headers, timeout=TIMEOUT_SECONDS
+            ) as answer:
                 for part in answer.iter_text():
                     self.text += part
         except httpx.HTTPError:
@@ -186,7 +188,7 @@ def serving(server: Server, document: Any, **environment: str) -> Iterator[tuple
     server._environment = lambda: {**plain(), **environment}  # type: ignore[method-assign]
     server.start()
     headers = {"authorization": f"Bearer {token.text}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT_SECONDS) as client:
         budget = {"adjacency": "add_remove", "epsilon": 50, "delta": 1e-3}
         assert client.post("/v1/ledgers/toy/budget", json=budget).is_success
         certificate = client.post("/v1/certificates", json=document()).json()["certificate"]["id"]

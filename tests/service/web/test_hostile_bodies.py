@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from affidavit.trust import KeyStore
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.processor_time import best_of_three
 
 SECONDS = 10.0
@@ -86,7 +87,7 @@ def running(
     KeyStore(home / "keys").new("test")
     with (
         serving(home, forked=True) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
+        httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as client,
     ):
         assert client.post(
             "/v1/certificates", content=_body(), headers={"content-type": JSON}

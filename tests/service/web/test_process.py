@@ -23,6 +23,7 @@ from affidavit.plan import digest, plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.web.serve import listen
 from affidavit.trust import KeyStore, PublicKey
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.processes import gone, processes_of
 from tests.support.trust import trusting
 
@@ -46,7 +47,7 @@ def test_killed_during_posts_it_keeps_whole_certificates_and_a_retry_succeeds(
         _check_whole(server.home / "affidavit.db")
     server.start()
     assert len(requested) > len(answered) > 0
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:
         keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
         for document in requested[-30:]:
             expected = plan_from(document)
@@ -82,7 +83,7 @@ def _post_until_killed(
     begun = threading.Barrier(3)
 
     def work() -> None:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:
             for number in count():
                 if number == 1:
                     begun.wait()

@@ -30,7 +30,7 @@ from affidavit.service.settings import Settings
 from affidavit.trust import KeyStore
 from affidavit.trust.log import Checkpoint, read_checkpoint
 from tests.support.forked_processes import Forked, fork
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.support.random_seeds import seeded
 
 CERTIFICATE, ENTRY = "INSERT INTO certificates", "INSERT INTO log_entries"
@@ -73,7 +73,7 @@ class Mortal:
     headers: dict[str, dict[str, str]]
     engine: Engine
     environment: dict[str, str]
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=TIMEOUT_SECONDS))
     process: Forked | None = None
     seen: list[Checkpoint] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class Mortal:
     def died(self) -> int:
         """How it ended, once it has."""
         assert self.process is not None
-        return self.process.wait(60)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     def ask(self, who: str, path: str, body: Any, **headers: str) -> Any:
         sent = {**self.headers[who], **headers}
@@ -142,7 +142,7 @@ def mortal(database_url: str, tmp_path: Path, tokens_for: Any) -> Iterator[Morta
     yield result
     if result.process is not None:
         result.process.kill()
-        result.process.wait(30)
+        result.process.wait(TIMEOUT_SECONDS)
     result.client.close()
     engine.dispose()
 

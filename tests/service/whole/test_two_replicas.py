@@ -33,7 +33,7 @@ from tests.service import postgresql_server
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
 from tests.service.ledger_replay import replay
 from tests.support.free_ports import free_port
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 pytestmark = [
     pytest.mark.soak,
@@ -72,7 +72,7 @@ class Replica(Server):
         return {**super()._environment(), **self.more}
 
     def ready(self) -> tuple[int, str]:
-        answer = httpx.get(f"{self.url}/readyz", timeout=30)
+        answer = httpx.get(f"{self.url}/readyz", timeout=TIMEOUT_SECONDS)
         return answer.status_code, answer.text
 
 
@@ -92,7 +92,9 @@ class Load:
         head = {"authorization": f"Bearer {self.tokens[who]}", "idempotency-key": key}
         began = time.monotonic()
         try:
-            answer = httpx.post(f"{replica.url}{path}", headers=head, json=body, timeout=50)
+            answer = httpx.post(
+                f"{replica.url}{path}", headers=head, json=body, timeout=TIMEOUT_SECONDS
+            )
         except httpx.HTTPError:
             return None
         with self.lock:
@@ -217,7 +219,9 @@ def _soak(
     assert budget.status_code == 201, budget.text
     head = {"authorization": f"Bearer {tokens['submit']}"}
     tiny = plan(steps=1, releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 2000}])
-    made = httpx.post(f"{right.url}/v1/certificates", headers=head, json=tiny, timeout=60)
+    made = httpx.post(
+        f"{right.url}/v1/certificates", headers=head, json=tiny, timeout=TIMEOUT_SECONDS
+    )
     load = Load(replicas, tokens, made.json()["certificate"]["id"])
 
     # Clocks ten minutes apart: the one that is off says so, and writes nothing.
@@ -257,7 +261,7 @@ def _soak(
             if sent is signal.SIGINT:
                 subprocess.run(["cp", "-a", server.directory / "data", old], check=True)
             server.start()
-            wait_until(lambda least=before + 4 * CLIENTS: len(load.reserved) > least, seconds=60)
+            wait_until(lambda least=before + 4 * CLIENTS: len(load.reserved) > least)
             time.sleep(5)
         statuses, slowest = load.take()
         assert not {code for code in statuses if code >= 500} - {503}, statuses
@@ -276,7 +280,7 @@ def _soak(
         assert connection.execute(text("SELECT count(*) FROM reservations")).scalar_one() < stored
     before = len(load.reserved)
     with load.running():
-        wait_until(lambda: len(load.reserved) > before + 4 * CLIENTS, seconds=60)
+        wait_until(lambda: len(load.reserved) > before + 4 * CLIENTS)
     statuses, _ = load.take()
     assert not {code for code in statuses if code < 500}, statuses
     for replica in replicas:  # and once more when they start again

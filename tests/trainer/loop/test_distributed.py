@@ -19,6 +19,7 @@ from affidavit.trainer.data.numeric_data import CANARIES, LOSSES
 from affidavit.trainer.loop import train
 from tests.support.forked_processes import fork
 from tests.support.free_ports import free_port
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.trust import trusting
 from tests.trainer.loop.small_run import (
     KEY,
@@ -51,7 +52,7 @@ def both(folder: Path, *what: str) -> list[int]:
             fork(FORKED, ["rank", str(folder), *what], environment(rank, meeting), log.fileno())
             for rank in (0, 1)
         ]
-        return [rank.wait(120) for rank in ranks]
+        return [rank.wait(TIMEOUT_SECONDS) for rank in ranks]
 
 
 def environment(rank: int, meeting: Mapping[str, str]) -> dict[str, str]:

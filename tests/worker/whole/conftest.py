@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 
 from affidavit.service.audit.audit import audit
 from affidavit.service.core.database import open_engine, snapshot
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.worker.conftest import Shop
 
 STEPS = 4
@@ -41,7 +42,7 @@ class Crowd:
             name, module = f"w{number}", "tests.worker.stubbed_worker"
             self.shop.worker(*options, name=name, module=module)
 
-    def wait(self, seconds: float = 60.0) -> None:
+    def wait(self, seconds: float = TIMEOUT_SECONDS) -> None:
         """Until every worker has found that nothing waits."""
         for process in self.shop.workers:
             assert process.wait(seconds) == 0, self.shop.logs()
@@ -91,6 +92,6 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def crowd(trace: Path, shop: Shop) -> Iterator[Crowd]:
     engine = open_engine(shop.database)
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=TIMEOUT_SECONDS) as client:
         yield Crowd(shop, client, engine, trace)
     engine.dispose()

@@ -19,7 +19,7 @@ from affidavit.service.operation.database_admin import upgrade
 from tests.service import postgresql_server
 from tests.service.postgresql_server import Cluster
 from tests.support.free_ports import free_port
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.worker.whole.conftest import STEPS, Crowd
 
 RUNS = 8
@@ -104,7 +104,7 @@ def test_postgresql_crashes_and_starts_again_while_runs_go_on(
     def ask() -> None:
         url = crowd.shop.server.url + "/v1/runs?limit=1"
         headers = {"authorization": f"Bearer {crowd.shop.tokens['audit']}"}
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=TIMEOUT_SECONDS) as client:
             while not over.wait(0.02):
                 with suppress(httpx.TransportError):
                     answer = client.get(url, headers=headers)
