@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.markup import escape
 
+from affidavit.gate.checking.box import Ended, run_in_box
 from affidavit.gate.checking.cache import Evaluator, cache_folder
-from affidavit.gate.checking.discovery import candidates
-from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable_result
+from affidavit.gate.checking.discovery import Candidate, Skipped
+from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.formats import WRITERS, add_changes
-from affidavit.gate.checking.source import Source, read_sources
+from affidavit.gate.checking.repository_check import (
+    Checked,
+    Evaluating,
+    RepositoryCheck,
+    UnreadableBase,
+    UnwritableFix,
+)
 from affidavit.gate.console import (
     err,
     fail,
     out,
     print_document,
     require_writable,
+    show_status,
     stop,
+    stop_unwritable,
     write,
 )
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import print_excerpt
 from affidavit.importers import LIBRARIES
-from affidavit.plan import MalformedPlan, printable
+from affidavit.plan import Reason, printable
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy
+
+T = TypeVar("T")
 
 SCRIPT_SUFFIXES = (".py", ".ipynb")
 LEVEL_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -98,20 +109,33 @@ def check(
 
         require_url(server)
         service = ServiceCheck(server, cache_folder())
+    work = RepositoryCheck(plans or [], evaluator, service, fix=fix, base=diff)
     searched: list[str] = []
-    for original, source in _results(plans or [], evaluator, searched):
-        fixed = _apply_fixes(source, original, evaluator) if fix and source is not None else None
-        result = fixed or original
-        if service is not None and source is not None:
-            result = service.apply(source, result)
-        results.append(result)
-        if format_ == "text":
-            _print(result)
-        if diff is not None and source is not None:
-            changes += (lines := _changes_since(source, diff))
-            err.print(escape("\n".join(lines)))
-    if evaluator.corrupt:
-        results.append(_corrupt_cache(evaluator.corrupt))
+    corrupt: list[Path] = []
+    try:
+        for told in _with_status(run_in_box(work)):
+            match told:
+                case Candidate(file=file, explicit=False) if file.lower().endswith(SCRIPT_SUFFIXES):
+                    searched.append(file)
+                case Skipped(file=file, why=why):
+                    err.print(escape(f"{printable(file)}: skipped: {why}"))
+                case Checked() | Ended():
+                    one = told if isinstance(told, Checked) else Checked(_ended_result(told))
+                    for line in one.fixed:
+                        err.print(escape(line))
+                    results.append(one.result)
+                    if format_ == "text":
+                        _print(one.result)
+                    if one.changes:
+                        changes += one.changes
+                        err.print(escape("\n".join(one.changes)))
+                    corrupt += one.corrupt
+    except UnwritableFix as error:
+        stop_unwritable(error.file, error.cause)
+    except UnreadableBase as error:
+        stop(f"--diff: {error}.")
+    if corrupt:
+        results.append(_corrupt_cache(corrupt))
         _print(results[-1])
     if searched and format_ == "text":
         err.print(escape(_search_summary(searched, results)))
@@ -126,26 +150,30 @@ def check(
     raise typer.Exit(worst(result.exit for result in results))
 
 
-def _results(
-    names: Sequence[str], evaluator: Evaluator, searched: list[str]
-) -> Iterator[tuple[CheckResult, Source | None]]:
-    """Yield the results of all plans, in the order of the names.
+def _with_status(stream: Iterator[T | Evaluating]) -> Iterator[T]:
+    """Yield what is told, and show on a terminal which plan is being evaluated."""
+    label: str | None = None
+    while True:
+        with nullcontext() if label is None else show_status(f"checking {label}"):
+            told = next(stream, None)
+        if told is None:
+            return
+        label = printable(told.name) if isinstance(told, Evaluating) else None
+        if not isinstance(told, Evaluating):
+            yield told
 
-    Appends the scripts and notebooks of folders and patterns to ``searched``.
-    """
-    try:
-        for candidate in candidates(names):
-            if not candidate.explicit and candidate.file.lower().endswith(SCRIPT_SUFFIXES):
-                searched.append(candidate.file)
-            try:
-                sources = list(read_sources(candidate.file, explicit=candidate.explicit))
-            except MalformedPlan as error:
-                yield unreadable_result(candidate.file, error.reasons), None
-                continue
-            for source in sources:
-                yield evaluator.evaluate_cached(source), source
-    except MalformedPlan as error:
-        yield unreadable_result("affidavit check", error.reasons), None
+
+def _ended_result(ended: Ended) -> CheckResult:
+    """Return the result of a file whose reading met a limit."""
+    rest = " No file after it was checked." if ended.is_over else ""
+    reason = Reason(
+        code="limit_reached",
+        message=f"{ended.item} was not checked: {ended.why}.{rest}",
+        remedy="Make the file simpler, or raise the limit in [tool.affidavit.limits] of "
+        "pyproject.toml.",
+    )
+    finding = GateFinding.of(ended.item, reason)
+    return CheckResult(file=ended.item, name=ended.item, exit=Exit.UNDECIDED, findings=(finding,))
 
 
 def _search_summary(searched: Sequence[str], results: Sequence[CheckResult]) -> str:
@@ -164,35 +192,6 @@ def _read_policy(path: Path) -> Policy:
     from affidavit.gate.policy import read_policy
 
     return read_policy(path)
-
-
-def _apply_fixes(source: Source, result: CheckResult, evaluator: Evaluator) -> CheckResult | None:
-    """Apply the first fix of each finding and evaluate again; return None without fixes."""
-    # A symbolic link is resolved so that its target is edited. A pipe cannot be edited.
-    file = Path(source.file).resolve()
-    if not _fixes(result) or source.file == "-" or not file.is_file():
-        return None
-    from affidavit.gate.checking.fixes import apply_edits
-
-    content = file.read_bytes()
-    current = source.find_same(content)
-    if current is not None and current.text != source.text:
-        # A fix of another plan in the same file has moved this one.
-        result = evaluator.evaluate(current)
-    fixes = _fixes(result)
-    edits = tuple(edit for fix in fixes for edit in fix.edits)
-    text = apply_edits(content.decode("utf-8"), edits)
-    write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
-    for fix in fixes:
-        err.print(f"{escape(printable(source.name))}: fixed: {escape(fix.description)}")
-    fixed = source.find_same(text.encode())
-    return None if fixed is None else evaluator.evaluate(fixed)
-
-
-def _fixes(result: CheckResult) -> list[Fix]:
-    return [
-        finding.fixes[0] for finding in result.findings if finding.fixes and finding.fixes[0].edits
-    ]
 
 
 def _print(result: CheckResult) -> None:
@@ -216,16 +215,6 @@ def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> 
         post(host, body, suggested=list(find_suggestions(results)))
     except CommentError as error:
         fail(f"--comment: {error}.", worst([*(result.exit for result in results), Exit.UNDECIDED]))
-
-
-def _changes_since(source: Source, base: str) -> list[str]:
-    # Imported here because most checks compare nothing.
-    from affidavit.gate.checking.evaluate import UnreadableBase, describe_changes
-
-    try:
-        return describe_changes(source, base)
-    except UnreadableBase as error:
-        stop(f"--diff: {error}.")
 
 
 def _corrupt_cache(entries: Sequence[Path]) -> CheckResult:

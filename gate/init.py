@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from ruamel.yaml import YAML
 
+from affidavit.gate.checking.box import Begun, Ended, run_in_box
 from affidavit.gate.console import err, exit_with_reasons, read_file, say, stop, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.importers import LIBRARIES, import_file
@@ -79,12 +81,27 @@ def init(
 
 
 def _read_script(script: Path) -> dict[str, Any]:
-    partial = import_file(str(script), read_file(script))
-    if partial is None:
+    """Return the plan fields of a script, which is read in a child process with limits."""
+    name, raw = str(script), read_file(script)
+    data: dict[str, Any] | None = None
+
+    def work(done: frozenset[str]) -> Iterator[Begun | tuple[dict[str, Any], tuple[str, ...]]]:
+        if name not in done:
+            yield Begun(name)
+            partial = import_file(name, raw)
+            if partial is not None:
+                yield partial.data, partial.assumed
+
+    for told in run_in_box(work):
+        if isinstance(told, Ended):
+            stop(f"{script} cannot be read: {told.why}.", Exit.UNDECIDED)
+        if isinstance(told, tuple):
+            data, assumed = told
+            for assumption in assumed:
+                err.print(assumption, markup=False)
+    if data is None:
         stop(f"{script} makes no private call of {', '.join(LIBRARIES)}.")
-    for assumption in partial.assumed:
-        err.print(assumption, markup=False)
-    return partial.data
+    return data
 
 
 def _missing_names(document: dict[str, Any], declared: dict[str, Any]) -> list[str]:

@@ -31,6 +31,7 @@ An excerpt shows the line of a reason with carets, as rustc does.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ from rich.markup import escape
 
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate import checks_of
-from affidavit.plan import Reason, printable
+from affidavit.plan import Reason, printable, read_inside
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -309,8 +310,8 @@ ABSENT_FIELD_CODES = ("missing_field", "incomplete")
 """Codes about a field that is not in the file."""
 FIELD_NAME_CODES = ("unknown_field", "conflict")
 """Codes about the name of a field, not its value."""
-_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[\w.-]+')
-_END = re.compile(r"\s+#.*|[\s,{\[]+$")
+_NAME = re.compile(r'"(?:[^"\\]|\\.)*+"|[\w.-]++')
+_COMMENT = re.compile(r"\s#")
 
 
 def print_excerpt(
@@ -320,15 +321,24 @@ def print_excerpt(
     path = Path(file)
     if line is None or code in ABSENT_FIELD_CODES or path.suffix == ".ipynb":
         return
+    here = Path.cwd()
+    folder = here if Path(os.path.abspath(file)).is_relative_to(here) else path.parent
     try:
-        if not path.is_file() or path.stat().st_size > MAX_EXCERPT_FILE_BYTES:
-            return
-        lines = path.read_text("utf-8", "replace").split("\n")
+        raw = read_inside(path, folder, MAX_EXCERPT_FILE_BYTES)
     except (OSError, ValueError):
         return
+    if len(raw) > MAX_EXCERPT_FILE_BYTES:
+        return
+    lines = raw.decode("utf-8", "replace").split("\n")
     if 0 < line <= len(lines):
         for text in frame_excerpt(lines[line - 1], line, column or 1, code):
             console.print(escape(text), style="dim")
+
+
+def _end_of_value(text: str) -> int:
+    """Return where a line ends without its comment and opening brackets."""
+    comment = _COMMENT.search(text)
+    return len(text.rstrip(" ,{[") if comment is None else text[: comment.start()].rstrip())
 
 
 def frame_excerpt(text: str, line: int, column: int, code: str) -> list[str]:
@@ -337,7 +347,7 @@ def frame_excerpt(text: str, line: int, column: int, code: str) -> list[str]:
     start = min(column - 1, len(text))
     start += len(text[start:]) - len(text[start:].lstrip())
     name = _NAME.match(text, start) if code in FIELD_NAME_CODES else None
-    end = len(_END.sub("", text)) if name is None else name.end()
+    end = _end_of_value(text) if name is None else name.end()
     first = 0 if end <= MAX_EXCERPT_COLUMNS else max(0, start - MAX_EXCERPT_COLUMNS // 4)
     shown = text[first : first + MAX_EXCERPT_COLUMNS]
     carets = max(1, cell_len(text[start : min(end, first + MAX_EXCERPT_COLUMNS)]))

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 RECOMPUTE_TOLERANCE = 1e-3
 """Relative difference allowed between releases of an accountant."""
-_VERSION = re.compile(r"([a-z_]+)=([0-9]+(?:\.[0-9]+)*)")
+_VERSION = re.compile(r"(?<![a-z_])([a-z_]++)=([0-9]++(?:\.[0-9]++)*+)")
 
 
 def verify(

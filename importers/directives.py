@@ -19,8 +19,8 @@ from typing import Any
 from affidavit.importers.partial_plan import malformed_plan
 from affidavit.plan import MalformedPlan
 
-DIRECTIVE = re.compile(r"#\s*affidavit:\s*(.*)")
-KEY_VALUE = re.compile(r"([a-z_]+)\s*=\s*([^\s,]+)")
+DIRECTIVE = re.compile(r"#\s*+affidavit:\s*+(.*)")
+KEY_VALUE = re.compile(r"(?<![a-z_])([a-z_]++)\s*+=\s*+([^\s,]++)")
 DIRECTIVE_FIELDS: dict[str, tuple[str, ...]] = {
     "dataset_size": ("dataset", "size"),
     "unit": ("dataset", "unit"),

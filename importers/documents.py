@@ -18,8 +18,8 @@ from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan, load_json
 
 MAGIC_PREFIXES = ("%", "!", "?")
-HELP = re.compile(r"\s*[\w.]+\?{1,2}\s*")
-ASSIGNED_MAGIC = re.compile(r"^(\s*\w+\s*=\s*)([!%].*)")
+HELP = re.compile(r"\s*+[\w.]++\?{1,2}\s*+")
+ASSIGNED_MAGIC = re.compile(r"^(\s*+\w++\s*+=\s*+)([!%].*)")
 """An assignment of the output of a magic command."""
 PYTHON_CELL_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Cell magics that run the Python of their cell."""
@@ -59,6 +59,12 @@ JSON_IMPORTERS = (
     (jax_privacy.recognises_participations, jax_privacy.read_participations),
 )
 """Importers of JSON documents."""
+KIND_NAMES = (
+    (b"class_name", b"DpEvent"),
+    (b"history", b"mechanism"),
+    (b"iterations", b"strategy"),
+)
+"""Names that every document of a kind has; one of these groups is in each."""
 LIBRARIES = tuple(dict.fromkeys(library.name for library in TRAINING))
 """The libraries whose training scripts are read."""
 
@@ -76,13 +82,18 @@ def import_file(
         raw = notebook_source(raw)
     if name.endswith((".py", ".ipynb")):
         return importer.read(raw, folder, name=Path(name).name, explicit=explicit)
-    if not name.endswith(".json"):
+    if not name.endswith(".json") or not (explicit or _mentions_any_kind(raw)):
         return None
     try:
         document: Any = load_json(raw).data
     except MalformedPlan:
         return None
     return import_document(document)
+
+
+def _mentions_any_kind(raw: bytes) -> bool:
+    """Whether a JSON text has a known document's names; others take long to parse strictly."""
+    return any(all(name in raw for name in names) for names in KIND_NAMES)
 
 
 def import_document(document: Any) -> PartialPlan | None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from affidavit.plan import (
     MalformedPlan,
+    OutsideFolder,
     Plan,
     Reason,
     Syntax,
     locate_in_text,
     parse_plan,
+    read_inside,
     syntax_of,
 )
 
@@ -35,17 +37,25 @@ class PlanFile:
         return locate_in_text(reasons, self.raw, self.syntax)
 
 
-def read_bytes(name: str | os.PathLike[str]) -> bytes:
-    """Read a file or standard input (``-``).
+def read_bytes(name: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> bytes:
+    """Read a file or standard input (``-``); with a ``folder``, only a regular file inside of it.
 
     Raises ``MalformedPlan`` if it cannot be read, or has more than ``MAX_BYTES``.
     """
     try:
         if name == "-":
             raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        elif folder is not None:
+            raw = read_inside(name, folder, MAX_BYTES)
         else:
             with Path(name).open("rb") as stream:
                 raw = stream.read(MAX_BYTES + 1)
+    except OutsideFolder:
+        raise MalformedPlan.with_reason(
+            code="outside_repository",
+            message=f"{name} leads out of the repository, and was not read.",
+            remedy="Copy the file into the repository, or name the file itself.",
+        ) from None
     except (OSError, ValueError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable("unreadable", f"cannot read {name}: {detail}.") from None

@@ -1,4 +1,7 @@
 from . import schedule as schedule
+from .confined_files import OutsideFolder as OutsideFolder
+from .confined_files import is_inside as is_inside
+from .confined_files import read_inside as read_inside
 from .diagnostics import CodedError as CodedError
 from .diagnostics import CodeMeaning as CodeMeaning
 from .diagnostics import DocumentSchema as DocumentSchema

@@ -66,11 +66,13 @@ Position = tuple[int, int]
 class Document:
     """The tree of a text, and the position of each field in the text.
 
-    ``places`` are the positions, or the JSON text that is searched when a position is needed.
+    ``places`` are the positions, or the JSON text that is searched when a position is needed. The
+    text begins after ``lines_before`` lines of a larger file.
     """
 
     data: Any
     places: Mapping[Path, Position] | str
+    lines_before: int = 0
 
     @cached_property
     def positions(self) -> Mapping[Path, Position]:
@@ -82,7 +84,8 @@ class Document:
         """Return ``reason`` with the line and column of ``path``, or of its nearest parent."""
         for length in range(len(path), -1, -1):
             if (position := self.positions.get(path[:length])) is not None:
-                return replace(reason, line=position[0], column=position[1])
+                line, column = position
+                return replace(reason, line=line + self.lines_before, column=column)
         return reason
 
 

@@ -23,9 +23,8 @@ from affidavit import __version__
 from affidavit.accountants import engine_versions
 from affidavit.gate.checking.finding import CheckResult
 from affidavit.gate.checking.source import Source
-from affidavit.gate.console import show_status
 from affidavit.gate.exit_codes import Exit
-from affidavit.plan import digest_of, printable
+from affidavit.plan import digest_of
 from affidavit.trust import write_atomically
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class Evaluator:
         # Imported here because a cached result needs no accountant.
         from affidavit.gate.checking.evaluate import evaluate
 
-        with show_status(f"checking {printable(source.name)}"):
-            return evaluate(source, second_opinion=self._second_opinion, policy=self._policy)
+        return evaluate(source, second_opinion=self._second_opinion, policy=self._policy)
 
     def evaluate_cached(self, source: Source) -> CheckResult:
         """Return the cached result of a plan, or evaluate it."""
@@ -58,9 +56,9 @@ class Evaluator:
             "format": FORMAT,
             "affidavit": __version__,
             "engines": engine_versions(),
-            "file": source.file,
+            "file": os.fsencode(source.file).hex(),
             "pointer": source.pointer,
-            "text": hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest(),
+            "text": _digest(source),
             "second_opinion": self._second_opinion,
             "policy": None if self._policy is None else self._policy.digest(),
         }
@@ -87,10 +85,21 @@ class Evaluator:
             return None
 
 
+def _digest(source: Source) -> str:
+    """Return the sha256 of the plan's text, and of its place in the file."""
+    section, text = source.section, source.whole
+    place = ""
+    if section is not None:
+        lines = text.count("\n", 0, section.start)
+        column = section.start - text.rfind("\n", 0, section.start)
+        place, text = f"{section.start}:{lines}:{column}:", text[section.start : section.end]
+    return hashlib.sha256((place + text).encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _write(path: Path, result: CheckResult) -> None:
     document: Any = json.loads(json.dumps(asdict(result)))
-    content = json.dumps({"checksum": digest_of(document), "judged": document})
-    with suppress(OSError):  # an unwritable cache only costs time
+    with suppress(OSError, ValueError):  # an unwritable cache, or a name that is not UTF-8
+        content = json.dumps({"checksum": digest_of(document), "judged": document})
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, content.encode())
 

@@ -1,6 +1,6 @@
 """Discover plan files: files, folders, patterns, or the entries of pyproject.toml.
 
-``[tool.affidavit]`` has plans to check, and the fields of imported plans::
+``[tool.affidavit]`` has plans to check, the fields of imported plans, and limits::
 
     [tool.affidavit]
     plans = ["plans/*.yaml"]        # checked by `affidavit check` without arguments
@@ -8,30 +8,47 @@
     [tool.affidavit.plan]           # or a plan itself
     version = 1
 
+    [tool.affidavit.limits]         # of the process that reads the repository
+    file_seconds = 60
+
 ``tomllib`` has no positions, so they are derived from the headers and keys at the start of lines. A
 finding inside a multi-line value points at its key.
+
+A file that lies in the current folder by its name must lie there by its real path too, because a
+pull request may replace it by a link, and a comment quotes what was read. A file elsewhere is read
+if the user names it.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from affidavit.plan import Document, MalformedPlan, Position, Reason
+from affidavit.gate.checking.box import Limits
+from affidavit.mechanisms import read_bytes
+from affidavit.plan import (
+    MAX_JSON_BYTES,
+    Document,
+    MalformedPlan,
+    Position,
+    Reason,
+    is_inside,
+)
 from affidavit.plan import Path as Pointer
 
 TABLE = ("tool", "affidavit")
 MAX_KEY_PARTS = 1_000
-_HEADER = re.compile(r"\s*\[(\[)?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(
-    r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*="""
-)
+_NAME = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_NAMES = re.compile(rf"\s*+({_NAME}(?:\s*+\.\s*+{_NAME})*+)\s*+")
 
 
 def _load(raw: bytes) -> dict[str, Any]:
@@ -43,12 +60,23 @@ def _load(raw: bytes) -> dict[str, Any]:
             message = f"a key has more than {MAX_KEY_PARTS} parts."
             raise _malformed(message, "Write tables in place of dots.", (number, 1))
     try:
-        return tomllib.loads(raw.decode("utf-8"))
+        document = tomllib.loads(raw.decode("utf-8"))
+        _require_small_integers(_table(document))
+        return document
     except (ValueError, RecursionError) as error:  # also of integers with too many digits
         at = re.search(r"line (\d+), column (\d+)", str(error))
         place = (int(at[1]), int(at[2])) if at else (None, None)
         message = f"not valid TOML: {error}."
         raise _malformed(message, "Correct the text at this position.", place) from None
+
+
+def _require_small_integers(part: Any) -> None:
+    """Raise ``ValueError`` for an integer beyond TOML's 64 bits, which may take long to print."""
+    if isinstance(part, dict | list):
+        for inner in part.values() if isinstance(part, dict) else part:
+            _require_small_integers(inner)
+    elif isinstance(part, int) and part.bit_length() > 64:
+        raise ValueError("an integer has more than 64 bits")
 
 
 def _malformed(
@@ -89,22 +117,24 @@ def _positions(text: str) -> dict[Pointer, Position]:
     counts: dict[Pointer, int] = {}
     table: Pointer = ()
     for number, line in enumerate(text.splitlines(), 1):
-        column = len(line) - len(line.lstrip()) + 1
-        if header := _HEADER.match(line):
-            table = _indexed(_names(header[2]), counts, opens=header[1] is not None)
-            for length in range(1, len(table) + 1):
-                positions.setdefault(table[:length], (number, column))
-        elif key := _KEY.match(line):
-            names = _names(key[1])
-            for length in range(1, len(names) + 1):
-                positions.setdefault(table + names[:length], (number, column))
+        written = line.lstrip()
+        column = len(line) - len(written) + 1
+        opens = written.startswith("[[")
+        header = written.startswith("[")
+        match = _NAMES.match(written, 1 + opens if header else 0)
+        if match is None or written[match.end() : match.end() + 1] != ("]" if header else "="):
+            continue
+        names = _names(match[1])
+        if header:
+            table = _indexed(names, counts, opens=opens)
+        path, first = (table, 1) if header else (table + names, len(table) + 1)
+        for length in range(first, len(path) + 1):
+            positions.setdefault(path[:length], (number, column))
     return positions
 
 
 def _names(dotted: str) -> Pointer:
-    return tuple(
-        part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.\s]+", dotted)
-    )
+    return tuple(part.strip("\"'") for part in re.findall(_NAME, dotted))
 
 
 def _indexed(names: Pointer, counts: dict[Pointer, int], *, opens: bool) -> Pointer:
@@ -128,7 +158,44 @@ def settings() -> dict[str, Any]:
 
     Raises ``MalformedPlan``.
     """
-    return _table(_load(SETTINGS_FILE.read_bytes())) if SETTINGS_FILE.is_file() else {}
+    if not SETTINGS_FILE.is_file():
+        return {}
+    raw = read_bytes(SETTINGS_FILE, Path.cwd())
+    if len(raw) > MAX_JSON_BYTES:
+        raise _malformed("the file is larger than 1 MiB.", "Shorten it.", (None, None))
+    return _settings_in(raw)
+
+
+@lru_cache(maxsize=2)
+def _settings_in(raw: bytes) -> dict[str, Any]:
+    return _table(_load(raw))
+
+
+def limits() -> Limits:
+    """Return the limits of ``[tool.affidavit.limits]``; raises ``MalformedPlan``."""
+    table = settings().get("limits", {})
+    if not isinstance(table, dict):
+        raise _wrong_limit("is not a table")
+    for key, value in table.items():
+        most = MAX_LIMITS.get(key)
+        if most is None:
+            raise _wrong_limit(f"has an unknown key {key}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            raise _wrong_limit(f"has a {key} that is not above 0 and at most {most}")
+    return Limits(**{key: type(LIMITS[key])(value) for key, value in table.items()})
+
+
+LIMITS: dict[str, Any] = {item.name: item.default for item in fields(Limits)}
+MAX_LIMITS = {"file_seconds": 3600, "total_seconds": 3600, "memory_mebibytes": 1 << 16}
+"""A pull request may write the settings, so that they have bounds of their own."""
+
+
+def _wrong_limit(problem: str) -> MalformedPlan:
+    return MalformedPlan.with_reason(
+        code="wrong_limit",
+        message=f"[tool.affidavit.limits] {problem}.",
+        remedy=f"Use {', '.join(LIMITS)} with positive numbers.",
+    )
 
 
 def declared_fields(file: str) -> dict[str, Any]:
@@ -156,14 +223,24 @@ SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packag
 class Candidate:
     """A file to read; ``explicit`` if the user named it.
 
-    An unreadable folder is a candidate too, so that its error is reported.
+    Its real path must lie in ``root``, unless that is None. An unreadable folder is a candidate
+    too, so that its error is reported.
     """
 
     file: str
     explicit: bool
+    root: Path | None = None
 
 
-def candidates(names: Sequence[str]) -> Iterator[Candidate]:
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that looks like a plan by its name and is not read."""
+
+    file: str
+    why: str
+
+
+def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     """Yield the files that ``names`` match, each once; without names, those of pyproject.toml.
 
     A repository's settings name only files inside of it: what they match is quoted in comments.
@@ -171,8 +248,11 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate]:
     """
     seen: set[str] = set()
     for name in names or _configured_names():
-        for candidate in _match_name(name):
-            if not names and not _is_inside(candidate.file):
+        root = _root_of(name) if names else Path.cwd()
+        if names and _is_special(name) and (root is None or is_inside(name, root)):
+            root = None  # a pipe that the user names
+        for candidate in _match_name(name, root):
+            if not names and not is_inside(candidate.file, Path.cwd()):
                 remedy = "Name files of the repository, and no link that leads out of it."
                 raise _no_match(name, f"matches {candidate.file}, outside of this folder", remedy)
             if candidate.file not in seen:
@@ -180,45 +260,115 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate]:
                 yield candidate
 
 
-def _is_inside(file: str) -> bool:
-    """Whether the real path of a file lies in the current folder."""
-    return Path(file).resolve().is_relative_to(Path.cwd().resolve())
+def _root_of(name: str) -> Path | None:
+    """Return the current folder if a name that the user typed lies in it, else None."""
+    here = Path.cwd()
+    return here if name != "-" and Path(os.path.abspath(name)).is_relative_to(here) else None
 
 
-def _match_name(name: str) -> Iterator[Candidate]:
+def _match_name(name: str, root: Path | None) -> Iterator[Candidate | Skipped]:
+    named = Candidate(name, explicit=True, root=root)
     if name == "-" or os.path.isfile(name):
-        yield Candidate(name, explicit=True)
+        yield named
     elif os.path.isdir(name):
-        yield from _files_in(name)
-    elif glob.has_magic(name):
-        files = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+        if root is not None and not is_inside(name, root):
+            yield named  # reading it reports the error
+        else:
+            yield from _files_in(name, root or Path(name))
+    elif glob.has_magic(name) and not os.path.lexists(name):
+        # What a pattern outside of this folder matches was named by the user.
+        files = sorted(_matching(name, root))
         if not files:
             raise _no_match(name, "matches no file")
-        yield from (Candidate(file, explicit=False) for file in files)
+        for file in files:
+            yield _unless_skipped(Candidate(file, explicit=False, root=root))
     else:
         # Reading it reports the error.
-        yield Candidate(name, explicit=True)
+        yield named
 
 
-def _files_in(folder: str) -> Iterator[Candidate]:
+def _matching(pattern: str, root: Path | None) -> Iterator[str]:
+    """Yield the files that a pattern of ``glob`` matches.
+
+    ``**`` follows no links, and no folder is searched twice for the same rest of the pattern, so
+    that links to folders above do not multiply the work.
+    """
+    drive, tail = os.path.splitdrive(pattern)
+    parts = tuple(part for part in tail.replace(os.sep, "/").split("/") if part)
+    start = drive + os.sep if tail.startswith((os.sep, "/")) else ""
+    seen: set[tuple[str, int]] = set()
+    todo = [(start, parts)]
+    while todo:
+        place, rest = todo.pop()
+        if not rest:
+            if os.path.isfile(place) or _is_special(place):
+                yield place
+            continue
+        state = (os.path.realpath(place or os.curdir), len(rest))
+        if state in seen or (root is not None and not _may_lead_into(state[0], root)):
+            continue
+        seen.add(state)
+        part, *after = rest
+        if part == "**":
+            todo.append((place, tuple(after) or ("*",)))
+            todo += [
+                (path, rest)
+                for name, path in _entries(place)
+                if not name.startswith(".") and os.path.isdir(path) and not os.path.islink(path)
+            ]
+        elif glob.has_magic(part):
+            todo += [
+                (path, tuple(after))
+                for name, path in _entries(place)
+                if fnmatch.fnmatch(name, part) and name.startswith(".") <= part.startswith(".")
+            ]
+        elif os.path.lexists(path := os.path.join(place, part)):
+            todo.append((path, tuple(after)))
+
+
+def _may_lead_into(real: str, root: Path) -> bool:
+    """Whether a folder lies in ``root``, or above it on the way of an absolute pattern."""
+    return is_inside(real, root) or is_inside(root, real)
+
+
+def _entries(place: str) -> list[tuple[str, str]]:
+    """Return the names and paths in a folder, or nothing if it is none."""
+    try:
+        return [(name, os.path.join(place, name)) for name in os.listdir(place or os.curdir)]
+    except OSError:
+        return []
+
+
+def _files_in(folder: str, root: Path) -> Iterator[Candidate | Skipped]:
     failed: list[OSError] = []
     for place, folders, files in os.walk(folder, onerror=failed.append):
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS
         )
-        yield from (
-            Candidate(os.path.normpath(Path(place) / file), explicit=False)
-            for file in sorted(files)
-            if file.lower().endswith(SUFFIXES)
-            and not file.startswith(".")
-            and not _is_special(Path(place) / file)
-        )
-    yield from (Candidate(error.filename, explicit=True) for error in failed)
+        for file in sorted(files):
+            if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+                path = os.path.normpath(os.path.join(place, file))
+                yield _unless_skipped(Candidate(path, explicit=False, root=root))
+    yield from (Candidate(error.filename, explicit=True, root=root) for error in failed)
 
 
-def _is_special(path: Path) -> bool:
+def _unless_skipped(candidate: Candidate) -> Candidate | Skipped:
+    """Return the candidate, or why a file that nobody named is not read."""
+    file, root = candidate.file, candidate.root
+    if _is_special(file):
+        return Skipped(file, "it is a pipe or a device")
+    if root is not None and os.path.islink(file) and not is_inside(file, root):
+        return Skipped(file, "it leads out of the repository")
+    return candidate
+
+
+def _is_special(path: str) -> bool:
     """Whether the path is a pipe or device, whose reading may block."""
-    return path.exists() and not path.is_file()
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _configured_names() -> list[str]:

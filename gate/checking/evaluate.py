@@ -25,7 +25,12 @@ from affidavit.certificate.policy import (
     evaluate_policy,
 )
 from affidavit.certificate.requirements import with_requirements
-from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable_result
+from affidavit.gate.checking.finding import (
+    CheckResult,
+    GateFinding,
+    UnreadableBase,
+    unreadable_result,
+)
 from affidavit.gate.checking.fixes import find_fixes
 from affidavit.gate.checking.source import Source
 from affidavit.gate.exit_codes import exit_of_verdict
@@ -215,10 +220,6 @@ def _numbers(assessment: Assessment) -> dict[str, str | float | None]:
 
 MAX_VALUE_LENGTH = 200
 """Longest changed value that is shown, in characters."""
-
-
-class UnreadableBase(Exception):
-    """The earlier version cannot be read; the message says why."""
 
 
 def describe_changes(source: Source, base: str) -> list[str]:

@@ -9,6 +9,11 @@ from typing import Any, Literal
 from affidavit.gate.exit_codes import Exit
 from affidavit.plan import Reason
 
+
+class UnreadableBase(Exception):
+    """The earlier version of a plan cannot be read; the message says why."""
+
+
 Level = Literal["error", "warning", "note"]
 
 

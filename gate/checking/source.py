@@ -20,7 +20,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from affidavit.gate.checking.discovery import declared_fields, find_toml_plan
+from affidavit.gate.checking.discovery import (
+    Candidate,
+    declared_fields,
+    find_toml_plan,
+)
 from affidavit.importers import (
     LIBRARIES,
     BrokenObligation,
@@ -55,7 +59,7 @@ MIN_FIELDS = 3
 NAMES = ("plan", "plans")
 """Keys of a plan, a list of plans or a mapping of plans in a larger file."""
 
-_KEY = re.compile(r"""(?:^|[\s{,])["']?([a-z_]+)["']?\s*:""", re.MULTILINE)
+_KEY = re.compile(rf"""(?<![^\s{{,])["']?({"|".join(sorted(FIELDS))})["']?\s*+:""")
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is a prefix
@@ -86,7 +90,41 @@ def decode_leniently(raw: bytes) -> str:
 
 def may_contain_plan(text: str) -> bool:
     """Whether ``text`` has enough names of plan fields as keys."""
-    return len(FIELDS & set(_KEY.findall(text))) >= MIN_FIELDS
+    return _mentions_fields(text) and len(FIELDS & set(_KEY.findall(text))) >= MIN_FIELDS
+
+
+def _mentions_fields(text: str) -> bool:
+    return sum(field in text for field in FIELDS) >= MIN_FIELDS
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of a JSON object."""
+
+
+def may_have_json_plan(text: str) -> bool:
+    """Whether a JSON text has a plan for ``find_sections``, which takes a hundred times as long."""
+    if not _mentions_fields(text):
+        return False
+    try:
+        document = json.loads(text, object_pairs_hook=_Members)
+        return '"<<"' in text or _is_plan_below([document], None, expected=True)
+    except (ValueError, RecursionError):
+        return True
+
+
+def _is_plan_below(part: list[Any], name: str | None, *, expected: bool) -> bool:
+    """Whether ``_find_below`` finds a plan in the value of the key ``name``."""
+    if isinstance(part, _Members):
+        if expected and len(FIELDS & {key for key, _ in part}) >= MIN_FIELDS:
+            return True
+        named = expected and name in NAMES
+        return any(
+            _is_plan_below(value, key, expected=named or key in NAMES)
+            for key, value in part
+            if isinstance(value, list)
+        )
+    inner = (element for element in part if isinstance(element, list))
+    return any(_is_plan_below(element, None, expected=expected) for element in inner)
 
 
 def find_sections(text: str) -> list[Section] | None:
@@ -112,13 +150,10 @@ def find_sections(text: str) -> list[Section] | None:
 
 
 def isolate(text: str, section: Section) -> str:
-    """Replace everything but the section by blanks."""
-    blank = re.compile(r"[^\n]")
-    return (
-        blank.sub(" ", text[: section.start])
-        + text[section.start : section.end]
-        + blank.sub(" ", text[section.end :])
-    )
+    """Replace what is before the section by blanks, and leave out what is after it."""
+    before = text[: section.start].split("\n")
+    blank = "\n".join(" " * len(line) for line in before)
+    return blank + text[section.start : section.end]
 
 
 def _find_below(
@@ -184,16 +219,17 @@ SOURCE_FIELDS = {"/steps": "/epochs", "/sampling/probability": "/sampling/lot_si
 class Source:
     """An unvalidated plan document with the text it came from.
 
-    ``pointer`` is the plan's JSON pointer, "" if it is the whole file. ``text`` is the file, blank
-    outside the plan, or empty if edits are impossible. ``imported`` is the kind of document that
-    the plan was imported from, and ``literals`` are the places of its numbers.
+    ``pointer`` is the plan's JSON pointer, "" if it is the whole file. ``whole`` is the text of the
+    file, or empty if edits are impossible, and ``section`` the plan in it. ``imported`` is the kind
+    of document that the plan was imported from, and ``literals`` are the places of its numbers.
     """
 
     file: str
     pointer: str
     data: Any
     places: Document
-    text: str = ""
+    whole: str = ""
+    section: Section | None = None
     syntax: Syntax = "yaml"
     assumed: tuple[str, ...] = field(default=())
     imported: str | None = None
@@ -205,6 +241,11 @@ class Source:
     def name(self) -> str:
         """The file, with the pointer if the plan is not the whole file."""
         return f"{self.file}#{self.pointer}" if self.pointer else self.file
+
+    @property
+    def text(self) -> str:
+        """The file up to the end of the plan, blank before it; empty if edits are impossible."""
+        return self.whole if self.section is None else isolate(self.whole, self.section)
 
     def plan(self) -> Plan:
         """Return the plan with its noise files; raises ``MalformedPlan`` with positions."""
@@ -309,13 +350,14 @@ class Source:
         return locate_in_document(reasons, self.places)
 
 
-def read_sources(name: str, *, explicit: bool) -> Iterator[Source]:
-    """Read the plans in the file ``name``; raises ``MalformedPlan`` if one cannot be read.
+def read_sources(candidate: Candidate) -> Iterator[Source]:
+    """Read the plans in a file; raises ``MalformedPlan`` if one cannot be read.
 
-    An ``explicit`` file, named by the user, must contain a plan. Any other file is ignored unless
-    it may contain one.
+    An explicit file, named by the user, must contain a plan. Any other file is ignored unless it
+    may contain one.
     """
-    yield from _parse_sources(name, read_bytes(name), explicit=explicit)
+    raw = read_bytes(candidate.file, candidate.root)
+    yield from _parse_sources(candidate.file, raw, explicit=candidate.explicit)
 
 
 def _parse_sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
@@ -337,7 +379,9 @@ def _parse_sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]
     syntax = syntax_of(kind, raw)
     text = raw.decode("utf-8", errors="replace")
     lenient = decode_leniently(raw)
-    if not explicit and not may_contain_plan(lenient):
+    if not explicit and not (
+        (syntax == "yaml" or may_have_json_plan(lenient)) and may_contain_plan(lenient)
+    ):
         return
     plans = find_sections(lenient)
     # Text that is not plain UTF-8 is parsed as a whole, because its positions would differ.
@@ -348,17 +392,31 @@ def _parse_sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]
 
 
 def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) -> Source:
-    inside = text if section.pointer == "" else isolate(text, section)
-    plan = raw if section.pointer == "" else inside.encode()
-    document = load_yaml(plan) if syntax == "yaml" else load_json(plan)
+    load = load_yaml if syntax == "yaml" else load_json
+    if section.pointer == "":
+        document = load(raw)
+    else:
+        # From the plan's first line on: many plans in a file would each be read up to there.
+        start = text.rfind("\n", 0, section.start) + 1
+        before = text.count("\n", 0, start)
+        inside = " " * (section.start - start) + text[section.start : section.end]
+        try:
+            document = replace(load(inside.encode()), lines_before=before)
+        except MalformedPlan as error:
+            raise MalformedPlan(*(_moved(reason, before) for reason in error.reasons)) from None
     return Source(
         file=name,
         pointer=section.pointer,
         data=document.data,
         places=document,
-        text=inside,
+        whole=text,
+        section=section if section.pointer else None,
         syntax=syntax,
     )
+
+
+def _moved(reason: Reason, lines: int) -> Reason:
+    return reason if reason.line is None else replace(reason, line=reason.line + lines)
 
 
 def _read_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
@@ -385,7 +443,7 @@ def _read_imported(name: str, raw: bytes, partial: PartialPlan) -> Source:
         imported=partial.kind,
         broken=partial.broken,
         unread=partial.unread,
-        text=raw.decode("utf-8", "replace") if name.lower().endswith(".py") else "",
+        whole=raw.decode("utf-8", "replace") if name.lower().endswith(".py") else "",
         literals=partial.literals,
     )
 

@@ -6,6 +6,7 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from affidavit.importers.directives import read_directives
@@ -332,7 +333,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         *find_callers(script, [call.func]),
     ]
     for module in beside:
-        for node in module.nodes if module is not script else ():
+        for node in _nodes_that_may_change(module) if module is not script else ():
             if (change := _change_in_module(module, node, library)) is not None:
                 message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
                 remedy = "Write a plan with the lowest noise."
@@ -398,6 +399,17 @@ def _noise_change(node: ast.AST) -> str | None:
         ):
             return "setattr may set noise_multiplier"
     return None
+
+
+@lru_cache(maxsize=256)
+def _nodes_that_may_change(module: Script) -> list[ast.AST]:
+    """Return the nodes of a module that ``_change_in_module`` may describe."""
+    return [
+        node
+        for node in module.nodes
+        if (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
+        or (getattr(node, "name", None) or last_name(node)) in NOISE_SCHEDULERS
+    ]
 
 
 def _change_in_module(module: Script, node: ast.AST, library: Library) -> str | None:

@@ -13,12 +13,14 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+
+from affidavit.importers.partial_plan import not_imported
+from affidavit.plan import read_inside
 
 SEARCH_FOLDERS = (".", "..", "../..")
 """Folders of the repository to search, relative to the script, nearest first."""
@@ -31,14 +33,16 @@ DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_FILES = 400
 MAX_FILE = 1 << 18
 COMMAND_ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
-VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)")
-ASSIGNMENT = re.compile(
-    r"""^\s*(?:export\s+)?(\w+)\s*:?=\s*(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(.*))$""", re.M
-)
-"""An assignment of a shell script or Makefile; quoted values may span lines."""
-FUNCTION = re.compile(r"^\s*(?:function\s+)?(\w+)\s*\(\)\s*\{([^}]*\$@[^}]*)\}", re.M)
-"""A shell function that passes on its arguments."""
-VARIABLE_USE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?\}|\((\w+)\)|(\w+))")
+VARIABLE = re.compile(r"^\s*+(?:export\s++)?+([A-Z][A-Z0-9_]*+)=(\S*+)")
+ASSIGNMENT = re.compile(r"^[^\S\n]*+(?:export[^\S\n]++)?+(\w++)[^\S\n]*+:?=[^\S\n]*+", re.M)
+"""The start of an assignment in a shell script or Makefile."""
+CLOSING = {'"': '"', "'": "'", "(": ")"}
+"""What closes a value that may span lines."""
+FUNCTION = re.compile(r"^[^\S\n]*+(?:function[^\S\n]++)?+(\w++)\s*+\(\)\s*+\{", re.M)
+"""The start of a shell function."""
+VARIABLE_USE = re.compile(r"\$(?:\{(\w++)(?:\[[@*]\])?\}|\((\w++)\)|(\w++))")
+MAX_EXPANDED = 1 << 22
+"""Characters of all commands of a file, with its variables and functions written out."""
 
 
 def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
@@ -51,8 +55,7 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
     if folder is None or not name:
         return settings
     for file in _files(folder):
-        state = file.stat()
-        text = _text_of(file, state.st_mtime_ns, state.st_size)
+        text = _text_of(file)
         module = file.suffix == ".py" and not any(word in text for word in PROCESS_STARTERS)
         if module or Path(name).stem not in text.lower() or file.name.lower() == name:
             continue
@@ -68,11 +71,13 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
     return settings
 
 
-@lru_cache(maxsize=MAX_FILES)
-def _text_of(file: Path, _: int, size: int) -> str:
-    """Return the text of a file, or an empty text if it is binary or too large."""
-    raw = file.read_bytes() if size <= MAX_FILE else b"\0"
-    return "" if b"\0" in raw else raw.decode("utf-8", "replace")
+def _text_of(file: Path) -> str:
+    """Return the text of a file of the repository, empty if it is binary or too large."""
+    try:
+        raw = read_inside(file, Path.cwd(), MAX_FILE)
+    except OSError:
+        return ""
+    return "" if b"\0" in raw or len(raw) > MAX_FILE else raw.decode("utf-8", "replace")
 
 
 def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
@@ -89,23 +94,72 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
                     yield f"line {getattr(node, 'lineno', '?')} of {file.name}", line
         return
     sets: dict[str, set[str]] = defaultdict(set)
-    for match in ASSIGNMENT.finditer(text):
-        sets[match[1]].add(" ".join(part for part in match.groups()[1:] if part))
-    known = {key: values.pop() for key, values in sets.items() if len(values) == 1}
-
-    bodies = {match[1]: match[2] for match in FUNCTION.finditer(text)}
+    for key, value in _assignments(text):
+        sets[key].add(value)
+    single = {
+        key: " ".join(values.pop().split()) for key, values in sets.items() if len(values) < 2
+    }
+    known = {key: value for key, value in single.items() if "$" not in value}
+    bodies = _functions(text)
+    left = MAX_EXPANDED
 
     def value_of(match: re.Match[str]) -> str:
-        inner = known.get(match[1] or match[2] or match[3], match[0])
-        return " ".join(inner.split()) if "$" not in inner else match[0]
+        return known.get(match[1] or match[2] or match[3], match[0])
 
     for number, line in enumerate(text.replace("\\\n", " ").replace("`\n", " ").splitlines(), 1):
         listed = line.lstrip().startswith(("CMD", "ENTRYPOINT"))
         words = re.sub(r"[\[\],]", " ", line) if listed else line
-        for called, body in bodies.items():
-            if line.split()[:1] == [called]:
-                words = body.replace("$@", line.partition(called)[2]).replace('"', " ")
+        called = line.split(maxsplit=1)[0] if line.strip() else ""
+        if (body := bodies.get(called)) is not None:
+            passed = line.partition(called)[2]
+            left -= len(body) + body.count("$@") * len(passed)
+            words = "" if left < 0 else body.replace("$@", passed).replace('"', " ")
+        left -= len(words) + sum(len(value_of(use)) for use in VARIABLE_USE.finditer(words))
+        if left < 0:
+            message = f"{file.name} has commands of more than {MAX_EXPANDED} characters."
+            raise not_imported("script", message, "Shorten it, or write a plan.")
         yield f"line {number} of {file.name}", VARIABLE_USE.sub(value_of, words)
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values that lines assign; values in quotes or parentheses span lines."""
+    told = 0
+    closings = dict.fromkeys(CLOSING.values(), 0)
+    for match in ASSIGNMENT.finditer(text):
+        start = match.end()
+        if match.start() < told:
+            continue
+        told = _end_of_line(text, start)
+        value = text[start:told]
+        if (mark := CLOSING.get(text[start : start + 1])) is not None:
+            if closings[mark] <= start:
+                at = text.find(mark, start + 1)
+                closings[mark] = len(text) if at < 0 else at
+            end = closings[mark] + 1
+            if end <= len(text) and text[end : end + 1] in ("", "\n"):
+                value, told = text[start + 1 : end - 1], end
+        yield match[1], value
+
+
+def _functions(text: str) -> dict[str, str]:
+    """Return the bodies of the shell functions that pass on their arguments."""
+    bodies: dict[str, str] = {}
+    told = 0
+    for match in FUNCTION.finditer(text):
+        if match.start() < told:
+            continue
+        end = text.find("}", match.end())
+        if end < 0:
+            break
+        body = text[match.end() : end]
+        if "$@" in body:
+            bodies[match[1]], told = body, end + 1
+    return bodies
+
+
+def _end_of_line(text: str, start: int) -> int:
+    end = text.find("\n", start)
+    return len(text) if end < 0 else end
 
 
 def _in_python(node: ast.AST) -> list[str]:

@@ -24,12 +24,13 @@ from affidavit.importers.scripts.modules import definition_of, module_of, parsed
 from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.syntax import Binding, Definition, Script, last_name
 from affidavit.importers.scripts.values import Evaluator, is_left_out
+from affidavit.plan import read_inside
 
 MAX_FILES = 5_000
 MAX_FILE = 1 << 20
-IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
-WORD = re.compile(r"\w+")
-SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages)$")
+IMPORT = re.compile(r"^[ \t]*+(?:from|import)\b[^\n(]*+", re.MULTILINE)
+WORD = re.compile(r"\w++")
+SKIPPED = frozenset({"test", "tests", "node_modules", "__pycache__", "venv", "site-packages"})
 
 
 def find_callers(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast.expr]]:
@@ -64,7 +65,7 @@ def _uses_in_other_files(script: Script, names: set[str]) -> Iterator[tuple[Eval
     for file, imported in _imported_words_by_file() if own is not None else ():
         if words.isdisjoint(imported) or file.lower() == own:
             continue
-        other = parsed_file(Path(file).read_text("utf-8", "replace"), Path(file))
+        other = parsed_file(_text_of(file), Path(file))
         if other is None:
             continue
         values = Evaluator(other, READERS)
@@ -89,7 +90,7 @@ def _imported_words_by_file() -> Iterator[tuple[str, frozenset[str]]]:
     """Yield the Python files of the current folder, with the words of their imports."""
     count = 0
     for place, folders, names in os.walk(Path.cwd().resolve()):
-        folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in SKIPPED)
         for name in sorted(names):
             file = os.path.join(place, name)
             if not name.endswith(".py") or name.startswith("test_"):
@@ -107,9 +108,31 @@ def _imported_words_by_file() -> Iterator[tuple[str, frozenset[str]]]:
 def _imported_words(file: str, _: int, size: int) -> frozenset[str]:
     if size > MAX_FILE:
         return frozenset()
-    with open(file, encoding="utf-8", errors="replace") as stream:
-        text = stream.read()
-    return frozenset(word for line in IMPORT.findall(text) for word in WORD.findall(line))
+    return frozenset(
+        word for part in _import_statements(_text_of(file)) for word in WORD.findall(part)
+    )
+
+
+def _text_of(file: str) -> str:
+    """Return the text of a file of the repository, empty if it is none."""
+    try:
+        return read_inside(file, Path.cwd(), MAX_FILE).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _import_statements(text: str) -> Iterator[str]:
+    """Yield the import statements of a script, to the end of their names in parentheses."""
+    told, is_closed = 0, True
+    for match in IMPORT.finditer(text):
+        if match.start() < told:
+            continue
+        told = match.end()
+        if is_closed and text[told : told + 1] == "(":
+            closing = text.find(")", told)
+            is_closed = closing >= 0  # if none follows, none follows a later line
+            told = max(told, closing)
+        yield text[match.start() : told]
 
 
 LINK_TARGETS = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
@@ -175,6 +176,8 @@ def _file(
     files = []
     for place in ["/".join(start)] if start else SEARCH_FOLDERS:
         for file in (f"{place}/{path}.py", f"{place}/{path}/__init__.py"):
+            if not os.path.isfile(os.path.join(script.folder, file)):
+                continue  # most are not there, and telling why takes time
             try:
                 text = read_nearby_text(values, node, file, script.folder)
             except Unreadable:
@@ -199,8 +202,8 @@ def modules_of(values: Evaluator, beside: Collection[str] = ()) -> list[Script]:
     """
     scripts = [values.script]
     for script in scripts:
-        for node in script.nodes:
-            if not isinstance(node, ast.alias) or _package(script, node) in beside:
+        for node in script.aliases:
+            if _package(script, node) in beside:
                 continue
             origin = _module(values, script, node)
             if origin is not None and origin[0] not in scripts and len(scripts) < MAX_MODULES:

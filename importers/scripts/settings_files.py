@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -15,15 +14,15 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import SEARCH_FOLDERS, yaml_of
 from affidavit.importers.scripts.syntax import keywords_of, last_name, unpacks
 from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, default_of
+from affidavit.plan import OutsideFolder, read_inside
 
 MAX_FILE = 1 << 20
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
 GIN_PARSERS = NAMES["gin_parsers"]
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
-GIN = re.compile(r"^([\w./]*[./])?(\w+)\.(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
-INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(?:#.*)?$""")
-MACRO = re.compile(r"^(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
+GIN_NAME = re.compile(r"[\w./]++")
+INCLUDE = re.compile(r"""include\s++(?:'([^']++)'|"([^"]++)")\s*+(?:#.*)?""")
 
 
 def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
@@ -72,12 +71,15 @@ def read_gin_binding(values: Evaluator, function: ast.FunctionDef | ast.ClassDef
     bindings: dict[str, str] = {}
     macros: dict[str, str] = {}
     for line in _gin_lines_parsed(values, parsers[0]):
-        if (match := GIN.match(line)) and match[2] == function.name:
-            if match[1] and "/" in match[1]:
+        bound, value = _gin_binding(line)
+        owner, _, parameter = bound.rpartition(".")
+        scope = owner.removesuffix(function.name)
+        if parameter and scope != owner and scope[-1:] in ("", ".", "/"):
+            if "/" in scope:
                 raise Unreadable(parsers[0], f"a file binds {name} in a scope only")
-            bindings[match[3]] = match[4]
-        elif match := MACRO.match(line):
-            macros[match[1]] = match[2]
+            bindings[parameter] = value
+        elif "." not in bound and "/" not in bound:
+            macros[bound] = value
     text = bindings.get(name)
     if text is not None and text.startswith("%"):
         text = macros.get(text[1:], text)
@@ -90,6 +92,13 @@ def read_gin_binding(values: Evaluator, function: ast.FunctionDef | ast.ClassDef
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         raise Unreadable(function, f"a file binds {name} to {text}, which is not a value") from None
+
+
+def _gin_binding(line: str) -> tuple[str, str]:
+    """Return the name that a line of a gin file binds, and the text of its value; empty if none."""
+    name, _, text = line.partition("=")
+    name = name.rstrip()
+    return (name, text.partition("#")[0].strip()) if GIN_NAME.fullmatch(name) else ("", "")
 
 
 def _gin_lines_parsed(values: Evaluator, call: ast.Call) -> Iterator[str]:
@@ -108,10 +117,10 @@ def _gin_lines_parsed(values: Evaluator, call: ast.Call) -> Iterator[str]:
 def _gin_lines(values: Evaluator, node: ast.AST, file: str, depth: int = 0) -> Iterator[str]:
     """Yield the lines of a gin file and of its included files, in binding order."""
     for line in read_nearby_text(values, node, file).splitlines():
-        if match := INCLUDE.match(line):
+        if match := INCLUDE.fullmatch(line):
             if depth > 10:
                 raise Unreadable(node, f"{file} includes too many files")
-            yield from _gin_lines(values, node, match[2], depth + 1)
+            yield from _gin_lines(values, node, match[1] or match[2], depth + 1)
         elif line.startswith("include"):
             raise Unreadable(node, f"{file} has an include that is not supported")
         elif line.startswith("import"):
@@ -299,12 +308,13 @@ def read_nearby_text(
     folder = folder or (values.main_script or values.script).folder
     if folder is None:
         raise Unreadable(node, f"{name} cannot be read from here")
-    file = folder / name
     try:
-        readable = os.path.isfile(file) and file.stat().st_size <= MAX_FILE
-        if not readable or not Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve()):
-            raise Unreadable(node, f"{name} is not a file beside the script")
-        return file.read_text("utf-8")
+        raw = read_inside(folder / name, Path.cwd(), MAX_FILE)
+        if len(raw) <= MAX_FILE:
+            return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        raise Unreadable(node, f"{name} is longer than {MAX_FILE >> 20} MiB")
+    except (FileNotFoundError, OutsideFolder, IsADirectoryError):
+        raise Unreadable(node, f"{name} is not a file beside the script") from None
     except (OSError, ValueError) as error:
         raise Unreadable(node, f"{name} cannot be read: {type(error).__name__}") from None
 

@@ -70,6 +70,11 @@ class Script:
         return list(ast.walk(self.tree))
 
     @cached_property
+    def aliases(self) -> list[ast.alias]:
+        """All names that imports name."""
+        return [node for node in self.nodes if isinstance(node, ast.alias)]
+
+    @cached_property
     def calls(self) -> list[ast.Call]:
         """All calls in the script."""
         return [node for node in self.nodes if isinstance(node, ast.Call)]

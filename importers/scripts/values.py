@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,8 @@ from affidavit.importers.scripts.syntax import (
 
 MAX_DEPTH = 40
 MAX_EXPONENT = 64
+MAX_BITS = 2048
+"""Size of an integer; each product or power of such ones takes microseconds."""
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -56,8 +59,17 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
+
+
+def _rounded(number: float, digits: int | None = None) -> float:
+    """Round a number; raises ``ValueError`` for digits that no float has."""
+    if digits is not None and abs(digits) > sys.float_info.max_10_exp:
+        raise ValueError("it rounds to too many digits")
+    return round(number, digits)
+
+
 BUILTINS: dict[str, Callable[..., Any]] = {
-    "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max, "round": round,
+    "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max, "round": _rounded,
 }  # fmt: skip
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
@@ -150,7 +162,7 @@ class Evaluator:
                 raise reason
             case ast.Constant(value=value):
                 self.read_literals.add(node)
-                return value
+                return _require_small(node, value)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._number(operand)
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -600,7 +612,7 @@ class Evaluator:
 
     def _apply(self, node: ast.expr, function: Callable[..., Any], values: list[Any]) -> Any:
         try:
-            return function(*values)
+            return _require_small(node, function(*values))
         except (ArithmeticError, ValueError, TypeError) as error:
             raise Unreadable(node, f"it fails: {error}") from None
 
@@ -674,6 +686,13 @@ class Evaluator:
                 if outer is function:
                     return returns[0].value or ast.Constant(None)
         return node
+
+
+def _require_small(node: ast.expr, value: Any) -> Any:
+    """Return a value; raises ``Unreadable`` for an integer of more than ``MAX_BITS`` bits."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise Unreadable(node, "its integer is too large")
+    return value
 
 
 def _is_returned(script: Script, node: ast.AST, names: set[str]) -> bool:

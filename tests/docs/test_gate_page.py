@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.gate import app
+from affidavit.gate.checking.box import Limits
 from affidavit.gate.checking.formats import WRITERS
 from affidavit.plan import Plan
 
@@ -21,7 +23,7 @@ PAGE = (ROOT / "docs/how-to/gate.md").read_text()
 def test_the_commands_about_examples_end_as_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
     lines = [line for line in PAGE.splitlines() if line.startswith("affidavit check examples")]
@@ -33,8 +35,11 @@ def test_the_commands_about_examples_end_as_they_say(
 
 
 def test_the_settings_shown_are_fields_of_a_plan() -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (provided,) = tomllib.loads(text)["tool"]["affidavit"]["given"].values()
+    texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    tables = [tomllib.loads(text)["tool"]["affidavit"] for text in texts]
+    (provided,) = next(table["given"] for table in tables if "given" in table).values()
+    (limits,) = (table["limits"] for table in tables if "limits" in table)
+    assert Limits(**limits) == Limits()
     assert set(provided) <= set(Plan.model_fields) | {"sampling", "epochs"}
 
 

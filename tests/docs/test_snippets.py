@@ -7,6 +7,7 @@ The README has its own test, and so have the cases.
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_every_block_of_a_page_runs_or_is_read(
 ) -> None:
     """In order, in a folder of its own that has the examples; the first plan is ``plan.yaml``."""
     for folder in ("examples", "claims"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(one_cache))
