@@ -113,14 +113,16 @@ def check(
     searched: list[str] = []
     corrupt: list[Path] = []
     try:
-        for told in _with_status(run_in_box(work)):
-            match told:
+        for message in _with_status(run_in_box(work)):
+            match message:
                 case Candidate(file=file, explicit=False) if file.lower().endswith(SCRIPT_SUFFIXES):
                     searched.append(file)
                 case Skipped(file=file, why=why):
                     err.print(escape(f"{printable(file)}: skipped: {why}"))
                 case Checked() | Ended():
-                    one = told if isinstance(told, Checked) else Checked(_ended_result(told))
+                    one = (
+                        message if isinstance(message, Checked) else Checked(_ended_result(message))
+                    )
                     for line in one.fixed:
                         err.print(escape(line))
                     results.append(one.result)
@@ -155,12 +157,12 @@ def _with_status(stream: Iterator[T | Evaluating]) -> Iterator[T]:
     label: str | None = None
     while True:
         with nullcontext() if label is None else show_status(f"checking {label}"):
-            told = next(stream, None)
-        if told is None:
+            message = next(stream, None)
+        if message is None:
             return
-        label = printable(told.name) if isinstance(told, Evaluating) else None
-        if not isinstance(told, Evaluating):
-            yield told
+        label = printable(message.name) if isinstance(message, Evaluating) else None
+        if not isinstance(message, Evaluating):
+            yield message
 
 
 def _ended_result(ended: Ended) -> CheckResult:

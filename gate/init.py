@@ -92,11 +92,11 @@ def _read_script(script: Path) -> dict[str, Any]:
             if partial is not None:
                 yield partial.data, partial.assumed
 
-    for told in run_in_box(work):
-        if isinstance(told, Ended):
-            stop(f"{script} cannot be read: {told.why}.", Exit.UNDECIDED)
-        if isinstance(told, tuple):
-            data, assumed = told
+    for message in run_in_box(work):
+        if isinstance(message, Ended):
+            stop(f"{script} cannot be read: {message.why}.", Exit.UNDECIDED)
+        if isinstance(message, tuple):
+            data, assumed = message
             for assumption in assumed:
                 err.print(assumption, markup=False)
     if data is None:

@@ -84,11 +84,11 @@ class RepositoryCheck:
             yield from self._limits()
         yield Begun(SEARCH, is_repeated=True)
         try:
-            found = list(candidates(self.names))
+            files = list(candidates(self.names))
         except MalformedPlan as error:
             yield Checked(unreadable_result(SEARCH, error.reasons))
             return
-        for item in found:
+        for item in files:
             if item.file in done:
                 continue
             yield Begun(item.file)

@@ -107,9 +107,11 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
         return known.get(match[1] or match[2] or match[3], match[0])
 
     for number, line in enumerate(text.replace("\\\n", " ").replace("`\n", " ").splitlines(), 1):
+        if not line.strip():
+            continue
         listed = line.lstrip().startswith(("CMD", "ENTRYPOINT"))
         words = re.sub(r"[\[\],]", " ", line) if listed else line
-        called = line.split(maxsplit=1)[0] if line.strip() else ""
+        called = line.split(maxsplit=1)[0]
         if (body := bodies.get(called)) is not None:
             passed = line.partition(called)[2]
             left -= len(body) + body.count("$@") * len(passed)
@@ -123,37 +125,37 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _assignments(text: str) -> Iterator[tuple[str, str]]:
     """Yield the names and values that lines assign; values in quotes or parentheses span lines."""
-    told = 0
+    end = 0
     closings = dict.fromkeys(CLOSING.values(), 0)
     for match in ASSIGNMENT.finditer(text):
         start = match.end()
-        if match.start() < told:
+        if match.start() < end:
             continue
-        told = _end_of_line(text, start)
-        value = text[start:told]
+        end = _end_of_line(text, start)
+        value = text[start:end]
         if (mark := CLOSING.get(text[start : start + 1])) is not None:
             if closings[mark] <= start:
                 at = text.find(mark, start + 1)
                 closings[mark] = len(text) if at < 0 else at
-            end = closings[mark] + 1
-            if end <= len(text) and text[end : end + 1] in ("", "\n"):
-                value, told = text[start + 1 : end - 1], end
+            after = closings[mark] + 1
+            if after <= len(text) and text[after : after + 1] in ("", "\n"):
+                value, end = text[start + 1 : after - 1], after
         yield match[1], value
 
 
 def _functions(text: str) -> dict[str, str]:
     """Return the bodies of the shell functions that pass on their arguments."""
     bodies: dict[str, str] = {}
-    told = 0
+    end = 0
     for match in FUNCTION.finditer(text):
-        if match.start() < told:
+        if match.start() < end:
             continue
-        end = text.find("}", match.end())
-        if end < 0:
+        close = text.find("}", match.end())
+        if close < 0:
             break
-        body = text[match.end() : end]
+        body, end = text[match.end() : close], close + 1
         if "$@" in body:
-            bodies[match[1]], told = body, end + 1
+            bodies[match[1]] = body
     return bodies
 
 

@@ -123,16 +123,16 @@ def _text_of(file: str) -> str:
 
 def _import_statements(text: str) -> Iterator[str]:
     """Yield the import statements of a script, to the end of their names in parentheses."""
-    told, is_closed = 0, True
+    end, is_closed = 0, True
     for match in IMPORT.finditer(text):
-        if match.start() < told:
+        if match.start() < end:
             continue
-        told = match.end()
-        if is_closed and text[told : told + 1] == "(":
-            closing = text.find(")", told)
+        end = match.end()
+        if is_closed and text[end : end + 1] == "(":
+            closing = text.find(")", end)
             is_closed = closing >= 0  # if none follows, none follows a later line
-            told = max(told, closing)
-        yield text[match.start() : told]
+            end = max(end, closing)
+        yield text[match.start() : end]
 
 
 LINK_TARGETS = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")
