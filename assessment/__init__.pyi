@@ -7,6 +7,7 @@ from .assessment import malformed_result as malformed_result
 from .assessment import verdict_sentence as verdict_sentence
 from .calibration import Solver as Solver
 from .certification import certify as certify
+from .certification import with_cap as with_cap
 from .group_privacy import group_bound as group_bound
 from .group_privacy import with_group as with_group
 from .lower_end import explain_lower_end as explain_lower_end

@@ -75,6 +75,18 @@ class GroupBound:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CapNeeds:
+    """What a plan needs in order to meet a policy's cap ``epsilon`` (nats), in words.
+
+    ``needs`` is the noise, the steps or the lots of a plan that was certified at the cap; it is
+    empty if no such plan was found.
+    """
+
+    epsilon: float
+    needs: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseNoise:
     """One release's noise multiplier as the plan gives it and as the target requires it."""
 
@@ -109,7 +121,8 @@ class Assessment:
     norms, each if all phases share one. ``mu`` is the Gaussian-DP parameter if the run is exactly
     one Gaussian mechanism. ``proof`` is the witness that the checker accepted, ``proof_problem``
     the reason why there is none; both are None if no proof was requested. ``groups`` are the
-    requested bounds of larger groups and of other relations.
+    requested bounds of larger groups and of other relations. ``cap`` is what a policy's cap on ε
+    needs, if it was computed.
     """
 
     verdict: Verdict
@@ -138,6 +151,7 @@ class Assessment:
     proof: dict[str, Any] | None = None
     proof_problem: Reason | None = None
     groups: tuple[GroupBound, ...] = ()
+    cap: CapNeeds | None = None
 
     @property
     def epsilon_text(self) -> str | None:

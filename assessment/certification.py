@@ -45,13 +45,22 @@ from affidavit.accountants import (
 from affidavit.assessment import plan_summary
 from affidavit.assessment.assessment import (
     Assessment,
+    CapNeeds,
     Confidence,
     Opinion,
 )
 from affidavit.assessment.calibration import Solver, lower_open
 from affidavit.assessment.utility_estimates import figures_of, warnings_of
 from affidavit.mechanisms import Lowered, obligations_of
-from affidavit.plan import Plan, Reason, RefusedPlan, as_document, digest, exact_fraction
+from affidavit.plan import (
+    Plan,
+    Reason,
+    RefusedPlan,
+    as_document,
+    digest,
+    exact_fraction,
+    plan_from,
+)
 
 AGREEMENT_TOLERANCE = 1e-3
 """The largest relative distance of a second opinion from the first."""
@@ -118,6 +127,35 @@ def _certify(
         return _assess(blank, lowered, names, second_opinion, provable, near)
     except RefusedPlan as refusal:
         return replace(blank, reasons=refusal.reasons)
+
+
+def with_cap(assessment: Assessment, epsilon: float) -> Assessment:
+    """Add what the plan of ``assessment`` needs to meet ``epsilon`` at its δ.
+
+    That is its open quantity, or its noise if it has none; the plan with it was certified.
+    """
+    document = {key: value for key, value in assessment.plan.items() if key != "claim"}
+    document["target"] = {**document["target"], "epsilon": epsilon}
+    plan = plan_from(document)
+    needs = ""
+    if plan.target.delta is not None:
+        needs = _needs_of(plan, _certify(plan, None, second_opinion=False))
+    return replace(assessment, cap=CapNeeds(epsilon=epsilon, needs=needs))
+
+
+def _needs_of(plan: Plan, answer: Assessment) -> str:
+    """Return the solved quantity of ``plan``, or the noise that its target needs, in words."""
+    if plan.asks_for_noise or not plan.is_open:
+        sigmas = _required_noise(answer)
+        return f"a noise multiplier of at least {sigmas}" if sigmas else ""
+    if answer.verdict != "certified" or len(plan.phases) > 1:
+        return ""
+    (solved, *_) = answer.sampling
+    if plan.asks_for_steps:
+        return f"at most {solved['steps']} steps"
+    if plan.asks_for_lot_size:
+        return f"lots of at most {solved['lot_size']} records"
+    return f"a sampling probability of at most {solved['probability']:.7g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -444,12 +482,17 @@ def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
 
 def _noise_remedy(assessment: Assessment) -> str:
     """Return the remedy of more noise; empty if no noise is known to meet the target."""
-    requested = [
-        f"{release.name} to {release.required:.7g}"
+    requested = _required_noise(assessment, "{name} to {sigma}")
+    return f"Raise the noise multiplier of {requested}." if requested else ""
+
+
+def _required_noise(assessment: Assessment, phrase: str = "{sigma} for {name}") -> str:
+    """Return the noise multipliers that the target needs as a list; empty if none is known."""
+    return ", ".join(
+        phrase.format(name=release.name, sigma=f"{release.required:.7g}")
         for release in assessment.releases
         if release.required is not None
-    ]
-    return f"Raise the noise multiplier of {', '.join(requested)}." if requested else ""
+    )
 
 
 def _unproved(assessment: Assessment, answer: _Answer) -> Reason:

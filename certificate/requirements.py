@@ -11,10 +11,16 @@ def lacks_requirements(assessment: Assessment, policy: Policy) -> bool:
     return _lacks_proof(assessment, policy) or _lacks_group(assessment, policy)
 
 
+def is_incomplete(assessment: Assessment, policy: Policy) -> bool:
+    """Whether ``with_requirements`` adds anything: a requirement, or what a cap on ε needs."""
+    return lacks_requirements(assessment, policy) or _exceeded_cap(assessment, policy) is not None
+
+
 def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
     """Return ``assessment`` with the proof and the group's bound that ``policy`` requires.
 
-    Each takes as long as accounting or longer. A missing proof or bound has its reasons.
+    Each takes as long as accounting or longer. A missing proof or bound has its reasons. A plan
+    that exceeds the policy's cap on ε is given what the cap needs.
     """
     # Imported where they are needed: both load much, and few policies need them.
     if _lacks_proof(assessment, policy):
@@ -26,6 +32,11 @@ def with_requirements(assessment: Assessment, policy: Policy) -> Assessment:
         from affidavit.assessment import with_group
 
         assessment = with_group(assessment, cap.records, cap.relation or assessment.adjacency)
+    exceeded = _exceeded_cap(assessment, policy)
+    if exceeded is not None:
+        from affidavit.assessment import with_cap
+
+        assessment = with_cap(assessment, exceeded)
     return assessment
 
 
@@ -40,3 +51,20 @@ def _lacks_group(assessment: Assessment, policy: Policy) -> bool:
         return False
     required = cap.records, cap.relation or assessment.adjacency
     return required not in {(bound.records, bound.relation) for bound in assessment.groups}
+
+
+def _exceeded_cap(assessment: Assessment, policy: Policy) -> float | None:
+    """Return the cap on ε that the plan exceeds, if what it needs is to be computed.
+
+    A plan whose target is below the cap needs what its target needs. A sampled bound takes too long
+    to search with.
+    """
+    if assessment.verdict not in ("certified", "under_noised", "unproved"):
+        return None
+    cap = policy.cap(assessment.plan.get("dataset", {}).get("name")).epsilon
+    if cap is None or assessment.epsilon is None or assessment.confidence is not None:
+        return None
+    if assessment.target_epsilon is not None and assessment.target_epsilon <= cap:
+        return None
+    known = assessment.cap is not None and assessment.cap.epsilon == cap
+    return cap if assessment.epsilon.upper > cap and not known else None

@@ -36,7 +36,8 @@ class PolicyFacts:
     ``verdict`` is that of the accounting; ``engines`` are (name, version), and the first one
     decided. ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded
     up. ``unproved`` is the reason why there is no proof, or empty. ``groups`` are records, relation
-    and ε of larger groups, and ``unbounded`` is the reason why one is missing.
+    and ε of larger groups, and ``unbounded`` is the reason why one is missing. ``cap_needs`` is
+    what the cap on ε needs, or empty.
     """
 
     plan: Plan
@@ -48,6 +49,7 @@ class PolicyFacts:
     unproved: str = "it has no proof"
     groups: tuple[tuple[int, str, float], ...] = ()
     unbounded: str = _NO_GROUP_BOUND
+    cap_needs: str = ""
 
     @classmethod
     def of(cls, plan: Plan, assessment: Assessment, budget: Budget = "unknown") -> PolicyFacts:
@@ -73,6 +75,7 @@ class PolicyFacts:
                 (_summary(bound.reasons[0]) for bound in assessment.groups if bound.reasons),
                 _NO_GROUP_BOUND,
             ),
+            cap_needs="" if assessment.cap is None else assessment.cap.needs,
         )
 
     @classmethod
@@ -207,9 +210,18 @@ def _epsilon_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
             pointer="/target/epsilon",
             message=f"ε ≤ {decimal_up(facts.epsilon, DIGITS)} is proved; the policy {policy.name} "
             f"allows {decimal_down(cap, DIGITS)}.",
-            remedy=f"Set target.epsilon to at most {decimal_down(cap, DIGITS)} and raise the noise "
-            "to what it needs, or run fewer steps.",
+            remedy=_cap_remedy(facts, cap),
         )
+
+
+def _cap_remedy(facts: PolicyFacts, cap: float) -> str:
+    target = facts.plan.target.epsilon
+    if target is not None and target <= cap:
+        return "Change the plan until it meets its own target, which is within the cap."
+    least = f"Set target.epsilon to at most {decimal_down(cap, DIGITS)}"
+    if facts.cap_needs:
+        return f"{least}; this needs {facts.cap_needs}, with the rest of the plan unchanged."
+    return f"{least}, and add noise or run fewer steps until the plan meets it."
 
 
 def _group_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:

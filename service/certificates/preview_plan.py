@@ -39,7 +39,7 @@ from affidavit.certificate.policy import (
     PolicyEvaluation,
     evaluate_policy,
 )
-from affidavit.certificate.requirements import lacks_requirements, with_requirements
+from affidavit.certificate.requirements import is_incomplete, with_requirements
 from affidavit.importers import LIBRARIES, PartialPlan, import_document, import_file
 from affidavit.plan import (
     Claim,
@@ -132,7 +132,7 @@ class PreviewPlan:
         policy = requested.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
-        if lacks_requirements(assessment, policy):
+        if is_incomplete(assessment, policy):
             assessment = await self._cache(
                 f"{policy.digest()} {digest(plan)}",
                 lambda: self._pool.run(with_requirements, assessment, policy),

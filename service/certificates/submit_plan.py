@@ -35,7 +35,11 @@ from affidavit.certificate.policy import (
     Waiver,
     evaluate_policy,
 )
-from affidavit.certificate.requirements import lacks_requirements, with_requirements
+from affidavit.certificate.requirements import (
+    is_incomplete,
+    lacks_requirements,
+    with_requirements,
+)
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.certificates.integrity import signed_columns
 from affidavit.service.certificates.issue_status import DECIDED
@@ -261,7 +265,7 @@ class SubmitPlan:
     ) -> Submission:
         """Account, evaluate, sign and store, as the issue after one that ``is_stale``."""
         assessment = await self._pool.assess(certification.plan)
-        if lacks_requirements(assessment, certification.policy):
+        if is_incomplete(assessment, certification.policy):
             assessment = await self._pool.run(with_requirements, assessment, certification.policy)
         ledger = await self._position(certification.plan, assessment)
         async with another_turn():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +24,7 @@ from affidavit.certificate.policy.rules import (
     at_least,
     violations,
 )
+from affidavit.certificate.requirements import is_incomplete, with_requirements
 from affidavit.plan import Plan
 
 MakePlan = Callable[..., Plan]
@@ -129,6 +132,67 @@ def test_a_rule_tells_what_violates_it_and_where(
     assert [(item.code, item.pointer) for item in result] == [(rule, pointer)]
     assert result[0].message.endswith(".")
     assert result[0].remedy.endswith(".")
+
+
+SUBSAMPLED: dict[str, Any] = {
+    "dataset": {"size": 1000},
+    "sampling": {"scheme": "poisson", "lot_size": 50},
+    "steps": 200,
+    "releases": [
+        {"name": "first", "clip_norm": 1, "noise_multiplier": 2},
+        {"name": "second", "clip_norm": 2, "noise_multiplier": 3},
+    ],
+}
+OPEN: dict[str, dict[str, Any]] = {
+    "noise": {},
+    "open noise": {
+        "releases": [
+            {"name": "first", "clip_norm": 1},
+            {"name": "second", "clip_norm": 2},
+        ],
+        "target": {"epsilon": 3, "delta": 1e-5},
+    },
+    "steps": {"steps": None, "target": {"epsilon": 3, "delta": 1e-5}},
+    "lots": {
+        "sampling": {"scheme": "poisson", "lot_size": None},
+        "target": {"epsilon": 3, "delta": 1e-5},
+    },
+}
+
+
+@pytest.mark.parametrize("unknown", OPEN)
+def test_the_cap_on_epsilon_says_what_it_needs(plan_of: MakePlan, unknown: str) -> None:
+    """The numbers of the remedy certify the plan at the cap, and slightly less do not."""
+    own, plan = policy(epsilon_cap=0.75), plan_of(**SUBSAMPLED | OPEN[unknown])
+    assessment = with_requirements(certify(plan, second_opinion=False), own)
+    (refusal,) = violations(own, PolicyFacts.of(plan, assessment))
+    numbers = [float(text) for text in re.findall(r"[0-9.]*[0-9]", refusal.remedy)]
+    assert numbers.pop(0) == 0.75
+
+    def at(factor: float) -> Assessment:
+        changed = {**SUBSAMPLED, "target": {"delta": 1e-5}}
+        if unknown == "steps":
+            changed["steps"] = math.ceil(numbers[0] * factor)
+        elif unknown == "lots":
+            changed["sampling"] = {"scheme": "poisson", "lot_size": math.ceil(numbers[0] * factor)}
+        else:
+            changed["releases"] = [
+                {**release, "noise_multiplier": sigma / factor}
+                for release, sigma in zip(SUBSAMPLED["releases"], numbers, strict=True)
+            ]
+        return certify(plan_of(**changed), second_opinion=False)
+
+    enough, less = at(1.0).epsilon, at(1.02).epsilon
+    assert enough is not None
+    assert less is not None
+    assert enough.upper <= 0.75 < less.upper
+
+
+def test_a_target_within_the_cap_decides_alone(plan_of: MakePlan) -> None:
+    plan = plan_of(**SUBSAMPLED | {"target": {"epsilon": 0.5, "delta": 1e-5}})
+    assessment = certify(plan, second_opinion=False)
+    assert assessment.verdict == "under_noised"
+    assert not is_incomplete(assessment, policy(epsilon_cap=0.75))
 
 
 @pytest.mark.parametrize("rule", sorted(LENIENT))

@@ -61,7 +61,9 @@ def test_a_simulation_says_what_activating_does(
         for line in lines:
             changed += 1
             assert (line["verdict"], line["would_be"]) == ("certified", "refused")
-            assert line["reasons"] == now["reasons"]
+            # Only a submission computes what the cap needs, which its remedy says.
+            told_now = [{**reason, "remedy": ""} for reason in now["reasons"]]
+            assert [{**reason, "remedy": ""} for reason in line["reasons"]] == told_now
     assert changed == len(told) > 0
 
 
