@@ -81,6 +81,13 @@ class UnknownRun(DomainError):
     status = 404
 
 
+class NoRecord(DomainError):
+    """The run has not ended, or ended without a record."""
+
+    code = "no_record"
+    status = 404
+
+
 class RecordRefused(DomainError):
     """The part of a run's record does not follow the one before, or is too large."""
 
@@ -358,6 +365,21 @@ def add_record_part(
         )
     row = {"run_id": run_id, "fence": fence, "part": part, "length": len(content)}
     connection.execute(insert(run_records).values(**row, content=zlib.compress(content)))
+
+
+def final_record(connection: Connection, run_id: str) -> list[bytes]:
+    """Return the compressed parts of the record by which the run was charged.
+
+    Raises ``UnknownRun`` and ``NoRecord``.
+    """
+    run = find(connection, run_id)
+    parts = records_of(connection, run_id).get(run.events[-1].fence or 0, [])
+    if run.outcome is None or not parts:
+        raise NoRecord(
+            f"run {run_id} has {'sent no record' if run.outcome else 'not ended'}.",
+            "Only a run that was reported with a record has one.",
+        )
+    return parts
 
 
 def records_of(connection: Connection, run_id: str) -> dict[int, list[bytes]]:

@@ -19,12 +19,13 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
 from fastapi.routing import iter_route_contexts
 from markupsafe import Markup
 from pydantic_core import to_jsonable_python
@@ -156,9 +157,13 @@ def respond(
     return html(request, template, {"view": view, **drawings}, fragment=fragment, status=status)
 
 
-def download(content: bytes | str, media_type: str, name: str, status: int = 200) -> Response:
-    """Return a file that the browser saves as ``name``."""
+def download(
+    content: bytes | str | Iterator[bytes], media_type: str, name: str, status: int = 200
+) -> Response:
+    """Return a file that the browser saves as ``name``, streamed if ``content`` is an iterator."""
     headers = {**PRIVATE, "Content-Disposition": f'attachment; filename="{name}"'}
+    if isinstance(content, Iterator):
+        return StreamingResponse(content, status, headers, media_type=media_type)
     return Response(content, status, headers, media_type=media_type)
 
 

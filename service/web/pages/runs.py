@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +33,7 @@ from affidavit.service.runs.repository import StoredRun, StoredRunEvent, round_u
 from affidavit.service.runs.wire_models import CancelRequest, RunId, RunRequest
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.web.dependencies import Services, TheServices
-from affidavit.service.web.openapi import ID_PATTERN
+from affidavit.service.web.openapi import ID_PATTERN, JSON
 from affidavit.service.web.pages.access import (
     Anyone,
     Reader,
@@ -48,6 +49,7 @@ from affidavit.service.web.pages.forms import (
 from affidavit.service.web.pages.response import (
     ListPage,
     action,
+    download,
     is_fragment,
     page,
     respond,
@@ -62,6 +64,7 @@ from affidavit.service.web.pages.text import (
     round_up,
     words,
 )
+from affidavit.service.web.routes.runs import BYTES, bundle_of
 
 router = APIRouter()
 
@@ -314,6 +317,20 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
             view["so_far"] = round_up(progress.spent.epsilon)
             view["so_far_steps"] = progress.spent.steps
     return respond(request, view, template="run.html", fragment="live")
+
+
+@page(router, "/runs/{run_id}/record.jsonl")
+def record(_: Reader, services: TheServices, run_id: RunId) -> Response:
+    """Download the record with a browser session; the API returns the same bytes."""
+    parts = services.runs.queue.read(repository.final_record, run_id)
+    return download(map(zlib.decompress, parts), BYTES, f"record-{run_id}.jsonl")
+
+
+@page(router, "/runs/{run_id}/bundle.json")
+def bundle(_: Reader, services: TheServices, run_id: RunId) -> Response:
+    """Download the bundle of the issue with which the run was requested."""
+    run = services.runs.queue.find(run_id)
+    return download(bundle_of(services, run), JSON, f"bundle-{run_id}.json")
 
 
 @router.get("/runs/{run_id}/steps.svg", include_in_schema=False, response_class=Response)

@@ -5,6 +5,7 @@ Workers claim a run from a queue, and report on it with its fencing token.
 
 from __future__ import annotations
 
+import zlib
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -27,6 +28,7 @@ from affidavit.service.runs.events import (
     EventId,
 )
 from affidavit.service.runs.queue import LockedRun
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.wire_models import (
     CancelRequest,
     CompletionRequest,
@@ -42,8 +44,8 @@ from affidavit.service.runs.wire_models import (
     run_of,
     started_run,
 )
-from affidavit.service.web.access import needs, require_serves
-from affidavit.service.web.dependencies import TheServices
+from affidavit.service.web.access import Reader, needs, require_serves
+from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.openapi import (
     ID_PATTERN,
     JSON,
@@ -58,6 +60,7 @@ from affidavit.service.web.routing import (
 from affidavit.worker import Job, Renewal
 
 MEDIA_TYPE = "text/event-stream"
+BYTES = "application/octet-stream"
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -203,6 +206,48 @@ async def events(
     )
 
 
+@router.get(
+    "/v1/runs/{run_id}/record",
+    summary="Get a run's record",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "The record by which the run was charged, one JSON object a line.",
+            "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **problems(404),
+    },
+)
+def record(_: Reader, services: TheServices, run_id: RunId) -> Response:
+    """What the worker sent and signed; `affidavit conformance` checks it against the bundle."""
+    parts = services.runs.queue.read(repository.final_record, run_id)
+    return StreamingResponse(map(zlib.decompress, parts), media_type=BYTES)
+
+
+@router.get(
+    "/v1/runs/{run_id}/bundle",
+    summary="Get the bundle of a run's certificate",
+    response_class=Response,
+    responses={200: {"model": BundleDocument, "description": "The bundle."}, **problems(404)},
+)
+def bundle(
+    actor: Annotated[Actor, needs(Scope.WORK, Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)],
+    services: TheServices,
+    run_id: RunId,
+) -> Response:
+    """The signed issue of the certificate that the run was requested with."""
+    run = services.runs.queue.find(run_id)
+    if not any(actor.may(scope) for scope in (Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)):
+        require_serves(actor, queue=run.queue)
+    return Response(bundle_of(services, run), media_type=JSON)
+
+
+def bundle_of(services: Services, run: StoredRun) -> bytes:
+    """Return the bundle of the issue that ``run`` was requested with, with its log part."""
+    issue = services.store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
+    return with_inclusion(services.log, issue.bundle)
+
+
 # ---- for workers ---------------------------------------------------------------------
 
 Worker = Annotated[Actor, needs(Scope.WORK)]
@@ -229,20 +274,6 @@ def claim_run(
     require_serves(actor, queue=queue)
     claimed = services.runs.queue.claim(queue, request, services.call_of(actor))
     return None if claimed is None else job_of(*claimed)
-
-
-@router.get(
-    "/v1/runs/{run_id}/bundle",
-    summary="Get the bundle of a run's certificate",
-    response_class=Response,
-    responses={200: {"model": BundleDocument, "description": "The bundle."}, **problems(404)},
-)
-def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
-    """The signed issue of the certificate that the run was requested with."""
-    run = services.runs.queue.find(run_id)
-    require_serves(actor, queue=run.queue)
-    issue = services.store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
-    return Response(with_inclusion(services.log, issue.bundle), media_type=JSON)
 
 
 @router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)

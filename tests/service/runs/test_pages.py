@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+from affidavit.evidence import check_conformance
+from affidavit.trust import read_envelope
 from tests.service.runs.conftest import ON_SQLITE, Yard
+from tests.service.runs.records import record_of
 
 
 def listed(yard: Yard, query: str) -> list[str]:
@@ -57,6 +61,42 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
         yard, f"requested_by={quote(created[0]['requested_by'])}&queue=q0&state=cancelled"
     )
     assert listed(yard, "requested_by=nobody") == []
+
+
+@ON_SQLITE
+def test_the_record_behind_a_verdict_and_its_bundle_can_be_had(yard: Yard) -> None:
+    """They are the bytes that were checked, in the API and on the page, and conform again."""
+    certificate = yard.certify()
+    yard.request(certificate)
+    yard.request(certificate)
+    first, second = yard.claim(), yard.claim()
+    for job in (first, second):
+        yard.start(job)
+    path = f"/v1/runs/{first['run']}"
+    assert yard.ask("GET", f"{path}/record", "audit").json()["code"] == "no_record"
+    record = record_of(yard.predicate(first), 7)
+    yard.complete(first, record)
+    yard.complete(second, 10)
+    for prefix, ending in (("/v1", ""), ("", ".jsonl")):
+        sent = yard.ask("GET", f"{prefix}/runs/{first['run']}/record{ending}", "audit")
+        assert sent.content == record.content.encode()
+    bundles = [
+        yard.ask("GET", where, who).json()
+        for where, who in (
+            (f"{path}/bundle", "audit"),
+            (f"{path}/bundle", "work"),
+            (f"/runs/{first['run']}/bundle.json", "submit"),
+        )
+    ]
+    assert bundles[0] == bundles[1] == bundles[2]
+    predicate = json.loads(read_envelope(bundles[0]["envelope"]).payload)["predicate"]
+    checked = check_conformance(sent.content, predicate)
+    assert (checked.head, checked.steps_to_charge) == (record.head, 7)
+    assert yard.run({"id": first["run"]})["steps"]["charged"] == 7
+    assert yard.ask("GET", f"{path}/record", "work").status_code == 403
+    page = yard.ask("GET", f"/runs/{first['run']}", "audit").text
+    assert f'href="/runs/{first["run"]}/record.jsonl"' in page
+    assert f'href="/runs/{first["run"]}/bundle.json"' in page
 
 
 @ON_SQLITE
