@@ -80,6 +80,7 @@ from affidavit.trust import (
     KeyFailure,
     SigningPort,
     format_instant,
+    parse_instant,
     statement_in,
 )
 
@@ -119,16 +120,20 @@ class RevocationRequest(RequestModel):
 
 
 class Decision(ResponseModel):
-    """A decision about an issue."""
+    """A decision about the issue with this envelope."""
 
     decision: DecisionKind
     approver: str
     at: datetime
     comment: str
+    envelope_digest: Digest
 
 
 class IssueApprovals(ResponseModel):
-    """The approvals that an issue requires, and the decisions about it."""
+    """The approvals that an issue requires, and the decisions about it.
+
+    An issue that was signed with its approvals has those; they name the envelope that was reviewed.
+    """
 
     required: int
     decisions: list[Decision]
@@ -452,13 +457,23 @@ def history(engine: Engine, certificate_id: str) -> list[Issue]:
 
 def _with_decisions(connection: Connection, issue: StoredCertificate) -> Issue:
     rows = connection.execute(_rows_of(approvals, issue).order_by(approvals.c.id))
+    signed = [
+        Decision(
+            decision="approve",
+            approver=approval.name,
+            at=parse_instant(approval.at),
+            comment=approval.comment,
+            envelope_digest=approval.envelope,
+        )
+        for approval in Approvals.of(statement_in(issue.bundle)["predicate"]).given
+    ]
     revoked = issue.status is Status.REVOKED
     facts = {name: getattr(issue, name) for name in Issue.model_fields if hasattr(issue, name)}
     return Issue(
         **facts,
         approvals=IssueApprovals(
             required=issue.approvals_required,
-            decisions=[Decision.model_validate(row) for row in rows],
+            decisions=[*signed, *map(Decision.model_validate, rows)],
         ),
         revocation=_revocation_of(connection, issue) if revoked else None,
     )

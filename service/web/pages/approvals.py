@@ -152,6 +152,7 @@ def approval_request(connection: Connection, certificate_id: str) -> dict[str, A
         "status": certificate.status.value,
         "guarantee": _guarantee(certificate),
         "base": None if base is None else _guarantee(base),
+        "guarantees": () if base is None else _compared(_guarantee(base), _guarantee(certificate)),
         "changes": () if base is None else plan_changes(base, certificate),
         "requesters": _requesters(connection, certificate),
         "policy": f"{predicate['policy']['name']} v{predicate['policy']['version']}",
@@ -214,6 +215,36 @@ def _guarantee(certificate: StoredCertificate) -> dict[str, Any]:
         "noise": None if noise is None else f"{float(noise):.6g}",
         "created_at": certificate.created_at,
     }
+
+
+COMPARED = (
+    ("epsilon", "ε ≤", -1),
+    ("delta", "δ", -1),
+    ("adjacency", "Adjacency", 0),
+    ("unit", "Privacy unit", 0),
+    ("noise", "Joint σ", 1),
+)
+"""The compared fields of a guarantee, their labels, and whether more is better."""
+
+
+def _compared(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, str], ...]:
+    """Return the fields that differ; ``tone`` is good or bad where one value is better.
+
+    ε is comparable only at one δ, adjacency and unit.
+    """
+    comparable = all(before[name] == after[name] for name in ("adjacency", "unit"))
+    lines = []
+    for name, label, sign in COMPARED:
+        old, new = before[name], after[name]
+        if old == new:
+            continue
+        tone = ""
+        same_delta = name != "epsilon" or before["delta"] == after["delta"]
+        if sign and comparable and same_delta and None not in (old, new):
+            tone = "good" if sign * (float(new) - float(old)) > 0 else "bad"
+        texts = {"before": old or "none", "after": new or "none"}
+        lines.append({"field": label, "tone": tone, **texts})
+    return tuple(lines)
 
 
 def _line(row: Any) -> PendingLine:

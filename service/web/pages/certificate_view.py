@@ -34,7 +34,6 @@ from sqlalchemy import Connection, select
 
 from affidavit.assessment import goal_of, verdict_sentence
 from affidavit.certificate import (
-    Approvals,
     Check,
     brackets_meet,
     checks_of,
@@ -522,7 +521,7 @@ def certificate_view(
         issues=issues,
         neighbour=neighbour,
         may_be_approved=certificate.status is Status.AWAITING_APPROVAL,
-        approved_by=_approved_by(certificate, predicate, issues),
+        approved_by=_approved_by(certificate, issues),
     )
 
 
@@ -547,12 +546,8 @@ def _neighbour(
     return None
 
 
-def _approved_by(
-    certificate: StoredCertificate, predicate: Mapping[str, Any], issues: tuple[Issue, ...]
-) -> tuple[str, ...]:
-    """Return who approved: the signed approvals, or those of a pending issue."""
-    if signed := tuple(approval.name for approval in Approvals.of(predicate).given):
-        return signed
+def _approved_by(certificate: StoredCertificate, issues: tuple[Issue, ...]) -> tuple[str, ...]:
+    """Return who approved the issue in force or the pending one."""
     return tuple(
         decision.approver
         for issue in issues

@@ -102,6 +102,12 @@ def test_the_issues_tell_who_decided(company: Company, pending: dict[str, Any]) 
     assert (awaiting["issue"], awaiting["status"]) == (1, "superseded")
     decisions = awaiting["approvals"]["decisions"]
     assert [decision["approver"] for decision in decisions] == ["token:bea", "token:cem"]
+    # The issue in force was signed with them; they name the envelope that was reviewed.
+    signed = [
+        {**decision, "at": decision["at"][:19]} for decision in issued["approvals"]["decisions"]
+    ]
+    assert signed == [{**decision, "at": decision["at"][:19]} for decision in decisions]
+    assert {item["envelope_digest"] for item in decisions} == {awaiting["envelope_digest"]}
     where = f"/v1/certificates/{pending['certificate']['id']}/issues"
     old = company.ask("eve", "GET", f"{where}/1").json()
     assert old["certificate"]["bundle"] == pending["certificate"]["bundle"]

@@ -149,6 +149,8 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
         ("/notes", None, MARKUP),
         ("/steps", "10", "20"),
     ]
+    tones = {change["field"]: change["tone"] for change in result["guarantees"]}
+    assert tones == {"ε ≤": "bad"}  # twice the steps with the same noise
     page = _get(yard, path)
     assert MARKUP not in page
     assert 'value="approve"' not in page  # an auditor only reads
