@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, RowMapping, select
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.assessment.charts import (
     Axis,
@@ -46,6 +47,7 @@ from affidavit.service.ledger.wire_models import (
     amounts_of,
     charge_of,
     forecast_of,
+    marginal_epsilon,
     summary_of,
 )
 from affidavit.service.policies.policy_set import PolicySet
@@ -249,7 +251,11 @@ LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryLine:
-    """A reservation with its reserved and its charged amount."""
+    """A reservation with its reserved and its charged amount.
+
+    ``charged`` is None before settlement. ``adds`` is by how much the ε in use would fall without
+    this run, None if that is not bounded.
+    """
 
     id: str
     run: str | None
@@ -260,7 +266,8 @@ class EntryLine:
     steps_certified: int
     steps_run: int | None
     reserved: str
-    charged: str
+    charged: str | None
+    adds: str | None
     mu: str | None
     record: str | None
     by: str
@@ -416,7 +423,7 @@ def dataset_view(
         budget_sum=decimal(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
-        entries=tuple(_entry(entry, run_ids.get(entry.id)) for entry in entries),
+        entries=tuple(_entry(chosen, entry, run_ids.get(entry.id)) for entry in entries),
         before=before,
         next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
         forecast=forecast,
@@ -518,8 +525,10 @@ def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, An
     return tuple(lines)
 
 
-def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
+def _entry(ledger: StoredLedger, reservation: StoredReservation, run: str | None) -> EntryLine:
     reserved = charge_of(reservation.cost)
+    adds = marginal_epsilon(ledger, reservation)
+    ended = reservation.state in ("settled", "released")
     return view_of(
         EntryLine,
         reservation,
@@ -527,7 +536,8 @@ def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
         certificate=reservation.certificate_id,
         steps_certified=reservation.certified_steps,
         reserved=round_up(reserved.epsilon),
-        charged=round_up(charge_of(reservation.charged).epsilon),
+        charged=round_up(charge_of(reservation.charged).epsilon) if ended else None,
+        adds=None if adds is None else decimal_up(adds, 4),
         mu=round_up(reserved.mu),
         by=reservation.reserved_by,
         at=reservation.reserved_at,

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from affidavit.accountants import decimal_up
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.wire_models import amounts_of
+from affidavit.service.ledger.wire_models import amounts_of, marginal_epsilon
 from tests.service.ledger.conftest import TOY, Bench, call
 
 
@@ -70,3 +70,25 @@ def test_a_budget_below_what_was_taken_has_nothing_free(bench: Bench) -> None:
     assert result is not None
     assert result["free"] == 0
     assert result["reserved"] > Decimal("0.01")
+
+
+def test_what_a_run_adds_is_what_its_absence_would_save(bench: Bench) -> None:
+    """Of Gaussian runs alike, each of n adds less than the first, and all of them the same."""
+    bench.budget()
+    runs = [bench.ledger.reserve(bench.claim(), call())[0] for _ in range(3)]
+    spent = []
+    for gone in (*runs, None):
+        ledger = bench.ledger.read(repository.find_ledger, TOY)
+        assert ledger is not None
+        spent.append(ledger.spent_epsilon())
+        if gone is not None:
+            added = marginal_epsilon(ledger, gone)
+            bench.release(gone.id, "")
+            after = bench.ledger.read(repository.find_ledger, TOY)
+            assert after is not None
+            left = after.spent_epsilon() if after.state.runs else 0.0
+            assert added == spent[-1] - left
+            released = bench.ledger.reservation(gone.id)
+            assert marginal_epsilon(after, released) == 0
+    three, two, one, _ = spent
+    assert 0 < three - two < two - one < one
