@@ -20,7 +20,7 @@ from affidavit.assessment.charts import (
     Line,
 )
 from affidavit.plan import Reason
-from affidavit.service.certificates.issue_status import status_at
+from affidavit.service.certificates.issue_status import SUPERSEDED, status_at
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.wire_models import Status
 from affidavit.service.identity.actor import Actor, Scope
@@ -49,7 +49,7 @@ from affidavit.service.web.pages.response import (
     respond,
     view_of,
 )
-from affidavit.service.web.pages.text import words
+from affidavit.service.web.pages.text import date, words
 
 router = APIRouter()
 
@@ -174,7 +174,9 @@ def _totals(connection: Connection, now: datetime) -> Totals:
             func.count(case((inside & certified, 1))),
             func.count(case((inside & ~certified, 1))),
         ]
-    counts = connection.execute(select(*sums).where(table.created_at > starts[0])).one()
+    # A certificate whose last approval issued it again counts once.
+    current = select(*sums).where(table.created_at > starts[0], ~SUPERSEDED)
+    counts = connection.execute(current).one()
     weeks = tuple(zip(starts, counts[::2], counts[1::2], strict=True))
     active = select(func.count()).select_from(run_leases).where(run_leases.c.state != "ended")
     return Totals(
@@ -187,7 +189,7 @@ def _totals(connection: Connection, now: datetime) -> Totals:
 
 def plans_chart(totals: Totals) -> str:
     """Return an SVG of certified and other plans by week."""
-    ends = range(1 - len(totals.by_week), 1)
+    ends = range(1, len(totals.by_week) + 1)
     counted = (
         ("certified", [certified for _, certified, _ in totals.by_week]),
         ("not certified", [other for _, _, other in totals.by_week]),
@@ -207,7 +209,7 @@ def plans_chart(totals: Totals) -> str:
         title="Plans by week",
         description=f"In {len(totals.by_week)} weeks {totals.certified} plans were certified, "
         f"{totals.not_certified} were not.",
-        x=Axis(label="weeks from now"),
+        x=Axis(label=f"weeks since {date(totals.by_week[0][0])}"),
         y=Axis(label="plans", low=0.0),
         marks=tuple(lines),
     )
@@ -223,20 +225,21 @@ def spending_chart(connection: Connection, now: datetime) -> str:
     ]
     if not histories:
         return ""
-    unit, length = unit_of(max((now - changes[0][0]).total_seconds() for _, changes in histories))
-    lines = []
+    start = min(changes[0][0] for _, changes in histories)
+    unit, length = unit_of((now - start).total_seconds())
+    lines, end = [], (now - start).total_seconds() / length
     for ledger, changes in histories:
         points = [
-            ((at - now).total_seconds() / length, replace(ledger, state=state).spent_epsilon())
+            ((at - start).total_seconds() / length, replace(ledger, state=state).spent_epsilon())
             for at, state in changes
         ]
         scope = ledger.scope
         name = f"{scope.dataset} ({words(scope.adjacency)}, per {scope.unit})"
-        lines.append(Line(name=name, points=step_points([*points, (0.0, points[-1][1])])))
+        lines.append(Line(name=name, points=step_points([*points, (end, points[-1][1])])))
     chart = Chart(
         title="ε in use by data set",
         description="What runs spent, committed and reserved, by the privacy filter.",
-        x=Axis(label=f"{unit} from now"),
+        x=Axis(label=f"{unit} since {date(start)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=tuple(lines),
     )

@@ -62,6 +62,11 @@ def test_certificates_awaiting_approval_are_listed(yard: Yard) -> None:
     totals = view["totals"]
     assert (totals["certified"], totals["not_certified"], totals["runs"]) == (4, 0, 0)
     assert [week[1] for week in totals["by_week"]] == [0] * 11 + [4]
+    decision = {"envelope": yard.ask("GET", f"/v1/certificates/{waiting}", "audit").json()}
+    decision["envelope"] = decision["envelope"]["certificate"]["envelope_digest"]
+    path = f"/v1/certificates/{waiting}/approvals"
+    assert yard.ask("POST", path, "approve", decision).is_success
+    assert _overview(yard)["totals"]["certified"] == 4  # its second issue is no further plan
 
 
 def test_an_incomplete_search_is_stated(yard: Yard, monkeypatch: Monkey) -> None:
