@@ -210,18 +210,16 @@ def _epsilon_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
             pointer="/target/epsilon",
             message=f"ε ≤ {decimal_up(facts.epsilon, DIGITS)} is proved; the policy {policy.name} "
             f"allows {decimal_down(cap, DIGITS)}.",
-            remedy=_cap_remedy(facts, cap),
+            remedy=f"Set target.epsilon to at most {decimal_down(cap, DIGITS)}. This needs "
+            f"{_cap_needs(facts, cap)}, with the rest of the plan unchanged.",
         )
 
 
-def _cap_remedy(facts: PolicyFacts, cap: float) -> str:
+def _cap_needs(facts: PolicyFacts, cap: float) -> str:
     target = facts.plan.target.epsilon
     if target is not None and target <= cap:
-        return "Change the plan until it meets its own target, which is within the cap."
-    least = f"Set target.epsilon to at most {decimal_down(cap, DIGITS)}"
-    if facts.cap_needs:
-        return f"{least}; this needs {facts.cap_needs}, with the rest of the plan unchanged."
-    return f"{least}, and add noise or run fewer steps until the plan meets it."
+        return "no more than the plan's own target does"
+    return facts.cap_needs or "more noise or fewer steps"
 
 
 def _group_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
