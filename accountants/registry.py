@@ -8,8 +8,8 @@ the second opinion or, where it has no statement, the first engine of another li
 the run. Exact engines come first, then fast two-sided ones, then Rényi bounds, which cover most and
 are loosest.
 
-Engines are imported on first use: the other libraries take a second to load, and most checks do
-not need them.
+Engines and their interfaces are imported on first use: the other libraries take a second to load,
+most checks do not need them, and help needs the names alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from affidavit import __version__
-from affidavit.accountants.protocol import Accountant, AccountantError, PrivacyCurve, Sampling
-from affidavit.plan import Event, installed_extensions, load_extension
+from affidavit.plan import installed_extensions, load_extension
+
+if TYPE_CHECKING:
+    from affidavit.accountants.protocol import Accountant, PrivacyCurve
+    from affidavit.plan import Event
 
 AFFIDAVIT_VERSION = __version__
 DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
@@ -80,12 +84,16 @@ def accountant(name: str) -> Accountant:
 
 def certain_accountants() -> Iterator[Accountant]:
     """Yield the engines whose bounds hold with certainty, in order, importing each on demand."""
+    from affidavit.accountants.protocol import Sampling
+
     engines = map(accountant, ENGINE_NAMES)
     return (engine for engine in engines if not isinstance(engine, Sampling))
 
 
 def find_curve(name: str, event: Event) -> PrivacyCurve | None:
     """Return the curve of ``event`` by the engine called ``name``, or None if it has none."""
+    from affidavit.accountants.protocol import AccountantError
+
     try:
         return accountant(name).curve(event)
     except AccountantError:

@@ -28,8 +28,8 @@ from typing import Any, get_args
 from affidavit.assessment import certify
 from affidavit.mechanisms.sampling_schemes import SCHEMES
 from affidavit.plan import MalformedPlan, plan_from
-from affidavit.plan.document import ONE_LOT_PER_EPOCH, REQUIRED_FIELDS, Adjacency, PrivacyUnit
 from affidavit.plan.strategies import FORMS
+from affidavit.plan.vocabulary import ONE_LOT_PER_EPOCH, REQUIRED_FIELDS, Adjacency, PrivacyUnit
 
 SEED = 52
 SMALLEST, LARGEST = 0.1, 20.0

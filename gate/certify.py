@@ -29,10 +29,7 @@ from affidavit.gate.options import (
     PolicyFileOption,
     SecondOpinionOption,
 )
-from affidavit.gate.policy import read_policy
-from affidavit.gate.render import print_assessment
 from affidavit.plan import Adjacency
-from affidavit.trust.signers import own_signing_key
 
 if TYPE_CHECKING:
     from affidavit.assessment import Assessment
@@ -76,6 +73,7 @@ def certify(
     from affidavit.certificate import issue_here
     from affidavit.certificate.policy import BUILT_IN, evaluate_policy
     from affidavit.certificate.requirements import lacks_requirements, with_requirements
+    from affidavit.gate.policy import read_policy
 
     require_writable(bundle)
     rules = BUILT_IN if policy is None else read_policy(policy)
@@ -127,6 +125,8 @@ def certify(
 def _print(
     file: PlanFile, assessment: Assessment, certificate: Certificate | None, bundle: Path | None
 ) -> None:
+    from affidavit.gate.render import print_assessment
+
     print_assessment(out, file.name, file.locate(assessment.reasons), assessment)
     if certificate is None:
         say("not signed; create a signing key with `affidavit keys new`.")
@@ -137,6 +137,8 @@ def _print(
 
 
 def _signing_key(needed_by: str | None) -> SigningPort | None:
+    from affidavit.trust.signers import own_signing_key
+
     with usage_errors():
         key = own_signing_key()
     if key is None and needed_by is not None:

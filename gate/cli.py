@@ -5,8 +5,6 @@ The module of a command is imported when the command runs, so that ``affidavit c
 
 from __future__ import annotations
 
-import os
-import sys
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -38,8 +36,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Certificates": {
         "verify": ("verify", "Verify a certificate offline, step by step."),
         "keys": ("keys", "Manage signing keys."),
-        "roots": ("keys", "Manage root keys, which sign keysets offline."),
-        "keyset": ("keys", "Draft, sign, check and publish keysets."),
+        "roots": ("keysets", "Manage root keys, which sign keysets offline."),
+        "keyset": ("keysets", "Draft, sign, check and publish keysets."),
         "policy": ("policy", "Check policy files."),
     },
     "Training": {
@@ -72,7 +70,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """The commands by section, each with its module and a summary.
 
 A module of this room has a function or command group of the command's name, with ``_`` for ``-``.
-A module of another room is a program that replaces this process.
+A module of another room is a program with an ``app`` of its own.
 """
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 """The module of every command."""
@@ -120,10 +118,9 @@ class Commands(TyperGroup):
 
 
 def _forward(name: str, program: str) -> typer.Typer:
-    """Return a command that replaces this process by that of ``affidavit.PROGRAM``.
+    """Return a command that runs ``affidavit.PROGRAM``, which parses the options and prints help.
 
-    Signals then reach the program, which also parses the options and prints the help. It is not
-    imported, because the command line must work offline and without PyTorch.
+    Its room is imported only then, because the others must work offline and without PyTorch.
     """
     forwarded = typer.Typer(add_completion=False)
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -133,14 +130,13 @@ def _forward(name: str, program: str) -> typer.Typer:
     def run(context: typer.Context) -> None:
         room = program.partition(".")[0]
         package = EXTRAS.get(room)
-        only_help = room == "trainer" and "--help" in context.args
-        if package is not None and find_spec(package) is None and not only_help:
+        if package is not None and find_spec(package) is None and "--help" not in context.args:
             from affidavit.gate.console import stop
 
             stop(f"affidavit {name} needs {package}; run: pip install 'affidavit[{room}]'")
-        sys.stdout.flush()
-        entry = ["-m", "affidavit.gate.entry", program, *subcommand, *context.args]
-        os.execv(sys.executable, [sys.executable, *entry])
+        from affidavit.gate import entry  # which imports this module
+
+        raise typer.Exit(entry.run_program(program, [*subcommand, *context.args]))
 
     return forwarded
 

@@ -21,7 +21,6 @@ from rich.markup import escape
 from rich.text import Text
 
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.render import print_excerpt, reason_line
 from affidavit.plan import MalformedPlan, Reason, printable
 from affidavit.trust import write_atomically
 
@@ -106,6 +105,8 @@ def print_document(text: str) -> None:
 
 def print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:
     """Print one line per reason, with its position in ``name`` and an excerpt."""
+    from affidavit.gate.render import print_excerpt, reason_line
+
     for reason in reasons:
         err.print(escape(reason_line(name, reason)))
         print_excerpt(err, name, reason.line, reason.column, reason.code)

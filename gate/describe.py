@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from affidavit.gate.console import out, print_document, print_json, say, stop
 from affidavit.gate.options import JsonOption
-from affidavit.plan import CodeMeaning, code_meanings, plan_schema, referenced_models
+from affidavit.plan import CodeMeaning, code_meanings
 from affidavit.plan import explain as meanings_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from affidavit.mechanisms import Mechanism
 
 VERDICTS = {
@@ -41,6 +42,8 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a plan, or of one field."""
+    from affidavit.plan import plan_schema  # imports the models, which codes do not need
+
     document = plan_schema()
     if field is not None:
         document = _find_field(document["$defs"], field)
@@ -49,6 +52,8 @@ def schema(
 
 def _find_field(definitions: dict[str, Any], field: str) -> Any:
     """Return the schema of a field by its path; a single name may be in any definition."""
+    from affidavit.plan import referenced_models
+
     *owners, name = field.split(".")
     owning = [definitions["PlanOfOnePhase"]] if owners else list(definitions.values())
     for owner in owners:
@@ -143,6 +148,8 @@ def mechanisms(
 
 
 def _mechanism_table(known: dict[str, Mechanism]) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "", "state on raw data", "noise"):
         table.add_column(heading, no_wrap=heading == "name")

@@ -64,10 +64,10 @@ def run(program: Callable[[], int]) -> int:
     return code
 
 
-def _program(name: str) -> int:
-    """Run ``python -m affidavit.NAME`` in this process."""
+def run_program(name: str, arguments: Sequence[str]) -> int:
+    """Run ``python -m affidavit.NAME`` in this process, and return its exit code."""
     app = importlib.import_module(f"affidavit.{name}").app
-    return _invoke(app, app.info.name, sys.argv[1:])
+    return _invoke(app, app.info.name, arguments)
 
 
 def _command(arguments: Sequence[str]) -> int:
@@ -157,4 +157,4 @@ def _discard_output(*streams: TextIO) -> None:
 
 if __name__ == "__main__":
     del sys.argv[0]
-    sys.exit(run(lambda: _program(sys.argv[0])))
+    sys.exit(run(lambda: run_program(sys.argv[0], sys.argv[1:])))

@@ -34,42 +34,7 @@ from affidavit.plan.types import (
     Text,
     max_items,
 )
-
-Adjacency = Literal["add_remove", "replace_one", "zero_out"]
-PrivacyUnit = Literal["example", "user"]
-Allocation = Literal["uniform", "proportional", "optimal"]
-Scheme = Literal[
-    "poisson",
-    "truncated_poisson",
-    "fixed_size",
-    "balls_in_bins",
-    "shuffled",
-    "cyclic",
-    "cyclic_poisson",
-    "b_min_sep",
-    "full_batch",
-]
-
-
-FRESH_LOTS = frozenset({"poisson", "truncated_poisson", "fixed_size"})
-"""Schemes that draw every lot afresh, so that a record may take part in any steps."""
-FIXED_ORDER = frozenset({"shuffled", "cyclic"})
-"""Schemes in which every record takes part once per epoch, at its place in an order."""
-ONE_LOT_PER_EPOCH = FIXED_ORDER | {"balls_in_bins"}
-"""Schemes in which every record is in exactly one lot of each epoch."""
-NO_EPOCHS = FRESH_LOTS | {"b_min_sep"}
-"""Schemes without epochs, in which no turn of a record ends."""
-SOLVABLE_LOT_SIZE = frozenset({"poisson", "fixed_size"})
-"""Schemes for which ``lot_size: null`` asks for the largest lot that meets the target."""
-BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})
-"""Schemes that may be given by a sampling probability instead of a lot size."""
-REQUIRED_FIELDS = {
-    "truncated_poisson": "max_lot_size",
-    "cyclic_poisson": "groups",
-    "b_min_sep": "separation",
-}
-"""The field of ``sampling`` that a scheme requires and no other scheme takes."""
-
+from affidavit.plan.vocabulary import SOLVABLE_LOT_SIZE, Adjacency, Allocation, PrivacyUnit, Scheme
 
 # Accounted releases of a plan besides its training steps. References: Andrew, Thakkar, McMahan and
 # Ramaswamy, arXiv:1905.03871 (quantiles); Papernot and Steinke, arXiv:2110.03620 (selections).

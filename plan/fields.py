@@ -17,20 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 from affidavit.plan.diagnostics import FIELD_SYNONYMS, MalformedPlan, pointer_to
-from affidavit.plan.document import (
-    PHASE_FIELDS,
-    Adjacency,
-    Allocation,
-    Dataset,
-    PlanDocument,
-    PrivacyUnit,
-    Release,
-    Sampling,
-    Scheme,
-    Target,
-)
+from affidavit.plan.document import PHASE_FIELDS, Dataset, PlanDocument, Release, Sampling, Target
 from affidavit.plan.optimizer import Optimizer
 from affidavit.plan.types import StrictModel
+from affidavit.plan.vocabulary import Adjacency, Allocation, PrivacyUnit, Scheme
 
 F = TypeVar("F", bound=Callable[..., Any])
 

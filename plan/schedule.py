@@ -14,7 +14,8 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
-from affidavit.plan.document import ONE_LOT_PER_EPOCH, Phase, PlanDocument
+from affidavit.plan.document import Phase, PlanDocument
+from affidavit.plan.vocabulary import ONE_LOT_PER_EPOCH
 
 
 def exact_fraction(value: float) -> Fraction:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -48,9 +47,9 @@ from ruamel.yaml.events import (
 )
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
+from affidavit.plan.limited_read import MAX_JSON_BYTES
 from affidavit.plan.types import MAX_INTEGER
 
-MAX_JSON_BYTES = 1024 * 1024
 MAX_YAML_BYTES = 64 * 1024
 """YAML is parsed at about 100 kB per second; a larger plan belongs in JSON."""
 MAX_DEPTH = 32
@@ -111,15 +110,6 @@ class BadNumber:
 
 class Pairs(list[tuple[str, Any]]):
     """The members of an object in order, before duplicates are refused."""
-
-
-def read_limited(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> bytes:
-    """Return the bytes of a file, cut one byte after ``limit``, because a device has no end.
-
-    Raises ``OSError``.
-    """
-    with open(path, "rb") as stream:
-        return stream.read(limit + 1)
 
 
 def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:

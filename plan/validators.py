@@ -14,9 +14,6 @@ from functools import partial
 
 from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field, pointer_to
 from affidavit.plan.document import (
-    BY_PROBABILITY,
-    NO_EPOCHS,
-    REQUIRED_FIELDS,
     Claim,
     ClippingQuantile,
     LaplaceMetric,
@@ -28,6 +25,7 @@ from affidavit.plan.document import (
 from affidavit.plan.optimizer import OPTIMIZER_FIELDS, optimizer_fields
 from affidavit.plan.schedule import steps
 from affidavit.plan.types import MAX_INTEGER
+from affidavit.plan.vocabulary import BY_PROBABILITY, NO_EPOCHS, REQUIRED_FIELDS
 
 
 def find_conflicts(plan: PlanDocument) -> tuple[Reason, ...]:

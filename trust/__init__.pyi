@@ -9,6 +9,7 @@ from .dsse import read_envelope as read_envelope
 from .dsse import sign_envelope as sign_envelope
 from .dsse import statement_in as statement_in
 from .errors import STEPS as STEPS
+from .errors import KeysetError as KeysetError
 from .errors import VerificationError as VerificationError
 from .key import SERVICE_ROLES as SERVICE_ROLES
 from .key import KeyFailure as KeyFailure
@@ -28,7 +29,6 @@ from .key_store import read_public_keys as read_public_keys
 from .key_store import read_root_key as read_root_key
 from .key_store import write_private as write_private
 from .keyset import PAYLOAD_TYPE as PAYLOAD_TYPE
-from .keyset import KeysetError as KeysetError
 from .keyset import Revocation as Revocation
 from .keyset import Roots as Roots
 from .keyset import SignedKeyset as SignedKeyset

@@ -1,4 +1,4 @@
-"""The steps of a verification, and the error that names the one that failed."""
+"""The steps of a verification, and the errors of verifications and keysets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ STEPS = (
     "consistency",
     "status",
 )
+
+
+class KeysetError(CodedError):
+    """The keyset cannot be used."""
 
 
 class VerificationError(CodedError):

@@ -37,7 +37,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, load_json
 from affidavit.trust.dsse import (
     BadEnvelope,
     CosignedEnvelope,
@@ -48,6 +48,7 @@ from affidavit.trust.dsse import (
     read_cosigned,
     validated,
 )
+from affidavit.trust.errors import KeysetError
 from affidavit.trust.key import (
     KeyFailure,
     KeyRole,
@@ -62,10 +63,6 @@ KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
 PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"
 MAX_BYTES = 1024 * 1024
 MAX_ROOTS, MAX_KEYS = 32, 1024
-
-
-class KeysetError(CodedError):
-    """The keyset cannot be used."""
 
 
 def _is_none(value: object) -> bool:

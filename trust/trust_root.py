@@ -27,7 +27,7 @@ from pathlib import Path
 
 from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
 from affidavit.trust.atomic_write import locked, write_atomically
-from affidavit.trust.errors import VerificationError
+from affidavit.trust.errors import KeysetError, VerificationError
 from affidavit.trust.key import (
     KeyFailure,
     PublicKey,
@@ -41,7 +41,6 @@ from affidavit.trust.key_store import (
 )
 from affidavit.trust.keyset import (
     Keyset,
-    KeysetError,
     Roots,
     SignedKeyset,
     read_keyset,

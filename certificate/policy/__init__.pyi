@@ -1,5 +1,4 @@
 from .document import BUILT_IN as BUILT_IN
-from .document import MAX_RECORDS as MAX_RECORDS
 from .document import BadSignedDocument as BadSignedDocument
 from .document import MalformedPolicy as MalformedPolicy
 from .document import Policy as Policy
@@ -10,6 +9,7 @@ from .document import sign_document as sign_document
 from .evaluation import BUILT_IN_EVALUATION as BUILT_IN_EVALUATION
 from .evaluation import PolicyEvaluation as PolicyEvaluation
 from .evaluation import evaluate_policy as evaluate_policy
+from .limits import MAX_RECORDS as MAX_RECORDS
 from .rules import WAIVABLE as WAIVABLE
 from .rules import Budget as Budget
 from .rules import PolicyFacts as PolicyFacts

@@ -38,6 +38,12 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.accountants import ENGINE_NAMES
+from affidavit.certificate.policy.limits import (
+    MAX_APPROVALS,
+    MAX_DATASETS,
+    MAX_RECORDS,
+    MAX_VALID_DAYS,
+)
 from affidavit.plan import (
     Adjacency,
     DocumentSchema,
@@ -72,11 +78,6 @@ from affidavit.trust import (
 from affidavit.trust.dsse import PAYLOAD_TYPE, in_toto
 
 SCHEMA_VERSION = 1
-MAX_DATASETS = 1000
-MAX_VALID_DAYS = 3650
-MAX_APPROVALS = 10
-MAX_RECORDS = 200
-"""The most records of a group whose ε is bounded."""
 VERSION_PATTERN = r"^[0-9]{1,6}(\.[0-9]{1,6}){0,4}$"
 
 

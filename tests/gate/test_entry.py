@@ -236,7 +236,7 @@ def test_a_fault_of_another_program_is_no_verdict() -> None:
         "import sys, affidavit.service.settings as s; "
         "s.Settings.from_environment = staticmethod(lambda: 1 / 0); "
         "from affidavit.gate import entry; sys.argv = ['service', 'audit', 'verify']; "
-        "sys.exit(entry.run(lambda: entry._program('service.__main__')))"
+        "sys.exit(entry.run(lambda: entry.run_program('service.__main__', sys.argv[1:])))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == Exit.FAULT
@@ -312,10 +312,7 @@ def judged(arguments: Sequence[str], ended: Ended, files: dict[str, str]) -> Non
 
 
 def try_arguments(count: int, inside: Any, files: dict[str, str], patch: Any, folder: Path) -> None:
-    def replaced(*_: Any) -> None:
-        raise SystemExit(0)
-
-    patch.setattr(os, "execv", replaced)
+    patch.setattr(entry, "run_program", lambda *_: 0)  # which might serve, or train
     for name in ("RECONNECT_SECONDS", "FIRST_RETRY_SECONDS"):
         patch.setattr(f"affidavit.client.calls.{name}", 0)
     patch.chdir(folder)

@@ -13,14 +13,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "e2e-dp-sgd-published.yaml"
 NUMERICAL = {"scipy", "flint", "dp_accounting", "affidavit.assessment.diagnosis"}
 COUNT = """
 import os, sys
-from affidavit.gate.entry import run, _command, _program
+from affidavit.gate.entry import run, _command
 def leave(code, exit=os._exit):
     os.write(2, f"\\nimported: {' '.join(sys.modules)}\\n".encode())
     exit(code)
 os._exit = leave  # of the child process that reads a repository
-sys.argv = sys.argv[1:]
-program = sys.argv[0] == "service.__main__"
-code = run(lambda: _program(sys.argv[0]) if program else _command(sys.argv))
+code = run(lambda: _command(sys.argv[1:]))
 sys.stdout.flush()
 print("imported:", *sys.modules, file=sys.stderr)
 sys.exit(code)
@@ -52,13 +50,24 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
         "explain unknown_field",
         "schema target",
         "keys list",
-        "service.__main__ tokens list",
+        "tokens list",
     ],
 )
 def test_a_command_that_computes_nothing_imports_no_numerics(tmp_path: Path, command: str) -> None:
     loaded = imported(tmp_path, *command.split())
     assert "affidavit.gate.entry" in loaded
     assert loaded & NUMERICAL == set()
+
+
+MODELS = {"affidavit.plan.document", "affidavit.accountants.protocol", "affidavit.trust.keyset"}
+"""Modules that define many models, which costs as much as importing the command line."""
+
+
+@pytest.mark.parametrize("command", ["certify --help", "explain under_noised", "keys list"])
+def test_help_codes_and_keys_need_no_models(tmp_path: Path, command: str) -> None:
+    loaded = imported(tmp_path, *command.split())
+    assert "affidavit.gate.console" in loaded
+    assert loaded & (MODELS | {"numpy", "ruamel.yaml", "rich.table"}) == set()
 
 
 def test_a_check_imports_what_the_plan_needs_and_a_cached_one_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from affidavit.plan import (
     ReplacedAllocationGaussian,
     WithoutReplacementGaussian,
 )
-from affidavit.plan.document import NO_EPOCHS
+from affidavit.plan.vocabulary import NO_EPOCHS
 from tests.assessment.attacks import plans as given
 from tests.assessment.attacks.execution import Executed, Execution
 from tests.assessment.attacks.plans import RUNS, execute, phase, small, strongest_attack
