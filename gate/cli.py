@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from affidavit import __version__
+from affidavit.gate import invocation
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plans": {
@@ -98,7 +99,7 @@ class Commands(TyperGroup):
             single = typer.Typer(add_completion=False)
             single.command(cmd_name)(target)
             target = single
-        command = simplify_help(get_command(target))
+        command = invocation.simplify_help(get_command(target))
         command.name = cmd_name
         return command
 
@@ -134,29 +135,9 @@ def _forward(name: str, program: str) -> typer.Typer:
             from affidavit.gate.console import stop
 
             stop(f"affidavit {name} needs {package}; run: pip install 'affidavit[{room}]'")
-        from affidavit.gate import entry  # which imports this module
-
-        raise typer.Exit(entry.run_program(program, [*subcommand, *context.args]))
+        raise typer.Exit(invocation.run_program(program, [*subcommand, *context.args]))
 
     return forwarded
-
-
-def simplify_help(command: Any) -> Any:
-    """Give ``command`` and its subcommands plain help, with the names of options as metavars.
-
-    A list of commands shows the whole summary of each.
-    """
-    command.rich_markup_mode = None
-    command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            parameter.metavar = parameter.metavar or parameter.name.upper()
-            parameter.display_type = lambda ctx: None  # noqa: ARG005  # hides Python's type name
-        elif not parameter.is_flag and parameter.metavar is None:
-            parameter.metavar = parameter.opts[0].lstrip("-").upper()
-    for subcommand in getattr(command, "commands", {}).values():
-        simplify_help(subcommand)
-    return command
 
 
 app = typer.Typer(cls=Commands, name="affidavit", no_args_is_help=True, rich_markup_mode=None)

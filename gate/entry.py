@@ -8,20 +8,14 @@ imports little, so that a broken installation is reported the same way.
 from __future__ import annotations
 
 import codecs
-import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from affidavit.gate.exit_codes import Exit
 
-if TYPE_CHECKING:
-    from typer import Typer
-
-COMPLETION = "_AFFIDAVIT_COMPLETE"
-"""Environment variable of a shell that requests completions."""
 BLAS_TIMEOUT = ("OPENBLAS_THREAD_TIMEOUT", "20")
 """Let idle threads of OpenBLAS sleep after 2^20 cycles, instead of a third of a second."""
 _SYMBOLS = "ε δ σ μ ρ Φ Δ Σ α γ κ λ √ ¹ ² ⁻ ₁ ₂ · ≤ ≥ ≠ × → – — … ‖ ✓ ✗ ′"
@@ -64,49 +58,11 @@ def run(program: Callable[[], int]) -> int:
     return code
 
 
-def run_program(name: str, arguments: Sequence[str]) -> int:
-    """Run ``python -m affidavit.NAME`` in this process, and return its exit code."""
-    app = importlib.import_module(f"affidavit.{name}").app
-    return _invoke(app, app.info.name, arguments)
-
-
 def _command(arguments: Sequence[str]) -> int:
     from affidavit.gate.cli import app
+    from affidavit.gate.invocation import invoke
 
-    return _invoke(app, "affidavit", arguments)
-
-
-def _invoke(app: Typer, name: str, arguments: Sequence[str]) -> int:
-    """Run a command; ``command.main`` of Click would exit with 1 if a pipe is closed."""
-    from typer import Abort
-    from typer import Exit as TyperExit
-    from typer.main import get_command
-
-    from affidavit.gate.cli import simplify_help
-
-    command = simplify_help(get_command(app))
-    try:
-        if COMPLETION in os.environ:
-            command.main(list(arguments), prog_name=name)
-        with command.make_context(name, list(arguments)) as context:
-            command.invoke(context)
-    except TyperExit as finished:
-        return finished.exit_code
-    except Abort:
-        raise KeyboardInterrupt from None
-    except SystemExit as finished:
-        if isinstance(finished.__context__, BrokenPipeError):  # Rich exits with 1
-            raise finished.__context__ from None
-        if finished.code is None or isinstance(finished.code, int):
-            return finished.code or 0
-        raise
-    except Exception as error:
-        # Usage errors are exceptions of Click, which Typer does not export.
-        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
-            raise
-        error.show()
-        return Exit.USAGE
-    return Exit.CERTIFIED
+    return invoke(app, "affidavit", arguments)
 
 
 def _prepare_streams() -> None:
@@ -153,8 +109,3 @@ def _discard_output(*streams: TextIO) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             except (OSError, ValueError):
                 stream.close()
-
-
-if __name__ == "__main__":
-    del sys.argv[0]
-    sys.exit(run(lambda: run_program(sys.argv[0], sys.argv[1:])))

@@ -26,7 +26,7 @@ import pytest
 from typer.main import get_command
 
 from affidavit.evidence.model import manifest
-from affidavit.gate import entry
+from affidavit.gate import entry, invocation
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit
 from affidavit.trust import locked as locked_file
@@ -235,8 +235,8 @@ def test_a_fault_of_another_program_is_no_verdict() -> None:
     code = (
         "import sys, affidavit.service.settings as s; "
         "s.Settings.from_environment = staticmethod(lambda: 1 / 0); "
-        "from affidavit.gate import entry; sys.argv = ['service', 'audit', 'verify']; "
-        "sys.exit(entry.run(lambda: entry.run_program('service.__main__', sys.argv[1:])))"
+        "from affidavit.gate import entry; "
+        "sys.exit(entry.run(lambda: entry._command(['audit', 'verify'])))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == Exit.FAULT
@@ -312,7 +312,7 @@ def judged(arguments: Sequence[str], ended: Ended, files: dict[str, str]) -> Non
 
 
 def try_arguments(count: int, inside: Any, files: dict[str, str], patch: Any, folder: Path) -> None:
-    patch.setattr(entry, "run_program", lambda *_: 0)  # which might serve, or train
+    patch.setattr(invocation, "run_program", lambda *_: 0)  # which might serve, or train
     for name in ("RECONNECT_SECONDS", "FIRST_RETRY_SECONDS"):
         patch.setattr(f"affidavit.client.calls.{name}", 0)
     patch.chdir(folder)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from affidavit.gate import app, entry
+from affidavit.gate import app, invocation
 from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
 from affidavit.trust import KeyStore
@@ -108,7 +108,7 @@ def test_the_gate_runs_the_trainer_with_everything_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(entry, "run_program", lambda *program: started.append(program) or 3)
+    monkeypatch.setattr(invocation, "run_program", lambda *program: started.append(program) or 3)
     done = CliRunner().invoke(app, ["train", "--plan", "p.yaml", "--resume", "--help"])
     assert started == [("trainer.__main__", ["--plan", "p.yaml", "--resume", "--help"])]
     assert done.exit_code == 3
