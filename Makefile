@@ -12,7 +12,7 @@ WITH_UV = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/py
 # Compile with all processors, but not the large parts that nothing here imports.
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_inductor|transformers/models)/' .venv/lib || true
 
-.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu test-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu bench-gpu-model test-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
 
 # The environment of developers, with all tools.
 install: $(STAMP)
@@ -197,6 +197,10 @@ bench-trainer: install-trainer
 # Check and time everything on a CUDA device in under ten minutes.
 bench-gpu: install-trainer
 	$(BIN)/python bench/gpu/run.py
+
+# Count launches and bytes of private and plain microbatches at real sizes, without a device.
+bench-gpu-model: install-trainer
+	$(BIN)/python bench/gpu/launches.py
 
 # Train on a CUDA device wherever the trainer's tests train. Tests that fork are left out: CUDA
 # does not survive it.

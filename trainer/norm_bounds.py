@@ -115,10 +115,14 @@ def clip_weights(norms: Tensor, clip_norm: float | Tensor) -> Tensor:
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all entries are finite, in one read-only pass over each tensor.
 
-    The minimum and maximum are nan if any entry is. Tensors may have any shape.
+    Norms are finite only if all entries are. Where the squares of finite entries overflow, a second
+    pass takes the minimum and maximum, which are nan if any entry is. Tensors may have any shape.
     """
-    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
-    return bool(torch.isfinite(torch.stack(ends)).all()) if ends else True
+    every = [tensor for tensor in tensors if tensor.numel()]
+    if not every or bool(torch.isfinite(torch.stack(torch._foreach_norm(every))).all()):
+        return True
+    ends = [end for tensor in every for end in torch.aminmax(tensor)]
+    return bool(torch.isfinite(torch.stack(ends)).all())
 
 
 def checksum(tensor: Tensor) -> Tensor:

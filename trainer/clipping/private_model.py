@@ -440,9 +440,11 @@ class PrivateModel:
                         self._probe_again(losses_of, result, place, draws, is_half=is_half)
                 finally:
                     self._draws.restore(after)
-        for name, total in totals.items():
-            if total is not None:
-                self._sums[name] = self._sums[name].add_(total) if name in self._sums else total
+        added = {name: total for name, total in totals.items() if total is not None}
+        if both := added.keys() & self._sums.keys():
+            names = [name for name in added if name in both]
+            torch._foreach_add_([self._sums[n] for n in names], [added[n] for n in names])
+        self._sums |= {name: total for name, total in added.items() if name not in self._sums}
         return result
 
     def _probe_again(

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,8 +105,14 @@ class Update:
     weight_decay: float
 
 
-Rule = Callable[[Tensor, Tensor, State, Update], Tensor]
-"""Computes a tensor's next value from the tensor, its mean and its state, which is changed."""
+Tensors = Sequence[Tensor]
+
+Rule = Callable[[Tensors, Tensors, Sequence[State], Update], None]
+"""Updates tensors in place from their means and their states, which are changed."""
+
+MAX_TOGETHER, MAX_TOGETHER_CPU = 1 << 26, 1 << 18
+"""Entries of tensors that are updated together, on a device and on the processor, whose cache then
+has them from one operation to the next."""
 
 
 class DPOptimizer(Optimizer):
@@ -186,8 +192,13 @@ class DPOptimizer(Optimizer):
         return result
 
     def _update(self, parameters: list[Tensor], means: list[Tensor], at: Update) -> None:
-        for parameter, mean in zip(parameters, means, strict=True):
-            parameter.copy_(self._rule(parameter, mean, self.state[parameter], at))
+        self._apply_rule(parameters, means, at)
+
+    def _apply_rule(self, parameters: Tensors, means: Tensors, at: Update) -> None:
+        """Update by the rule, many small tensors at once."""
+        for part in _runs(parameters):
+            states = [self.state[parameter] for parameter in parameters[part]]
+            self._rule(parameters[part], means[part], states, at)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint; raises ``ValueError`` for the state of another optimiser."""
@@ -215,6 +226,19 @@ class DPOptimizer(Optimizer):
                 f"release {group['name']}: a mean is not finite. The sums overflowed before they "
                 "were released; look for a learning rate that diverges."
             )
+
+
+def _runs(tensors: Tensors) -> Iterator[slice]:
+    """Yield runs of tensors with at most so many entries, or of one tensor."""
+    begin = entries = 0
+    for place, tensor in enumerate(tensors):
+        most = MAX_TOGETHER_CPU if tensor.device.type == "cpu" else MAX_TOGETHER
+        if entries and entries + tensor.numel() > most:
+            yield slice(begin, place)
+            begin, entries = place, 0
+        entries += tensor.numel()
+    if tensors:
+        yield slice(begin, len(tensors))
 
 
 def _require_tensors(release: ReleasedTensors, *, sharded: bool) -> None:

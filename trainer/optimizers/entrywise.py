@@ -32,16 +32,17 @@ The filter is the causal low-pass of first order,
 With the division, the weights of x_1..x_t sum to one from the first step on. s = 0 leaves x
 unchanged.
 
->>> state: State = {}
->>> [round(float(low_pass(torch.tensor(x), state, smoothing=0.5, step=t)), 4)
+>>> states: list[State] = [{}]
+>>> [round(float(low_pass([torch.tensor(x)], states, smoothing=0.5, step=t)[0]), 4)
 ...  for t, x in enumerate((1.0, 4.0), start=1)]
 [1.0, 3.0]
->>> rule, state = Adam(beta1=0.9, beta2=0.999), {}
 >>> at = Update(release="all", step=1, learning_rate=0.1, weight_decay=0.0)
->>> round(float(rule(torch.tensor(1.0), torch.tensor(0.5), state, at)), 6)
+>>> for rule in (Adam(beta1=0.9, beta2=0.999), HeavyBall(0.0)):
+...     parameter = torch.tensor(1.0)
+...     rule([parameter], [torch.tensor(0.5)], [{}], at)
+...     round(float(parameter), 6)
 0.9
->>> float(HeavyBall(0.0)(torch.tensor(1.0), torch.tensor(0.5), {}, at))
-0.949999988079071
+0.95
 
 References: Abadi et al., arXiv:1607.00133, Algorithm 1; Kingma and Ba, arXiv:1412.6980; Loshchilov
 and Hutter, arXiv:1711.05101, Algorithm 2; Tang, Shpilevskiy and Lécuyer, arXiv:2312.14334,
@@ -54,14 +55,14 @@ mechanisms); arXiv:2302.01463 (Λ_τ).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from affidavit.plan import Optimizer as Settings
-from affidavit.trainer.optimizers.base import DPOptimizer, Rule, State, Update, std_at
+from affidavit.trainer.optimizers.base import DPOptimizer, Rule, State, Tensors, Update, std_at
 from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, refuse_optimizer
 
 BETA1, BETA2 = 0.9, 0.999
@@ -74,19 +75,32 @@ SMOOTHING = 0.9
 """Default s."""
 
 
-def bias_corrected(moment: Tensor, decay: float, step: int) -> Tensor:
-    """Divide a moment by 1 - decay^t, accurately for decays near 1. The shape stays."""
-    return moment / -math.expm1(step * math.log(decay)) if decay else moment
+def bias_corrected(moments: Tensors, decay: float, step: int) -> Tensors:
+    """Divide moments by 1 - decay^t, accurately for decays near 1. Shapes stay."""
+    return torch._foreach_div(moments, -math.expm1(step * math.log(decay))) if decay else moments
 
 
-def low_pass(values: Tensor, state: State, *, smoothing: float, step: int) -> Tensor:
-    """Return f̂_t; the state is ``filtered``. The shape is that of ``values``."""
+def low_pass(values: Tensors, states: Sequence[State], *, smoothing: float, step: int) -> Tensors:
+    """Return f̂_t of each tensor; the state is ``filtered``. The shapes are those of ``values``."""
     if not smoothing:
         return values
-    before = state.get("filtered")
-    before = torch.zeros_like(values) if before is None else before
-    state["filtered"] = torch.add(before * smoothing, values, alpha=1 - smoothing)
-    return bias_corrected(state["filtered"], smoothing, step)
+    before = torch._foreach_mul(_stored("filtered", states, values), smoothing)
+    filtered = torch._foreach_add(before, values, alpha=1 - smoothing)
+    _store("filtered", states, filtered)
+    return bias_corrected(filtered, smoothing, step)
+
+
+def _stored(name: str, states: Sequence[State], like: Tensors) -> Tensors:
+    """Return what each state has by this name, or zeros."""
+    return [
+        state[name] if name in state else torch.zeros_like(item)
+        for state, item in zip(states, like, strict=True)
+    ]
+
+
+def _store(name: str, states: Sequence[State], values: Iterable[Tensor]) -> None:
+    for state, item in zip(states, values, strict=True):
+        state[name] = item
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +113,23 @@ class HeavyBall:
     momentum: float
     smoothing: float = 0.0
 
-    def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: Update) -> Tensor:
-        """Return the next value of ``parameter``."""
-        mean = direction = low_pass(mean, state, smoothing=self.smoothing, step=at.step)
+    def __call__(
+        self, parameters: Tensors, means: Tensors, states: Sequence[State], at: Update
+    ) -> None:
+        """Update ``parameters`` in place."""
+        means = directions = low_pass(means, states, smoothing=self.smoothing, step=at.step)
         if at.weight_decay:
-            direction = torch.add(mean, parameter, alpha=at.weight_decay)
+            directions = torch._foreach_add(means, parameters, alpha=at.weight_decay)
         if self.momentum:
-            before = state.get("momentum")
-            if before is not None:
-                direction = before * self.momentum + direction
-            # The first buffer may be the mean itself, which belongs to the caller.
-            state["momentum"] = direction.clone() if direction is mean else direction
-        return torch.add(parameter, direction, alpha=-at.learning_rate)
+            if all("momentum" in state for state in states):
+                before = [state["momentum"] for state in states]
+                directions = torch._foreach_add(
+                    torch._foreach_mul(before, self.momentum), directions
+                )
+            # The first buffers may be the means themselves, which belong to the caller.
+            kept = [item.clone() for item in directions] if directions is means else directions
+            _store("momentum", states, kept)
+        torch._foreach_add_(parameters, directions, alpha=-at.learning_rate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,31 +146,37 @@ class Adam:
     floor: float | None = None
     phi: dict[str, Array] | None = None
 
-    def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: Update) -> Tensor:
-        """Return the next value of ``parameter``."""
-        if at.weight_decay and self.decoupled:
-            parameter = parameter * (1 - at.learning_rate * at.weight_decay)
-        elif at.weight_decay:
-            mean = torch.add(mean, parameter, alpha=at.weight_decay)
-        first = state["first"] if "first" in state else torch.zeros_like(mean)
-        second = state["second"] if "second" in state else torch.zeros_like(mean)
-        state["first"] = torch.add(first * self.beta1, mean, alpha=1 - self.beta1)
-        state["second"] = torch.addcmul(second * self.beta2, mean, mean, value=1 - self.beta2)
-        direction = low_pass(
-            bias_corrected(state["first"], self.beta1, at.step),
-            state,
+    def __call__(
+        self, parameters: Tensors, means: Tensors, states: Sequence[State], at: Update
+    ) -> None:
+        """Update ``parameters`` in place."""
+        if at.weight_decay and not self.decoupled:
+            means = torch._foreach_add(means, parameters, alpha=at.weight_decay)
+        before = torch._foreach_mul(_stored("first", states, means), self.beta1)
+        first = torch._foreach_add(before, means, alpha=1 - self.beta1)
+        before = torch._foreach_mul(_stored("second", states, means), self.beta2)
+        second = torch._foreach_addcmul(before, means, means, value=1 - self.beta2)
+        _store("first", states, first)
+        _store("second", states, second)
+        directions = low_pass(
+            bias_corrected(first, self.beta1, at.step),
+            states,
             smoothing=self.smoothing,
             step=at.step,
         )
-        denominator = self._denominator(bias_corrected(state["second"], self.beta2, at.step), at)
-        return torch.addcdiv(parameter, direction, denominator, value=-at.learning_rate)
+        denominators = self._denominators(bias_corrected(second, self.beta2, at.step), at)
+        if at.weight_decay and self.decoupled:
+            torch._foreach_mul_(parameters, 1 - at.learning_rate * at.weight_decay)
+        torch._foreach_addcdiv_(parameters, directions, denominators, value=-at.learning_rate)
 
-    def _denominator(self, second: Tensor, at: Update) -> Tensor:
+    def _denominators(self, second: Tensors, at: Update) -> Tensors:
         if self.floor is None:
-            return second.sqrt().add_(EPSILON)
+            result = torch._foreach_sqrt(second)
+            torch._foreach_add_(result, EPSILON)
+            return result
         if self.phi is not None:
-            second = torch.sub(second, std_at(self.phi, at))
-        return torch.clamp(second, min=self.floor).sqrt()
+            second = torch._foreach_sub(second, std_at(self.phi, at))
+        return torch._foreach_sqrt(torch._foreach_clamp_min(second, self.floor))
 
 
 def heavy_ball(inputs: OptimizerInputs, smoothing: float = 0.0) -> HeavyBall:

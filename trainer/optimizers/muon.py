@@ -102,10 +102,12 @@ MatrixMap = Callable[[Tensor], Tensor]
 """Maps a batch of matrices (k, m, n) to matrices of the same shapes."""
 
 
-def step_along(parameter: Tensor, direction: Tensor, at: Update) -> Tensor:
-    """Return (1 - ηλ) W - η O. The shape is that of W."""
-    decayed = parameter * (1 - at.learning_rate * at.weight_decay) if at.weight_decay else parameter
-    return torch.add(decayed, direction.view_as(parameter), alpha=-at.learning_rate)
+def step_along(parameters: Sequence[Tensor], directions: Sequence[Tensor], at: Update) -> None:
+    """Set each W to (1 - ηλ) W - η O; O has the entries of W."""
+    if at.weight_decay:
+        torch._foreach_mul_(parameters, 1 - at.learning_rate * at.weight_decay)
+    shaped = [of.reshape(item.shape) for of, item in zip(directions, parameters, strict=True)]
+    torch._foreach_add_(parameters, shaped, alpha=-at.learning_rate)
 
 
 def map_matrices(matrices: Sequence[Tensor], function: MatrixMap) -> list[Tensor]:
@@ -159,23 +161,27 @@ class Muon(DPOptimizer):
         return at.release not in self._auxiliary and parameter.ndim >= 2
 
     def _update(self, parameters: list[Tensor], means: list[Tensor], at: Update) -> None:
-        places, buffers = [], []
         auxiliary = replace(at, learning_rate=at.learning_rate * self._auxiliary_rate)
-        for place, (parameter, mean) in enumerate(zip(parameters, means, strict=True)):
-            state = self.state[parameter]
-            if not self.is_matrix(parameter, at):
-                parameter.copy_(self._rule(parameter, mean, state, auxiliary))
-                continue
-            before = state.get("momentum")
-            state["momentum"] = (
-                mean.clone() if before is None else torch.add(mean, before, alpha=self._momentum)
-            )
-            places.append(place)
-            buffers.append(state["momentum"].flatten(1))
-        for place, direction in zip(
-            places, self._compute_directions(buffers, places, at), strict=True
-        ):
-            parameters[place].copy_(step_along(parameters[place], direction, at))
+        is_matrix = [self.is_matrix(parameter, at) for parameter in parameters]
+        others = [place for place, of in enumerate(is_matrix) if not of]
+        self._apply_rule(
+            [parameters[place] for place in others], [means[place] for place in others], auxiliary
+        )
+        places = [place for place, of in enumerate(is_matrix) if of]
+        if not places:
+            return
+        matrices = [parameters[place] for place in places]
+        states = [self.state[parameter] for parameter in matrices]
+        momenta = [means[place] for place in places]
+        if all("momentum" in state for state in states):
+            before = [state["momentum"] for state in states]
+            momenta = torch._foreach_add(momenta, before, alpha=self._momentum)
+        else:
+            momenta = [mean.clone() for mean in momenta]
+        for state, momentum in zip(states, momenta, strict=True):
+            state["momentum"] = momentum
+        buffers = [momentum.flatten(1) for momentum in momenta]
+        step_along(matrices, self._compute_directions(buffers, places, at), at)
 
     def _compute_directions(
         self, buffers: list[Tensor], places: list[int], at: Update

@@ -423,8 +423,9 @@ class TrainingState:
         if self.shards is not None:  # all ranks must continue, or none
             self._require_finite(sums, "a mean is not finite")
         updated = {**self._trained, **self._masters}
+        torch._foreach_div_([sums[name] for name in updated], divisor)
         for name, parameter in updated.items():
-            mean = sums[name].div_(divisor).to(parameter.dtype)
+            mean = sums[name].to(parameter.dtype)
             parameter.grad = to_dtensor(mean, parameter) if is_sharded(parameter) else mean
         for name, master in self._masters.items():
             if master.dtype == self._trained[name].dtype:

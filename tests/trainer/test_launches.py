@@ -1,0 +1,60 @@
+"""What a private microbatch and step ask of a GPU, counted without one at real widths."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+LAYERS = 3
+
+
+@pytest.fixture(scope="module")
+def launches() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH))
+        yield importlib.import_module("launches")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "microbatch", "most_launches", "most_bytes"),
+    [(64, 512, 7.7, 1.8), pytest.param(1024, 32, 9.0, 2.5, marks=pytest.mark.soak)],
+)
+def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
+    launches: ModuleType, tokens: int, microbatch: int, most_launches: float, most_bytes: float
+) -> None:
+    case = next(
+        case
+        for case in launches.CASES
+        if (case.model, case.tokens, case.microbatch) == ("GPT-2", tokens, microbatch)
+    )
+    case = replace(case, shape={**case.shape, "n_layer": LAYERS})
+    plain, private = launches.microbatches(case)
+    assert private.count <= most_launches * plain.count
+    assert private.bytes <= most_bytes * plain.bytes
+    assert private.waits == []
+
+
+def test_the_rest_of_a_step_launches_few_kernels(launches: ModuleType) -> None:
+    """Most of its 149 tensors are updated, tested and released together."""
+    parts = launches.step_launches()
+    assert parts["_update"] <= 210
+    assert parts["_require_finite"] <= 10
+    assert parts["release"] <= 310
+
+
+def test_launches_and_waits_are_counted(launches: ModuleType) -> None:
+    x = torch.ones(4, 4)
+    with launches.Count() as found:
+        bool((x @ x.mT).sum() > 0)
+        torch._foreach_add_([torch.zeros(launches.FOREACH_CHUNK) for _ in range(400)], 1.0)
+    by_name = {item.name: item for item in found.launches}
+    assert by_name["mm"].bytes == 2 * 16 * 4  # the operand and its transpose are read once
+    assert by_name["_foreach_add_"].count == 4  # of at most 110 tensors each
+    assert len(found.waits) == 1
