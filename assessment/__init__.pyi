@@ -11,6 +11,9 @@ from .certification import with_cap as with_cap
 from .group_privacy import group_bound as group_bound
 from .group_privacy import with_group as with_group
 from .lower_end import explain_lower_end as explain_lower_end
+from .meaning import Meaning as Meaning
+from .meaning import explain_guarantee as explain_guarantee
+from .meaning import meaning_of as meaning_of
 from .mechanism_advice import Advice as Advice
 from .mechanism_advice import advise as advise
 from .plan_comparison import ChangeEffect as ChangeEffect

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, select
 
-from affidavit.assessment import goal_of, verdict_sentence
+from affidavit.assessment import explain_guarantee, goal_of, verdict_sentence
 from affidavit.certificate import (
     Check,
     brackets_meet,
@@ -84,6 +84,7 @@ class Guarantee:
     confidence: str | None
     target_epsilon: str | None
     mu: str | None
+    meaning: tuple[str, ...]
     digits: tuple[tuple[str, str], ...]
 
     @property
@@ -132,6 +133,7 @@ def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
         confidence=guarantee.get("confidence"),
         target_epsilon=_rounded(guarantee["target"]["epsilon"]),
         mu=round_up(guarantee["mu"]),
+        meaning=explain_guarantee(guarantee),
         digits=(
             ("ε at most", str(guarantee["epsilon"]["upper"])),
             ("ε at least", str(guarantee["epsilon"]["lower"])),

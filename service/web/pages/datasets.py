@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
+from affidavit.assessment import meaning_of
 from affidavit.assessment.charts import (
     Axis,
     Chart,
@@ -301,6 +302,7 @@ class Dataset:
     grants: tuple[Mapping[str, Any], ...] = ()
     requested_forecast: str | None = None
     requested_forecast_of: str | None = None
+    meaning: tuple[str, ...] = ()
 
 
 @page(router, ONE)
@@ -429,7 +431,15 @@ def dataset_view(
         forecast=forecast,
         forecast_of=None if latest is None else latest.certificate_id,
         not_conformant=_not_conformant(connection, chosen),
+        meaning=_meaning(chosen),
     ), chosen
+
+
+def _meaning(ledger: StoredLedger) -> tuple[str, ...]:
+    """Return what the whole budget means, which the filter guarantees of all runs together."""
+    budget = ledger.state.budget
+    meaning = meaning_of([(float(budget.epsilon), float(budget.delta))])
+    return meaning.sentences(ledger.scope.unit, ledger.scope.adjacency)
 
 
 def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:

@@ -20,6 +20,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.assessment import explain_guarantee
 from affidavit.plan import Reason
 from affidavit.service.certificates.store import current
 from affidavit.service.core.errors import DomainError, MalformedRequest
@@ -65,6 +66,7 @@ from affidavit.service.web.pages.text import (
     words,
 )
 from affidavit.service.web.routes.runs import BYTES, bundle_of
+from affidavit.trust import statement_in
 
 router = APIRouter()
 
@@ -362,6 +364,7 @@ def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
         certificate = current(connection, run.certificate_id)
     assert reservation is not None
     assert certificate is not None
+    guarantee = statement_in(certificate.bundle)["predicate"]["guarantee"]
     outcome, events = run.outcome or {}, tuple(map(_event, run.events))
     record = read_provenance(outcome.get("provenance"))
     charged = outcome.get("steps_charged")
@@ -385,6 +388,7 @@ def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
         "adjacency": reservation.scope.adjacency,
         "granted": run.granted,
         "engine": ENGINES[type(services.dispatcher.engine).__name__],
+        "meaning": () if guarantee is None else explain_guarantee(guarantee),
         "certificate_status": certificate.status.value,
         "job_page": services.dispatcher.dashboard_url(run),
         "refusal": services.dispatcher.refusal(run),

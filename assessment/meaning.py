@@ -1,0 +1,114 @@
+"""What a guarantee means for one record, in words: how well an attacker can recognise it.
+
+Two numbers, both upper bounds over every attacker, who may know all other records and see every
+intermediate model:
+
+* of the records that were used, the share that a test recognises whose rate of false alarms about
+  records that were not used is ``FALSE_ALARM_RATE``;
+* how often a guess is right whether a record was used, if both were equally likely before.
+
+They follow from points (ε, δ) of the guarantee, and exactly from μ if the run is one Gaussian
+mechanism. By definition of (ε, δ)-DP in both directions, the power of a test with false alarms α is
+at most min(e^ε α + δ, 1 − e^−ε (1 − δ − α)), and the total variation distance of the two outputs is
+at most (e^ε − 1 + 2δ) / (e^ε + 1), half of which a guess gains. Every point bounds both, so that
+the smallest bound holds.
+
+References: Kairouz, Oh and Viswanath, arXiv:1311.0776, theorem 2.1 (the region of tests); Dong,
+Roth and Su, arXiv:1905.02383, section 2 (the Gaussian trade-off).
+
+>>> meaning_of([(0.0, 0.0)])
+Meaning(recognised=0.01, guessed=0.5)
+>>> round(meaning_of([(1.0, 1e-5)], mu=0.5).guessed, 3)
+0.599
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from affidavit.accountants import decimal_up
+
+FALSE_ALARM_RATE = 0.01
+ROUNDING = 1e-12
+"""More than the rounding errors of the formulas below; it is added to every bound."""
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """Upper bounds: of used records recognised at ``FALSE_ALARM_RATE``, and of right guesses."""
+
+    recognised: float
+    guessed: float
+
+    def sentences(self, unit: str, adjacency: str) -> tuple[str, str]:
+        """Return both bounds in words, for the guarantee's privacy unit and adjacency."""
+        alarm = f"{100 * FALSE_ALARM_RATE:g} %"
+        was = "was in the training data"
+        if adjacency == "replace_one":
+            was = "and not another given one was in the training data"
+        return (
+            f"An attacker who tests whether one {unit} {was}, with false alarms in {alarm} of "
+            f"cases, recognises it with a probability of at most {percent(self.recognised)} "
+            f"({alarm} by chance).",
+            f"An attacker to whom it is as likely as not that one {unit} {was} guesses right in at "
+            f"most {percent(self.guessed)} of cases (50 % by chance).",
+        )
+
+
+def meaning_of(points: Iterable[tuple[float, float]], mu: float | None = None) -> Meaning:
+    """Return what a guarantee means that holds at each of ``points`` (ε in nats, δ).
+
+    ``mu`` is an upper bound of the Gaussian-DP parameter, if there is one.
+    """
+    recognised, guessed = [1.0], [1.0]
+    for epsilon, delta in points:
+        recognised.append(_power(epsilon, delta))
+        guessed.append(_right_guesses(epsilon, delta))
+    if mu is not None:
+        recognised.append(_NORMAL.cdf(_NORMAL.inv_cdf(FALSE_ALARM_RATE) + mu) + ROUNDING)
+        guessed.append(_NORMAL.cdf(mu / 2) + ROUNDING)
+    return Meaning(_exact(min(recognised), FALSE_ALARM_RATE), _exact(min(guessed), 0.5))
+
+
+def explain_guarantee(guarantee: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the ``guarantee`` of a signed statement means, by its signed numbers alone.
+
+    There is no sentence for a bound that holds only with a confidence.
+    """
+    if guarantee.get("confidence") is not None:
+        return ()
+    mu = guarantee.get("mu")
+    point = float(guarantee["epsilon"]["upper"]), float(guarantee["delta"]["upper"])
+    meaning = meaning_of([point], None if mu is None else float(mu))
+    return meaning.sentences(guarantee["unit"], guarantee["adjacency"])
+
+
+def percent(probability: float) -> str:
+    """Return a probability in per cent, rounded up, with three digits.
+
+    >>> percent(0.0337), percent(0.99999), percent(1.0)
+    ('3.37 %', '100 %', '100 %')
+    """
+    return f"{decimal_up(min(100.0, 100 * probability), 3)} %"
+
+
+def _power(epsilon: float, delta: float) -> float:
+    alpha = FALSE_ALARM_RATE
+    upper = math.inf if epsilon > 700 else math.exp(epsilon) * alpha + delta
+    return min(upper, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - alpha)) + ROUNDING
+
+
+def _right_guesses(epsilon: float, delta: float) -> float:
+    # (1 + TV) / 2, written so that no large ε overflows.
+    shrink = math.exp(-epsilon)
+    return (1 + delta * shrink) / (1 + shrink) + ROUNDING
+
+
+def _exact(bound: float, least: float) -> float:
+    """Return ``least``, which holds without a release, for a bound just above it."""
+    return least if bound <= least + 2 * ROUNDING else min(1.0, bound)
