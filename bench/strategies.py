@@ -5,7 +5,7 @@ sensitivity for the prefix sum, evaluated by this project for both. CPU time is 
 may be shared: the least of three runs for ours, one run after a warm-up for jax-privacy's. Without
 jax-privacy, only our numbers are shown.
 
-    make bench-strategies
+    make bench BENCHES=strategies
 """
 
 from __future__ import annotations

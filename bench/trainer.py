@@ -13,7 +13,7 @@ Each kind has a process of its own, so that the peak of its memory is its own. T
 processor time of single steps, alternated between the processes by turns of ``STEPS``; the
 ratio is that of medians, with the least and the largest ratio of a turn as its spread.
 
-    make bench-trainer
+    make bench BENCHES=trainer
     python -m bench.trainer resnet
 """
 
