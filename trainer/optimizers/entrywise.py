@@ -127,8 +127,8 @@ class HeavyBall:
                     torch._foreach_mul(before, self.momentum), directions
                 )
             # The first buffers may be the means themselves, which belong to the caller.
-            kept = [item.clone() for item in directions] if directions is means else directions
-            _store("momentum", states, kept)
+            stored = [item.clone() for item in directions] if directions is means else directions
+            _store("momentum", states, stored)
         torch._foreach_add_(parameters, directions, alpha=-at.learning_rate)
 
 
