@@ -51,7 +51,9 @@ def read_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str], li
         real = os.path.realpath(path)
         if not _is_below(real, folder) or not os.path.samestat(opened, os.stat(real)):
             raise OutsideFolder(os.fspath(path))
-        return stream.read(limit + 1)
+        size = min(opened.st_size, limit) + 1
+        raw = stream.read(size)  # not limit + 1, which takes memory for as much
+        return raw + stream.read(limit + 1 - size) if len(raw) == size else raw
 
 
 def _require_regular(state: os.stat_result, path: str | os.PathLike[str]) -> None:

@@ -106,7 +106,8 @@ def may_have_json_plan(text: str) -> bool:
     if not _mentions_fields(text):
         return False
     try:
-        document = json.loads(text, object_pairs_hook=_Members)
+        # A number's value, which takes half of the time, does not matter.
+        document = json.loads(text, object_pairs_hook=_Members, parse_float=len, parse_int=len)
         return '"<<"' in text or _is_plan_below([document], None, expected=True)
     except (ValueError, RecursionError):
         return True

@@ -8,11 +8,13 @@ Files are split into words, and never run.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +56,17 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
     settings: dict[str, list[tuple[str, str]]] = defaultdict(list)
     if folder is None or not name:
         return settings
-    for file in _files(folder):
-        text = _text_of(file)
-        module = file.suffix == ".py" and not any(word in text for word in PROCESS_STARTERS)
-        if module or Path(name).stem not in text.lower() or file.name.lower() == name:
+    stem = Path(name).stem
+    for path in _files(folder):
+        text, lowered = _text_of(path)
+        if stem not in lowered or os.path.basename(path).lower() == name:
             continue
+        file = Path(path)
         variables: dict[str, tuple[str, str]] = {}
         for where, line in _commands(file, text, name):
             if match := VARIABLE.match(line):
                 variables[f"${match[1]}"] = (match[2].strip("\"'"), where)
-            if Path(name).stem in line.lower():
+            if stem in line.lower():
                 for key, value in _options(line, name):
                     settings[key].append((value, where))
                 for key, setting in variables.items():
@@ -71,13 +74,28 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
     return settings
 
 
-def _text_of(file: Path) -> str:
-    """Return the text of a file of the repository, empty if it is binary or too large."""
+def _text_of(file: str) -> tuple[str, str]:
+    """Return the text of a launch file, also in lower case; both are empty if it is none."""
     try:
-        raw = read_inside(file, Path.cwd(), MAX_FILE)
+        state = os.stat(file)
+    except (OSError, ValueError):
+        return "", ""
+    return _read_text(
+        file, os.getcwd(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    )
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _read_text(file: str, root: str, *_: int) -> tuple[str, str]:
+    """Read a file of the repository once, because each script beside it searches it."""
+    try:
+        raw = read_inside(file, root, MAX_FILE)
     except OSError:
-        return ""
-    return "" if b"\0" in raw or len(raw) > MAX_FILE else raw.decode("utf-8", "replace")
+        return "", ""
+    text = "" if b"\0" in raw or len(raw) > MAX_FILE else raw.decode("utf-8", "replace")
+    if file.endswith(".py") and not any(word in text for word in PROCESS_STARTERS):
+        return "", ""  # a module
+    return text, text.lower()
 
 
 def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
@@ -224,23 +242,32 @@ def yaml_of(text: str) -> Any:
         raise ValueError(type(error).__name__) from None
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> Iterator[str]:
     """Yield the files that may launch the script."""
-    seen: set[Path] = set()
+    seen: set[str] = set()
     root = Path.cwd().resolve()
     for place in SEARCH_FOLDERS:
         at = (folder / place).resolve()
         if not at.is_relative_to(root) or not at.is_dir():
             continue
-        below = (item for item in sorted(at.iterdir()) if not item.name.startswith("."))
-        for inner in (at, *(at / name for name in HIDDEN_FOLDERS), *below):
-            for file in sorted(inner.iterdir()) if inner.is_dir() else ():
-                if file in seen or file.suffix.lower() in NON_LAUNCH_SUFFIXES or not file.is_file():
+        below = (path for path in _paths_in(str(at)) if not os.path.basename(path).startswith("."))
+        for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
+            for file in _paths_in(inner):
+                suffix = os.path.splitext(file)[1].lower()
+                if file in seen or suffix in NON_LAUNCH_SUFFIXES or not os.path.isfile(file):
                     continue
                 seen.add(file)
                 if len(seen) > MAX_FILES:
                     return
                 yield file
+
+
+def _paths_in(folder: str) -> list[str]:
+    """Return the sorted paths in a folder, or nothing if it is none."""
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
 
 
 def _options(line: str, name: str) -> Iterator[tuple[str, str]]:

@@ -176,13 +176,14 @@ def _file(
     files = []
     for place in ["/".join(start)] if start else SEARCH_FOLDERS:
         for file in (f"{place}/{path}.py", f"{place}/{path}/__init__.py"):
-            if not os.path.isfile(os.path.join(script.folder, file)):
+            if not os.path.isfile(whole := os.path.join(script.folder, file)):
                 continue  # most are not there, and telling why takes time
             try:
                 text = read_nearby_text(values, node, file, script.folder)
             except Unreadable:
                 continue
-            files.append((text, script.folder / file))
+            # Without "..", so that a circle of imports comes back to the same module.
+            files.append((text, Path(os.path.normpath(whole))))
     return parsed_file(*files[0]) if len(files) == 1 else None
 
 
