@@ -31,6 +31,7 @@ from .protocol import Provable as Provable
 from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
 from .random_allocation import AllocationAccountant as AllocationAccountant
+from .random_allocation import ScoreAttack as ScoreAttack
 from .rdp import RdpAccountant as RdpAccountant
 from .registry import AFFIDAVIT_VERSION as AFFIDAVIT_VERSION
 from .registry import CERTAIN_ENGINE as CERTAIN_ENGINE

@@ -27,6 +27,7 @@ from affidavit.accountants import (
     PostProcessedCurve,
     PrivacyCurve,
     Sampling,
+    ScoreAttack,
     Unsupported,
     attained_event,
     close_bracket,
@@ -48,7 +49,7 @@ from affidavit.mechanisms import (
     with_scaled_noise,
     with_steps,
 )
-from affidavit.plan import Event, Plan, RefusedPlan, schedule
+from affidavit.plan import AllocatedRecord, Event, Plan, RefusedPlan, ShuffledEpoch, schedule
 
 UPPER_BOUND_ENGINES = ("participations", "selection", "rdp", "allocation_rdp")
 """The engines whose own lower ends are 0."""
@@ -117,8 +118,11 @@ class Solver:
         self, attack: Attack, *, one_engine: bool = False
     ) -> tuple[PrivacyCurve, ...]:
         """Return curves whose lower ends ``attack`` attains, by this engine or by others."""
-        if attack.epochs is not None:
-            return (CountingAttack(*attack.epochs),)
+        match attack.tested:
+            case (AllocatedRecord() as record, times):
+                return (ScoreAttack(record, times),)
+            case (ShuffledEpoch() as epoch, times):
+                return (CountingAttack(epoch, times),)
         event = attained_event(attack.event)
         contained = PostProcessedCurve(event=event)
         # What is sampled below another event would have a confidence of its own.

@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
-from affidavit.accountants import AccountantError, CountingAttack, accountant
+from affidavit.accountants import AccountantError, CountingAttack, ScoreAttack, accountant
 from affidavit.assessment.assessment import Assessment
 from affidavit.assessment.calibration import Solver, lower_open
-from affidavit.plan import Plan
+from affidavit.plan import AllocatedRecord, Plan, ShuffledEpoch
 
 
 def explain_lower_end(plan: Plan, assessment: Assessment) -> tuple[str, ...]:
@@ -31,11 +31,20 @@ def explain_lower_end(plan: Plan, assessment: Assessment) -> tuple[str, ...]:
         return ()
     if epsilon <= 0:
         return ()
-    if attack.epochs is None:
-        return attack.sentences
-    threshold, count = CountingAttack(*attack.epochs).test(assessment.delta.upper)
-    return (
-        *attack.sentences,
-        f"At this δ the threshold is {threshold:.3g} standard deviations of the noise above sums "
-        f"without the record, and the test asks for {count} such epochs or more.",
-    )
+    match attack.tested:
+        case (ShuffledEpoch() as epoch, times):
+            threshold, count = CountingAttack(epoch, times).test(assessment.delta.upper)
+            how = (
+                f"At this δ the threshold is {threshold:.3g} standard deviations of the noise "
+                f"above sums without the record, and the test asks for {count} such epochs or more."
+            )
+        case (AllocatedRecord() as record, times):
+            test = ScoreAttack(record, times).test(assessment.delta.upper)
+            side = "large" if test.side == "remove" else "small"
+            how = (
+                f"At this δ the score is log(1 + {test.weight:.3g} X) with X the likelihood ratio "
+                f"of a step in which the record is, and the test asks whether their sum is {side}."
+            )
+        case None:
+            return attack.sentences
+    return (*attack.sentences, how)

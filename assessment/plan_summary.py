@@ -23,7 +23,7 @@ from affidavit.mechanisms import (
     noise_multiplier,
     scaled_noise,
 )
-from affidavit.plan import MAX_MATRIX_STEPS, ONE_LOT_PER_EPOCH, Phase, Plan, lots_per_epoch
+from affidavit.plan import KNOWN_PARTICIPATIONS, MAX_MATRIX_STEPS, Phase, Plan, lots_per_epoch
 
 if TYPE_CHECKING:
     from affidavit.mechanisms import CorrelatedRun, LoweredPhase
@@ -64,7 +64,7 @@ def releases_of(
 def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     """Return the scheme, probability and steps of each phase, and its lot size if it has one.
 
-    With one lot an epoch the participations of a record are included, the bins if there are any,
+    The participations of a record are included if they are known, the bins if there are any,
     and the largest size of truncated lots. Unknowns that the plan solves for are null.
     """
     result = []
@@ -79,7 +79,7 @@ def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
             entry["lot_size"] = phase.sampling.lot_size
         if phase.sampling.max_lot_size is not None:
             entry["max_lot_size"] = phase.sampling.max_lot_size
-        if phase.sampling.scheme in ONE_LOT_PER_EPOCH and part.steps is not None:
+        if phase.sampling.scheme in KNOWN_PARTICIPATIONS and part.steps is not None:
             entry["participations"] = part.sampled.times(part.steps)
         if phase.sampling.scheme == "balls_in_bins":
             size, lot = lowered.plan.dataset.size, phase.sampling.lot_size
@@ -95,7 +95,7 @@ def _phases(lowered: Lowered) -> list[tuple[Phase, LoweredPhase]]:
 def sensitivity_of(lowered: Lowered) -> float | None:
     """Return how far one record moves the run, in clip norms, or None for several phases.
 
-    With one lot an epoch its k participations add up to √k, given the lots. Under sampling it is
+    If its k participations are known, they add up to √k, given the lots. Under sampling it is
     the distance of one step.
     """
     if len(lowered.phases) > 1:
@@ -108,7 +108,7 @@ def sensitivity_of(lowered: Lowered) -> float | None:
         return part.whole.sensitivity(part.steps)
     if part.sampled.reach is not None and part.steps is not None:
         return part.sampled.reach(part.steps)
-    if lowered.plan.phases[0].sampling.scheme in ONE_LOT_PER_EPOCH and part.steps is not None:
+    if lowered.plan.phases[0].sampling.scheme in KNOWN_PARTICIPATIONS and part.steps is not None:
         return part.sampled.distance * math.sqrt(part.sampled.times(part.steps))
     return part.sampled.distance
 

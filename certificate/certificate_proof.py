@@ -269,7 +269,8 @@ def _has_noise_and_lots(
             return False
         squared = arb(4)
     elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
-        once = phase.sampling.bins_drawn != "each_epoch"
+        once = phase.sampling.scheme == "balls_in_bins"
+        once &= phase.sampling.bins_drawn != "each_epoch"
         squared = arb(own.sampled.times(own.steps) if once else 1)
     if phase.sampling.scheme in ("poisson", "truncated_poisson", "b_min_sep"):
         rate = Fraction(getattr(leaf, "sampling_probability", 1.0))

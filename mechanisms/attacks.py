@@ -4,7 +4,7 @@ A lower end of ε is that of an attack on the run: two neighbouring data sets, l
 of the plan draws them, and a test of what the run releases. Contributions are in clip norms, along
 one direction of the gradients (or, of other records, at a right angle to it). The test is the
 likelihood ratio of the release between the two data sets, or counts epochs of shuffled lots whose
-largest sum is large.
+largest sum is large, or adds up a score of each step of a random allocation.
 
 =========================  =====================================================================
 lots                       what attains the lower end
@@ -17,6 +17,7 @@ lots                       what attains the lower end
 ``shuffled``               others nothing (opposite under replace_one); or others opposite, and
                            the test counts epochs whose largest sum is large
 ``balls_in_bins``          others nothing, and the record or nothing, also under replace_one
+``random_allocation``      others nothing, and the record or nothing; or the sum of all steps
 ``cyclic_poisson``         the record in steps of its group, which the attacker knows: it may be a
                            hash of the record
 ``b_min_sep``              the record in one step, in steps that are far apart, or in all of them
@@ -58,6 +59,7 @@ from typing import Literal
 from affidavit.mechanisms.lowered_phase import LoweredPhase
 from affidavit.mechanisms.lowering import Lowered
 from affidavit.plan import (
+    AllocatedRecord,
     BallsInBinsGaussian,
     Composed,
     Event,
@@ -68,6 +70,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Repeated,
     ShuffledEpoch,
+    TestedSums,
     TruncatedPoissonGaussian,
     alternatives,
 )
@@ -137,14 +140,14 @@ class Attack:
     """Two data sets of ``run``, and a test of what it releases on them.
 
     ``run`` is the run of the plan's unit, or that of one of its records. The test is the likelihood
-    ratio; the curve of the two data sets is at least that of ``event``. With ``epochs``, a number
-    of them of one law, the test counts those of the phases ``counted`` whose largest sum is large.
+    ratio; the curve of the two data sets is at least that of ``event``. With ``tested``, a number
+    of epochs or phases of one law, the test looks at the sums of the phases ``counted`` only.
     """
 
     run: Lowered
     phases: tuple[PhaseAttack, ...]
     event: Event
-    epochs: tuple[ShuffledEpoch, int] | None = None
+    tested: tuple[TestedSums, int] | None = None
     counted: tuple[int, ...] = ()
 
     @property
@@ -155,18 +158,23 @@ class Attack:
             several = f"Phase {index + 1}: " if len(self.phases) > 1 else ""
             result += [several + sentence for sentence in phase.sentences(plan.dataset.unit)]
             result.append(f"{several}Lots: {self.run.phases[index].sampled.assumption}.")
-        if self.epochs is not None:
-            epoch, number = self.epochs
-            result.append(
-                f"The test counts the epochs whose largest sum of {epoch.lots} lots along this "
-                f"direction is above a threshold, of {number} in all."
-            )
-        else:
-            result.append(
-                "The test is the likelihood ratio of all that the run releases between the two "
-                "data sets. It knows how lots are drawn, but not who is in a lot, except in a "
-                "fixed order; of groups it knows that of the record."
-            )
+        match self.tested:
+            case (ShuffledEpoch(lots=lots), number):
+                result.append(
+                    f"The test counts the epochs whose largest sum of {lots} lots along this "
+                    f"direction is above a threshold, of {number} in all."
+                )
+            case (AllocatedRecord(steps=steps), number):
+                result.append(
+                    "The test adds up a score of the sum along this direction for each of "
+                    f"{steps * number} steps."
+                )
+            case None:
+                result.append(
+                    "The test is the likelihood ratio of all that the run releases between the two "
+                    "data sets. It knows how lots are drawn, but not who is in a lot, except in a "
+                    "fixed order; of groups it knows that of the record."
+                )
         if self.run.extra.selection is not None:
             result.append(
                 "The score selects a run with a small ratio if there is one, and otherwise one "
@@ -188,7 +196,7 @@ def attacks_of(closed: Lowered) -> tuple[Attack, ...]:
         for attack in islice(_attacks_on(run), limit):
             by_event.setdefault(attack.event, attack)
     # The quickest come first; a slow one is not computed where it surely shows less.
-    return (*_attacks_by_largest_sums(closed), *by_event.values())
+    return (*_attacks_on_sums(closed), *by_event.values())
 
 
 def _attacks_on(run: Lowered) -> Iterator[Attack]:
@@ -202,24 +210,26 @@ def _attacks_on(run: Lowered) -> Iterator[Attack]:
         )
 
 
-def _attacks_by_largest_sums(closed: Lowered) -> Iterator[Attack]:
+def _attacks_on_sums(closed: Lowered) -> Iterator[Attack]:
     if closed.extra.selection is not None:
         return
-    times: Counter[ShuffledEpoch] = Counter()
-    phases: defaultdict[ShuffledEpoch, list[int]] = defaultdict(list)
+    times: Counter[TestedSums] = Counter()
+    phases: defaultdict[TestedSums, list[int]] = defaultdict(list)
     for index, phase in enumerate(closed.phases):
         if phase.attack is not None:
-            epoch, number = phase.attack
-            times[epoch] += number
-            phases[epoch].append(index)
-    for epoch, number in times.items():
-        one = PhaseAttack(records=1, absent=0.0 if epoch.without else -1.0, others="opposite")
+            sums, number = phase.attack
+            times[sums] += number
+            phases[sums].append(index)
+    for sums, number in times.items():
+        one = PhaseAttack(records=1, absent=0.0)
+        if isinstance(sums, ShuffledEpoch):
+            one = PhaseAttack(records=1, absent=0.0 if sums.without else -1.0, others="opposite")
         yield Attack(
             run=closed,
             phases=(one,) * len(closed.phases),
             event=closed.attained(),
-            epochs=(epoch, number),
-            counted=tuple(phases[epoch]),
+            tested=(sums, number),
+            counted=tuple(phases[sums]),
         )
 
 

@@ -540,10 +540,10 @@ class Correlation:
         The outputs of each epoch are added up. Orders are independent, and bins that are kept are
         in each whole epoch once.
         """
-        attained, turn = alone.attained_by_run(joint, steps), self._sampler.turn
+        attained = alone.attained_by_run(joint, steps)
         in_turns = self._phase.sampling.scheme in ("balls_in_bins", "shuffled")
         # Where the bound is attained nothing shows more.
-        if not (in_turns and alone.attained and turn <= MAX_VECTOR):
+        if not (in_turns and alone.attained and (turn := self._sampler.turn) <= MAX_VECTOR):
             return attained
         epochs, rest = divmod(steps, turn)
         together = []

@@ -13,7 +13,7 @@ from affidavit.plan import (
     Event,
     Gaussian,
     Scheme,
-    ShuffledEpoch,
+    TestedSums,
 )
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class LoweredPhase:
         return self.sampled.attained_by_run(joint, steps)
 
     @property
-    def attack(self) -> tuple[ShuffledEpoch, int] | None:
-        """The epoch of an attack on a phase with nothing open, and the number of such epochs."""
+    def attack(self) -> tuple[TestedSums, int] | None:
+        """What an attack on a phase with nothing open counts, and the number of such."""
         if self.sampled.attack is None or self.joint is None or self.steps is None:
             return None
         return None if self.whole is not None else self.sampled.attack(self.joint, self.steps)

@@ -26,6 +26,9 @@ balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ
                                            and the releases of the last, partial epoch
 balls_in_bins       replace_one            Gaussian, per epoch, or a replaced record, or a chain
                                            of neighbours (``lowering``)
+random_allocation   add_remove, zero_out   k random allocations, one step in each of k blocks of
+                                           ⌊T/k⌋ or ⌈T/k⌉ steps
+random_allocation   replace_one            Gaussian, k times, or a chain of neighbours
 ==================  =====================  ====================================================
 
 Given the permutation or the bins, the run is one Gaussian mechanism with μ = √k / σ_joint, and
@@ -53,6 +56,7 @@ from affidavit.mechanisms.strategies.participation import records_per_lot, sampl
 from affidavit.plan import (
     MAX_BINS,
     MAX_RECORDS,
+    AllocatedRecord,
     ChainOfNeighbours,
     Composed,
     EitherBound,
@@ -70,6 +74,7 @@ from affidavit.plan import (
     Sampling,
     ShuffledEpoch,
     SubsampledPair,
+    TestedSums,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -88,6 +93,8 @@ sample costs as much as a known lot, which moves half as far if a record is set 
 _MAX_RATIO = 0.5
 """The estimated divergence of a slow bound, over that of a known lot, up to which it is computed.
 """
+_UP = 1 + 4 * 2.0**-53
+"""Rounds a root, a product and a quotient up."""
 Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 """How a run of correlated noise is certified (``correlation``)."""
 StepEvent = Callable[[float], Leaf]
@@ -105,7 +112,8 @@ class Sampled:
     is a plain Gaussian. ``run`` is the whole phase, if that is not ``event`` repeated ``times``.
     ``reach`` is how far one unit moves a run, if that is not ``distance`` · √``times``.
     ``attained`` is the effect of one record, if the event does not use how its lots are drawn.
-    ``attack`` returns an epoch that bounds the loss from below, and the number of such epochs.
+    ``attack`` returns an epoch, or a record that is allocated to steps, whose effect bounds the
+    loss from below, and the number of such.
     """
 
     event: StepEvent
@@ -116,7 +124,7 @@ class Sampled:
     run: RunEvent | None = None
     reach: Callable[[int], float] | None = None
     attained: RunEvent | None = None
-    attack: Callable[[float, int], tuple[ShuffledEpoch, int]] | None = None
+    attack: Callable[[float, int], tuple[TestedSums, int]] | None = None
 
     def of_run(self, joint: float, steps: int) -> Event:
         """Return the event of a phase of ``steps`` at σ_joint."""
@@ -203,6 +211,8 @@ def _simplest_sampling(plan: Plan, phase: Phase) -> Sampling:
         )
     ):
         scheme = "fixed_size"
+    if scheme == "random_allocation" and sampling.participations == phase.steps:
+        return Sampling(scheme="full_batch")
     takes_all = scheme in _EVERY_RECORD or (has_fixed_size and scheme in _EVERY_OF_FIXED_SIZE)
     if takes_all and (probability == 1 or (lot is not None and lot == size)):
         return Sampling(scheme="full_batch")
@@ -610,6 +620,56 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
     )
 
 
+def _random_allocation(plan: Plan, index: int) -> Sampled:
+    """Each record in k of T steps, every k-subset with the same probability.
+
+    Given a uniformly random partition of the steps into blocks, the record is in one uniformly
+    random step of each, and the partition tells nothing without the record. Source:
+    docs/theorems/random-allocation.md, Theorem 8.
+    """
+    phase, distance = plan.phases[index], distance_of(plan)
+    taken = phase.sampling.participations
+    assert taken is not None
+
+    def blocks(joint: float, steps: int) -> Event:
+        length, longer = divmod(steps, taken)
+        counts = (length + 1, longer), (length, taken - longer)
+        parts = tuple(
+            Repeated(event=_one_of(length, joint), count=count) for length, count in counts if count
+        )
+        return Composed(events=parts) if taken > 1 else parts[0].event
+
+    def sum_of_steps(joint: float, steps: int) -> Event:
+        if taken == 1:
+            return _one_of(steps, joint)
+        # All releases added up: k shifts against the noise of T steps.
+        return Gaussian(noise_multiplier=joint * math.sqrt(steps) / (taken * distance) * _UP)
+
+    def attack(joint: float, steps: int) -> tuple[AllocatedRecord, int]:
+        return AllocatedRecord(steps=steps, participations=taken, noise_multiplier=joint), 1
+
+    return Sampled(
+        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        times=lambda _: taken,
+        probability=schedule.double_up(schedule.sampling_probability(plan, phase)),
+        distance=distance,
+        assumption=f"each record takes part in exactly {taken} of the {phase.steps} steps; every "
+        "such set of steps has the same probability, independently of all other records and of the "
+        "data, and is kept secret; lots keep the size they come to, and the sum is divided by the "
+        "fixed expected lot size, never by the realised one",
+        run=blocks if is_amplified(plan) else None,
+        attained=None if taken == 1 and is_amplified(plan) else sum_of_steps,
+        attack=None if taken == 1 else attack,
+    )
+
+
+def _one_of(steps: int, joint: float) -> Leaf:
+    """Return the cost of a record that is in one of ``steps``."""
+    if steps == 1:
+        return Gaussian(noise_multiplier=joint)
+    return RandomAllocationGaussian(bins=steps, noise_multiplier=joint)
+
+
 def _fresh_run(plan: Plan, index: int) -> RunSampler:
     sampled = sample(plan, index)
     # Other samples attain their event; here a record that is set to zero is drawn or not.
@@ -669,6 +729,17 @@ def _balls_in_bins_run(plan: Plan, index: int) -> RunSampler:
         probability=Fraction(1, turn),
         strategies_restart=True,
         route=route,
+    )
+
+
+def _random_allocation_run(plan: Plan, index: int) -> RunSampler:
+    raise _refused(
+        plan,
+        index,
+        "unsupported",
+        "random_allocation is certified for independent noise only, without a participation or a "
+        "clip_schedule.",
+        "Write noise: {kind: independent}, or use scheme: balls_in_bins.",
     )
 
 
@@ -791,6 +862,9 @@ SCHEMES: dict[str, SchemeSamplers] = {
     "cyclic": SchemeSamplers(independent=_fixed_order, correlated=_cyclic_run),
     "shuffled": SchemeSamplers(independent=_shuffled, correlated=_shuffled_run),
     "balls_in_bins": SchemeSamplers(independent=_balls_in_bins, correlated=_balls_in_bins_run),
+    "random_allocation": SchemeSamplers(
+        independent=_random_allocation, correlated=_random_allocation_run
+    ),
     "cyclic_poisson": SchemeSamplers(correlated=_cyclic_poisson_run),
     "b_min_sep": SchemeSamplers(correlated=_b_min_sep_run),
 }

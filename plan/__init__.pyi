@@ -37,6 +37,7 @@ from .document import significant_digits as significant_digits
 from .events import MAX_BINS as MAX_BINS
 from .events import MAX_RECORDS as MAX_RECORDS
 from .events import MAX_WEIGHTS as MAX_WEIGHTS
+from .events import AllocatedRecord as AllocatedRecord
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
 from .events import ChainOfNeighbours as ChainOfNeighbours
 from .events import Composed as Composed
@@ -57,6 +58,7 @@ from .events import ReplacedAllocationGaussian as ReplacedAllocationGaussian
 from .events import SampledColumns as SampledColumns
 from .events import ShuffledEpoch as ShuffledEpoch
 from .events import SubsampledPair as SubsampledPair
+from .events import TestedSums as TestedSums
 from .events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from .events import TruncatedPoissonGroupGaussian as TruncatedPoissonGroupGaussian
 from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
@@ -125,6 +127,7 @@ from .types import max_items as max_items
 from .validators import find_claim_conflicts as find_claim_conflicts
 from .vocabulary import FIXED_ORDER as FIXED_ORDER
 from .vocabulary import FRESH_LOTS as FRESH_LOTS
+from .vocabulary import KNOWN_PARTICIPATIONS as KNOWN_PARTICIPATIONS
 from .vocabulary import ONE_LOT_PER_EPOCH as ONE_LOT_PER_EPOCH
 from .vocabulary import Adjacency as Adjacency
 from .vocabulary import Allocation as Allocation

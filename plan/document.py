@@ -225,9 +225,10 @@ class Sampling(StrictModel):
 
     Lot sizes are in records; the scheme decides whether ``lot_size`` is expected or fixed.
     ``probability`` is the probability that one record enters one lot. ``groups`` is the number of
-    groups of ``cyclic_poisson``, and ``separation`` is b of ``b_min_sep``, in steps. ``drop_last``
-    says of ``shuffled`` lots whether an epoch leaves out the records that do not fill a last lot
-    (the default), or has a smaller one.
+    groups of ``cyclic_poisson``, and ``separation`` is b of ``b_min_sep``, in steps.
+    ``participations`` is k of ``random_allocation``, the steps in which each record takes part.
+    ``drop_last`` says of ``shuffled`` lots whether an epoch leaves out the records that do not fill
+    a last lot (the default), or has a smaller one.
     """
 
     scheme: Scheme
@@ -236,6 +237,7 @@ class Sampling(StrictModel):
     max_lot_size: Annotated[Integer, Field(ge=1)] | None = None
     groups: Annotated[Integer, Field(ge=1)] | None = None
     separation: Annotated[Integer, Field(ge=1)] | None = None
+    participations: Annotated[Integer, Field(ge=1)] | None = None
     bins_drawn: Literal["once", "each_epoch"] | None = None
     drop_last: Annotated[bool, Field(strict=True)] | None = None
 

@@ -321,6 +321,21 @@ class ShuffledEpoch:
     without: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatedRecord:
+    """An attack, not an event: it tests whether a sum of scores of the steps is large.
+
+    A record adds one clip norm to ``participations`` of ``steps``, every such set with the same
+    probability, or nothing. Source: docs/theorems/random-allocation.md, Theorem 9.
+    """
+
+    steps: int
+    participations: int
+    noise_multiplier: float
+
+
+TestedSums = ShuffledEpoch | AllocatedRecord
+
 MAX_BINS = 1024
 """Maximum lots per epoch of a Gram matrix, which then has a million products."""
 

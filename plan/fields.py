@@ -47,6 +47,7 @@ class PlanFields(TypedDict, total=False):
     max_lot_size: int
     groups: int
     separation: int
+    participations: int
     bins_drawn: str
     drop_last: bool
     steps: int | None

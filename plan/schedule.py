@@ -44,7 +44,12 @@ def lots_in_turn(plan: PlanDocument, phase: Phase) -> int:
 
 
 def sampling_probability(plan: PlanDocument, phase: Phase) -> Fraction:
-    """Return q: the given probability, or lot size over data set size; 1 for ``full_batch``."""
+    """Return q: the given probability, or lot size over data set size; 1 for ``full_batch``.
+
+    For ``random_allocation`` it is the share of the steps in which a record takes part.
+    """
+    if phase.sampling.participations is not None and phase.steps is not None:
+        return Fraction(phase.sampling.participations, phase.steps)
     if phase.sampling.probability is not None:
         return exact_fraction(phase.sampling.probability)
     if phase.sampling.lot_size is None or plan.dataset.size is None:

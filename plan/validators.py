@@ -139,6 +139,14 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
                 "full_batch uses every record and takes no lot size.",
                 "Remove lot_size and probability.",
             )
+    elif sampling.scheme == "random_allocation":
+        if sampling.lot_size is not None or sampling.probability is not None:
+            yield conflict(
+                plan.pointer(index, "sampling"),
+                "random_allocation takes the participations of a record, which give the expected "
+                "lot size N k / T.",
+                "Remove lot_size and probability.",
+            )
     elif sampling.lot_size is not None and sampling.probability is not None:
         yield conflict(
             at_probability, "both lot_size and probability are given.", "Keep one of the two."
@@ -209,6 +217,19 @@ def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
                 pointer,
                 "with correlated noise or a participation, only lots of one size are accounted.",
                 "Write drop_last: true, or use independent noise without a participation.",
+            )
+    if sampling.scheme == "random_allocation" and sampling.participations is not None:
+        if phase.steps is None:
+            yield missing_field(
+                plan.pointer(index, "steps"),
+                "random_allocation draws the steps of a record from all steps of the phase.",
+                "Give steps, not epochs: each record takes part exactly participations times.",
+            )
+        elif sampling.participations > phase.steps:
+            yield conflict(
+                plan.pointer(index, "sampling", "participations"),
+                f"a record cannot take part in {sampling.participations} of {phase.steps} steps.",
+                "Correct one of the two.",
             )
     if getattr(phase.noise, "restart", False) and sampling.scheme in NO_EPOCHS:
         yield conflict(

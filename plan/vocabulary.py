@@ -12,6 +12,7 @@ Scheme = Literal[
     "truncated_poisson",
     "fixed_size",
     "balls_in_bins",
+    "random_allocation",
     "shuffled",
     "cyclic",
     "cyclic_poisson",
@@ -25,7 +26,9 @@ FIXED_ORDER = frozenset({"shuffled", "cyclic"})
 """Schemes in which every record takes part once per epoch, at its place in an order."""
 ONE_LOT_PER_EPOCH = FIXED_ORDER | {"balls_in_bins"}
 """Schemes in which every record is in exactly one lot of each epoch."""
-NO_EPOCHS = FRESH_LOTS | {"b_min_sep"}
+KNOWN_PARTICIPATIONS = ONE_LOT_PER_EPOCH | {"random_allocation"}
+"""Schemes in which every record takes part in a known number of steps."""
+NO_EPOCHS = FRESH_LOTS | {"b_min_sep", "random_allocation"}
 """Schemes without epochs, in which no turn of a record ends."""
 SOLVABLE_LOT_SIZE = frozenset({"poisson", "fixed_size"})
 """Schemes for which ``lot_size: null`` asks for the largest lot that meets the target."""
@@ -35,5 +38,6 @@ REQUIRED_FIELDS = {
     "truncated_poisson": "max_lot_size",
     "cyclic_poisson": "groups",
     "b_min_sep": "separation",
+    "random_allocation": "participations",
 }
 """The field of ``sampling`` that a scheme requires and no other scheme takes."""

@@ -6,5 +6,12 @@ S, and the nodes, steps and cuts of lattices are likelihood ratios, which have n
 
 from affidavit.accountants.random_allocation.accountant import AllocationAccountant, AllocationCurve
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
+from affidavit.accountants.random_allocation.score_attack import ScoreAttack, ScoreTest
 
-__all__ = ["AllocationAccountant", "AllocationCurve", "RenyiAllocationAccountant"]
+__all__ = [
+    "AllocationAccountant",
+    "AllocationCurve",
+    "RenyiAllocationAccountant",
+    "ScoreAttack",
+    "ScoreTest",
+]

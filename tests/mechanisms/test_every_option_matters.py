@@ -46,6 +46,7 @@ SCHEMES: tuple[Document, ...] = (
     {"scheme": "cyclic", "lot_size": 15},
     {"scheme": "cyclic_poisson", "lot_size": 6, "groups": 3},
     {"scheme": "b_min_sep", "lot_size": 6, "separation": 3},
+    {"scheme": "random_allocation", "participations": 3},
     {"scheme": "full_batch"},
 )
 NOISE = [dict(example) for form in FORMS for example in form.examples] + [

@@ -19,6 +19,7 @@ Make = Callable[..., dict[str, Any]]
 NOISY = {"name": "all", "clip_norm": 1, "noise_multiplier": 5}
 OPEN = {"name": "all", "clip_norm": 1}
 POISSON = {"scheme": "poisson", "probability": 0.1}
+ALLOCATED = {"scheme": "random_allocation", "participations": 2}
 PHASE = {"sampling": {"scheme": "full_batch"}, "steps": 3, "releases": [NOISY]}
 SHA = "0" * 64
 
@@ -177,6 +178,21 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"sampling": {**POISSON, "groups": 10}},
         "conflict",
         "/sampling/groups",
+    ),
+    "a lot size of a random allocation": (
+        {"sampling": {**ALLOCATED, "lot_size": 10}},
+        "conflict",
+        "/sampling",
+    ),
+    "epochs of a random allocation": (
+        {"sampling": ALLOCATED, "steps": ..., "epochs": 3},
+        "missing_field",
+        "/steps",
+    ),
+    "more participations than steps": (
+        {"sampling": {**ALLOCATED, "participations": 10_000}},
+        "conflict",
+        "/sampling/participations",
     ),
     "bins of no bins": (
         {"sampling": {**POISSON, "bins_drawn": "once"}},

@@ -29,6 +29,7 @@ from affidavit.trainer.steps.sampling import (
     fixed_size,
     full_batch,
     poisson,
+    random_allocation,
     shuffled,
 )
 
@@ -147,6 +148,24 @@ def test_balls_fall_into_bins_by_themselves() -> None:
     assert follows(drawn, law)
 
 
+@pytest.mark.parametrize("taken", [1, 2, 3, 4])
+def test_random_allocation_draws_every_set_of_steps_alike_and_records_apart(taken: int) -> None:
+    sets = list(combinations(range(4), taken))
+    drawn: list[Hashable] = []
+    for key in keys(1000):
+        by_step = lots(random_allocation(key, size=2, steps=4, participations=taken), 4)
+        drawn.append(
+            tuple(tuple(t for t in range(4) if record in by_step[t]) for record in range(2))
+        )
+    assert follows(drawn, {pair: 1 / len(sets) ** 2 for pair in product(sets, repeat=2)})
+
+
+def test_random_allocation_of_many_records_takes_each_exactly_so_often() -> None:
+    sampler = random_allocation(KEY, size=500, steps=90, participations=7)
+    drawn = torch.cat([sampler(step) for step in range(90)])
+    assert torch.equal(torch.bincount(drawn, minlength=500), torch.full((500,), 7))
+
+
 def test_bins_are_kept_or_drawn_afresh() -> None:
     stored = balls_in_bins(KEY, size=100, bins=4)
     assert lots(stored, 4) * 3 == lots(stored, 12)
@@ -245,6 +264,9 @@ SAMPLERS: dict[str, Callable[[bytes, int], Sampler]] = {
     "balls_in_bins, afresh": lambda key, size: balls_in_bins(
         key, size=size, bins=2, each_epoch=True
     ),
+    "random_allocation": lambda key, size: random_allocation(
+        key, size=size, steps=30, participations=4
+    ),
     "full_batch": lambda _, size: full_batch(size=size),
 }
 NEED_A_RECORD = ("fixed_size", "shuffled", "cyclic")
@@ -300,6 +322,7 @@ def test_certain_and_impossible_sampling() -> None:
         (lambda: balls_in_bins(KEY, size=3, bins=0), "the number of bins must be at least 1"),
         (lambda: cyclic_poisson(KEY, size=3, groups=0, probability=THIRD), "number of groups"),
         (lambda: b_min_sep(KEY, size=3, separation=0, probability=THIRD), "number of steps"),
+        (lambda: random_allocation(KEY, size=3, steps=2, participations=3), "in 1 to 2 steps"),
     ],
 )
 def test_what_is_no_sampler_is_refused(make: Callable[[], object], message: str) -> None:

@@ -14,6 +14,8 @@ b_min_sep       each record that took part in none of the last b - 1 steps, inde
                 probability p; before the first step, records have waited as after many steps
 balls_in_bins   each record in one uniformly random of b lots, the same in every epoch, or
                 drawn again for each epoch
+random_         each record in exactly k of the T steps, every such set of steps with the same
+allocation      probability
 full_batch      all records
 
 A lot is a sorted int64 tensor of record numbers, and may be empty. The divisor of a step is
@@ -214,6 +216,32 @@ def balls_in_bins(key: bytes, *, size: int, bins: int, each_epoch: bool = False)
     return lot
 
 
+def random_allocation(key: bytes, *, size: int, steps: int, participations: int) -> Sampler:
+    """Assign each record to ``participations`` of ``steps``, every set with the same probability.
+
+    Draws use Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987): the i-th step is uniform
+    below T - k + i, or T - k + i - 1 itself if the record is in it already. Raises ``ValueError``
+    unless 1 <= k <= T.
+    """
+    if not 0 < participations <= steps:
+        raise ValueError(f"a record takes part in 1 to {steps} steps, not {participations}")
+
+    words = UniformIntegers(key, RUN_STEP)
+    taken = torch.full((participations, size), -1)
+    for place in range(participations):
+        last = steps - participations + place
+        drawn = words.below(last + 1, size)
+        taken[place] = torch.where((taken == drawn).any(dim=0), last, drawn)
+    by_step, order = taken.flatten().sort(stable=True)
+    records = order % size
+
+    def lot(step: int) -> Tensor:
+        first, end = torch.searchsorted(by_step, torch.tensor([step, step + 1]))
+        return records[first:end].sort().values
+
+    return lot
+
+
 def full_batch(*, size: int) -> Sampler:
     """Take all records in every step."""
     return lambda step: torch.arange(size)  # noqa: ARG005 - a sampler takes a step
@@ -291,6 +319,13 @@ def build_sampler(plan: Plan, index: int, key: bytes) -> Sampler:
                 size=size,
                 bins=schedule.lots_per_epoch(size, lot_size),
                 each_epoch=sampling.bins_drawn == "each_epoch",
+            )
+        case "random_allocation":
+            return random_allocation(
+                key,
+                size=size,
+                steps=phase.steps or 0,
+                participations=sampling.participations or 0,
             )
         case "full_batch":
             return full_batch(size=size)

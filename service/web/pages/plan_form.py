@@ -87,6 +87,7 @@ SCHEMES: dict[Scheme, str] = {
     "truncated_poisson": "Poisson, truncated",
     "fixed_size": "fixed size",
     "balls_in_bins": "balls in bins",
+    "random_allocation": "k of T steps",
     "shuffled": "shuffled each epoch",
     "cyclic": "fixed order",
     "cyclic_poisson": "cyclic Poisson",
@@ -97,7 +98,7 @@ UNITS: dict[PrivacyUnit, str] = {"example": "one example", "user": "one user"}
 NOISES = {"independent": "independent", "bidiagonal": "bidiagonal"}
 OPTIMIZERS = {name: name for name in get_args(OptimizerName)}
 
-LOTS = tuple(scheme for scheme in SCHEMES if scheme != "full_batch")
+LOTS = tuple(scheme for scheme in SCHEMES if scheme not in ("full_batch", "random_allocation"))
 SECTIONS = (
     Section(
         "Data set",
@@ -137,6 +138,12 @@ SECTIONS = (
                 label="Separation b",
                 of="sampling.scheme",
                 when=("b_min_sep",),
+            ),
+            Field(
+                name="sampling.participations",
+                label="Steps of a record k",
+                of="sampling.scheme",
+                when=("random_allocation",),
             ),
             Field(name="steps", label="Steps T", hint="null: the most that fit"),
             Field(name="epochs", label="Epochs", hint="Instead of steps", folded=True),

@@ -21,14 +21,17 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import brentq
 from scipy.special import betaincinv, logsumexp
 
-from affidavit.accountants import CountingAttack, parts
+from affidavit.accountants import CountingAttack, ScoreAttack, parts
+from affidavit.accountants.random_allocation import ScoreTest
 from affidavit.mechanisms import Attack, PhaseAttack, add_same_lot_blocks
 from affidavit.plan import (
+    AllocatedRecord,
     Composed,
     Gaussian,
     Laplace,
     PoissonSubsampledGaussian,
     Selection,
+    ShuffledEpoch,
     schedule,
 )
 from tests.assessment.attacks.lots import FRESH, draw_lots
@@ -169,8 +172,11 @@ class Execution:
 
     def run(self, runs: int, delta: float) -> Executed:
         """Run the attack on both data sets; ``delta`` is that for which it counts."""
-        if self.attack.epochs is not None:
-            return self._count_epochs(runs, delta)
+        match self.attack.tested:
+            case (ShuffledEpoch() as epoch, times):
+                return self._count_epochs(epoch, times, runs, delta)
+            case (AllocatedRecord() as record, times):
+                return self._add_scores(ScoreAttack(record, times).test(delta), runs)
         selection = self.attack.run.extra.selection
         if selection is None:
             return Executed(self._losses(runs, True), self._losses(runs, False))
@@ -190,9 +196,22 @@ class Execution:
             outcomes.append(ends)
         return Selected(*outcomes)
 
-    def _count_epochs(self, runs: int, delta: float) -> Executed:
-        epoch, times = self.attack.epochs or (None, 0)
-        assert epoch is not None
+    def _add_scores(self, test: ScoreTest, runs: int) -> Executed:
+        outcomes = []
+        for present in (True, False):
+            cells = np.zeros(runs, dtype=np.int64)
+            for phase in (self.phases[index] for index in self.attack.counted):
+                seen = phase.release(runs, present)[:, :, 0] / phase.sigma
+                scores = np.searchsorted(test.edges, seen, side="right")
+                if test.side == "add":
+                    scores = test.edges.size - scores
+                cells += scores.sum(axis=1)
+            outcomes.append(cells.astype(float))
+        if test.side == "add":
+            outcomes.reverse()
+        return Executed(*outcomes, threshold=test.threshold)
+
+    def _count_epochs(self, epoch: ShuffledEpoch, times: int, runs: int, delta: float) -> Executed:
         threshold, count = CountingAttack(epoch, times).test(delta)
         outcomes = []
         for present in (True, False):

@@ -80,6 +80,12 @@ def draw_lots(
                 np.arange(steps) % turn
             )
         return _pair(own, source.binomial(others, 1 / turn, shape))
+    if scheme == "random_allocation":
+        taken = sampling.participations or 0
+        own = np.zeros(shape, dtype=np.int64)
+        for _ in range(records):
+            own += source.random(shape).argsort(axis=1) < taken
+        return _pair(own, source.binomial(others, taken / steps, shape))
     if scheme == "cyclic_poisson":
         mine = np.arange(steps) % turn == places[0]
         own = source.binomial(records, q * turn, shape) * mine

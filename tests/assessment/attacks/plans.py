@@ -29,6 +29,7 @@ BINS = {"scheme": "balls_in_bins", "lot_size": 5}
 FRESH_BINS = {**BINS, "bins_drawn": "each_epoch"}
 GROUPS = {"scheme": "cyclic_poisson", "lot_size": 4, "groups": 4}
 APART = {"scheme": "b_min_sep", "lot_size": 5, "separation": 3}
+ALLOCATED = {"scheme": "random_allocation", "participations": 2}
 FULL = {"scheme": "full_batch"}
 
 

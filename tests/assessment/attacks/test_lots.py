@@ -26,6 +26,7 @@ SAMPLINGS = {
     "shuffled": {"scheme": "shuffled", "lot_size": 3},
     "balls_in_bins": {"scheme": "balls_in_bins", "lot_size": 4},
     "fresh balls_in_bins": {"scheme": "balls_in_bins", "lot_size": 4, "bins_drawn": "each_epoch"},
+    "random_allocation": given.ALLOCATED,
     "b_min_sep": {"scheme": "b_min_sep", "lot_size": 2, "separation": 3},
 }
 OTHERS_OF_RECORDS = "b_min_sep"

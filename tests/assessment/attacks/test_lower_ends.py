@@ -97,6 +97,14 @@ CASES: dict[str, Callable[[], Plan]] = {
     ),
     "full batch": lambda: small(given.FULL, 2.0, 3),
     "full batch, users, replaced": lambda: small(given.FULL, 9.0, 3, records=3, **REPLACED),
+    "allocated": lambda: small(given.ALLOCATED, 0.7, 5),
+    "allocated, added": lambda: small(given.ALLOCATED, 2.0, 5, **ADDED),
+    "allocated, replaced": lambda: small(given.ALLOCATED, 1.5, 5, **REPLACED),
+    "allocated in two phases": lambda: small(
+        phases=[phase(given.ALLOCATED, 0.7, 4), phase(given.ALLOCATED, 0.7, 4)]
+    ),
+    "allocated, users": lambda: small(given.ALLOCATED, 2.5, 5, records=2),
+    "allocated once": lambda: small({**given.ALLOCATED, "participations": 1}, 0.7, 5, **ADDED),
     "cyclic": lambda: small(given.CYCLIC, 1.5, 6),
     "cyclic, users": lambda: small(given.CYCLIC, 5.0, 6, records=3),
     "cyclic, users of more than a lot": lambda: small(

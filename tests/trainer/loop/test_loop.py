@@ -143,6 +143,7 @@ def test_lots_are_cut_where_the_plan_says_so(run: Run) -> None:
         {"adjacency": "zero_out", "sampling": {"scheme": "shuffled", "lot_size": 12}},
         CYCLIC,
         {"sampling": {"scheme": "balls_in_bins", "lot_size": 12}},
+        {"sampling": {"scheme": "random_allocation", "participations": 3}},
         {"sampling": {"scheme": "full_batch"}},
         {
             "adjacency": "zero_out",

@@ -1,0 +1,468 @@
+"""Lower bounds for records in k of T steps: an attack that adds up a score of each step.
+
+With X = e^{y/σ - 1/(2σ²)} for a release y (in standard deviations of its noise), the score of a
+step is log(1 + z X), cut into cells of one width. The likelihood ratio is the mean of the products
+of k of the X; near its threshold it grows like the product of all 1 + z X for the right z. A step's
+score is a whole number of cells, so that the sum has a law on a lattice, with the record and
+without it, whatever the steps of the record: k scores of one kind and T - k of another. The test
+whether the sum is large (or, for an added record, small) is one that an attacker can run.
+
+>>> from affidavit.plan.events import AllocatedRecord
+>>> record = AllocatedRecord(steps=391, participations=5, noise_multiplier=0.6)
+>>> round(ScoreAttack(record, 1).epsilon(1.25e-5).lower, 1)
+7.7
+
+Guarantees
+    * The bounds are those of a test with the printed cells and threshold: probabilities of the sums
+      are rounded outwards.
+
+Reference: docs/theorems/random-allocation.md, Theorem 9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+from scipy.optimize import brentq
+from scipy.signal import lfilter
+from scipy.special import log_ndtr, logsumexp, ndtr
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.protocol import require_delta, require_epsilon
+from affidavit.accountants.random_allocation.lattice import Side
+from affidavit.accountants.rounding import (
+    UNIT_ROUNDOFF,
+    Array,
+    folded,
+    norm,
+    transform_error,
+    transform_rounding,
+)
+from affidavit.plan import AllocatedRecord
+
+SIDES: tuple[Side, ...] = ("remove", "add")
+ROUNDING = 1e-9
+"""Relative allowance for sums of positive terms, far above what they lose."""
+CELLS_PER_DEVIATION = 8
+"""Cells of a score per standard deviation of it; half as many lose about 1e-3 of ε."""
+MAX_CELLS, MAX_POINTS = 1 << 16, 1 << 21
+_LOG_OUTSIDE = -40.0
+"""Log mass of the tilted sums outside the window."""
+_REACH = 9.0
+"""Deviations from a (tilted) mean beyond which scores are cut."""
+_SPREAD = 4.0
+"""Deviations of the sum in which the threshold is searched."""
+_WEIGHTS = np.linspace(-3.0, 6.0, 7)
+"""Log z over the share of the record's steps, from which the best is refined."""
+_WEIGHT_ACCURACY = 0.1
+_MAX_TILT = 1e3
+_MAX_SHIFTS = 12.0
+"""Clip norms of a release up to which scores are told apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreTest:
+    """The test: whether the cells of all steps' scores add up to ``threshold`` or more.
+
+    A step whose release is at least ``edges``[i], in standard deviations of its noise, has a score
+    of i + 1 cells or more. For the side ``add``, scores are counted from the largest downwards.
+    """
+
+    side: Side
+    weight: float
+    edges: Array
+    threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreAttack:
+    """Lower bounds of ``times`` phases with one ``record`` each, by a sum of scores."""
+
+    record: AllocatedRecord
+    times: int
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Return ``[lower, ∞]`` of ε (nats) at ``delta``.
+
+        Raises ``ValueError`` unless 0 < δ < 1.
+        """
+        require_delta(delta)
+        lower = max(epsilon for epsilon, _ in self._tests(delta))
+        return Bracket(lower=max(0.0, lower * (1 - ROUNDING)), upper=math.inf)
+
+    def test(self, delta: float) -> ScoreTest:
+        """Return the test that attains the lower end at ``delta``."""
+        return max(self._tests(delta), key=itemgetter(0))[1]
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return ``[lower, 1]`` of δ at ``epsilon`` (nats); raises ``ValueError`` if ε < 0."""
+        require_epsilon(epsilon)
+        best = 0.0
+        for side in SIDES:
+            saddle = self._saddle(side, lambda pair: pair.at_epsilon(epsilon), _delta_at(epsilon))
+            rates = Lattice.of(saddle).rates()
+            gains = rates.true - np.exp(np.minimum(0.0, rates.log_false + epsilon))
+            best = max(best, float(gains.max(initial=0.0)))
+        return Bracket(lower=best * (1 - ROUNDING), upper=1.0)
+
+    def _tests(self, delta: float) -> Iterator[tuple[float, ScoreTest]]:
+        """Yield ε (nats) at ``delta`` and the test for each side."""
+        for side in SIDES:
+            saddle = self._saddle(side, lambda pair: pair.at_delta(delta), _epsilon_at(delta))
+            lattice = Lattice.of(saddle)
+            rates = lattice.rates()
+            gains = np.full(rates.true.size, -math.inf)
+            shown = rates.true > delta
+            gains[shown] = np.log(rates.true[shown] - delta) - rates.log_false[shown]
+            best = int(gains.argmax())
+            yield float(gains[best]), lattice.test(int(rates.thresholds[best]))
+
+    def _saddle(
+        self, side: Side, search: Callable[[Pair], Saddle], gain: Callable[[Saddle], float]
+    ) -> Saddle:
+        """Return the saddle of the weight with about the largest ``gain``."""
+
+        def at(log_weight: float) -> Saddle:
+            return search(Pair(self.record, self.times, side, math.exp(log_weight)))
+
+        odds = math.log(self.record.participations / self.record.steps)
+        saddles = {odds + shift: at(odds + shift) for shift in _WEIGHTS}
+        stride = float(_WEIGHTS[1] - _WEIGHTS[0]) / 2
+        while stride > _WEIGHT_ACCURACY:
+            best = max(saddles, key=lambda one: gain(saddles[one]))
+            saddles |= {moved: at(moved) for moved in (best - stride, best + stride)}
+            stride /= 2
+        return max(saddles.values(), key=gain)
+
+
+@dataclass(frozen=True, slots=True)
+class Saddle:
+    """Tilts of the sums of both hypotheses to one mean; no bound rests on them.
+
+    ``true`` and ``false`` are the logarithms of about the probability of a larger sum.
+    """
+
+    pair: Pair
+    tilts: tuple[float, float]
+    true: float
+    false: float
+
+
+def _epsilon_at(delta: float) -> Callable[[Saddle], float]:
+    def gain(saddle: Saddle) -> float:
+        excess = math.exp(min(0.0, saddle.true)) - delta
+        return math.log(excess) - saddle.false if excess > 0 else -math.inf
+
+    return gain
+
+
+def _delta_at(epsilon: float) -> Callable[[Saddle], float]:
+    def gain(saddle: Saddle) -> float:
+        return math.exp(min(0.0, saddle.true)) - math.exp(min(0.0, saddle.false + epsilon))
+
+    return gain
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both hypotheses of a sum of scores log(1 + ``weight`` X), for one ``side``."""
+
+    record: AllocatedRecord
+    times: int
+    side: Side
+    weight: float
+
+    @property
+    def rate(self) -> float:
+        """1/σ."""
+        return 1 / self.record.noise_multiplier
+
+    @property
+    def counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Steps without and with the record, under both hypotheses."""
+        steps, taken = self.record.steps * self.times, self.record.participations * self.times
+        with_record, without = (steps - taken, taken), (steps, 0)
+        return (with_record, without) if self.side == "remove" else (without, with_record)
+
+    @cached_property
+    def atoms(self) -> tuple[Array, tuple[Array, Array]]:
+        """Scores, of shape (n,), and their log weights without and with the record."""
+        y = np.arange(-_REACH, self.rate * _MAX_SHIFTS + _REACH, min(0.05, 0.2 / self.rate))
+        score = np.log1p(self.weight * np.exp(self.rate * (y - self.rate / 2)))
+        normal = math.log(y[1] - y[0]) - math.log(2 * math.pi) / 2
+        weights = normal - y**2 / 2, normal - (y - self.rate) ** 2 / 2
+        return (score if self.side == "remove" else -score), weights
+
+    def cumulants(self, hypothesis: int, tilt: float) -> tuple[float, float, float]:
+        """Return log E e^{tilt · sum}, and the mean and the variance of the tilted sum."""
+        scores, weights = self.atoms
+        total, mean, variance = 0.0, 0.0, 0.0
+        for count, log_weights in zip(self.counts[hypothesis], weights, strict=True):
+            if count:
+                logs = log_weights + tilt * scores
+                peak = float(logs.max())
+                tilted = np.exp(logs - peak)
+                mass = float(tilted.sum())
+                first = float(tilted @ scores) / mass
+                total += count * (peak + math.log(mass))
+                mean += count * first
+                variance += count * float(tilted @ (scores - first) ** 2) / mass
+        return total, mean, variance
+
+    def saddle(self, tilt: float) -> Saddle:
+        """Return the saddle of the first hypothesis at ``tilt``, at least 0."""
+        first = self.cumulants(0, tilt)
+        other = _falling_root(lambda moved: first[1] - self.cumulants(1, moved)[1], 1 + tilt)
+        return Saddle(
+            pair=self,
+            tilts=(tilt, other),
+            true=_log_tail(tilt, first),
+            false=_log_tail(other, self.cumulants(1, other)),
+        )
+
+    def at_delta(self, delta: float) -> Saddle:
+        """Return about the best saddle for ``delta``, where Pr(true) is δ (1 + tilt)."""
+
+        def excess(tilt: float) -> float:
+            return _log_tail(tilt, self.cumulants(0, tilt)) - math.log(delta) - math.log1p(tilt)
+
+        return self.saddle(_falling_root(excess))
+
+    def at_epsilon(self, epsilon: float) -> Saddle:
+        """Return about the best saddle for ``epsilon`` (nats), the log ratio of the densities."""
+
+        def excess(tilt: float) -> float:
+            saddle = self.saddle(tilt)
+            hazard = math.log(max(saddle.tilts[0], 1e-9) / max(saddle.tilts[1], 1e-9))
+            return epsilon - (saddle.true - saddle.false + hazard)
+
+        return self.saddle(_falling_root(excess))
+
+
+def _falling_root(excess: Callable[[float], float], guess: float = 1.0) -> float:
+    """Return about the tilt at which ``excess`` falls below 0, or 0 if it never is above."""
+    low, high = 0.0, guess
+    if excess(0.0) <= 0:
+        return 0.0
+    while excess(high) > 0 and high < _MAX_TILT:
+        low, high = high, 2 * high
+    return brentq(excess, low, high, xtol=1e-6, rtol=1e-4) if high < _MAX_TILT else _MAX_TILT
+
+
+def _log_tail(tilt: float, cumulants: tuple[float, float, float]) -> float:
+    """Return about the log probability that a sum exceeds its mean under ``tilt``."""
+    log_moment, mean, variance = cumulants
+    tilted = tilt * tilt * variance
+    return log_moment - tilt * mean + tilted / 2 + float(log_ndtr(-math.sqrt(tilted)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Bounds at sums of ``thresholds`` or more, shape (n,) each.
+
+    ``true`` is at most the probability under the first hypothesis, and ``log_false`` at least the
+    logarithm of that under the second.
+    """
+
+    thresholds: NDArray[np.int64]
+    true: Array
+    log_false: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lattice:
+    """The scores of ``saddle``, cut at ``edges`` of the release, shape (n,)."""
+
+    saddle: Saddle
+    edges: Array
+    step: float
+
+    @classmethod
+    def of(cls, saddle: Saddle) -> Lattice:
+        """Return the lattice near ``saddle``."""
+        pair = saddle.pair
+        steps, rate = sum(pair.counts[0]), pair.rate
+        tilt = saddle.tilts[1]
+        variance = pair.cumulants(1, tilt)[2]
+        step = math.sqrt(variance / steps) / CELLS_PER_DEVIATION
+        shifted = 1 + tilt if pair.side == "remove" else 1.0
+        largest = float(
+            np.logaddexp(
+                0.0,
+                math.log(pair.weight)
+                + rate * (min(shifted, _MAX_SHIFTS) * rate + _REACH - rate / 2),
+            )
+        )
+        step = max(step, largest / MAX_CELLS)
+        least = float(np.logaddexp(0.0, math.log(pair.weight) - rate * (_REACH + rate / 2)))
+        scores = step * np.arange(math.floor(least / step) + 1, math.ceil(largest / step) + 1)
+        x = np.log(np.expm1(scores)) - math.log(pair.weight)
+        return cls(saddle=saddle, edges=x / rate + rate / 2, step=step)
+
+    def test(self, threshold: int) -> ScoreTest:
+        """Return the test of sums of ``threshold`` or more."""
+        pair = self.saddle.pair
+        return ScoreTest(side=pair.side, weight=pair.weight, edges=self.edges, threshold=threshold)
+
+    def rates(self) -> Rates:
+        """Return the bounds near the saddle."""
+        sums = [
+            Sums(
+                laws=tuple(
+                    (self._masses(bool(present), upper=upper), count)
+                    for present, count in enumerate(self.saddle.pair.counts[upper])
+                    if count
+                ),
+                tilt=self.saddle.tilts[upper] * self.step,
+            )
+            for upper in (False, True)
+        ]
+        middle, spread = sums[0].mean, _SPREAD * math.sqrt(sums[0].variance) + 1
+        first = math.floor(max(middle - spread, 0, *(one.low for one in sums)))
+        last = math.ceil(min(middle + spread, *(one.high for one in sums)))
+        thresholds = np.arange(first, max(last, first + 1))
+        return Rates(
+            thresholds=thresholds,
+            true=np.exp(sums[0].log_tails(thresholds, upper=False)),
+            log_false=np.minimum(sums[1].log_tails(thresholds, upper=True), 0.0),
+        )
+
+    def _masses(self, present: bool, *, upper: bool) -> Array:
+        """Return the law of a step's cells, whose tails are rounded up or down, shape (n + 1,)."""
+        z = self.edges - (self.saddle.pair.rate if present else 0.0)
+        # For the side "add" the largest score has no cells.
+        tails = ndtr(-z) if self.saddle.pair.side == "remove" else ndtr(z)[::-1]
+        reach = np.minimum(np.abs(z), 40.0) + self.saddle.pair.rate + 1
+        if self.saddle.pair.side == "add":
+            reach = reach[::-1]
+        relative = UNIT_ROUNDOFF * (64 + 8 * reach**2)
+        tails = tails * (1 + relative if upper else 1 - relative)
+        if upper:
+            tails = np.minimum(np.maximum.accumulate(tails[::-1])[::-1], 1.0)
+        else:
+            tails = np.minimum.accumulate(tails)
+        return -np.diff(np.concatenate(([1.0], tails, [0.0])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """The law of a sum of independent cells: ``laws`` of one with their counts.
+
+    ``tilt`` is that of the transform, per cell. Any is sound; that of the saddle is accurate.
+    """
+
+    laws: tuple[tuple[Array, int], ...]
+    tilt: float
+
+    def _log_moment(self, tilt: float) -> float:
+        """Return log E e^{tilt · sum}, rounded up."""
+        total = 0.0
+        for masses, count in self.laws:
+            with np.errstate(divide="ignore"):
+                logs = np.log(masses) + tilt * np.arange(masses.size)
+            total += count * (float(logsumexp(logs)) + self._relative(masses, tilt))
+        return total
+
+    @staticmethod
+    def _relative(masses: Array, tilt: float) -> float:
+        return UNIT_ROUNDOFF * (64.0 + 8.0 * abs(tilt) * masses.size)
+
+    @cached_property
+    def _tilted(self) -> tuple[tuple[Array, int, float], ...]:
+        """The tilted laws, their counts, and the logarithms of what they are divided by."""
+        result = []
+        for masses, count in self.laws:
+            exponents = self.tilt * np.arange(masses.size)
+            with np.errstate(divide="ignore"):
+                log_total = float(logsumexp(np.log(masses) + exponents))
+                law = np.exp(np.log(masses) + exponents - log_total)
+            result.append((law, count, log_total))
+        return tuple(result)
+
+    def _moment(self, power: int) -> float:
+        places = [np.arange(law.size) for law, _, _ in self._tilted]
+        means = [float(law @ at) for (law, _, _), at in zip(self._tilted, places, strict=True)]
+        if power == 1:
+            return sum(
+                count * mean for (_, count, _), mean in zip(self._tilted, means, strict=True)
+            )
+        return sum(
+            count * float(law @ (at - mean) ** 2)
+            for (law, count, _), at, mean in zip(self._tilted, places, means, strict=True)
+        )
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean of the tilted sum, in cells."""
+        return self._moment(1)
+
+    @cached_property
+    def variance(self) -> float:
+        """The variance of the tilted sum, in squared cells."""
+        return self._moment(2)
+
+    @cached_property
+    def _window(self) -> tuple[int, int, float]:
+        """The ends of a window of the tilted sum, and a bound of the mass outside."""
+        at, spread = self._log_moment(self.tilt), math.sqrt(self.variance) + 1e-3
+        further = [2.0 ** (place / 2) / spread for place in range(-4, 12)]
+        lows = [(self._log_moment(self.tilt - a) - at - _LOG_OUTSIDE) / -a for a in further]
+        highs = [(self._log_moment(self.tilt + a) - at - _LOG_OUTSIDE) / a for a in further]
+        # The logarithm of a moment is subtracted from another.
+        most = self.tilt + further[-1]
+        error = 2 * sum(count * self._relative(masses, most) for masses, count in self.laws)
+        outside = 2 * math.exp(_LOG_OUTSIDE + error)
+        return math.floor(max(lows)), math.ceil(min(highs)), outside
+
+    @property
+    def low(self) -> int:
+        """The least sum of the window."""
+        return self._window[0]
+
+    @property
+    def high(self) -> int:
+        """The largest sum of the window."""
+        return self._window[1]
+
+    def log_tails(self, thresholds: NDArray[np.int64], *, upper: bool) -> Array:
+        """Return bounds of log Pr(sum >= threshold) for thresholds in the window, shape (n,)."""
+        low, high, outside = self._window
+        size = int(fft.next_fast_len(high - low + 1, real=True))
+        if size > MAX_POINTS:
+            return np.full(thresholds.size, 0.0 if upper else -math.inf)
+        logs: NDArray[np.complex128] = np.zeros(size // 2 + 1, dtype=np.complex128)
+        transform, growth, releases, relative = 0.0, 0.0, 0, 0.0
+        for (law, count, log_total), (masses, _) in zip(self._tilted, self.laws, strict=True):
+            wrapped = folded(law, size)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs += count * np.log(fft.rfft(wrapped))
+            one = transform_error(wrapped, law.size)
+            transform += count * one
+            growth += count * one * math.sqrt(size)
+            releases += count
+            relative += count * (self._relative(masses, self.tilt) + UNIT_ROUNDOFF * abs(log_total))
+        spectrum = np.where(np.isfinite(logs), np.exp(logs), 0.0)
+        sums = np.roll(fft.irfft(spectrum, size), -(low % size))
+        transform *= math.exp(min(700.0, growth))
+        power = UNIT_ROUNDOFF * (64 + 16 * releases) + transform_rounding(size)
+        error = transform + 2 * power * (norm(sums) + transform)
+        decay = math.exp(-self.tilt)
+        weighted = lfilter([1.0], [1.0, -decay], np.maximum(sums, 0.0)[::-1])[::-1]
+        reach = min(math.sqrt(size), 1 / math.sqrt(-math.expm1(-2 * self.tilt) + 1e-300))
+        error = error * reach * (1 + ROUNDING) + outside
+        values = weighted[thresholds - low] * (1 + (ROUNDING if upper else -ROUNDING))
+        values = np.maximum(values + (error if upper else -error), 1e-300 if upper else 0.0)
+        base = sum(count * log_total for _, count, log_total in self._tilted)
+        slack = relative + UNIT_ROUNDOFF * 8 * (abs(base) + self.tilt * np.abs(thresholds))
+        with np.errstate(divide="ignore"):
+            logs_of = np.log(values)
+        return np.asarray(
+            logs_of + base - self.tilt * thresholds + (slack if upper else -slack) + 0.0
+        )
