@@ -11,6 +11,7 @@ that names the variable, and is not replaced by the default.
 ``AFFIDAVIT_BODY_LIMIT``       bytes of a request body, default 1048576
 ``AFFIDAVIT_RATE_LIMIT``       requests per minute and token or address, default 6000
 ``AFFIDAVIT_CONCURRENCY``      concurrent requests per token or address, default 128
+``AFFIDAVIT_COMPARISON``       seconds between comparisons of tables and log, 1 to 10, default 5
 ``AFFIDAVIT_DATABASE_APP_ROLE``  PostgreSQL role to which ``migrate`` grants the tables
 ``AFFIDAVIT_PUBLIC_URL``       where browsers reach the pages, as ``https://dp.example.com``
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, as ``affidavit.example.com/log``
@@ -54,6 +55,7 @@ WORKERS = 2
 TIME_LIMIT = 120
 RATE_LIMIT = 6000
 CONCURRENCY_LIMIT = 128
+COMPARISON_SECONDS = 5
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -72,6 +74,7 @@ class Settings:
     body_limit: int = MIB
     rate_limit: int = RATE_LIMIT
     concurrency_limit: int = CONCURRENCY_LIMIT
+    comparison_seconds: float = float(COMPARISON_SECONDS)
     provider: Provider | None = None
     public_url: str | None = None
     loopback: bool = False
@@ -117,6 +120,9 @@ class Settings:
             rate_limit=_integer(variables, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_integer(
                 variables, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000
+            ),
+            comparison_seconds=float(
+                _integer(variables, "AFFIDAVIT_COMPARISON", COMPARISON_SECONDS, 10)
             ),
             provider=provider,
             public_url=public_url,

@@ -15,12 +15,9 @@ Rows are read in chunks from one snapshot of the database.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, func, select
@@ -30,14 +27,20 @@ from affidavit.evidence import (
     SearchOpening,
     read_provenance,
 )
+from affidavit.service.audit.comparison import (
+    ROWS_PER_CHUNK,
+    AuditFinding,
+    EntryIndex,
+    compare_keysets,
+    compare_table,
+)
 from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.certificates.integrity import UNREADABLE, SignedContents
 from affidavit.service.certificates.issue_status import same_issue
 from affidavit.service.core.clock import now_of
 from affidavit.service.core.errors import LogDamaged
 from affidavit.service.ledger.integrity import check_ledgers
-from affidavit.service.ledger.repository import grant_entry, orphaned_reservations
-from affidavit.service.log.entry_type import EntryType
+from affidavit.service.ledger.repository import orphaned_reservations
 from affidavit.service.log.stored_tree import key_of, open_stored
 from affidavit.service.policies.store import find_tampered
 from affidavit.service.runs.repository import ENDED, STATES
@@ -48,9 +51,8 @@ from affidavit.service.tables.certificates import (
     revocations,
     signing_keys,
 )
-from affidavit.service.tables.keys import keysets, revoked_keys
+from affidavit.service.tables.keys import keysets
 from affidavit.service.tables.ledger import (
-    dataset_grants,
     ledger_events,
     reservations,
 )
@@ -75,9 +77,7 @@ from affidavit.trust import (
     KeyRole,
     KeysetError,
     PublicKey,
-    SignedKeyset,
     TrustedKeys,
-    check_keyset,
     read_keyset,
 )
 from affidavit.trust.log import (
@@ -95,19 +95,6 @@ EXTERNAL_CHECKPOINT = "an external checkpoint"
 
 Expected = dict[int, list[tuple[str, Checkpoint]]]
 """Checkpoints by tree size, each with its location."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditFinding:
-    """One inconsistency, in a table's row; ``code`` is stable (docs/reference/log.md)."""
-
-    code: str
-    where: str
-    message: str
-
-    def as_document(self) -> dict[str, Any]:
-        """The finding as JSON data."""
-        return asdict(self)
 
 
 def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterator[AuditFinding]:
@@ -279,8 +266,6 @@ def _unsequenced_entries(connection: Connection) -> Iterator[AuditFinding]:
 
 # ---- the rows ------------------------------------------------------------------------
 
-ROWS_PER_CHUNK = 1000
-
 
 def audit(
     connection: Connection,
@@ -348,87 +333,36 @@ def count_pending(connection: Connection) -> int:
 
 def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
     """Yield rows without entries, entries without rows, and contradicting certificates."""
-    entries = _EntryIndex(connection)
+    entries = _entry_index(connection)
     for entry_type in ENTRY_TYPES:
-        rows = _compare_table(connection, entry_type, entries)
+        rows = compare_table(connection, entry_type, entries)
         yield from _report_unreadable(entry_type.table.name, rows)
-    yield from entries.unmatched()
     yield from _compare_keys(connection)
     for table, findings in (
-        (keysets, _compare_keysets(connection)),
+        (keysets, compare_keysets(connection)),
         (policies, _compare_policies(connection)),
         (certificates, _compare_certificates(connection)),
         (approvals, _compare_decisions(connection)),
-        (dataset_grants, _compare_grants(connection)),
         (runs, _compare_runs(connection)),
     ):
         yield from _report_unreadable(table.name, findings)
 
 
-class _EntryIndex:
-    """The log's entries by entry type and content; each matches one row."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._counts: dict[str, Counter[bytes]] = {
-            entry_type.table.name: Counter() for entry_type in ENTRY_TYPES
-        }
-        self._first_id: dict[bytes, int] = {}
-        after = 0
-        while rows := connection.execute(
-            select(log_entries.c.id, log_entries.c.content)
-            .where(log_entries.c.id > after)
-            .order_by(log_entries.c.id)
-            .limit(ROWS_PER_CHUNK)
-        ).all():
-            for entry_id, content in rows:
-                self._add(entry_id, content)
-            after = rows[-1].id
-
-    def _add(self, entry_id: int, content: str) -> None:
-        try:
-            entry = json.loads(content)
-            for entry_type in ENTRY_TYPES:
-                comparable = entry_type.of_entry(entry)
-                if comparable is not None:
-                    key = sha256(comparable).digest()
-                    self._counts[entry_type.table.name][key] += 1
-                    self._first_id.setdefault(key, entry_id)
-        except UNREADABLE:
-            return  # audit_tree reports that this entry does not match its hash
-
-    def take(self, entry_type: EntryType, comparable: bytes) -> bool:
-        """Match one entry with this content, and return whether there was one."""
-        counts = self._counts[entry_type.table.name]
-        key = sha256(comparable).digest()
-        if counts[key] == 0:
-            return False
-        counts[key] -= 1
-        return True
-
-    def unmatched(self) -> Iterator[AuditFinding]:
-        """Yield a finding for each entry that matched no row."""
-        for table, counts in self._counts.items():
-            for key, count in counts.items():
-                if count > 0:
-                    yield AuditFinding(
-                        "entry_without_row",
-                        f"log_entries {self._first_id[key]}",
-                        f"no row of {table} matches it.",
-                    )
-
-
-def _compare_table(
-    connection: Connection, entry_type: EntryType, entries: _EntryIndex
-) -> Iterator[AuditFinding]:
-    for row in connection.execute(entry_type.query.execution_options(yield_per=ROWS_PER_CHUNK)):
-        where = entry_type.where(row)
-        try:
-            comparable = entry_type.of_row(row)
-        except UNREADABLE as error:
-            yield AuditFinding("row_changed", where, f"it cannot be read: {error}.")
-            continue
-        if not entries.take(entry_type, comparable):
-            yield AuditFinding("row_without_entry", where, "no log entry matches it.")
+def _entry_index(connection: Connection) -> EntryIndex:
+    """Read every entry, sequenced or not."""
+    entries = EntryIndex()
+    after = 0
+    while rows := connection.execute(
+        select(log_entries.c.id, log_entries.c.content)
+        .where(log_entries.c.id > after)
+        .order_by(log_entries.c.id)
+        .limit(ROWS_PER_CHUNK)
+    ).all():
+        for entry_id, content in rows:
+            with suppress(*UNREADABLE):  # audit_tree reports that it does not match its hash
+                entries.add(entry_id, content)
+        after = rows[-1].id
+    return entries
 
 
 def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
@@ -464,28 +398,6 @@ def _compare_signers(
             yield AuditFinding("row_changed", f"signing_keys {row.key_id}", message)
 
 
-def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare keysets with their root signatures, and with the keys that they revoke."""
-    revoked: defaultdict[int, dict[str, datetime]] = defaultdict(dict)
-    for row in connection.execute(select(revoked_keys)):
-        revoked[row.version][row.key_id] = row.since
-    last: SignedKeyset | None = None
-    for row in connection.execute(select(keysets).order_by(keysets.c.version)):
-        where = f"keysets {row.version}"
-        try:
-            signed = read_keyset(bytes(row.document))
-            check_keyset(signed, last)
-        except KeysetError as error:
-            yield AuditFinding("row_changed", where, f"it is not valid: {error.message}")
-            continue
-        if (signed.keyset.version, signed.digest) != (row.version, row.digest):
-            yield AuditFinding("row_changed", where, "its document is that of another version.")
-        if signed.keyset.revoked_since() != revoked[row.version]:
-            message = "it revokes other keys than revoked_keys lists."
-            yield AuditFinding("row_changed", where, message)
-        last = signed
-
-
 def _compare_policies(connection: Connection) -> Iterator[AuditFinding]:
     """Compare the columns of policies and waivers with their signed bytes."""
     for message in find_tampered(connection):
@@ -500,20 +412,6 @@ def _compare_decisions(connection: Connection) -> Iterator[AuditFinding]:
         for row_id in connection.execute(query.where(certificates.c.id.is_(None))).scalars():
             where = f"{table.name} {row_id}"
             yield AuditFinding("row_changed", where, "it is not about the issue of its envelope.")
-
-
-def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare the order of grants with the order of their entries, because the newest applies."""
-    logged, granted = defaultdict(list), defaultdict(list)
-    entries = select(log_entries.c.content).where(log_entries.c.kind == "grant")
-    for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
-        logged[json.loads(content)["subject"]].append(content)
-    for row in connection.execute(select(dataset_grants).order_by(dataset_grants.c.id)):
-        granted[row.dataset].append(grant_entry(row).content.decode())
-    for dataset, contents in granted.items():
-        if contents != logged[dataset] and sorted(contents) == sorted(logged[dataset]):
-            message = "they are not in the order of their log entries."
-            yield AuditFinding("row_changed", f"dataset_grants of {dataset}", message)
 
 
 def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:

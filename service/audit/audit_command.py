@@ -48,7 +48,7 @@ from affidavit.trust.log import (
 )
 
 if TYPE_CHECKING:
-    from affidavit.service.audit.audit import AuditFinding
+    from affidavit.service.audit.comparison import AuditFinding
 
 T = TypeVar("T")
 EXIT_INCONSISTENT = 1

@@ -7,6 +7,7 @@ are verified in the tree only.
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from affidavit.service.certificates.issue_status import DECISIONS
@@ -36,6 +37,9 @@ from affidavit.service.tables.policies import (
 from affidavit.service.tables.runs import run_events
 from affidavit.trust.log import LogEntry
 
+MAX_ISSUES = 64
+"""Entries of certificates that are remembered, because a running service compares the newest."""
+
 
 def _keyset(row: Any) -> LogEntry:
     body = {"version": row.version, "digest": row.digest}
@@ -46,11 +50,16 @@ def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Log
     return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
 
+_issue = lru_cache(MAX_ISSUES)(entry_of)
+
+
 ENTRY_TYPES = (
     EntryType(
         table=certificates,
         kinds=("certificate", "refusal"),
-        entry=lambda row: entry_of(bytes(row.bundle)),
+        entry=lambda row: _issue(bytes(row.bundle)),
+        subject=certificates.c.id,
+        grows=True,
     ),
     *DECISIONS,
     EntryType(table=policies, kinds=("policy",), entry=policy_entry),
@@ -89,12 +98,19 @@ ENTRY_TYPES = (
         comparable=fields("version", "digest"),
     ),
     EntryType(table=admin_proposals, kinds=("proposal",), entry=proposal_entry),
-    EntryType(table=dataset_grants, kinds=("grant",), entry=grant_entry),
+    EntryType(table=dataset_grants, kinds=("grant",), entry=grant_entry, ordered_by="dataset"),
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),
         entry=lambda row: ledger_event_entry(LedgerScope.of(row), row),
         joined=(ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency),
+        grows=True,
     ),
-    EntryType(table=run_events, kinds=("run",), entry=run_event_entry),
+    EntryType(
+        table=run_events,
+        kinds=("run",),
+        entry=run_event_entry,
+        subject=run_events.c.run_id,
+        grows=True,
+    ),
 )

@@ -6,8 +6,9 @@ The entry's own time is unsuitable: it is the time of a request, whose accountin
 ``SafetyWatch`` suspends writes until an operator repairs the service, because signatures and
 reservations on top of damaged data would make the damage worse. Every request that changes
 something is refused with 503 ``writes_suspended`` while the log is damaged or was rolled back, a
-ledger contradicts the log, the disk is nearly full, or this machine's clock differs from the
-database's. Reading and changes that only end work continue (``needs(..., always=True)``).
+ledger or another table contradicts the log, the disk is nearly full, or this machine's clock
+differs from the database's. Reading and changes that only end work continue (``needs(...,
+always=True)``).
 ``/readyz`` gives the same reasons, and ``affidavit_writes_suspended`` counts them.
 """
 
@@ -24,6 +25,7 @@ from sqlalchemy import Connection, Engine, ExceptionContext, event, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.plan import Reason
+from affidavit.service.audit.comparison import AuditFinding, LogComparison
 from affidavit.service.core.clock import MAX_SKEW, DatabaseClock
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.errors import LogDamaged
@@ -38,6 +40,7 @@ from affidavit.service.log.stored_tree import (
     require_superset,
 )
 from affidavit.service.operation.database_admin import revision_of
+from affidavit.service.tables.ledger import ledger_events
 from affidavit.service.tables.log import log_checkpoints, log_pending
 from affidavit.trust import KeyFailure, PublicKey
 
@@ -114,8 +117,6 @@ def check_readiness(
 
 # ---- suspended writes ------------------------------------------------------------------
 
-CHECK_SECONDS = 5.0
-"""Validity of a check; each write also checks its ledger and the log's size."""
 MIN_FREE_BYTES = 16 * 1024 * 1024
 """Free space of an SQLite database's file system, below which writes are suspended."""
 FULL_SECONDS = 30.0
@@ -129,6 +130,8 @@ class SafetyWatch:
     """The faults that suspend writes in one process; safe to use from several threads.
 
     ``log_problem`` returns the sequencer's problem, ``newest`` the newest checkpoint that it saw.
+    A comparison of the tables with the log is valid for ``seconds``; each write also checks its
+    ledger and the log's size.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class SafetyWatch:
         log_problem: Callable[[], Reason | None],
         newest: Callable[[], StoredCheckpoint | None],
         clock: DatabaseClock,
+        seconds: float,
     ) -> None:
         self._engine = engine
         self._log_problem = log_problem
@@ -145,8 +149,10 @@ class SafetyWatch:
         self._folder = _database_folder(engine)
         self._full_until = 0.0
         self._lock = Lock()
-        self._checked_at = -CHECK_SECONDS
-        self._fault: Reason | None = None
+        self._seconds = seconds
+        self._comparison = LogComparison()
+        self._checked_at: float | None = None
+        self._faults: list[Reason] = []
         event.listen(engine, "begin", self._begin)
         event.listen(engine, "handle_error", self._note_full_disk)
 
@@ -156,15 +162,15 @@ class SafetyWatch:
         if seen is None or not connection.get_execution_options().get("affidavit_writes"):
             return
         if (connection.execute(_LARGEST_TREE).scalar_one() or 0) < seen.checkpoint.size:
-            self._checked_at = -CHECK_SECONDS
+            self._checked_at = None
             raise LogDamaged("the log has fewer entries than were seen before")
 
     def reasons(self) -> list[Reason]:
         """Return the reasons why nothing may be spent or signed."""
-        log, stored = self._log_problem(), self._database_fault()
-        if log is not None and stored is not None and log.code == stored.code:
-            stored = None
-        possible = (log, stored, self._disk_fault(), self._clock_fault())
+        log, stored = self._log_problem(), self._database_faults()
+        if log is not None:
+            stored = [log, *(item for item in stored if item.code != log.code)]
+        possible = (*stored, self._disk_fault(), self._clock_fault())
         return [item for item in possible if item is not None]
 
     def require(self) -> None:
@@ -179,18 +185,20 @@ class SafetyWatch:
                 headers={"Retry-After": "60"},
             )
 
-    def _database_fault(self) -> Reason | None:
+    def _database_faults(self) -> list[Reason]:
         with self._lock:
-            if time.monotonic() < self._checked_at + CHECK_SECONDS:
-                return self._fault
+            at = self._checked_at
+            if at is not None and time.monotonic() < at + self._seconds:
+                return self._faults
+            started = time.monotonic()
             try:
-                self._fault = self._check_database()
+                self._faults = self._check_database()
             except SQLAlchemyError:
-                return self._fault  # the request itself reports the missing database
-            self._checked_at = time.monotonic()
-            return self._fault
+                return self._faults  # the request itself reports the missing database
+            self._checked_at = started
+            return self._faults
 
-    def _check_database(self) -> Reason | None:
+    def _check_database(self) -> list[Reason]:
         seen = self._newest()  # read before the snapshot, which then includes it
         try:
             with acting_for(None), snapshot(self._engine) as connection:
@@ -199,12 +207,15 @@ class SafetyWatch:
                 read_frontier(connection, newest)
                 if seen is not None and seen.checkpoint != newest:
                     require_superset(connection, seen.checkpoint, newest)
-                require_all_unaltered(connection)
-        except LedgerAltered as altered:
-            return altered.reason
+                altered = self._comparison.contradictions(connection)
+                reasons = {table: _rows_altered(table, item) for table, item in altered.items()}
+                try:
+                    require_all_unaltered(connection)
+                except LedgerAltered as ledger:
+                    reasons[ledger_events.name] = ledger.reason
         except LogDamaged as damaged:
-            return _reason("log_damaged", f"{damaged}.", "Run: affidavit audit verify")
-        return None
+            return [_reason("log_damaged", f"{damaged}.", "Run: affidavit audit verify")]
+        return list(reasons.values())
 
     def _clock_fault(self) -> Reason | None:
         skew = self._clock.skew()
@@ -248,6 +259,14 @@ def _database_folder(engine: Engine) -> Path | None:
     if engine.dialect.name != "sqlite" or not engine.url.database:
         return None
     return Path(engine.url.database).parent
+
+
+def _rows_altered(table: str, finding: AuditFinding) -> Reason:
+    return _reason(
+        "rows_altered",
+        f"the table {table} contradicts the log: {finding.where}: {finding.message}",
+        "Run: affidavit audit verify, and restore the rows from a newer backup.",
+    )
 
 
 def _reason(code: str, message: str, remedy: str) -> Reason:

@@ -73,7 +73,8 @@ from affidavit.service.core.wire_models import (
 )
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.keys.keyring import Keyring
-from affidavit.service.log.entries import insert_logged, logged
+from affidavit.service.log.entries import insert_logged
+from affidavit.service.log.entry_type import is_as_logged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.tables.certificates import approvals, requests, revocations
 from affidavit.trust import (
@@ -256,11 +257,8 @@ def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
 
 def _require_logged(connection: Connection, certificate_id: str) -> None:
     """Raise ``LogDamaged`` unless the stored decisions are the logged ones."""
-    entries = [json.loads(content) for content in logged(connection, certificate_id)]
-    for kind in DECISIONS:
-        query = select(kind.table).where(kind.table.c.certificate_id == certificate_id)
-        stored = sorted(map(kind.of_row, connection.execute(query)))
-        if stored != sorted(filter(None, map(kind.of_entry, entries))):
+    for entry_type in DECISIONS:
+        if not is_as_logged(connection, entry_type, certificate_id):
             raise LogDamaged(f"the decisions about {certificate_id} are not the logged ones")
 
 

@@ -72,8 +72,18 @@ def revocation_entry(row: Any) -> LogEntry:
 
 
 DECISIONS = (
-    EntryType(table=approvals, kinds=("approval",), entry=approval_entry),
-    EntryType(table=revocations, kinds=("revocation",), entry=revocation_entry),
+    EntryType(
+        table=approvals,
+        kinds=("approval",),
+        entry=approval_entry,
+        subject=approvals.c.certificate_id,
+    ),
+    EntryType(
+        table=revocations,
+        kinds=("revocation",),
+        entry=revocation_entry,
+        subject=revocations.c.certificate_id,
+    ),
 )
 """The entry types of decisions about certificates."""
 DECIDED = frozenset({Status.REVOKED, Status.REJECTED})

@@ -7,14 +7,16 @@ with times compared to the second.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Column, Select, Table, select
+from sqlalchemy import Column, Connection, Select, Table, select
 
 from affidavit.plan import canonical_json
+from affidavit.service.log.entries import logged
 from affidavit.trust.log import LogEntry
 
 Body = Mapping[str, Any]
@@ -27,7 +29,9 @@ class EntryType:
 
     ``entry`` builds the entry that a row must have. ``comparable`` takes the same fields from a
     logged body, or returns None if the entry records another table's row. ``joined`` are columns of
-    one other table that ``entry`` needs.
+    one other table that ``entry`` needs. ``subject`` is the column that the entries name, and
+    ``ordered_by`` the one among whose rows the newest applies. A table that ``grows`` with requests
+    is not read whole by a running service.
     """
 
     table: Table
@@ -35,6 +39,9 @@ class EntryType:
     entry: Callable[[Any], LogEntry]
     comparable: Projection = dict
     joined: tuple[Column[Any], ...] = ()
+    subject: Column[Any] | None = None
+    ordered_by: str | None = None
+    grows: bool = False
 
     @property
     def query(self) -> Select[Any]:
@@ -61,6 +68,18 @@ class EntryType:
             return None
         at = datetime.fromisoformat(content["at"])
         return _canonical(content["kind"], content["subject"], content["actor"], at, body)
+
+
+def is_as_logged(connection: Connection, entry_type: EntryType, subject: str) -> bool:
+    """Return whether the rows about ``subject`` are exactly those that are logged or pending.
+
+    Raises ``ValueError`` without a column for the subject, and the errors of an unreadable row.
+    """
+    if entry_type.subject is None:
+        raise ValueError(f"no column of {entry_type.table.name} has the subject of its entries")
+    rows = connection.execute(entry_type.query.where(entry_type.subject == subject))
+    entries = map(entry_type.of_entry, map(json.loads, logged(connection, subject)))
+    return sorted(map(entry_type.of_row, rows)) == sorted(filter(None, entries))
 
 
 def _canonical(kind: str, subject: str, actor: str, at: datetime, body: Body) -> bytes:

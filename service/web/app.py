@@ -83,6 +83,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(services.pool.warm_up)
     # Detect damage and rollbacks before the first request.
     await run_in_threadpool(services.sequencer.try_step)
+    await run_in_threadpool(services.safety.reasons)
     services.sequencer.start()
     services.publisher.start()
     services.dispatcher.start()

@@ -130,6 +130,7 @@ class Services:
             lambda: self.sequencer.problem or self.publisher.problem,
             self.sequencer.newest,
             self.clock,
+            settings.comparison_seconds,
         )
         self.head = head()
         self.public_url = settings.public_url

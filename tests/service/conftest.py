@@ -45,6 +45,8 @@ PRAGMAS = database.PRAGMAS
 """As the service sets them."""
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For laws of the service's own code, whatever the database; those of SQL run on both."""
+ONCE = 3600.0
+"""Seconds between comparisons of tables and log, where rows are altered that a use must notice."""
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ from affidavit.trust import (
     read_envelope,
     sign_envelope,
 )
-from tests.service.conftest import EACH_SCOPE, ON_SQLITE
+from tests.service.conftest import EACH_SCOPE, ON_SQLITE, ONCE
 from tests.support.polling import wait_until
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
@@ -45,16 +45,17 @@ BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
 def settings(database_url: str, tmp_path: Path) -> Settings:
     KeyStore(tmp_path / "keys").new("test")
     return Settings(
-        database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
+        database_url=database_url,
+        key_directory=tmp_path / "keys",
+        workers=1,
+        loopback=True,
+        comparison_seconds=0,
     )
 
 
 @pytest.fixture
-def ask(
-    settings: Settings, client_of: Any, tokens_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
+def ask(settings: Settings, client_of: Any, tokens_for: Any) -> Iterator[Any]:
     """Ask as the holder of a scope; each request looks at the database anew."""
-    monkeypatch.setattr(readiness, "CHECK_SECONDS", 0)
     headers = tokens_for(settings, EACH_SCOPE)
     with client_of(settings) as client:
 
@@ -212,6 +213,7 @@ def test_no_status_list_lacks_a_revocation_that_was_logged(ask: Any, plan: Any) 
     why = {"code": "plan_error", "reason": "oops"}
     assert ask("POST", f"/v1/certificates/{made}/revocation", "approve", why).status_code == 201
     assert ask("GET", "/v1/status", "audit").status_code == 200
+    ask.services.safety._seconds = ONCE
     own(ask, "DELETE FROM revocations")
     for path in ("/v1/status", f"/v1/certificates/{made}/issues"):
         answer = ask("GET", path, "audit")
@@ -221,6 +223,7 @@ def test_no_status_list_lacks_a_revocation_that_was_logged(ask: Any, plan: Any) 
 def test_an_issue_that_was_not_logged_spends_nothing(ask: Any, plan: Any) -> None:
     """Whoever can insert rows can sign one with a key of their own."""
     made, reservation = reserved(ask, plan)
+    ask.services.safety._seconds = ONCE
     issue = (certificates.c.id == made) & (certificates.c.issue == 1)
     with writer(ask.services.engine).begin() as connection:
         row = dict(connection.execute(select(certificates).where(issue)).mappings().one())
@@ -271,15 +274,13 @@ def test_a_log_that_was_rolled_back_is_not_built_on(ask: Any, plan: Any) -> None
     refused(ask, plan, made, reservation, "log_damaged")
 
 
-def test_a_rollback_is_noticed_by_the_transaction_that_would_spend(
-    ask: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_is_noticed_by_the_transaction_that_would_spend(ask: Any, plan: Any) -> None:
     """Not only when it is next looked for."""
     made, _ = reserved(ask, plan)
     services = ask.services
     wait_until(lambda: services.sequencer.newest() is not None and not pending(services))
     services.sequencer.stop()
-    monkeypatch.setattr(readiness, "CHECK_SECONDS", 3600)
+    services.safety._seconds = ONCE
     assert ask("GET", "/readyz", "audit").status_code == 200
     own(ask, "DELETE FROM log_checkpoints", "DELETE FROM log_nodes", "DELETE FROM log_leaves")
     spent = ask("POST", "/v1/ledgers/toy/reservations", "submit", {"certificate": made})
@@ -306,7 +307,7 @@ def test_what_ends_work_or_takes_a_right_away_goes_on(ask: Any, plan: Any) -> No
     made, _ = reserved(ask, plan)
     run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
     run_id = ask("POST", "/v1/runs", "submit", run).json()["id"]
-    ask.services.safety._fault = readiness._reason("log_damaged", "", "")
+    ask.services.safety._faults = [readiness._reason("log_damaged", "", "")]
     ask.services.safety._checked_at = float("inf")
     assert ask("POST", f"/v1/runs/{run_id}/cancel", "submit", {}).status_code == 200
     revoked = ask(

@@ -23,7 +23,7 @@ from affidavit.trust import (
     SigningKey,
     draft_keyset,
 )
-from tests.service.conftest import client_of, tokens_for
+from tests.service.conftest import ONCE, client_of, tokens_for
 
 
 @dataclass
@@ -135,7 +135,12 @@ def company(database_url: str, tmp_path: Path) -> Iterator[Company]:
     """The service with its people."""
     keys = KeyStore(tmp_path / "keys")
     keys.new("test")
-    settings = Settings(database_url=database_url, key_directory=keys.directory, workers=1)
+    settings = Settings(
+        database_url=database_url,
+        key_directory=keys.directory,
+        workers=1,
+        comparison_seconds=ONCE,
+    )
     headers = tokens_for(settings, SCOPES)
     engine = open_engine(database_url)
     with client_of(replace(settings, loopback=True)) as client:

@@ -32,6 +32,7 @@ from affidavit.trust import (
     read_keyset,
     sign_envelope,
 )
+from tests.service.conftest import ONCE
 from tests.service.runs.test_dying import dying
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
@@ -46,7 +47,11 @@ TOY = "/v1/ledgers/toy"
 def ask(database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any) -> Any:
     key = KeyStore(tmp_path / "keys").new("test")
     settings = Settings(
-        database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
+        database_url=database_url,
+        key_directory=tmp_path / "keys",
+        workers=1,
+        loopback=True,
+        comparison_seconds=ONCE,
     )
     headers = tokens_for(settings, {**ADMINS, **OTHERS})
     root = SigningKey.generate()

@@ -30,6 +30,7 @@ from affidavit.service.operation.database_admin import grant_application, metada
 from affidavit.service.settings import Settings
 from affidavit.service.tables.ledger import dataset_grants
 from affidavit.trust import KeyStore, format_instant
+from tests.service.conftest import ONCE
 from tests.service.identity.test_access import ROWS
 from tests.service.operation.databases import statements, with_user
 
@@ -94,7 +95,11 @@ def town_at(
 ) -> Iterator[Town]:
     KeyStore(tmp_path / "keys").new("test")
     settings = Settings(
-        database_url=url, key_directory=tmp_path / "keys", workers=1, rate_limit=1_000_000
+        database_url=url,
+        key_directory=tmp_path / "keys",
+        workers=1,
+        rate_limit=1_000_000,
+        comparison_seconds=ONCE,
     )
     engine = open_engine(url)
     store, now = TokenRepository(engine), datetime.now(UTC)

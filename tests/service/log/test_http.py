@@ -16,7 +16,6 @@ from affidavit.certificate import (
     VerificationOptions,
     verify,
 )
-from affidavit.service.audit import readiness
 from affidavit.service.audit.audit import audit
 from affidavit.service.core.database import snapshot
 from affidavit.service.settings import Settings
@@ -195,7 +194,7 @@ def test_entries_come_in_pages(
 
 
 def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
-    client: Client, certified: Any, plan: Any, post: Any, monkeypatch: pytest.MonkeyPatch
+    client: Client, certified: Any, plan: Any, post: Any
 ) -> None:
     location = certified()
     services = client.app.state.services
@@ -207,7 +206,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
         connection.execute(text("UPDATE log_leaves SET leaf_hash = :x"), {"x": bytes(32)})
     answer = client.get("/v1/log/proof/inclusion?index=0")
     assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
-    monkeypatch.setattr(readiness, "CHECK_SECONDS", 0)
+    services.safety._seconds = 0
     assert client.get("/readyz").status_code == 503
     assert client.get("/v1/status").status_code == 503
     refused = post(client, plan(steps=2))

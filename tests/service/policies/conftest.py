@@ -16,6 +16,7 @@ from affidavit.service.core.database import open_engine, writer
 from affidavit.service.settings import Settings
 from affidavit.service.tables.log import log_entries
 from affidavit.trust import KeyStore, format_instant
+from tests.service.conftest import ONCE
 
 PEOPLE = {
     "ada": ["admin"],
@@ -144,6 +145,7 @@ def house(
         key_directory=tmp_path / "keys",
         workers=1,
         rate_limit=1_000_000,
+        comparison_seconds=ONCE,
     )
     engine = open_engine(database_url)
     with client_of(settings, address="192.0.2.1") as client:

@@ -460,7 +460,7 @@ def test_a_planted_pickle_executes_nothing(yard: Yard, tmp_path: Path) -> None:
         yard.complete(job, whole, send=False),
         yard.ask("POST", "/v1/queues/default/claims", "work", {"worker": "w"}),
     ):
-        assert answer.status_code in (200, 409, 500)
+        assert answer.status_code in (200, 409, 500, 503)
     assert not marker.exists()
 
 

@@ -1,0 +1,323 @@
+"""Whatever row is put back, removed or added beside the log: no replica writes on, and says why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, Table, create_engine, delete, insert, select, text, update
+
+from affidavit.service.audit.comparison import LogComparison
+from affidavit.service.audit.entry_types import ENTRY_TYPES
+from affidavit.service.core.database import snapshot
+from affidavit.service.identity.actor import CommandContext, Scope
+from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.wire_models import GrantRequest
+from affidavit.service.log.sequencer import Sequencer
+from affidavit.service.settings import Settings
+from affidavit.service.tables.certificates import approvals
+from affidavit.trust import KeyStore, Revocation, Roots, SigningKey, draft_keyset, format_instant
+from tests.service.conftest import EACH_SCOPE
+
+TABLES = {entry_type.table.name: entry_type.table for entry_type in ENTRY_TYPES}
+NOW = datetime.now(UTC).replace(microsecond=0)
+BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
+POLICY = {"schema_version": 1, "name": "toys", "version": 1, "datasets": ["toy"], "approvals": 1}
+WAIVER = {
+    "rule": "policy_adjacency",
+    "policy": "toys",
+    "dataset": "toy",
+    "owner": "dana",
+    "reason": "a trial",
+    "expires_at": format_instant(NOW + timedelta(days=9)),
+}
+UNLIKE: dict[str, dict[str, Any]] = {
+    "certificates": {"issue": 9},
+    "approvals": {"id": 900, "approver": "token:other"},
+    "revocations": {"id": 900, "issue": 9},
+    "policies": {"id": 900, "version": 9},
+    "waivers": {"id": 900, "waiver_id": "sha256:0"},
+    "waiver_revocations": {"id": 900, "waiver_id": "sha256:0"},
+    "tokens": {"id": "0" * 12},
+    "token_revocations": {"token_id": "0" * 12},
+    "keysets": {"version": 3, "follows": 2, "digest": "sha256:0"},
+    "admin_proposals": {"id": 900},
+    "dataset_grants": {"id": 900},
+    "ledger_events": {"seq": 9},
+    "run_events": {"seq": 9, "kind": "cancel_asked", "once": "cancel_asked", "follows": "queued"},
+}
+"""What makes a copy of a row of each table another row that the database accepts."""
+
+
+@dataclass
+class Site:
+    """Two replicas on one database with rows of each kind, and the database's owner."""
+
+    replicas: Sequence[Any]
+    headers: dict[str, dict[str, str]]
+    owner: Engine
+    settings: Settings
+
+    def ask(self, method: str, path: str, who: str, body: Any = None, replica: int = 0) -> Any:
+        return self.replicas[replica].request(method, path, headers=self.headers[who], json=body)
+
+    def refuses(self, plan: Any, replica: int, *tables: str) -> None:
+        """That replica names these tables, and takes nothing that spends or signs."""
+        assert self.told(replica) == set(tables)
+        answer = self.ask("POST", "/v1/certificates", "submit", plan(steps=7), replica)
+        assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended")
+        assert {item["code"] for item in answer.json()["reasons"]} <= {
+            "rows_altered",
+            "ledger_altered",
+        }
+
+    def told(self, replica: int) -> set[str]:
+        """The tables because of which a replica suspends writes."""
+        return {
+            "ledger_events" if reason.code == "ledger_altered" else reason.message.split()[2]
+            for reason in self.replicas[replica].app.state.services.safety.reasons()
+        }
+
+    @contextmanager
+    def tampered(self, *changes: tuple[str, Callable[[Any, Table], None]]) -> Iterator[None]:
+        """Change tables as their owner, and put them right again."""
+        with self.owner.begin() as connection:
+            saved = {}
+            for name, change in changes:
+                saved[name] = connection.execute(select(TABLES[name])).mappings().all()
+                change(connection, TABLES[name])
+        yield
+        with self.owner.begin() as connection:
+            for name, rows in saved.items():
+                connection.execute(delete(TABLES[name]))
+                connection.execute(insert(TABLES[name]), [dict(row) for row in rows])
+
+
+def newest(connection: Any, table: Table) -> dict[str, Any]:
+    """The newest row of a table; of tokens one with which nobody asks anything here."""
+    query = select(table).order_by(*(column.desc() for column in table.primary_key))
+    if table.name == "tokens":
+        query = query.where(table.c.name == "spare")
+    return dict(connection.execute(query.limit(1)).mappings().one())
+
+
+def at_its_key(table: Table, row: dict[str, Any]) -> Any:
+    return tuple(column == row[column.name] for column in table.primary_key)
+
+
+def remove(connection: Any, table: Table) -> None:
+    row = newest(connection, table)
+    assert connection.execute(delete(table).where(*at_its_key(table, row))).rowcount == 1
+
+
+def put_back(connection: Any, table: Table) -> None:
+    """Make the newest row an older one: everything but its key was otherwise."""
+    row = newest(connection, table)
+    (at,) = [column for column in table.c if column.name in AT]
+    earlier = {at.name: row[at.name] - timedelta(days=1)}
+    change = update(table).where(*at_its_key(table, row)).values(earlier)
+    assert connection.execute(change).rowcount == 1
+
+
+AT = {"at", "created_at", "revoked_at", "published_at"}
+
+
+def add(connection: Any, table: Table) -> None:
+    row = newest(connection, table)
+    if table.name == "ledger_events":
+        first = select(table).where(table.c.kind == "budget").limit(1)
+        row = dict(connection.execute(first).mappings().one())
+    if "idempotency_key" in row:
+        row["idempotency_key"] = None
+    connection.execute(insert(table).values({**row, **UNLIKE[table.name]}))
+
+
+@pytest.fixture
+def site(
+    database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any, plan: Any
+) -> Iterator[Site]:
+    keys = KeyStore(tmp_path / "keys")
+    key, old = keys.new("test"), SigningKey.generate("old")
+    settings = Settings(
+        database_url=database_url,
+        key_directory=keys.directory,
+        workers=1,
+        loopback=True,
+        comparison_seconds=0,
+    )
+    headers = tokens_for(settings, {**EACH_SCOPE, "spare": ["submit"]})
+    owner = create_engine(database_url)
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(client_of(settings)) for _ in range(2)]
+        result = Site(replicas, headers, owner, settings)
+        fill(result, plan, key.public, old.public)
+        disarm(owner)
+        yield result
+    owner.dispose()
+
+
+def fill(site: Site, plan: Any, *keys: Any) -> None:
+    """Make rows of each kind, by either replica in turn."""
+    made: list[Any] = []
+
+    def done(method: str, path: str, who: str, body: Any = None) -> Any:
+        answer = site.ask(method, path, who, body, replica=len(made) % 2)
+        assert answer.is_success, (path, answer.text)
+        made.append(answer)
+        return answer.json() if answer.content else None
+
+    first = done("POST", "/v1/certificates", "submit", plan())["certificate"]["id"]
+    toy = "/v1/ledgers/toy"
+    for epsilon in (8, 9):
+        done("POST", f"{toy}/budget", "admin", {**BUDGET, "epsilon": epsilon})
+    run = {"certificate": first, "data": "digits", "model": "mlp:8", "output": "o"}
+    done("POST", "/v1/runs", "submit", run)
+    for version in (1, 2):
+        done("POST", "/v1/policies", "admin", {**POLICY, "version": version})
+    waiver = done("POST", "/v1/waivers", "approve", WAIVER)["id"]
+    done("DELETE", f"/v1/waivers/{waiver}?reason=over", "approve")
+    pending = done("POST", "/v1/certificates", "submit", plan(steps=3))["certificate"]
+    envelope = {"envelope": pending["envelope_digest"]}
+    done("POST", f"/v1/certificates/{pending['id']}/approvals", "approve", envelope)
+    why = {"code": "plan_error", "reason": "oops"}
+    done("POST", f"/v1/certificates/{pending['id']}/revocation", "approve", why)
+    for may in ("reserve", "nothing"):
+        done("POST", f"{toy}/grants", "admin", {"team": "others", "may": may})
+    services = site.replicas[0].app.state.services
+    (spare,) = (token for token in services.tokens.list_all() if token.name == "spare")
+    services.tokens.revoke(spare.id, "left", by="me", at=datetime.now(UTC))
+    root, last = SigningKey.generate(), None
+    for revoked in ([], [Revocation(key_id=keys[1].key_id, since=format_instant(NOW))]):
+        unsigned = draft_keyset(
+            last,
+            roots=Roots.of([root.public], threshold=1),
+            keys=list(keys),
+            revoked=revoked,
+            issued_at=NOW,
+            expires_at=NOW + timedelta(days=9),
+            administrators=2,
+        )
+        last = unsigned.signed_by(root)
+        services.keysets.publish(last.as_bytes(), actor="me", at=datetime.now(UTC))
+    budget = {**BUDGET, "epsilon": 10}
+    assert site.ask("POST", f"{toy}/budget", "admin", budget).status_code == 409  # a proposal
+
+
+def disarm(owner: Engine) -> None:
+    """Take off what would stop the owner of the database."""
+    if owner.dialect.name == "postgresql":
+        for name in (*TABLES, "revoked_keys"):
+            with owner.begin() as connection:  # one lock at a time
+                connection.execute(text(f"ALTER TABLE {name} DISABLE TRIGGER ALL"))
+        return
+    with owner.begin() as connection:
+        query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        for trigger in connection.execute(text(query)).scalars().all():
+            connection.execute(text(f"DROP TRIGGER {trigger}"))
+
+
+def test_no_replica_writes_on_rows_that_the_log_contradicts(site: Site, plan: Any) -> None:
+    for name, table in TABLES.items():
+        with site.owner.connect() as connection:
+            assert connection.execute(select(table)).first(), f"make a row of {name} here"
+        for change in (remove, add) if name == "certificates" else (remove, add, put_back):
+            with site.tampered((name, change)):
+                for replica in range(2):
+                    site.refuses(plan, replica, name)
+    for number, (first, second) in enumerate(combinations(TABLES, 2)):
+        with site.tampered((first, remove), (second, remove)):
+            assert site.told(number % 2) == {first, second}
+    assert site.told(0) == site.told(1) == set()
+
+
+def test_a_replica_that_starts_on_such_rows_is_not_ready(
+    site: Site, plan: Any, client_of: Any
+) -> None:
+    with (
+        site.tampered(("token_revocations", remove), ("dataset_grants", remove)),
+        client_of(site.settings) as started,
+    ):
+        site.replicas = [started]
+        assert started.get("/readyz").status_code == 503
+        site.refuses(plan, 0, "token_revocations", "dataset_grants")
+
+
+def test_what_was_in_the_log_is_still_known_when_its_entry_is_gone_too(
+    site: Site, plan: Any
+) -> None:
+    site.ask("GET", "/readyz", "audit")
+    with site.owner.begin() as connection:
+        hidden = "UPDATE log_entries SET kind = 'run' WHERE kind = 'approval'"
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("ALTER TABLE log_entries DISABLE TRIGGER ALL"))
+        connection.execute(text(hidden))
+        connection.execute(delete(approvals))
+    site.refuses(plan, 0, "approvals")
+
+
+def test_grants_in_another_order_are_noticed(site: Site, plan: Any) -> None:
+    """The newest grant applies, so the first one is put back by its number."""
+
+    def swap(connection: Any, table: Table) -> None:
+        first = update(table).where(table.c.may == "reserve")
+        connection.execute(first.values(id=table.c.id + 900))
+
+    with site.tampered(("dataset_grants", swap)):
+        site.refuses(plan, 0, "dataset_grants")
+
+
+def test_what_is_written_meanwhile_never_looks_altered(engine: Engine) -> None:
+    """Whatever is between a row and its entry, and between an entry and its place."""
+    tokens, ledgers = TokenRepository(engine), LedgerStore(engine)
+    stopped = threading.Event()
+    failed: list[BaseException] = []
+
+    def working(work: Callable[[int], None]) -> threading.Thread:
+        def repeat() -> None:
+            try:
+                for number in range(25):
+                    work(number)
+            except BaseException as error:
+                failed.append(error)
+
+        return threading.Thread(target=repeat)
+
+    def revoke(number: int) -> None:
+        made, _ = tokens.new(f"t{number}", [Scope.SUBMIT], 1, by="me", at=datetime.now(UTC))
+        tokens.revoke(made.id, "over", by="me", at=datetime.now(UTC))
+
+    def grant(number: int) -> None:
+        may = "reserve" if number % 2 else "nothing"
+        call = CommandContext(actor="me", at=datetime.now(UTC))
+        ledgers.grant("toy", GrantRequest(team="others", may=may), call)
+
+    def sequence() -> None:
+        key = SigningKey.generate()
+        sequencer = Sequencer(engine, lambda: key)
+        while not stopped.is_set():
+            sequencer.step()
+
+    sequencing = threading.Thread(target=sequence)
+    threads = [working(work) for work in (revoke, revoke, grant)]
+    for thread in (sequencing, *threads):
+        thread.start()
+    comparison = LogComparison()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            with snapshot(engine) as connection:
+                assert comparison.contradictions(connection) == {}
+    finally:
+        stopped.set()
+        for thread in (*threads, sequencing):
+            thread.join()
+    assert not failed
+    with snapshot(engine) as connection:
+        assert comparison.contradictions(connection) == LogComparison().contradictions(connection)
