@@ -28,6 +28,8 @@ COMMANDS = {
     "`certify`": (*AFFIDAVIT, "certify", str(PLAN)),
     "`--help`": (*AFFIDAVIT, "--help"),
     "`certify --help`": (*AFFIDAVIT, "certify", "--help"),
+    "`check --help`": (*AFFIDAVIT, "check", "--help"),
+    "`serve --help`": (*AFFIDAVIT, "serve", "--help"),
     "`explain under_noised`": (*AFFIDAVIT, "explain", "under_noised"),
     "`schema`": (*AFFIDAVIT, "schema"),
     "`keys list`": (*AFFIDAVIT, "keys", "list"),

@@ -35,8 +35,6 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
-from affidavit.gate.render import print_excerpt
-from affidavit.importers import LIBRARIES
 from affidavit.plan import Reason, printable
 
 if TYPE_CHECKING:
@@ -182,6 +180,8 @@ def _search_summary(searched: Sequence[str], results: Sequence[CheckResult]) -> 
     """Return which scripts and notebooks of folders make a private call."""
     private = [name for name in searched if any(result.file == name for result in results)]
     notebooks = sum(name.lower().endswith(".ipynb") for name in searched)
+    from affidavit.importers import LIBRARIES
+
     files = f"scripts searched: {len(searched) - notebooks:,}, notebooks: {notebooks:,}"
     if private:
         names = ", ".join(private)
@@ -197,6 +197,8 @@ def _read_policy(path: Path) -> Policy:
 
 
 def _print(result: CheckResult) -> None:
+    from affidavit.gate.render import print_excerpt
+
     for finding in result.findings:
         style = "dim" if finding.waiver is not None else LEVEL_STYLES[finding.level]
         line = printable(finding.line_text(with_pointer=True))

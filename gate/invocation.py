@@ -23,7 +23,10 @@ def run_program(name: str, arguments: Sequence[str]) -> int:
 
 
 def invoke(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
-    """Run a command; ``command.main`` of Click would exit with 1 if a pipe is closed."""
+    """Run a command and return its exit code; raises what it raises, but for errors of usage.
+
+    ``command.main`` of Click would exit with 1 if a pipe is closed.
+    """
     command = simplify_help(get_command(app))
     try:
         if COMPLETION in os.environ:

@@ -6,18 +6,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from affidavit.plan import (
-    MalformedPlan,
-    OutsideFolder,
-    Plan,
-    Reason,
-    Syntax,
-    locate_in_text,
-    parse_plan,
-    read_inside,
-    syntax_of,
-)
+from affidavit.plan import MalformedPlan, OutsideFolder, Reason, Syntax, read_inside, syntax_of
+
+if TYPE_CHECKING:
+    from affidavit.plan import Plan
+
+# The models of a plan are imported where one is read: a folder has many files that are none.
 
 MAX_BYTES = 64 * 1024 * 1024
 """Size limit of a file, because a device may have no end."""
@@ -34,6 +30,8 @@ class PlanFile:
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """Return ``reasons`` with their line and column in this file."""
+        from affidavit.plan import locate_in_text
+
         return locate_in_text(reasons, self.raw, self.syntax)
 
 
@@ -72,6 +70,7 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
 def read_plan(name: str) -> PlanFile:
     """Read a plan and the files that it names; raises ``MalformedPlan`` with positions."""
     from affidavit.mechanisms import load_noise_files  # imports NumPy, slowly
+    from affidavit.plan import parse_plan
 
     raw = read_bytes(name)
     syntax = syntax_of(name.lower(), raw)

@@ -18,17 +18,15 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from pydantic import ValidationError, model_validator
 
 from affidavit.plan.diagnostics import DocumentSchema, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
 from affidavit.plan.fields import PlanFields, showing_fields, with_fields
-from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml
+from affidavit.plan.strict_parsing import Document, Path, Syntax, load_json, load_yaml
 from affidavit.plan.validators import find_conflicts
-
-Syntax = Literal["json", "yaml"]
 
 
 class Plan(PlanDocument):
@@ -103,13 +101,6 @@ def _build(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Pla
     releases = [{"name": name, "count": count, "clip_norm": 1.0} for name, count in counts.items()]
     start = {"version": 1, "optimizer": {"name": optimizer}, "releases": releases}
     return plan_from(with_fields(start, **fields))
-
-
-def syntax_of(name: str, raw: bytes) -> Syntax:
-    """Return the syntax of a file by its suffix, or else by its first character."""
-    if name.endswith((".yaml", ".yml")):
-        return "yaml"
-    return "json" if name.endswith(".json") or raw.lstrip()[:1] in (b"{", b"[") else "yaml"
 
 
 def parse_plan(raw: bytes, syntax: Syntax) -> Plan:

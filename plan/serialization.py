@@ -20,11 +20,9 @@ True
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-import rfc8785
-
+from affidavit.plan.canonical import digest_of
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
 from affidavit.plan.parse import Plan
 
@@ -43,16 +41,6 @@ def as_document(plan: PlanDocument) -> dict[str, Any]:
         (only,) = document.pop("phases")
         document |= only
     return document
-
-
-def canonical_json(value: Any) -> bytes:
-    """Return the RFC 8785 canonical JSON of ``value``."""
-    return rfc8785.dumps(value)
-
-
-def digest_of(value: Any) -> str:
-    """Return ``sha256:`` and the hexadecimal digest of the canonical JSON of ``value``."""
-    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def digest(plan: PlanDocument) -> str:

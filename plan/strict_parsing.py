@@ -30,7 +30,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -47,14 +47,14 @@ from ruamel.yaml.events import (
 )
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
-from affidavit.plan.limited_read import MAX_JSON_BYTES
-from affidavit.plan.types import MAX_INTEGER
+from affidavit.plan.limits import MAX_INTEGER, MAX_JSON_BYTES
 
 MAX_YAML_BYTES = 64 * 1024
 """YAML is parsed at about 100 kB per second; a larger plan belongs in JSON."""
 MAX_DEPTH = 32
 """Levels of nesting; a plan has at most seven."""
 
+Syntax = Literal["json", "yaml"]
 Path = tuple[str, ...]
 """The path of a field: keys and indices, both as text, because a key may be digits."""
 Position = tuple[int, int]
@@ -110,6 +110,13 @@ class BadNumber:
 
 class Pairs(list[tuple[str, Any]]):
     """The members of an object in order, before duplicates are refused."""
+
+
+def syntax_of(name: str, raw: bytes) -> Syntax:
+    """Return the syntax of a file by its suffix, or else by its first character."""
+    if name.endswith((".yaml", ".yml")):
+        return "yaml"
+    return "json" if name.endswith(".json") or raw.lstrip()[:1] in (b"{", b"[") else "yaml"
 
 
 def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:

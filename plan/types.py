@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from affidavit.plan.limits import MAX_INTEGER
+
 
 def _integral_to_int(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -34,9 +36,6 @@ def max_items(items: int) -> BeforeValidator:
 
     return BeforeValidator(check_length)
 
-
-MAX_INTEGER = 2**53 - 1
-"""Larger integers are not exact in a double, so readers would disagree."""
 
 Integer = Annotated[
     int, Field(strict=True, ge=-MAX_INTEGER, le=MAX_INTEGER), BeforeValidator(_integral_to_int)

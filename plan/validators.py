@@ -22,9 +22,9 @@ from affidavit.plan.document import (
     PlanDocument,
     Selection,
 )
+from affidavit.plan.limits import MAX_INTEGER
 from affidavit.plan.optimizer import OPTIMIZER_FIELDS, optimizer_fields
 from affidavit.plan.schedule import steps
-from affidavit.plan.types import MAX_INTEGER
 from affidavit.plan.vocabulary import BY_PROBABILITY, NO_EPOCHS, REQUIRED_FIELDS
 
 

@@ -10,25 +10,40 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from sqlalchemy.exc import SQLAlchemyError
 from typer.core import TyperGroup
+from typer.main import get_command
 
-from affidavit.service.audit.audit_command import audit
 from affidavit.service.core.errors import OperatorError
-from affidavit.service.operation.database_admin import back_up, grant_application, head, upgrade
-from affidavit.service.operation.token_commands import tokens
-from affidavit.service.settings import Settings
 from affidavit.trust import KeyFailure
 
 OPERATOR, UNREACHABLE = 2, 3
+GROUPS = {"tokens": "operation.token_commands", "audit": "audit.audit_command"}
+"""The groups of commands, each with the module of this room that is imported for it."""
 
 
 class _Commands(TyperGroup):
-    """Commands that return their exit code; expected errors end with one line."""
+    """Commands that return their exit code; expected errors end with one line.
+
+    What they need is imported when they run: a command's help needs no database.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command with this name, or None."""
+        if cmd_name not in GROUPS:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f"affidavit.service.{GROUPS[cmd_name]}")
+        group = get_command(getattr(module, cmd_name))
+        group.name = cmd_name
+        return group
 
     def invoke(self, ctx: Any) -> NoReturn:
         """Run a command and raise ``typer.Exit`` with its code."""
@@ -43,12 +58,20 @@ class _Commands(TyperGroup):
                 raise
             message = "PostgreSQL needs its driver; run: pip install 'affidavit[postgresql]'"
             raise _exit_with(message, OPERATOR) from None
-        except SQLAlchemyError as error:
+        except OSError as error:
+            raise _exit_with(str(error), OPERATOR) from None
+        except Exception as error:
+            if not _is_of_the_database(error):
+                raise
             cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             message = f"the database cannot be used: {cause}; see DATABASE_URL"
             raise _exit_with(message, UNREACHABLE) from None
-        except OSError as error:
-            raise _exit_with(str(error), OPERATOR) from None
+
+
+def _is_of_the_database(error: Exception) -> bool:
+    """Whether SQLAlchemy, if it was imported, raised ``error``."""
+    errors = sys.modules.get("sqlalchemy.exc")
+    return errors is not None and isinstance(error, errors.SQLAlchemyError)
 
 
 def _exit_with(message: str, code: int) -> typer.Exit:
@@ -72,7 +95,7 @@ def _serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
 ) -> None:
     """Run the HTTP service."""
-    # Imported here, because it imports the pages and all accountants.
+    from affidavit.service.settings import Settings
     from affidavit.service.web.serve import serve
 
     serve(host, port, Settings.from_environment())
@@ -81,6 +104,9 @@ def _serve(
 @app.command("migrate")
 def _migrate() -> None:
     """Migrate the service's database (DATABASE_URL) to this release's schema."""
+    from affidavit.service.operation.database_admin import grant_application, head, upgrade
+    from affidavit.service.settings import Settings
+
     settings = Settings.from_environment()
     upgrade(settings.database_url)
     if settings.app_role is not None:
@@ -91,12 +117,11 @@ def _migrate() -> None:
 @app.command("backup")
 def _backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) -> None:
     """Back up the embedded database to a new file while the service keeps running."""
+    from affidavit.service.operation.database_admin import back_up
+    from affidavit.service.settings import Settings
+
     size = back_up(Settings.from_environment().database_url, file)
     typer.echo(f"{file} holds {size} bytes.")
-
-
-app.add_typer(tokens, name="tokens")
-app.add_typer(audit, name="audit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

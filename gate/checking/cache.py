@@ -17,21 +17,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from affidavit import __version__
 from affidavit.accountants import engine_versions
 from affidavit.gate.checking.finding import CheckResult
-from affidavit.gate.checking.source import Source
 from affidavit.gate.exit_codes import Exit
 from affidavit.plan import digest_of
 from affidavit.trust import write_atomically
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy
+    from affidavit.gate.checking.source import Source
 
 FORMAT = 1
-_RESULT = TypeAdapter(CheckResult)
 
 
 class Evaluator:
@@ -75,7 +72,9 @@ class Evaluator:
             entry = json.loads(path.read_bytes())
             if entry["checksum"] != digest_of(entry["judged"]):
                 raise ValueError("checksum mismatch")
-            return _RESULT.validate_python(entry["judged"])
+            from pydantic import TypeAdapter
+
+            return TypeAdapter(CheckResult).validate_python(entry["judged"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -25,30 +25,26 @@ from affidavit.gate.checking.discovery import (
     declared_fields,
     find_toml_plan,
 )
-from affidavit.importers import (
-    LIBRARIES,
-    BrokenObligation,
-    PartialPlan,
-    SourceSpan,
-    directive_key,
-    import_file,
-)
-from affidavit.mechanisms import load_noise_files, read_bytes
+from affidavit.mechanisms import read_bytes
 from affidavit.plan import (
     MAX_JSON_BYTES,
     MAX_YAML_BYTES,
     Document,
     MalformedPlan,
-    Plan,
     Reason,
     Syntax,
     load_json,
     load_yaml,
-    locate_in_document,
-    plan_from,
     pointer_to,
     syntax_of,
 )
+
+if TYPE_CHECKING:
+    from affidavit.importers import BrokenObligation, PartialPlan, SourceSpan
+    from affidavit.plan import Plan
+
+# The models of a plan and the importers are imported where they are used: a cached result needs
+# neither.
 
 FIELDS = frozenset(
     {"adjacency", "dataset", "epochs", "phases", "releases", "sampling", "steps", "target"}
@@ -250,6 +246,9 @@ class Source:
 
     def plan(self) -> Plan:
         """Return the plan with its noise files; raises ``MalformedPlan`` with positions."""
+        from affidavit.mechanisms import load_noise_files
+        from affidavit.plan import plan_from
+
         try:
             plan = plan_from(self.data)
             load_noise_files(plan, Path() if self.file == "-" else Path(self.file).parent)
@@ -280,6 +279,8 @@ class Source:
 
     def _add_missing_fields(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """Add the missing fields that are reported only after the first ones are set."""
+        from affidavit.plan import plan_from
+
         data, seen = deepcopy(self.data), list(reasons)
         for _ in PLACEHOLDERS:
             lacking = [item.pointer for item in reasons if item.code == "missing_field"]
@@ -302,6 +303,8 @@ class Source:
 
     def _with_hint(self, reason: Reason) -> Reason:
         """Add to the reason of a missing field how to set it for an imported document."""
+        from affidavit.importers import directive_key
+
         if reason.code not in ("missing_field", "incomplete"):
             return reason
         remedy = f'{reason.remedy} Set it in [tool.affidavit.given."{self.file}"].'
@@ -348,6 +351,8 @@ class Source:
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """Return ``reasons`` with their line and column in the file."""
+        from affidavit.plan import locate_in_document
+
         return locate_in_document(reasons, self.places)
 
 
@@ -366,10 +371,13 @@ def _parse_sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]
     if kind.endswith(".toml"):
         yield from _read_toml(name, raw, explicit=explicit)
         return
-    folder = None if name == "-" else Path(name).parent
-    if (partial := import_file(kind, raw, folder, explicit=explicit)) is not None:
-        yield _read_imported(name, raw, partial)
-        return
+    if kind.endswith((".py", ".ipynb", ".json")):
+        from affidavit.importers import LIBRARIES, import_file
+
+        folder = None if name == "-" else Path(name).parent
+        if (partial := import_file(kind, raw, folder, explicit=explicit)) is not None:
+            yield _read_imported(name, raw, partial)
+            return
     if kind.endswith((".py", ".ipynb")):
         if explicit:
             raise _no_plan_error(

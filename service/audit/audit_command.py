@@ -56,7 +56,12 @@ MAX_PRINTED_FINDINGS = 100
 """Findings printed as text; ``--json`` prints all of them."""
 
 
-audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True, rich_markup_mode=None)
+audit = typer.Typer(
+    help="Audit the service's log.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
 @audit.command("verify")

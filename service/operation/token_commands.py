@@ -24,7 +24,10 @@ from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 
 tokens = typer.Typer(
-    help="Manage the service's access tokens.", no_args_is_help=True, rich_markup_mode=None
+    help="Manage the service's access tokens.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affidavit.plan import plan_from, syntax_of
 from affidavit.plan.diagnostics import MalformedPlan, PlanError, Reason
-from affidavit.plan.parse import plan_from, syntax_of
 
 Make = Callable[..., dict[str, Any]]
 RELEASE = {"name": "all", "clip_norm": 1, "noise_multiplier": 5}

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from affidavit.mechanisms import lower, obligations_of
 from affidavit.plan import Plan
 from affidavit.plan.diagnostics import MalformedPlan, PlanError, RefusedPlan
-from affidavit.plan.parse import Syntax, parse_plan, plan_from
+from affidavit.plan.parse import parse_plan, plan_from
 from affidavit.plan.serialization import as_document, digest
+from affidavit.plan.strict_parsing import Syntax
 from tests.support.random_seeds import examples
 
 SEEDS: list[dict[str, Any]] = [

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason
-from affidavit.plan.parse import Syntax, parse_plan
+from affidavit.plan.parse import parse_plan
+from affidavit.plan.strict_parsing import Syntax
 from tests.support.processor_time import best_of_three
 
 TEXT = """\

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
-from affidavit.plan.parse import Syntax, locate_in_text, parse_plan
-from affidavit.plan.strict_parsing import load_json, load_yaml
+from affidavit.plan.parse import locate_in_text, parse_plan
+from affidavit.plan.strict_parsing import Syntax, load_json, load_yaml
 
 KEYS = st.text(st.sampled_from('abz09/~"\\ é😀:,{[#-'), min_size=1, max_size=6)
 TREES = st.recursive(

@@ -1,10 +1,12 @@
-"""Reading of files that may have no end."""
+"""Limits of what is read: files that may have no end, and integers."""
 
 from __future__ import annotations
 
 import os
 
 MAX_JSON_BYTES = 1024 * 1024
+MAX_INTEGER = 2**53 - 1
+"""Larger integers are not exact in a double, so readers would disagree."""
 
 
 def read_limited(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> bytes:

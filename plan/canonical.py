@@ -1,0 +1,18 @@
+"""The canonical form of JSON data, and its digest."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import rfc8785
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the RFC 8785 canonical JSON of ``value``."""
+    return rfc8785.dumps(value)
+
+
+def digest_of(value: Any) -> str:
+    """Return ``sha256:`` and the hexadecimal digest of the canonical JSON of ``value``."""
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
