@@ -24,6 +24,7 @@ COPY assessment/ assessment/
 COPY certificate/ certificate/
 COPY evidence/ evidence/
 COPY guard/ guard/
+COPY replay/ replay/
 COPY gate/ gate/
 COPY trainer/ trainer/
 COPY worker/ worker/

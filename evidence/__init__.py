@@ -2,7 +2,8 @@
 
 Begin with ``run_record`` (the lines that a trainer writes) and ``conformance`` (how they are
 compared with the certificate). ``provenance`` signs them, ``hyperparameter_search`` joins the
-runs of a search, and ``model`` has the claim that travels with weights.
+runs of a search, ``replay_record`` is what a replay of a loop shows, and ``model`` has the claim
+that travels with weights.
 """
 
 import lazy_loader

@@ -36,6 +36,13 @@ from .provenance import BadProvenance as BadProvenance
 from .provenance import RunProvenance as RunProvenance
 from .provenance import read_provenance as read_provenance
 from .provenance import sign_provenance as sign_provenance
+from .replay_record import BadReplayRecord as BadReplayRecord
+from .replay_record import ChangedRecord as ChangedRecord
+from .replay_record import ReplayChecks as ReplayChecks
+from .replay_record import ReplayedFile as ReplayedFile
+from .replay_record import ReplayFinding as ReplayFinding
+from .replay_record import ReplayRecord as ReplayRecord
+from .replay_record import read_replay_record as read_replay_record
 from .run_record import START as START
 from .run_record import VERSION as VERSION
 from .run_record import BrokenLine as BrokenLine

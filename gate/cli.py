@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "search": ("trainer.search", "Train a random number of times, and release the best."),
         "worker": ("worker.__main__", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
+        "replay": ("replay", "Run your loop on neighbouring data, and compare the runs."),
         "conformance": ("runs", "Check that a run did what was certified."),
         "audit-model": ("model", "Measure a lower bound on ε from one run."),
         "sign-model": ("model", "Add certificate, record and a signed claim to a model."),

@@ -31,6 +31,7 @@ ROOMS = (
     "service",
     "gate",
     "guard",
+    "replay",
     "trainer",
     "worker",
     "client",
@@ -63,6 +64,7 @@ that `diagnose` names are in [known mistakes](mistakes.md).
 | service | `code` of a problem document |
 | gate | findings of `check`, refusals of commands |
 | guard | stops of the guard |
+| replay | findings of `replay`, and why a loop was not replayed |
 | trainer, worker | why a run was not begun, or ended |
 
 """

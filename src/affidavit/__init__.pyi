@@ -33,6 +33,9 @@ from .plan import Plan as Plan
 from .plan import PlanError as PlanError
 from .plan import Reason as Reason
 from .plan import RefusedPlan as RefusedPlan
+from .replay import lot as lot
+from .replay import records as records
+from .replay import release as release
 from .trust import KeyFailure as KeyFailure
 from .trust import VerificationError as VerificationError
 

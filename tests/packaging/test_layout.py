@@ -30,7 +30,7 @@ BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"
 ROOMS_OF = {
     None: (
         *("plan", "mechanisms", "accountants", "checker", "importers", "trust", "assessment"),
-        *("certificate", "evidence", "guard", "library", "client", "gate", "worker"),
+        *("certificate", "evidence", "guard", "replay", "library", "client", "gate", "worker"),
     ),
     "service": ("service", "migrations"),
 }

@@ -1,0 +1,47 @@
+"""``affidavit replay -- python train.py``: run a loop on neighbouring data, and compare.
+
+Exit codes: 0 not refuted by what ran; 1 refuted; 2 usage; 3 the loop cannot be replayed, or what
+differs decides nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from affidavit.gate.console import as_json_file, print_json, require_writable, say, stop, write
+from affidavit.gate.exit_codes import Exit
+from affidavit.gate.options import JsonOption
+from affidavit.replay import ReplayRefused, replay_command, to_text
+
+USAGE = ("command_unknown", "system_unsupported")
+EXITS = {"not_refuted": Exit.CERTIFIED, "refuted": Exit.BLOCKED, "undecided": Exit.UNDECIDED}
+
+
+def replay(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- python SCRIPT", help="The command to replay.")
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="Releases of each run, at most.")] = 12,
+    records: Annotated[int, typer.Option(min=1, help="Records to change, each in 4 ways.")] = 4,
+    record: Annotated[
+        Path | None, typer.Option(help="File to write the replay record to, as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run your loop on data that differs in one record, and compare all that it does."""
+    require_writable(record)
+    try:
+        shown = replay_command(command, steps=steps, records=records)
+    except ReplayRefused as refused:
+        stop(str(refused), Exit.USAGE if refused.code in USAGE else Exit.UNDECIDED)
+    document = shown.model_dump(mode="json")
+    if record is not None:
+        write(record, as_json_file(document))
+    if as_json:
+        print_json(document)
+    else:
+        say(to_text(shown))
+    raise typer.Exit(EXITS[shown.verdict])

@@ -1,0 +1,90 @@
+"""Runs in forks of a process, each with limits of time, memory and files.
+
+    python -m affidavit.replay.child torch opacus
+
+starts the process in the loop's own interpreter, which imports the named modules once and then
+forks for each run. Each line of standard input is a job; each line of standard output is the result
+of one: ``{"status": 0}``, or -9 after the deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from affidavit.replay.settings import Job
+from affidavit.replay.traced_run import prepare, run_command
+
+LARGEST_FILE = 1 << 30
+"""Bytes of a file that a run may write."""
+
+
+def main() -> None:
+    """Import the modules of the command line, and run the jobs of standard input."""
+    for name in sys.argv[1:]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    prepare()
+    for line in sys.stdin:
+        fields = json.loads(line)
+        status = fork(Job.from_json(fields["job"]), fields["deadline"], run_command)
+        sys.stdout.write(json.dumps({"status": status}) + "\n")
+        sys.stdout.flush()
+
+
+def fork(job: Job, deadline: float, run: Callable[[Job], None]) -> int:
+    """Call ``run(job)`` in a fork of this process, and return the exit status, -9 if it is late.
+
+    ``deadline`` is in seconds. Whatever the run started ends with it.
+    """
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            os.setsid()
+            _set_limits(job)
+            run(job)
+            status = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            sys.__stderr__.flush()  # type: ignore[union-attr]
+            os._exit(status)
+
+    def end(_: int, __: FrameType | None) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    previous = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, deadline)
+    try:
+        _, status = os.waitpid(pid, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _set_limits(job: Job) -> None:
+    for kind, amount in (
+        (resource.RLIMIT_DATA, job.memory),
+        (resource.RLIMIT_FSIZE, LARGEST_FILE),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, most = resource.getrlimit(kind)
+        limit = amount if most == resource.RLIM_INFINITY else min(amount, most)
+        resource.setrlimit(kind, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()

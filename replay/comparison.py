@@ -1,0 +1,395 @@
+"""What two runs on neighbouring data sets say: where they part, and by how much.
+
+``first`` is the record of the run on the given data set, ``control`` one on the same data set, and
+``second`` one on a neighbour, with the releases of the first run. What differs between ``first``
+and ``control`` is not reproducible, and is not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from affidavit.evidence import ChangedRecord, ReplayChecks, ReplayFinding
+from affidavit.replay.lines import LINE_BITS
+from affidavit.replay.settings import Neighbour
+
+Record = dict[str, Any]
+
+TOLERANCE = 1e-3
+"""Relative error of a sum of clipped gradients in float32."""
+NOISE_DEVIATIONS = 5.0
+"""Standard deviations of a statistic of noise or lots that refute it: probability 3e-7."""
+FEW_RECORDS = 6
+"""Two Poisson lots with fewer records may well be equal."""
+LOGS = (".log", "tfevents", "lightning_logs/", "wandb/", "mlruns/", "runs/")
+"""Parts of the names of files that hold logs."""
+
+
+def _changed(neighbour: Neighbour) -> ChangedRecord:
+    return ChangedRecord(kind=neighbour.kind, dataset=neighbour.dataset, record=neighbour.record)
+
+
+def releases_of(record: Record) -> list[dict[str, Any]]:
+    """Return the events of releases."""
+    return [event for event in record["events"] if event["kind"] == "release"]
+
+
+def noise_findings(first: Record) -> list[ReplayFinding]:
+    """Test the noise of the first run: that it is there, as large as accounted, and new each time.
+
+    Larger noise than that is no fault. All releases together are tested, and each by itself.
+    """
+    events = first["events"]
+    in_all: list[tuple[float, int]] = []
+    for number, event in enumerate(releases_of(first)):
+        accounted = _accounted_std(events, event)
+        expected = event["noise_std"] if accounted is None else accounted
+        if event["noise_equals"] is not None:
+            earlier = event["noise_equals"] + 1
+            message = f"release {number + 1} has noise of release {earlier} again."
+            return [_noise_finding("noise_repeated", message, number, event)]
+        if not expected:
+            continue
+        for name, (squares, size) in zip(event["names"], event["noise"], strict=True):
+            if size and not squares:
+                message = f"{name} gets no noise in release {number + 1}."
+                return [_noise_finding("noise_missing", message, number, event, subject=name)]
+        squares, size = map(sum, zip(*event["noise"], strict=True))
+        in_all.append((squares / expected**2, size))
+        for sums, which in (
+            (in_all[-1:], f"release {number + 1}"),
+            (in_all, f"releases 1 to {number + 1}"),
+        ):
+            if (ratio := _smaller_noise(sums)) is not None:
+                message = (
+                    f"the noise of {which} has standard deviation {ratio * expected:.4g}, not "
+                    f"{expected:.4g}."
+                )
+                return [_noise_finding("noise_scaled", message, number, event)]
+    return []
+
+
+def _smaller_noise(sums: Sequence[tuple[float, int]]) -> float | None:
+    """Return the deviation's estimate over the expected one if it is too small, or None.
+
+    ``sums`` has sums of squares of that many standard normals; their tail is that of Wilson and
+    Hilferty's cube root.
+    """
+    total, count = map(sum, zip(*sums, strict=True))
+    if not count:
+        return None
+    variance = 2 / (9 * count)
+    score = ((total / count) ** (1 / 3) - 1 + variance) / math.sqrt(variance)
+    return math.sqrt(total / count) if score < -NOISE_DEVIATIONS else None
+
+
+def _noise_finding(
+    code: str, message: str, number: int, event: dict[str, Any], subject: str | None = None
+) -> ReplayFinding:
+    return ReplayFinding(
+        code=code,
+        check="noise",
+        message=message,
+        where=event["line"],
+        subject=subject,
+        release=number,
+    )
+
+
+def lot_findings(first: Record) -> list[ReplayFinding]:
+    """Test the lots of the first run against their sampler's rate, and that against the accountant.
+
+    Sizes are those before a replay thins a lot.
+    """
+    draws = [event for event in first["events"] if event["kind"] == "draw" and event["rate"]]
+    charged = {e["sample_rate"] for e in first["events"] if e["kind"] == "accounted"} - {None}
+    expected = sum(event["rate"] * event["records"] for event in draws)
+    variance = sum(event["rate"] * (1 - event["rate"]) * event["records"] for event in draws)
+    drawn = sum(event["size"] for event in draws)
+    if abs(drawn - expected) > NOISE_DEVIATIONS * math.sqrt(variance) + NOISE_DEVIATIONS:
+        return [
+            ReplayFinding(
+                code="lots_other_rate",
+                check="lots",
+                message=f"{len(draws)} lots have {drawn} records; at their sampler's rate they "
+                f"would have {expected:.4g} in expectation.",
+                where=draws[0]["line"],
+            )
+        ]
+    for at, event in enumerate(draws):
+        if event["size"] >= FEW_RECORDS and event["places"] in [d["places"] for d in draws[:at]]:
+            return [
+                ReplayFinding(
+                    code="lots_repeated",
+                    check="lots",
+                    message=f"lot {at + 1} has the records of an earlier lot again; each lot of a "
+                    "Poisson sampler is drawn anew.",
+                    where=event["line"],
+                )
+            ]
+    rate = max((event["rate"] for event in draws), default=0.0)
+    if charged and rate > max(charged) * (1 + TOLERANCE):
+        return [
+            ReplayFinding(
+                code="lots_accounted_otherwise",
+                check="lots",
+                message=f"lots are drawn at rate {rate:.6g}, but the accountant charges "
+                f"{max(charged):.6g}.",
+                where=draws[0]["line"],
+            )
+        ]
+    return []
+
+
+def checks_of(
+    first: Record, findings: list[ReplayFinding], *, moved: bool, unstable: bool
+) -> ReplayChecks:
+    """Return what the runs say of each check. ``moved``: whether a release was compared."""
+    events = first["events"]
+    kinds = {event["kind"] for event in events}
+    tested = {
+        "sensitivity": moved,
+        "non_interference": True,
+        "noise": all(event["noise_std"] for event in releases_of(first)) and "release" in kinds,
+        "lots": any(event["kind"] == "draw" and event["rate"] for event in events),
+    }
+    result: dict[str, Any] = {
+        name: "shown" if is_ else "not_tested" for name, is_ in tested.items()
+    }
+    if unstable or any(item.code == "branch_by_record" for item in findings):
+        result["non_interference"] = "undecided"
+    result |= {item.check: "refuted" for item in findings if item.refutes}
+    return ReplayChecks(**result)
+
+
+def _accounted_std(events: list[dict[str, Any]], release: dict[str, Any]) -> float | None:
+    """Return the standard deviation that the accountant charges for a release, if it is known."""
+    later = events[events.index(release) + 1 :]
+    for event in later:
+        if event["kind"] == "release":
+            return None
+        if event["kind"] == "accounted" and event["noise_multiplier"] is not None:
+            std, sigma = release["noise_std"], release.get("noise_multiplier")
+            return float(std if not sigma else std * event["noise_multiplier"] / sigma)
+    return None
+
+
+def compare(
+    first: Record, second: Record, control: Record, neighbour: Neighbour
+) -> tuple[list[ReplayFinding], float | None]:
+    """Return what the neighbour shows, and the largest move of a release in clip norms.
+
+    The move is None if no release of a lot with the record was compared.
+    """
+    findings: list[ReplayFinding] = []
+    largest: float | None = None
+    unstable = unstable_keys(first, control)
+    first_ones, second_ones = releases_of(first), releases_of(second)
+    lots = lots_before_releases(first)
+    for number, (one, other) in enumerate(zip(first_ones, second_ones, strict=False)):
+        differing = _differing(one["state"], other["state"], unstable)
+        if differing:
+            findings.append(_state_finding(differing, number, other["line"], neighbour))
+            break
+        if "distances" not in other or neighbour.kind == "mixed":
+            continue
+        times = lots[number].count([neighbour.dataset, neighbour.record])
+        moved, finding = _sensitivity(one, other, times, number, neighbour)
+        if times:
+            largest = max(largest or 0.0, moved)
+        if finding is not None:
+            findings.append(finding)
+            break
+    if not findings:
+        if (flow := _flow_finding(first, second, neighbour)) is not None:
+            findings.append(flow)
+        else:
+            differing = _differing(first["state"], second["state"], unstable)
+            if differing:
+                findings.append(_state_finding(differing, len(first_ones), None, neighbour))
+    findings += _file_findings(first, second, control, neighbour)
+    findings += _print_findings(first, second, control, neighbour)
+    branch = _branch(first, second) if neighbour.kind != "removed" else None
+    if branch is not None and not any(finding.refutes for finding in findings):
+        findings.append(
+            ReplayFinding(
+                code="branch_by_record",
+                check="non_interference",
+                message=f"{branch} branches on a record. Nothing else differs in these steps.",
+                where=branch,
+                refutes=False,
+                neighbour=_changed(neighbour),
+            )
+        )
+    return findings, largest
+
+
+def unstable_keys(first: Record, control: Record) -> set[str]:
+    """Return what differs between two runs on the same data: state, files and printed lines."""
+    keys: set[str] = set()
+    for one, other in zip(releases_of(first), releases_of(control), strict=False):
+        keys |= set(_differing(one["state"], other["state"], set()))
+    return keys | set(_differing(first["state"], control["state"], set()))
+
+
+def _differing(one: dict[str, str], other: dict[str, str], unstable: set[str]) -> list[str]:
+    names = [*one, *(name for name in other if name not in one)]
+    return [n for n in names if n not in unstable and one.get(n) != other.get(n)]
+
+
+def _state_finding(
+    names: list[str], number: int, where: str | None, neighbour: Neighbour
+) -> ReplayFinding:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    when = "before the first release" if number == 0 else f"after release {number}"
+    return ReplayFinding(
+        code="state_differs",
+        check="non_interference",
+        message=f"{names[0]}{more}: depends on a record {when}, beyond the noisy releases.",
+        where=where,
+        subject=names[0],
+        release=number,
+        neighbour=_changed(neighbour),
+    )
+
+
+def lots_before_releases(record: Record) -> list[list[Any]]:
+    """Return the records that were read for each release since the one before."""
+    result: list[list[Any]] = []
+    current: list[Any] = []
+    for event in record["events"]:
+        if event["kind"] == "lot" and event["is_private"]:
+            current += event["records"]
+        elif event["kind"] == "release":
+            result.append(current)
+            current = []
+    return result
+
+
+def _sensitivity(
+    one: dict[str, Any], other: dict[str, Any], times: int, number: int, neighbour: Neighbour
+) -> tuple[float, ReplayFinding | None]:
+    """Compare the moves of a release with its clip norms.
+
+    A record that is removed moves a sum by at most C; a changed one by at most 2 C. ``times`` is
+    how often it was read for the release.
+    """
+    norms, moves = one["clip_norm"], other["distances"]
+    if not isinstance(norms, list):
+        norms, moves = [norms], [math.sqrt(sum(move**2 for move in moves))]
+    allowed = 1 if neighbour.kind == "removed" else 2
+    worst = max(range(len(moves)), key=lambda at: moves[at] / norms[at])
+    ratio = moves[worst] / norms[worst]
+    name = one["names"][worst] if len(moves) > 1 else "the joint release"
+    if not math.isfinite(ratio) or ratio > allowed * (1 + TOLERANCE):
+        read = f" It was read {times} times for this release." if times > 1 else ""
+        return ratio, ReplayFinding(
+            code="sensitivity_exceeded",
+            check="sensitivity",
+            message=f"release {number + 1} moves by {ratio:.4g} clip norms ({name}, clip norm "
+            f"{norms[worst]:.4g}); a record {neighbour.kind} may move it by {allowed}.{read}",
+            where=other["line"],
+            subject=max(zip(other["distances"], one["names"], strict=True))[1],
+            release=number,
+            neighbour=_changed(neighbour),
+        )
+    if times == 0 and ratio > TOLERANCE:
+        return ratio, ReplayFinding(
+            code="record_outside_lot",
+            check="sensitivity",
+            message=f"release {number + 1} moves by {ratio:.4g} clip norms, although the changed "
+            "record is not in its lot.",
+            where=other["line"],
+            release=number,
+            neighbour=_changed(neighbour),
+        )
+    return ratio / allowed, None
+
+
+def _flow_finding(first: Record, second: Record, neighbour: Neighbour) -> ReplayFinding | None:
+    """Compare the order of lots, releases and the end of the loop."""
+    kinds = ("lot", "release", "accounted", "draw")
+    first_ones = [event for event in first["events"] if event["kind"] in kinds]
+    second_ones = [event for event in second["events"] if event["kind"] in kinds]
+    where = _branch(first, second)
+    for one, other in zip(first_ones, second_ones, strict=False):
+        if (one["kind"], one.get("records")) != (other["kind"], other.get("records")):
+            return ReplayFinding(
+                code="steps_differ",
+                check="non_interference",
+                message=f"where one run continues with a {one['kind']} ({one['line']}), the other "
+                f"continues with a {other['kind']} ({other['line']}).",
+                where=where or other["line"],
+                neighbour=_changed(neighbour),
+            )
+    ends = first["ended"], second["ended"]
+    if len(first_ones) != len(second_ones) or ends != ends[::-1]:
+        return ReplayFinding(
+            code="steps_differ",
+            check="non_interference",
+            message=f"one run ends {ends[0]} after {first['releases']} releases, the other "
+            f"{ends[1]} after {second['releases']}.",
+            where=where or second["ended_at"],
+            neighbour=_changed(neighbour),
+        )
+    return None
+
+
+def _branch(first: Record, second: Record) -> str | None:
+    """Return the line after which the orders of lines first differ."""
+    one, other = first["lines"]["order"], second["lines"]["order"]
+    names = (first["lines"]["files"], second["lines"]["files"])
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            place = one[at - 1] if at else a
+            return f"{names[0][place >> LINE_BITS]}:{place & ((1 << LINE_BITS) - 1)}"
+    return None
+
+
+def _file_findings(
+    first: Record, second: Record, control: Record, neighbour: Neighbour
+) -> list[ReplayFinding]:
+    first_ones, second_ones, again = first["files"], second["files"], control["files"]
+    findings = []
+    for name in sorted(first_ones.keys() | second_ones.keys()):
+        if first_ones.get(name) == second_ones.get(name) or first_ones.get(name) != again.get(name):
+            continue
+        is_log = any(part in name for part in LOGS)
+        if name in first_ones and name in second_ones:
+            message = f"{name} has other contents."
+        else:
+            message = f"{name} is written in one run and not in the other."
+        findings.append(
+            ReplayFinding(
+                code="raw_value_logged" if is_log else "file_differs",
+                check="non_interference",
+                message=message,
+                where=second["written"].get(name) or first["written"].get(name),
+                subject=name,
+                refutes=not is_log,
+                neighbour=_changed(neighbour),
+            )
+        )
+    return findings
+
+
+def _print_findings(
+    first: Record, second: Record, control: Record, neighbour: Neighbour
+) -> list[ReplayFinding]:
+    findings: dict[str | None, ReplayFinding] = {}
+    again = control["printed"]
+    for at, (one, other) in enumerate(zip(first["printed"], second["printed"], strict=False)):
+        if one[0] != other[0]:
+            break
+        if one[1] != other[1] and at < len(again) and again[at] == one and one[0] not in findings:
+            findings[one[0]] = ReplayFinding(
+                code="raw_value_logged",
+                check="non_interference",
+                message=f"prints a value without noise: {one[1].strip()[:120]}",
+                where=one[0],
+                refutes=False,
+                neighbour=_changed(neighbour),
+            )
+    return list(findings.values())

@@ -1,0 +1,512 @@
+"""The data sets and loaders of a run: which records each lot reads, and the changed record.
+
+Data sets are numbered in the order of their making, so that a later run of the same program finds
+the same record. A changed record is changed where its data set stores it, at the end of
+``__init__``: a row of each tensor, array and list that has as many rows as records. If the
+arrays come from a file, they are changed when they are loaded, before anything else sees them. A
+data set that stores no rows has the record changed whenever ``__getitem__`` returns it.
+
+A removed record is masked in the lots that were drawn, so that all draws stay aligned.
+
+Loaders read in the training process. Passes over a loader end after ``job.lots`` lots, and
+lots are thinned to ``job.lot_records`` records.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from affidavit.replay.recorder import Recorder
+from affidavit.replay.settings import Neighbour
+from affidavit.replay.torch_state import digest_of
+
+HUGE = 1000.0
+"""Factor of an outlier's values over the largest value of its array."""
+
+
+class Records:
+    """Numbers data sets, changes or masks the neighbour's record, and records lots."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._neighbour = recorder, recorder.job.neighbour
+        self._datasets: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._in_init: set[int] = set()
+        self._private: list[Any] = []
+        self._marked: MarkedRows | None = None
+        self._sources: list[list[Any]] = []
+        self.masked: tuple[int, list[int]] | None = None
+        """Records of the last lot before masking, and the places of the others."""
+
+    def install(self) -> None:
+        """Note PyTorch's data sets, loaders and lots from now on."""
+        data = importlib.import_module("torch.utils.data")
+        self._wrap_datasets(data.Dataset)
+        self._wrap_loader(data.DataLoader)
+        self._wrap_sampler(data.BatchSampler)
+        fetch = importlib.import_module("torch.utils.data._utils.fetch")
+        self._wrap_fetch(fetch._MapDatasetFetcher)
+        for module, names in (
+            ("torch", ("load",)),
+            ("numpy", ("load", "loadtxt", "genfromtxt")),
+        ):
+            for name in names:
+                self._wrap_source(importlib.import_module(module), name)
+        if "opacus" in sys.modules:
+            samplers = importlib.import_module("opacus.utils.uniform_sampler")
+            self._wrap_sampler(samplers.UniformWithReplacementSampler)
+            engine = importlib.import_module("opacus.privacy_engine").PrivacyEngine
+            prepare = engine._prepare_data_loader
+
+            @functools.wraps(prepare)
+            def preparing(owner: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+                self.mark_private(data_loader.dataset)
+                return prepare(owner, data_loader, *args, **kwargs)
+
+            engine._prepare_data_loader = preparing
+
+    def mark_private(self, dataset: Any) -> None:
+        """Note that ``dataset`` is the one that is protected."""
+        self.number(dataset)
+        if not any(item is dataset for item in self._private):
+            self._private.append(dataset)
+
+    def marked(self, data: tuple[Any, ...]) -> Any:
+        """Note records that a line of the loop marks, and return them with the change."""
+        if len(data) == 1 and not is_array(data[0]) and not isinstance(data[0], list):
+            self.mark_private(data[0])
+            return data
+        self._marked = rows = MarkedRows(data)
+        self.mark_private(rows)
+        return tuple(rows.columns[place] for place in range(len(data)))
+
+    def marked_lot(self, places: Any) -> Any:
+        """Record a lot of the marked rows, and return its places without the removed record."""
+        if self._marked is None:
+            return places
+        self._recorder.align_generators()
+        number = self.number(self._marked)
+        drawn = [int(place) for place in places]
+        self._add_draw(drawn, None)
+        lot = [(number, place) for place in drawn]
+        self._recorder.add("lot", records=lot, is_private=True)
+        at = self._neighbour
+        if at is None or at.kind != "removed" or at.dataset != number or at.record not in drawn:
+            return places
+        remaining = [order for order, place in enumerate(drawn) if place != at.record]
+        if is_array(places):
+            return places[remaining]
+        return type(places)(places[order] for order in remaining)
+
+    def number(self, dataset: Any) -> int:
+        """Return the number of ``dataset``, which is new if no class hook has seen it."""
+        if id(dataset) not in self._numbers:
+            self._made(dataset)
+        return self._numbers[id(dataset)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the private data sets' records, and which sources hold them."""
+        return {
+            "private": [self._describe(dataset) for dataset in self._private],
+            "datasets": [type(dataset).__name__ for dataset in self._datasets],
+        }
+
+    def _describe(self, dataset: Any) -> dict[str, Any]:
+        size = len(dataset)
+        places = range(0, size, max(1, size // 64))
+        members = [self.root_of(dataset, place) for place in places]
+        root, _ = members[0] if members else (self.number(dataset), 0)
+        return {
+            "name": type(self._datasets[root]).__name__,
+            "size": size,
+            "members": members,
+            "sources": self._sources_of(self._datasets[root]),
+        }
+
+    def root_of(self, dataset: Any, place: int) -> tuple[int, int]:
+        """Return the data set that stores record ``place`` of ``dataset``, and its place there."""
+        while True:
+            if hasattr(dataset, "cumulative_sizes") and hasattr(dataset, "datasets"):
+                ends = [0, *dataset.cumulative_sizes]
+                part = next(at for at, end in enumerate(ends[1:]) if place < end)
+                dataset, place = dataset.datasets[part], place - ends[part]
+            elif hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+                dataset, place = dataset.dataset, int(dataset.indices[place])
+            elif size_of(inner := getattr(dataset, "dataset", None)) == size_of(dataset) != -1:
+                dataset = inner
+            else:
+                return self.number(dataset), int(place)
+
+    def _made(self, dataset: Any) -> None:
+        self._numbers[id(dataset)] = number = len(self._datasets)
+        self._datasets.append(dataset)
+        at = self._neighbour
+        if at is not None and at.dataset == number and not at.sources and at.kind != "removed":
+            rows = list(row_holders(dataset))
+            if isinstance(dataset, list):
+                change_row(None, 0, dataset, at)
+            elif rows:
+                for column, (holder, key, rows_of) in enumerate(rows):
+                    change_row(holder, key, rows_of, at, column)
+            else:
+                self._change_items(dataset, at)
+
+    def _change_items(self, dataset: Any, at: Neighbour) -> None:
+        kind = type(dataset)
+        get = kind.__getitem__
+
+        def changed(owner: Any, place: Any) -> Any:
+            item = get(owner, place)
+            if owner is not dataset or not isinstance(place, int):
+                return item
+            if at.kind == "mixed":
+                return mixed_item(lambda shift: get(owner, (place + shift) % len(owner)))
+            return changed_item(item, get(owner, at.other), at) if place == at.record else item
+
+        kind.__getitem__ = changed
+
+    def _wrap_datasets(self, base: Any) -> None:
+        records = self
+
+        def wrap(kind: Any) -> None:
+            if "__init__" not in kind.__dict__:
+                return
+            original = kind.__init__
+
+            @functools.wraps(original)
+            def init(owner: Any, *args: Any, **kwargs: Any) -> None:
+                outermost = id(owner) not in records._in_init
+                records._in_init.add(id(owner))
+                original(owner, *args, **kwargs)
+                if outermost:
+                    records._in_init.discard(id(owner))
+                    if size_of(owner) > 0:
+                        records.number(owner)
+
+            kind.__init__ = init
+
+        def subclass(kind: Any, /, **kwargs: Any) -> None:
+            super(base, kind).__init_subclass__(**kwargs)
+            wrap(kind)
+
+        for kind in all_subclasses(base):
+            wrap(kind)
+        base.__init_subclass__ = classmethod(subclass)
+
+    def _wrap_loader(self, loader: Any) -> None:
+        original, signature = loader.__init__, inspect.signature(loader.__init__)
+        inline = {
+            "num_workers": 0,
+            "timeout": 0,
+            "pin_memory": False,
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "multiprocessing_context": None,
+        }
+
+        @functools.wraps(original)
+        def init(owner: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(owner, *args, **kwargs)
+            for name, value in inline.items():
+                if name in bound.arguments:
+                    bound.arguments[name] = value
+            if size_of(bound.arguments["dataset"]) > 0:
+                self.number(bound.arguments["dataset"])
+            original(*bound.args, **bound.kwargs)
+
+        loader.__init__ = init
+        index_sampler = loader._index_sampler.fget
+
+        def short(owner: Any) -> Any:
+            sampler = index_sampler(owner)
+            if getattr(type(sampler).__iter__, "_is_short", False) or isinstance(sampler, Short):
+                return sampler
+            if type(sampler).__name__ == "BatchSplittingSampler":
+                return sampler
+            return Short(self, sampler)
+
+        loader._index_sampler = property(short)
+
+    def _wrap_sampler(self, sampler: Any) -> None:
+        original = sampler.__iter__
+
+        @functools.wraps(original)
+        def draw(owner: Any) -> Iterator[Any]:
+            yield from self.shortened(lambda: original(owner), owner)
+
+        draw._is_short = True  # type: ignore[attr-defined]
+        sampler.__iter__ = draw
+
+    def shortened(self, begin: Callable[[], Iterator[Any]], sampler: Any) -> Iterator[Any]:
+        """Yield the first lots of a pass of ``sampler``, thinned."""
+        job = self._recorder.job
+        self._recorder.align_generators()
+        lots = begin()
+        for _ in range(job.lots):
+            self._recorder.align_generators()
+            if (lot := next(lots, None)) is None:
+                return
+            if isinstance(lot, list | tuple):
+                self._add_draw(lot, sampler)
+                stride = max(1, -(-len(lot) // job.lot_records))
+                lot = lot[::stride]
+            yield lot
+
+    def _add_draw(self, lot: Sequence[Any], sampler: Any) -> None:
+        rate = getattr(sampler, "sample_rate", None)
+        self._recorder.add(
+            "draw",
+            size=len(lot),
+            rate=None if rate is None else float(rate),
+            records=getattr(sampler, "num_samples", None),
+            places=digest_of(lot),
+        )
+
+    def _wrap_fetch(self, fetcher: Any) -> None:
+        original = fetcher.fetch
+
+        @functools.wraps(original)
+        def fetch(owner: Any, places: Any) -> Any:
+            dataset, lot = owner.dataset, places
+            is_lot = owner.auto_collation
+            roots = [self.root_of(dataset, place) for place in (lot if is_lot else [lot])]
+            private = any(dataset is item for item in self._private)
+            self._recorder.add("lot", records=roots, is_private=private)
+            at = self._neighbour
+            self.masked = None
+            if is_lot and at is not None and at.kind == "removed":
+                remaining = [i for i, root in enumerate(roots) if root != (at.dataset, at.record)]
+                empties = hasattr(owner.collate_fn, "sample_empty_shapes")
+                if len(remaining) < len(roots) and (remaining or empties):
+                    self.masked = (len(roots), remaining)
+                    places = [places[i] for i in remaining]
+            with self._recorder.lines.reading():
+                return original(owner, places)
+
+        fetcher.fetch = fetch
+
+    def _wrap_source(self, module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            value = original(*args, **kwargs)
+            arrays = list(arrays_in(value))
+            if arrays:
+                at = self._neighbour
+                if at is not None and len(self._sources) in at.sources and at.kind != "removed":
+                    for column, item in enumerate(arrays):
+                        if len(item) > max(at.record, at.other):
+                            change_array(item, at, column)
+                self._sources.append(arrays)
+            return value
+
+        setattr(module, name, load)
+
+    def _sources_of(self, root: Any) -> list[int]:
+        """Return the loaded arrays with a row for each record of ``root``.
+
+        Several data sets of one size are told apart by their values.
+        """
+        size = size_of(root)
+        held = [rows for _, _, rows in row_holders(root) if is_array(rows)]
+        alike = [
+            number
+            for number, arrays in enumerate(self._sources)
+            if any(len(item) == size for item in arrays)
+        ]
+        exact = [
+            number
+            for number in alike
+            if any(same_values(one, other) for one in self._sources[number] for other in held)
+        ]
+        sizes = [size_of(dataset) for dataset in self._datasets if list(row_holders(dataset))]
+        return exact or (alike if sizes.count(size) == 1 else [])
+
+
+class MarkedRows:
+    """The arrays or lists of one row for each record that a line of the loop marks."""
+
+    def __init__(self, columns: tuple[Any, ...]) -> None:
+        self.columns = dict(enumerate(columns))
+        self._size = len(columns[0])
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class Short:
+    """A sampler of the user's, whose passes are short and whose lots are thinned."""
+
+    def __init__(self, records: Records, sampler: Any) -> None:
+        self._records, self._sampler = records, sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._records.shortened(lambda: iter(self._sampler), self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def all_subclasses(kind: Any) -> Iterator[Any]:
+    """Return all classes below ``kind``."""
+    for child in type.__subclasses__(kind):
+        yield child
+        yield from all_subclasses(child)
+
+
+def size_of(dataset: Any) -> int:
+    """Return the number of records, or -1 if there is none."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return -1
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is a tensor or array with rows."""
+    is_tensor = hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "ndim")
+    return is_tensor and value.ndim > 0
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    """Return the tensors and arrays of a loaded value."""
+    if is_array(value):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from arrays_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value[:64]:
+            yield from arrays_in(item)
+
+
+def row_holders(dataset: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Return what holds one row for each record: the container, its key, the rows."""
+    size = size_of(dataset)
+    values = getattr(dataset, "__dict__", {})
+    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        return
+    for key, value in list(values.items()):
+        if isinstance(value, tuple) and value and all(is_array(item) for item in value):
+            yield from ((None, None, item) for item in value if len(item) == size)
+        elif isinstance(value, dict):
+            yield from ((value, k, v) for k, v in value.items() if _has_rows(v, size))
+        elif _has_rows(value, size):
+            yield values, key, value
+
+
+def _has_rows(value: Any, size: int) -> bool:
+    return (is_array(value) or isinstance(value, list)) and len(value) == size
+
+
+def change_row(holder: Any, key: Any, rows: Any, at: Neighbour, column: int = 0) -> None:
+    """Change the neighbour's record in ``rows``, in place where that is possible."""
+    if isinstance(rows, list):
+        if at.kind == "mixed":
+            rows[:] = _mixed_rows(list(rows), column)
+        else:
+            rows[at.record] = changed_item(rows[at.record], rows[at.other], at)
+    elif hasattr(rows, "at") and not hasattr(rows, "flags"):  # of JAX, which changes no array
+        copy = np.array(rows)
+        change_array(copy, at, column)
+        holder[key] = rows * 0 + copy
+    elif not change_array(rows, at, column):
+        copy = rows.copy()
+        change_array(copy, at, column)
+        holder[key] = copy
+
+
+def _mixed_rows(rows: list[Any], column: int) -> Iterator[Any]:
+    for place in range(len(rows)):
+        yield mixed_item(partial(_at_shift, rows, place), column)
+
+
+def _at_shift(rows: Any, place: int, shift: int) -> Any:
+    return rows[(place + shift) % len(rows)]
+
+
+def change_array(rows: Any, at: Neighbour, column: int = 0) -> bool:
+    """Change the neighbour's rows of a tensor or array; False if it is read-only.
+
+    In a mixed data set the columns are rolled by different numbers of rows.
+    """
+    if not getattr(getattr(rows, "flags", None), "writeable", True):
+        return False
+    target = rows.detach() if hasattr(rows, "detach") else rows
+    if at.kind == "mixed":
+        places = [(place + column + 1) % len(target) for place in range(len(target))]
+        target[:] = target[places]
+    else:
+        target[at.record] = changed_row(target, at)
+    return True
+
+
+def mixed_item(get: Callable[[int], Any], column: int = 0) -> Any:
+    """Return a record whose parts come from the records at different shifts."""
+    item = get(column + 1)
+    if isinstance(item, tuple | list) and type(item) in (tuple, list):
+        return type(item)(get(part + 1)[part] for part in range(len(item)))
+    if isinstance(item, dict):
+        return {key: get(part + 1).get(key, item[key]) for part, key in enumerate(item)}
+    return item
+
+
+def changed_row(rows: Any, at: Neighbour) -> Any:
+    """Return the row that the neighbour's record gets."""
+    row, other = rows[at.record], rows[at.other]
+    is_label = rows.ndim == 1 and "float" not in str(rows.dtype)
+    if at.kind == "replaced" or (at.kind == "outlier" and is_label):
+        return other.clone() if hasattr(other, "clone") else other.copy()
+    if at.kind == "zeroed":
+        return row if is_label else row * 0
+    if "float" in str(rows.dtype):
+        size = abs(rows).max()
+        return row * 0 + HUGE * (size + (size == 0))
+    return row * 0 + rows.max()  # pixels or tokens
+
+
+def changed_item(item: Any, other: Any, at: Neighbour) -> Any:
+    """Return what the neighbour's record is instead of ``item``."""
+    if at.kind == "replaced":
+        return other
+    if isinstance(item, tuple | list):
+        parts = [changed_item(one, two, at) for one, two in zip(item, other, strict=False)]
+        if len(parts) < len(item) or (parts and not isinstance(item[0], tuple | list | dict)):
+            parts += item[len(parts) :]
+        return type(item)(parts) if type(item) in (tuple, list) else item
+    if isinstance(item, dict):
+        return {key: changed_item(item[key], other.get(key, item[key]), at) for key in item}
+    if is_array(item):
+        if at.kind == "zeroed":
+            return item * 0
+        return item * 0 + (HUGE if "float" in str(item.dtype) else item.max())
+    if isinstance(item, float):
+        return 0.0 if at.kind == "zeroed" else HUGE
+    return item if at.kind == "zeroed" else other
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two arrays share memory or have equal values."""
+    if len(one) != len(other) or tuple(one.shape) != tuple(other.shape):
+        return False
+    try:
+        return bool((one == other).all())
+    except (TypeError, RuntimeError, AttributeError):
+        return False
+
+
+def kept_rows(records: Records, item: Any) -> tuple[int, Sequence[int]] | None:
+    """Return the rows of a lot before masking and those that remain, if ``item`` has these."""
+    masked = records.masked
+    if masked is None or not is_array(item) or item.shape[0] != len(masked[1]):
+        return None
+    return masked

@@ -1,0 +1,381 @@
+"""Start the runs of a replay, compare them, and say what they show.
+
+One process of the loop's interpreter imports PyTorch, and forks for each run. A first run finds the
+releases, the private data set and its lots; a control repeats it. Then each chosen record is
+removed, zeroed, replaced and made an outlier, and last all records are mixed. If a value of the
+state differs, two more runs follow it line by line, to find the line that changes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from affidavit.evidence import ReplayedFile, ReplayFinding, ReplayRecord
+from affidavit.replay import child
+from affidavit.replay.comparison import (
+    Record,
+    checks_of,
+    compare,
+    lot_findings,
+    lots_before_releases,
+    noise_findings,
+    releases_of,
+    unstable_keys,
+)
+from affidavit.replay.errors import ReplayRefused
+from affidavit.replay.lines import LINE_BITS
+from affidavit.replay.program import copy_folder, digest_files, parse_command
+from affidavit.replay.settings import KINDS, Job, Neighbour, Watch
+from affidavit.replay.traced_run import run_traced
+
+PACKAGES = {
+    "numpy": ("numpy",),
+    "torch": ("numpy", "torch", "torch._dynamo"),
+    "opacus": ("opacus", "opacus.accountants.analysis.prv", "scipy.special", "scipy.optimize"),
+    "lightning": ("torch", "torch._dynamo"),
+    "affidavit": ("affidavit.library",),
+}
+"""What to import once, before the runs, if the program names a package."""
+FIRST_DEADLINE = 300.0
+"""Seconds for the first run."""
+
+Launch = Callable[[Job, float], int | None]
+"""Runs a job within a number of seconds, and returns the exit status of its process."""
+
+
+class _Runner:
+    """Runs jobs of one program, each in a new copy of its folder."""
+
+    def __init__(self, folder: Path | None, scratch: Path, options: Job, launch: Launch) -> None:
+        self._folder, self._scratch, self._options = folder, scratch, options
+        self._launch = launch
+        self._number = 0
+        self.seconds = 0.0
+
+    def run(self, deadline: float, **changes: Any) -> tuple[Record, Path]:
+        """Run one job, and return its record and folder; raises ``ReplayRefused``."""
+        work, out = self._scratch / "work", self._scratch / f"run{self._number}"
+        self._number += 1
+        shutil.rmtree(work, ignore_errors=True)
+        if self._folder is None:
+            work.mkdir()
+        else:
+            copy_folder(self._folder, work)
+        out.mkdir()
+        before = digest_files(work)
+        job = replace(self._options, folder=str(work), out=str(out), **changes)
+        started = time.monotonic()
+        status = self._launch(job, deadline)
+        self.seconds = time.monotonic() - started
+        if not (out / "record.json").exists():
+            raise _failure(status, deadline, out)
+        record: Record = json.loads((out / "record.json").read_text())
+        after = digest_files(work)
+        record["files"] = {name: at for name, at in after.items() if before.get(name) != at}
+        return record, out
+
+
+def _failure(status: int | None, deadline: float, out: Path) -> ReplayRefused:
+    if status == -9:
+        return ReplayRefused(
+            "replay_too_slow",
+            f"a run took over {deadline:.0f} s.",
+            "Replay a smaller model, or fewer steps (--steps).",
+        )
+    log = out / "stderr"
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return ReplayRefused(
+        "replay_failed",
+        f"a run ended without a record (status {status}). {' '.join(last)[:300]}",
+        "Install affidavit for the interpreter that the command names, and start the loop alone.",
+    )
+
+
+def run(
+    function: Callable[[], object],
+    *,
+    folder: str | Path | None = None,
+    steps: int = 12,
+    records: int = 4,
+) -> ReplayRecord:
+    """Replay a function that trains, in forks of this process, and return its record.
+
+    What the function returns is compared too. It runs in a copy of ``folder``, by default in an
+    empty folder. ``steps`` is the number of releases, and ``records`` that of the records that are
+    changed. Raises ``ReplayRefused`` for a loop that cannot be replayed.
+    """
+    _require_fork()
+    source = inspect.getsourcefile(function)
+    code = Path(source or ".").resolve().parent
+
+    def launch(job: Job, deadline: float) -> int:
+        return child.fork(job, deadline, lambda job: run_traced(job, function))
+
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    options = Job(folder="", out="", code=str(code), steps=steps)
+    place = None if folder is None else Path(folder).resolve()
+    return _replay(place, code, options, launch, records, shown=f"{name}()")
+
+
+def replay_command(
+    command: list[str],
+    *,
+    folder: str | Path = ".",
+    steps: int = 12,
+    records: int = 4,
+    launch: Launch | None = None,
+) -> ReplayRecord:
+    """Replay ``python train.py ...`` in ``folder``, and return its record.
+
+    ``steps`` is the number of releases, and ``records`` that of the records that are changed.
+    ``launch`` is that of an ``interpreter`` which has started, for several replays.
+    Raises ``ReplayRefused`` for a loop that cannot be replayed.
+    """
+    program = parse_command(command, folder)
+    _require_fork()
+    options = Job(
+        folder="",
+        out="",
+        script=program.script,
+        module=program.module,
+        arguments=program.arguments,
+        steps=steps,
+    )
+    started = interpreter(program.interpreter, _packages(program.folder))
+    with started if launch is None else nullcontext(launch) as launch:
+        shown = " ".join(command)
+        return _replay(program.folder, program.folder, options, launch, records, shown=shown)
+
+
+def _require_fork() -> None:
+    if not hasattr(os, "fork"):
+        raise ReplayRefused("system_unsupported", "replay needs fork.", "Run it on Linux or macOS.")
+
+
+@contextmanager
+def interpreter(path: str, packages: Sequence[str]) -> Iterator[Launch]:
+    """Start a process that imports ``packages`` and forks for each run, and yield its launch."""
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    process = subprocess.Popen(
+        [path, "-m", "affidavit.replay.child", *packages],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        text=True,
+    )
+
+    def launch(job: Job, deadline: float) -> int | None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"job": job.to_json(), "deadline": deadline}) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return process.wait()
+        answer = process.stdout.readline()
+        return json.loads(answer)["status"] if answer else process.wait()
+
+    try:
+        yield launch
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _packages(folder: Path) -> list[str]:
+    """Return what the folder's scripts need to have imported; importing it takes time."""
+    paths = islice(folder.glob("**/*.py"), 500)
+    text = "".join(path.read_text(errors="ignore") for path in sorted(paths))
+    return [part for name, parts in PACKAGES.items() if name in text for part in parts]
+
+
+def _replay(
+    folder: Path | None, code: Path, options: Job, launch: Launch, records: int, *, shown: str
+) -> ReplayRecord:
+    with tempfile.TemporaryDirectory(prefix="affidavit-replay-") as scratch:
+        runner = _Runner(folder, Path(scratch).resolve(), options, launch)
+        return _compare_runs(runner, code, records, shown)
+
+
+def _compare_runs(runner: _Runner, code: Path, records: int, shown: str) -> ReplayRecord:
+    first, out = runner.run(FIRST_DEADLINE)
+    deadline = 30 + 10 * runner.seconds
+    if first["ended"].startswith("by "):
+        raise ReplayRefused(
+            "loop_failed",
+            f"the loop ended {first['ended']} ({first['ended_at']}).",
+            "Start it by itself, with its data, and correct this.",
+        )
+    neighbours = _neighbours(first, records)
+    control, _ = runner.run(deadline, first=str(out))
+    unstable = unstable_keys(first, control)
+    findings = noise_findings(first) + lot_findings(first)
+    largest: float | None = None
+    for neighbour in neighbours:
+        second, _ = runner.run(deadline, first=str(out), neighbour=neighbour)
+        differences, moved = compare(first, second, control, neighbour)
+        new = [item for item in differences if _is_new(item, findings)]
+        findings += [_located(runner, item, neighbour, deadline, out) for item in new]
+        largest = moved if largest is None else max(largest, moved or 0.0)
+    findings = _without_known_branches(findings)
+    if not releases_of(first) and not any(item.refutes for item in findings):
+        raise ReplayRefused(
+            "no_release_seen",
+            "the loop made no release that replay knows, and nothing differed.",
+            "Mark each release with a line, noisy = affidavit.release(sums, noisy, clip_norm=C, "
+            "noise_multiplier=S). Those of Opacus are found without it.",
+        )
+    checks = checks_of(first, findings, moved=largest is not None, unstable=bool(unstable))
+    verdicts = {check for _, check in checks}
+    return ReplayRecord(
+        verdict="refuted"
+        if "refuted" in verdicts
+        else "undecided"
+        if "undecided" in verdicts
+        else "not_refuted",
+        program=shown,
+        plan=None,
+        steps=len(releases_of(first)),
+        neighbours=len(neighbours),
+        checks=checks,
+        largest_move=largest,
+        files=_files(first, code),
+        findings=tuple(sorted(findings, key=lambda item: not item.refutes)),
+        notes=tuple(_notes(first)),
+        releases=tuple(sorted({event["origin"] for event in releases_of(first)})),
+        ended=first["ended"],
+        unstable=tuple(sorted(unstable)),
+        environment=first["environment"],
+    )
+
+
+def _files(first: Record, code: Path) -> tuple[ReplayedFile, ...]:
+    """Return the files of ``code`` of which lines ran."""
+    ran: dict[str, list[int]] = {}
+    for line in first["lines"]["ran"]:
+        name = first["lines"]["files"][line >> LINE_BITS]
+        ran.setdefault(name, []).append(line & ((1 << LINE_BITS) - 1))
+    return tuple(
+        ReplayedFile(
+            path=name,
+            sha256=hashlib.sha256((code / name).read_bytes()).hexdigest(),
+            lines=tuple(lines),
+        )
+        for name, lines in sorted(ran.items())
+        if (code / name).is_file()
+    )
+
+
+def _without_known_branches(findings: list[ReplayFinding]) -> list[ReplayFinding]:
+    """Return the findings without branches at lines that another one names."""
+    places = {item.where for item in findings if item.code != "branch_by_record"}
+    return [
+        item for item in findings if item.code != "branch_by_record" or item.where not in places
+    ]
+
+
+def _is_new(item: ReplayFinding, findings: list[ReplayFinding]) -> bool:
+    """Whether no other finding has the same code, and subject or line."""
+    if item.code == "sensitivity_exceeded":
+        return all(other.code != item.code for other in findings)
+    key = (item.code, item.subject or item.where)
+    return all((other.code, other.subject or other.where) != key for other in findings)
+
+
+def _located(
+    runner: _Runner, finding: ReplayFinding, neighbour: Neighbour, deadline: float, out: Path
+) -> ReplayFinding:
+    """Return a finding about a tensor with the line that changes it."""
+    if finding.code != "state_differs" or finding.subject is None or finding.release is None:
+        return finding
+    watch = Watch(key=finding.subject, release=finding.release - 1)
+    one, _ = runner.run(3 * deadline, first=str(out), watch=watch)
+    other, _ = runner.run(3 * deadline, first=str(out), watch=watch, neighbour=neighbour)
+    first_values, second_values = one["lines"]["watched"], other["lines"]["watched"]
+    for mine, other_value in zip(first_values, second_values, strict=False):
+        if mine != other_value:
+            return finding.model_copy(update={"where": other_value[0]})
+    return finding
+
+
+def _neighbours(first: Record, count: int) -> list[Neighbour]:
+    """Choose records, each to be changed in all ways, and mix all records last.
+
+    Preferred are one that a release reads twice, one of the first lot, one of the second, one that
+    another loader reads, and one that nothing reads.
+    """
+    private = first["data"]["private"]
+    if not private:
+        raise ReplayRefused(
+            "no_records_seen",
+            "replay saw no data set that the private training reads.",
+            "Mark the records with a line: x, y = affidavit.records(x, y), or "
+            "affidavit.records(dataset). Opacus' make_private is found without it.",
+        )
+    members = {tuple(item) for data in private for item in data["members"]}
+    sources = {data["members"][0][0]: tuple(data["sources"]) for data in private}
+    events = [event for event in first["events"] if event["kind"] == "lot"]
+    lots = [[tuple(item) for item in event["records"]] for event in events if event["is_private"]]
+    inside = {item for lot in lots for item in lot}
+    read = {tuple(item) for event in events for item in event["records"] if item[0] in sources}
+    twice = [
+        tuple(item) for lot in lots_before_releases(first) for item in lot if lot.count(item) > 1
+    ]
+    draw = random.Random(0)
+    chosen: list[tuple[int, int]] = []
+    for group in (twice, *lots[:2], read - inside, members - read, *reversed(lots), members):
+        rest = sorted(item for item in set(group) if item not in chosen)
+        if rest and len(chosen) < count:
+            chosen.append(draw.choice(rest))
+    result = []
+    for dataset, record in chosen:
+        others = sorted(
+            at
+            for number, at in read | members
+            if (number, at) != (dataset, record) and number == dataset
+        )
+        other = draw.choice(others) if others else record
+        kinds = KINDS if any(lot[0][0] == dataset for lot in lots if lot) else KINDS[1:]
+        result += [
+            Neighbour(
+                kind=kind, dataset=dataset, record=record, other=other, sources=sources[dataset]
+            )
+            for kind in kinds
+        ]
+    return result + [
+        Neighbour(kind="mixed", dataset=dataset, record=0, other=0, sources=sources[dataset])
+        for dataset in sorted({dataset for dataset, _ in chosen})
+    ]
+
+
+def _notes(first: Record) -> Iterator[str]:
+    if any(event["origin"].startswith("D") for event in releases_of(first)):
+        yield (
+            "divisor_follows_size: Opacus divides by a size that follows the number of records; "
+            "replay keeps that number, so it does not test this (opacus#571)."
+        )
+    for name, where in first["written"].items():
+        if name.startswith("outside: "):
+            yield f"write_forbidden: {name.removeprefix('outside: ')} was not written ({where})."

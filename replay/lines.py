@@ -1,0 +1,128 @@
+"""The lines of the user's files that ran, in order.
+
+Only functions of files below one folder are traced. Lines that run while a record is read are
+counted as run, but not put in order: a data set may well branch on the record that it reads.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+LINE_BITS = 20
+MOST_LINES = 2_000_000
+"""Lines of a run that are kept in order; later ones are only counted as run."""
+
+
+class LineTrace:
+    """Records the executed lines of files below ``folder``."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = str(Path(folder).resolve()) + "/"
+        self._site = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+        self._files: dict[str, int | None] = {}
+        self._order = array("I")
+        self._ran: set[int] = set()
+        self._reading = 0
+        self._watch: Callable[[], str] | None = None
+        self._watched: list[list[Any]] = []
+
+    def start(self) -> None:
+        """Trace this thread from now on."""
+        sys.settrace(self._on_call)
+
+    def stop(self) -> None:
+        """Stop tracing."""
+        sys.settrace(None)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Leave lines out of the order, while a record is read."""
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
+
+    def watch(self, digest: Callable[[], str]) -> None:
+        """From now on, record the line before each change of ``digest``."""
+        self._watch = digest
+        self._watched = [[self.current(), digest()]]
+
+    def position(self) -> int:
+        """Return the number of lines that ran until now, in order."""
+        return len(self._order)
+
+    def current(self) -> str | None:
+        """Return the innermost line of the user's files, as ``file:line``."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if (place := self.place_of(frame)) is not None:
+                return place
+            frame = frame.f_back
+        return None
+
+    def place_of(self, frame: FrameType) -> str | None:
+        """Return the line of ``frame``, or None outside of the user's files."""
+        if self._number(frame.f_code) is None:
+            return None
+        return f"{self._relative(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the files, the order of their lines, and which ran."""
+        if self._watch is not None:
+            self._note_change()
+        names = [self._relative(name) for name, at in self._files.items() if at is not None]
+        return {
+            "files": names,
+            "order": self._order.tolist(),
+            "ran": sorted(self._ran),
+            "watched": self._watched,
+        }
+
+    def _relative(self, name: str) -> str:
+        return str(Path(name).resolve()).removeprefix(self._folder)
+
+    def _number(self, code: CodeType) -> int | None:
+        name = code.co_filename
+        if name not in self._files:
+            path = "" if name.startswith("<") else str(Path(name).resolve())
+            is_users = path.startswith(self._folder) and not path.startswith(self._site)
+            count = sum(number is not None for number in self._files.values())
+            self._files[name] = count if is_users and "/site-packages/" not in path else None
+        return self._files[name]
+
+    def _on_call(self, frame: FrameType, event: str, _: Any) -> Any:
+        number = self._number(frame.f_code)
+        if number is None or event != "call":
+            return None
+        base = number << LINE_BITS
+
+        def on_line(frame: FrameType, event: str, _: Any) -> Any:
+            if event == "line":
+                place = base | frame.f_lineno
+                self._ran.add(place)
+                if not self._reading:
+                    if self._watch is not None:
+                        self._note_change()
+                    if len(self._order) < MOST_LINES:
+                        self._order.append(place)
+            return on_line
+
+        return on_line
+
+    def _note_change(self) -> None:
+        """Record the last line if it changed the watched value."""
+        assert self._watch is not None
+        if (digest := self._watch()) != self._watched[-1][1]:
+            self._watched.append([self._named(self._order[-1]) if self._order else None, digest])
+
+    def _named(self, place: int) -> str:
+        names = [self._relative(name) for name, at in self._files.items() if at is not None]
+        return f"{names[place >> LINE_BITS]}:{place & ((1 << LINE_BITS) - 1)}"

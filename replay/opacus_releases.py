@@ -1,0 +1,105 @@
+"""The releases of Opacus: the sums before noise, the noise, and what its accountant charges.
+
+Each class of optimiser that adds noise is wrapped where it does. The outermost call is the release.
+A subclass or an assignment that replaces ``add_noise`` is not a release, so what it does to the
+parameters counts as not private.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from affidavit.replay.arrays import array_of
+from affidavit.replay.datasets import all_subclasses
+from affidavit.replay.recorder import Recorder
+from affidavit.replay.torch_state import TorchState, digest_of
+
+
+def install(recorder: Recorder, state: TorchState) -> None:
+    """Record the releases of Opacus' optimisers from now on."""
+    base = importlib.import_module("opacus.optimizers").DPOptimizer
+    optimizers: list[Any] = []
+    active: set[int] = set()
+
+    def public_numbers() -> Iterator[tuple[str, str]]:
+        for optimizer in optimizers:
+            for name in ("max_grad_norm", "noise_multiplier", "expected_batch_size"):
+                yield f"{type(optimizer).__name__}.{name}", digest_of(getattr(optimizer, name))
+
+    state.extra.append(public_numbers)
+
+    def wrap(kind: Any) -> None:
+        original = kind.add_noise
+
+        @functools.wraps(original)
+        def add_noise(owner: Any) -> None:
+            if id(owner) in active:
+                original(owner)
+                return
+            if not any(item is owner for item in optimizers):
+                optimizers.append(owner)
+            active.add(id(owner))
+            try:
+                _release(recorder, state, owner, original)
+            finally:
+                active.discard(id(owner))
+
+        kind.add_noise = add_noise
+
+    for kind in (base, *all_subclasses(base)):
+        if "add_noise" in kind.__dict__:
+            wrap(kind)
+    _watch_accountants(recorder)
+
+
+def _release(recorder: Recorder, state: TorchState, optimizer: Any, add_noise: Any) -> None:
+    torch = importlib.import_module("torch")
+    recorder.begin_release()
+    parameters = list(optimizer.params)
+    names = state.names_of(parameters)
+    sums = [array_of(parameter.summed_grad) for parameter in parameters]
+    norms = getattr(optimizer, "max_grad_norms", None)
+    clip_norm = float(optimizer.max_grad_norm) if norms is None else [float(norm) for norm in norms]
+    std = float(optimizer.noise_multiplier) * float(optimizer.max_grad_norm)
+    has_count = hasattr(optimizer, "unclipped_num_std")
+    if has_count and optimizer.noise_multiplier > 0:
+        sigma, of_count = float(optimizer.noise_multiplier), float(optimizer.unclipped_num_std)
+        std = (sigma**-2 - (2 * of_count) ** -2) ** -0.5 * float(optimizer.max_grad_norm)
+    add_noise(optimizer)
+    noisy = [array_of(parameter.grad) for parameter in parameters]
+    first = recorder.release(
+        origin=f"{type(optimizer).__name__}.add_noise",
+        names=names,
+        sums=sums,
+        noisy=noisy,
+        clip_norm=clip_norm,
+        noise_std=std,
+    )
+    if first is not None:
+        with torch.no_grad():
+            for parameter, item in zip(parameters, first, strict=True):
+                parameter.grad.copy_(torch.from_numpy(item).to(parameter.grad.dtype))
+    recorder.align_generators()
+
+
+def _watch_accountants(recorder: Recorder) -> None:
+    kinds = importlib.import_module("opacus.accountants")
+    for kind in all_subclasses(kinds.IAccountant):
+        if "step" not in kind.__dict__:
+            continue
+        original = kind.step
+
+        @functools.wraps(original)
+        def step(owner: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            arguments = dict(zip(("noise_multiplier", "sample_rate"), args, strict=False)) | kwargs
+            numbers = {
+                name: None if arguments.get(name) is None else float(arguments[name])
+                for name in ("noise_multiplier", "sample_rate")
+            }
+            recorder.add("accounted", **numbers)
+            return _original(owner, *args, **kwargs)
+
+        kind.step = step

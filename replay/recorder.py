@@ -1,0 +1,158 @@
+"""The record of one run: its events, the state at each release, what it printed and wrote.
+
+Events are what the loop does with records and releases, in order: a pass over a loader begins, a
+lot is read, a release gets its noise, a release is accounted. The first run stores its releases and
+the states of the generators as arrays and bytes in its folder; later runs read them from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from affidavit.replay.arrays import array_of, leaves, with_leaves
+from affidavit.replay.lines import LineTrace
+from affidavit.replay.randomness import generators_state, set_generators
+from affidavit.replay.settings import Job
+
+Event = dict[str, Any]
+FEWEST_COMPARED = 6
+SAME_DIRECTION = 0.999
+"""Cosine of two releases' noise that shows them equal; of 6 independent values: 6e-8."""
+
+
+class EnoughSteps(BaseException):
+    """Ends the loop after the last release; no ``except Exception`` catches it."""
+
+
+class Recorder:
+    """Records one run; ``state`` returns digests of all values that persist."""
+
+    def __init__(self, job: Job, lines: LineTrace) -> None:
+        self.job, self.lines = job, lines
+        self.events: list[Event] = []
+        self.state: Callable[[], dict[str, str]] = dict
+        self.value: Callable[[str], str] = str
+        self.keep: Callable[[], None] = lambda: None
+        self.releases = 0
+        self._out = Path(job.out)
+        self._first = None if job.first is None else Path(job.first)
+        self._points = 0
+        self._noises: list[tuple[int, Any]] = []
+
+    def add(self, kind: str, **values: Any) -> Event:
+        """Record an event, with the line of the user's program that led to it."""
+        event = {"kind": kind, "line": self.lines.current(), "at": self.lines.position(), **values}
+        self.events.append(event)
+        return event
+
+    def align_generators(self) -> None:
+        """Store the generators' state, or set it to that of the first run at this point."""
+        name = f"generators.{self._points}"
+        self._points += 1
+        if self._first is None:
+            (self._out / name).write_bytes(generators_state())
+        elif (stored := self._first / name).exists():
+            set_generators(stored.read_bytes())
+
+    def begin_release(self) -> None:
+        """Count a release, or end the loop after the last one."""
+        if self.releases == self.job.steps:
+            raise EnoughSteps
+        self.watch_from(self.releases)
+        self.releases += 1
+
+    def watch_from(self, release: int) -> None:
+        """Follow the job's value line by line, if it is to be watched from ``release`` on."""
+        watch = self.job.watch
+        if watch is not None and watch.release == release:
+            self.lines.watch(lambda: self.value(watch.key))
+
+    def marked_release(
+        self, before: Any, after: Any, clip_norm: float, noise_multiplier: float | None
+    ) -> Any:
+        """Record a release that a line of the loop marks, and return what to continue with."""
+        self.begin_release()
+        names, sums = zip(*leaves(before), strict=True)
+        first = self.release(
+            origin="affidavit.release",
+            names=names,
+            sums=[array_of(item) for item in sums],
+            noisy=[array_of(item) for _, item in leaves(after)],
+            clip_norm=clip_norm,
+            noise_std=None if noise_multiplier is None else noise_multiplier * clip_norm,
+        )
+        self.align_generators()
+        return after if first is None else with_leaves(after, iter(first))
+
+    def release(
+        self,
+        *,
+        origin: str,
+        names: Sequence[str],
+        sums: Sequence[Any],
+        noisy: Sequence[Any],
+        clip_norm: float | Sequence[float],
+        noise_std: float | None,
+    ) -> list[Any] | None:
+        """Record a release with its noise; arrays have the shapes of the tensors.
+
+        ``clip_norm`` is that of all tensors together, or one for each. Returns the noisy arrays of
+        the first run to put in place of these, or None in the first run or after runs part.
+        """
+        number = self.releases - 1
+        self.keep()
+        event = self.add(
+            "release",
+            origin=origin,
+            names=list(names),
+            clip_norm=clip_norm if isinstance(clip_norm, float) else list(clip_norm),
+            noise_std=noise_std,
+            state=self.state(),
+        )
+        if self._first is None:
+            np.savez(self._out / f"sums.{number}.npz", *sums)
+            np.savez(self._out / f"noisy.{number}.npz", *noisy)
+            noise = [
+                after.astype(float) - before for before, after in zip(sums, noisy, strict=True)
+            ]
+            event["noise"] = [[float((item**2).sum()), item.size] for item in noise]
+            event["noise_equals"] = self._equal_release(noise, number)
+            return None
+        path = self._first / f"sums.{number}.npz"
+        if not path.exists():
+            return None
+        first = list(np.load(path).values())
+        if [item.shape for item in first] != [item.shape for item in sums]:
+            return None
+        event["distances"] = [
+            float(np.linalg.norm((one.astype(float) - other).ravel()))
+            for one, other in zip(first, sums, strict=True)
+        ]
+        return list(np.load(self._first / f"noisy.{number}.npz").values())
+
+    def _equal_release(self, noise: Sequence[Any], number: int) -> int | None:
+        """Return an earlier release with the same noise, or a multiple of it, or None."""
+        flat = np.concatenate([item.ravel() for item in noise]) if noise else np.zeros(0)
+        length = float(np.linalg.norm(flat))
+        if flat.size < FEWEST_COMPARED or not length:
+            return None
+        for earlier, other in self._noises:
+            if other.shape == flat.shape and abs(float(flat @ other)) / length > SAME_DIRECTION:
+                return earlier
+        self._noises.append((number, flat / length))
+        return None
+
+    def write(self, **values: Any) -> None:
+        """Write the record as JSON."""
+        record = {
+            "events": self.events,
+            "releases": self.releases,
+            "lines": self.lines.to_json(),
+            **values,
+        }
+        (self._out / "record.json").write_text(json.dumps(record))

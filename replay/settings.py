@@ -1,0 +1,83 @@
+"""What one run of a replay is told, as JSON from the driver to the child.
+
+>>> job = Job(folder="/tmp/a", out="/tmp/b", neighbour=Neighbour(kind="zeroed", dataset=0, record=3,
+...     other=5))
+>>> Job.from_json(job.to_json()) == job
+True
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Kind = Literal["removed", "zeroed", "replaced", "outlier", "mixed"]
+KINDS: tuple[Kind, ...] = ("removed", "zeroed", "replaced", "outlier")
+"""What is done to one record; ``mixed`` gives each record the values and label of two others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A data set with one changed record: ``record`` of data set ``dataset``, in order of making.
+
+    ``other`` is the record whose values or label it gets. ``sources`` are the loaded arrays that
+    hold the record; without any, the data set's own arrays are changed when it is made.
+
+    A ``mixed`` data set has all its records changed. It is joined to the given one by a path of
+    neighbours, so whatever depends on it depends on one record of some two neighbours of the path.
+    """
+
+    kind: Kind
+    dataset: int
+    record: int
+    other: int
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """A value of the state to follow line by line, from a release on; -1 is the beginning."""
+
+    key: str
+    release: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: in ``folder``, written to ``out``, with releases from the run in ``first``.
+
+    ``code`` is the folder whose lines are traced, that of the script by default. ``steps`` is the
+    number of releases, ``lots`` those of one pass over a loader, and ``lot_records`` the number of
+    records that a lot is thinned to. ``memory`` is in bytes.
+    """
+
+    folder: str
+    out: str
+    code: str | None = None
+    script: str | None = None
+    module: str | None = None
+    arguments: tuple[str, ...] = ()
+    steps: int = 12
+    lots: int = 2
+    lot_records: int = 12
+    memory: int = 16 << 30
+    first: str | None = None
+    neighbour: Neighbour | None = None
+    watch: Watch | None = None
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Return the job of one line."""
+        fields = json.loads(text)
+        fields["arguments"] = tuple(fields["arguments"])
+        if fields["neighbour"] is not None:
+            sources = tuple(fields["neighbour"].pop("sources"))
+            fields["neighbour"] = Neighbour(**fields["neighbour"], sources=sources)
+        if fields["watch"] is not None:
+            fields["watch"] = Watch(**fields["watch"])
+        return cls(**fields)

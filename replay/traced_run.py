@@ -1,0 +1,192 @@
+"""One run: the loop with all hooks, in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import os
+import platform
+import runpy
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from affidavit.replay import marks
+from affidavit.replay.confinement import confine_writes
+from affidavit.replay.datasets import Records, kept_rows
+from affidavit.replay.lines import LineTrace
+from affidavit.replay.randomness import fix_randomness
+from affidavit.replay.recorder import EnoughSteps, Recorder
+from affidavit.replay.settings import Job
+from affidavit.replay.torch_state import TorchState, digest_of, note_objects
+
+MOST_PRINTED = 20_000
+"""Lines of output that are recorded."""
+
+
+def run_command(job: Job) -> None:
+    """Run a script or module as ``python`` does, in the job's folder."""
+    sys.argv = [job.script or job.module or "", *job.arguments]
+
+    def program() -> None:
+        if job.script is not None:
+            path = str(Path(job.folder) / job.script)
+            sys.path[0] = str(Path(path).parent)
+            runpy.run_path(path, run_name="__main__")
+        else:
+            sys.path[0] = job.folder
+            runpy.run_module(str(job.module), run_name="__main__", alter_sys=True)
+
+    run_traced(job, program)
+
+
+def run_traced(job: Job, program: Callable[[], Any]) -> None:
+    """Run ``program`` in the job's folder with all hooks, and write its record to ``job.out``."""
+    os.chdir(job.folder)
+    with (Path(job.out) / "stderr").open("wb") as file:
+        os.dup2(file.fileno(), 2)
+        os.dup2(file.fileno(), 1)
+    lines = LineTrace(job.code or job.folder)
+    recorder = Recorder(job, lines)
+    written: dict[str, str | None] = {}
+    out = Path(job.out).resolve()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(out)
+    confine_writes(lines, written, Path(job.folder).resolve(), out)
+    records = _install(recorder)
+    marks.replayed = (recorder, records)
+    fix_randomness()
+    printed = Printed(lines)
+    sys.stdout = sys.stderr = printed
+    ended, where, returned = "normally", None, None
+    recorder.watch_from(-1)
+    lines.start()
+    try:
+        returned = program()
+    except EnoughSteps:
+        ended = "after the last step"
+    except SystemExit as exit:
+        ended = f"with exit code {exit.code}" if exit.code not in (None, 0) else "normally"
+    except BaseException as error:
+        lines.stop()
+        places = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        where = next(filter(None, (lines.place_of(frame) for frame in reversed(places))), None)
+        ended = f"by {type(error).__name__}: {error}"[:500]
+    lines.stop()
+    state = recorder.state()
+    if returned is not None:
+        state["what the function returns"] = digest_of(returned)
+    recorder.write(
+        ended=ended,
+        ended_at=where,
+        state=state,
+        data=records.to_json(),
+        printed=printed.entries,
+        written=written,
+        environment={
+            "python": platform.python_version(),
+            **{
+                name: str(getattr(sys.modules[name], "__version__", ""))
+                for name in ("numpy", "torch", "opacus", "jax")
+                if name in sys.modules
+            },
+        },
+    )
+
+
+def prepare() -> None:
+    """Do what takes time and is the same in all runs."""
+    if "torch" in sys.modules:
+        note_objects()
+    if "opacus" in sys.modules:
+        importlib.import_module("affidavit.replay.opacus_releases")
+
+
+def _install(recorder: Recorder) -> Records:
+    records = Records(recorder)
+    if "torch" not in sys.modules:
+        return records
+    state = TorchState()
+    recorder.state, recorder.keep = state.digests, state.keep
+    records.install()
+    _align_draws(records)
+    _save_by_open()
+    if "opacus" in sys.modules:
+        from affidavit.replay import opacus_releases
+
+        opacus_releases.install(recorder, state)
+
+    def value(key: str) -> str:
+        tensor = state.tensors().get(key)
+        return state.digests().get(key, "") if tensor is None else digest_of(tensor)
+
+    recorder.value = value
+    return records
+
+
+def _align_draws(records: Records) -> None:
+    """Let functions that draw by the rows of a lot draw for masked records too."""
+    torch = sys.modules["torch"]
+    functional = importlib.import_module("torch.nn.functional")
+    for module, name in (
+        *((functional, name) for name in ("dropout", "dropout1d", "dropout2d", "alpha_dropout")),
+        *((torch, name) for name in ("rand_like", "randn_like", "bernoulli")),
+    ):
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def draw(item: Any, *args: Any, _draw: Any = original, **kwargs: Any) -> Any:
+            rows = kept_rows(records, item)
+            if rows is None:
+                return _draw(item, *args, **kwargs)
+            size, remaining = rows
+            places = {row: place for place, row in enumerate(remaining)}
+            filled = [places.get(row, 0) for row in range(size)]
+            return _draw(item[filled], *args, **kwargs)[list(remaining)] if remaining else item
+
+        setattr(module, name, draw)
+
+
+def _save_by_open() -> None:
+    """Let ``torch.save`` write through ``open``, which is watched."""
+    torch: Any = sys.modules["torch"]
+    original = torch.save
+
+    @functools.wraps(original)
+    def save(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(file, str | os.PathLike):
+            original(value, file, *args, **kwargs)
+            return
+        buffer = io.BytesIO()
+        original(value, buffer, *args, **kwargs)
+        with open(file, "wb") as stream:
+            stream.write(buffer.getvalue())
+
+    torch.save = save
+
+
+class Printed(io.TextIOBase):
+    """Standard output and error of the loop: each line and where it is printed."""
+
+    def __init__(self, lines: LineTrace) -> None:
+        self._lines, self._part = lines, ""
+        self.entries: list[tuple[str | None, str]] = []
+
+    def write(self, text: str) -> int:
+        """Record the lines of ``text``."""
+        *complete, self._part = (self._part + text).split("\n")
+        if complete and len(self.entries) < MOST_PRINTED:
+            where = self._lines.current()
+            self.entries += [(where, line[:500]) for line in complete]
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of standard output."""
+        return "utf-8"

@@ -1,0 +1,74 @@
+"""Replay finds each planted fault, with its line and tensor, and refutes no honest loop."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from affidavit.replay import ReplayRefused, replay_command, to_text
+from affidavit.replay.driver import Launch
+from tests.replay.conftest import Replay
+from tests.replay.faults import Fault, parameters
+from tests.replay.opacus_loop import FAULTS, LOOP
+from tests.replay.plain_loop import PLAIN, PLAIN_FAULTS
+
+COMMAND = [sys.executable, "train.py"]
+PRINTED = "print(loss.item())"
+
+
+def test_an_honest_loop_of_opacus_is_not_refuted(tmp_path: Path, replay: Replay) -> None:
+    loop = LOOP.replace("        # epoch\n", f"        {PRINTED}\n")
+    record = replay(loop)
+    assert record.verdict == "not_refuted", to_text(record)
+    assert {check for _, check in record.checks} == {"shown"}
+    assert record.largest_move is not None
+    assert 0.5 < record.largest_move <= 1.001
+    printed = loop[: loop.index(PRINTED)].count("\n") + 1
+    assert printed in record.files[0].lines
+    assert [(item.code, item.where, item.refutes) for item in record.findings] == [
+        ("raw_value_logged", f"train.py:{printed}", False)
+    ]
+    assert not (tmp_path / "model.pt").exists()  # runs write to copies
+
+
+def test_an_honest_loop_of_ones_own_is_not_refuted(replay: Replay) -> None:
+    record = replay(PLAIN)
+    assert record.verdict == "not_refuted", to_text(record)
+    assert record.steps == 6
+    assert record.checks.sensitivity == record.checks.noise == "shown"
+    assert record.largest_move is not None
+    assert 0.5 < record.largest_move <= 1.001
+
+
+@pytest.mark.parametrize("fault", parameters(FAULTS))
+def test_a_fault_in_a_loop_of_opacus_is_named(replay: Replay, fault: Fault) -> None:
+    loop = fault.planted(LOOP)
+    record = replay(loop)
+    assert fault.is_named(record, loop), to_text(record)
+
+
+@pytest.mark.parametrize("fault", parameters(PLAIN_FAULTS))
+def test_a_fault_in_a_loop_of_ones_own_is_named(replay: Replay, fault: Fault) -> None:
+    loop = fault.planted(PLAIN)
+    record = replay(loop)
+    assert fault.is_named(record, loop), to_text(record)
+
+
+@pytest.mark.parametrize(
+    ("command", "loop", "code"),
+    [
+        (["bash", "train.sh"], "", "command_unknown"),
+        ([sys.executable, "other.py"], "", "command_unknown"),
+        (COMMAND, "print(1 / 0)", "loop_failed"),
+        (COMMAND, "print('no training')", "no_records_seen"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_by_name(
+    tmp_path: Path, launch: Launch, command: list[str], loop: str, code: str
+) -> None:
+    (tmp_path / "train.py").write_text(loop)
+    with pytest.raises(ReplayRefused) as refused:
+        replay_command(command, folder=tmp_path, launch=launch)
+    assert refused.value.code == code
