@@ -113,15 +113,19 @@ class Count(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name in WAITS:
             self.waits.append(f"{name} in {_place()}")
-        elif name not in FREE and any(isinstance(item, Tensor) for item in tree_leaves(result)):
-            read = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+            return result
+        if name.startswith("_foreach") and name.endswith("_"):
+            written = list(args[0])
+        else:
             written = [item for item in tree_leaves(result) if isinstance(item, Tensor)]
+        if name not in FREE and written:
+            read = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             sizes = {_identity(item): item.numel() * item.element_size() for item in read}
             moved = sum(sizes.values()) + sum(
                 item.numel() * item.element_size() for item in written
             )
             products, dtype = _products(name, read)
-            count = _foreach_launches(args) if name.startswith("_foreach") else 1
+            count = _foreach_launches(name, args) if name.startswith("_foreach") else 1
             busy = max(moved / BYTES_PER_SECOND, products / PRODUCTS_PER_SECOND[dtype])
             self.launches.append(
                 Launch(
@@ -186,9 +190,10 @@ def _products(name: str, read: Sequence[Tensor]) -> tuple[float, torch.dtype]:
     return 0.0, torch.float32
 
 
-def _foreach_launches(args: Sequence[Any]) -> int:
+def _foreach_launches(name: str, args: Sequence[Any]) -> int:
     lists = [of for of in args if isinstance(of, list | tuple) and of and isinstance(of[0], Tensor)]
-    most, launches, tensors, chunks = FOREACH_TENSORS[len(lists) + 1], 1, 0, 0
+    most = FOREACH_TENSORS[len(lists) + (not name.endswith("_"))]
+    launches, tensors, chunks = 1, 0, 0
     for item in lists[0]:
         tensors += 1
         chunks += math.ceil(item.numel() / FOREACH_CHUNK)
@@ -209,29 +214,24 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32) if narrow else upcast(a) @ upcast(b)
 
 
-def _zeroed(valid: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    return tuple(
-        item.masked_fill(~valid.view(-1, *([1] * (item.ndim - 1))), 0.0) for item in values
-    )
-
-
 @contextmanager
 def without_contents() -> Iterator[None]:
     """Compute with tensors without contents, which take the ways of those on a GPU."""
     with ExitStack() as stack:
         for name, value in (
+            ("PROCESSORS", frozenset()),
             ("BFLOAT16_DEVICES", frozenset({"cpu"})),
             ("MOVE_COSTS", {}),
             ("CHUNK_ENTRIES", {}),
             ("batched_matmul", _bmm),
             ("matmul", _mm),
-            ("zeroed_unless", _zeroed),
         ):
             stack.enter_context(patch.object(ghost_norm, name, value))
         for kind in (nn.Linear, nn.Embedding):
             stack.enter_context(patch.object(kind, "reset_parameters", lambda _: None))
         stack.enter_context(patch.object(nn.Module, "to", lambda self, _: self))
         stack.enter_context(patch("examples.train.gpt2.initialize", lambda *_, **__: None))
+        stack.callback(ghost_norm.constants.cache_clear)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
 

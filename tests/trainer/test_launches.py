@@ -24,7 +24,7 @@ def launches() -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize(
     ("tokens", "microbatch", "most_launches", "most_bytes"),
-    [(64, 512, 7.7, 1.8), pytest.param(1024, 32, 9.0, 2.5, marks=pytest.mark.soak)],
+    [(64, 512, 3.0, 1.55), pytest.param(1024, 32, 9.0, 2.5, marks=pytest.mark.soak)],
 )
 def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
     launches: ModuleType, tokens: int, microbatch: int, most_launches: float, most_bytes: float
@@ -44,9 +44,9 @@ def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
 def test_the_rest_of_a_step_launches_few_kernels(launches: ModuleType) -> None:
     """Most of its 149 tensors are updated, tested and released together."""
     parts = launches.step_launches()
-    assert parts["_update"] <= 210
+    assert parts["_update"] <= 220
     assert parts["_require_finite"] <= 10
-    assert parts["release"] <= 310
+    assert parts["release"] <= 320
 
 
 def test_launches_and_waits_are_counted(launches: ModuleType) -> None:

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -58,6 +59,9 @@ ACCELERATOR_MOVE_COST = 1000
 """The same for an accelerator, from its data sheet (H200: 4e14 bfloat16 multiplications and
 4.8e12 bytes a second, an entry written once and read twice); not measured."""
 
+PROCESSORS = frozenset({"cpu"})
+"""Devices for which the host does not wait, so that it may look at values at no cost."""
+
 BFLOAT16_DEVICES = frozenset({"cuda"})
 """Devices that multiply bfloat16 operands directly into float32."""
 
@@ -87,12 +91,12 @@ class Factors(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i G_i, in the tensor's shape up to a view."""
 
-    def weighted_sums(self, weights: Tensor) -> Tensor:
+    def weighted_sums(self, weights: Tensor) -> Iterable[Tensor]:
         """Return the weighted sums of k tensors, whose factors follow each other; weights (k, n).
 
-        The result has shape (k, *shape), up to a view. Factors that are never stacked have k = 1.
+        Each has its tensor's shape, up to a view. Factors that are never stacked have k = 1.
         """
-        return self.weighted_sum(weights[0]).unsqueeze(0)
+        return [self.weighted_sum(weights[0])]
 
     @property
     def stack_key(self) -> tuple[Any, ...] | None:
@@ -101,13 +105,32 @@ class Factors(ABC):
 
     @property
     def entries(self) -> int:
-        """The number of entries that stacking copies."""
+        """The number of entries of the factors, or of what is computed from all of them at once."""
         return 0
 
     @property
-    def is_small(self) -> bool:
-        """Whether an operation on these factors takes little longer than its call."""
-        return self.stack_key is not None and self.entries <= MAX_STACKED
+    def waits(self) -> bool:
+        """Whether these factors are clipped later, together with others of the same key.
+
+        They are where an operation on them takes little longer than its call.
+        """
+        is_small = self.entries <= MAX_STACKED or not is_processor(self.device)
+        return is_small and self.stack_key is not None
+
+    @property
+    @abstractmethod
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors that the factors hold, of any shape."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the factors."""
+        return self.held[0].device
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the tensors that the factors hold."""
+        return sum(item.numel() * item.element_size() for item in self.held)
 
     def stacked(self, others: Sequence[Any]) -> Factors:
         """Return the factors of these records and those of ``others``, of the same key.
@@ -124,28 +147,45 @@ class Factors(ABC):
         return self.weighted_sum(clip_weights(self.norms() + self.slack(), clip_norm))
 
 
+def is_processor(device: torch.device) -> bool:
+    """Return whether operations on ``device`` run in the calling thread."""
+    return device.type in PROCESSORS
+
+
+@lru_cache(maxsize=1 << 12)
+def constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``values`` as a tensor of shape (k,), which is copied to ``device`` only once."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
 def scale_records(weights: Tensor, values: Tensor) -> Tensor:
     """Return w_i times record i of ``values`` (n, ...)."""
     return values * weights.view(-1, *([1] * (values.ndim - 1))).to(values.dtype)
 
 
-def infinite_unless(valid: Tensor, bounds: Tensor) -> Tensor:
-    """Return ``bounds``, infinite for each record that is not ``valid``. Both have shape (n,)."""
-    return bounds.masked_fill(~valid, torch.inf)
+def exceed(bounds: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
+    """Return where a bound is nan or above ``MAX_ROW_NORM``, or any is along ``dims``."""
+    largest = bounds.amax(dims) if dims else bounds  # nan if any is
+    return (largest <= MAX_ROW_NORM).logical_not_()
 
 
-def zeroed_unless(valid: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """Return ``values`` with zeros for each record that is not ``valid``, shape (n,).
+def infinite_if(lost: Tensor, bounds: Tensor) -> Tensor:
+    """Return ``bounds``, infinite for each record that is ``lost``. Both have the same shape."""
+    return bounds.masked_fill(lost, torch.inf)
+
+
+def zeroed_if(lost: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+    """Return ``values`` with zeros for each record that is ``lost``, shape (n,).
 
     A weight of zero does not suffice, because 0 · nan is nan. On the CPU, values are copied only
-    if a record is invalid; checking this on another device would synchronize with it.
+    if a record is lost; checking this on another device would synchronize with it.
 
     Each of ``values`` has a row for each of the n records.
     """
-    if valid.device.type == "cpu" and bool(valid.all()):
+    if is_processor(lost.device) and not bool(lost.any()):
         return values
     return tuple(
-        value.masked_fill(~valid.view(-1, *([1] * (value.ndim - 1))), 0.0) for value in values
+        value.masked_fill(lost.view(-1, *([1] * (value.ndim - 1))), 0.0) for value in values
     )
 
 
@@ -154,16 +194,21 @@ def accumulation_type(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
-def sum_over_steps(values: Tensor, dims: int) -> Tensor:
-    """Sum (n, ..., *shape) to (n, *shape) over all but the first and last ``dims`` dimensions.
-
-    Raises ``MixedRecords`` if there is no dimension of records.
-    """
+def require_record_dimension(values: Tensor, dims: int) -> None:
+    """Raise ``MixedRecords`` unless ``values`` have more than ``dims`` dimensions."""
     if values.ndim <= dims:
         raise MixedRecords(
             f"a layer's output of shape {tuple(values.shape)} has no dimension of records; keep "
             "records in the first dimension."
         )
+
+
+def sum_over_steps(values: Tensor, dims: int) -> Tensor:
+    """Sum (n, ..., *shape) to (n, *shape) over all but the first and last ``dims`` dimensions.
+
+    Raises ``MixedRecords`` if there is no dimension of records.
+    """
+    require_record_dimension(values, dims)
     middle = tuple(range(1, values.ndim - dims))
     return values.sum(middle, dtype=accumulation_type(values)) if middle else upcast(values)
 
@@ -204,23 +249,21 @@ def row_norms(values: Tensor) -> Tensor:
     return result + PRODUCT_UNDERFLOW * values.shape[-1] ** 0.5
 
 
-def row_norms_of_grams(grams: Tensor, entries: int) -> Tensor:
-    """Return the same from Gram matrices of rows of ``entries`` entries; infinite on overflow.
+def grams_of_rows(items: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Return the products of all pairs of rows of k ``items``, summed a part of entries at a time.
 
-    Shape (..., m, m) gives (..., m).
+    Values (n, T, m), each with the length of its parts, give (k, n, T, T).
     """
-    return torch.sqrt(grams.diagonal(dim1=-2, dim2=-1)) + PRODUCT_UNDERFLOW * entries**0.5
-
-
-def gram_of_rows(values: Tensor, part: int) -> Tensor:
-    """Return the products of all pairs of rows, summed ``part`` entries at a time.
-
-    Shape (n, T, m) gives (n, T, T).
-    """
-    first, *others = (batched_matmul(item, item.mT) for item in values.split(part, -1))
-    for other in others:
-        first.add_(other)
-    return first
+    grams: list[Tensor] = []
+    others: list[list[Tensor]] = []
+    for values, part in items:
+        first, *rest = (batched_matmul(item, item.mT) for item in values.split(part, -1))
+        grams.append(first)
+        others.append(rest)
+    for parts in zip_longest(*others):
+        both = [(gram, item) for gram, item in zip(grams, parts, strict=True) if item is not None]
+        torch._foreach_add_(*map(list, zip(*both, strict=True)))
+    return torch.stack(grams)
 
 
 def weigh_entries(grams: Tensor, norms: Tensor) -> Tensor:
@@ -232,13 +275,17 @@ def _by_tensor(values: Tensor, tensors: int) -> Tensor:
     return values.reshape(tensors, -1, values.shape[-1])
 
 
-def split_bfloat16(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors in bfloat16 whose sum differs from ``values`` by 2⁻¹⁶ of them at most.
+def scale_in_halves(weights: Tensor, values: Tensor) -> Tensor:
+    """Return w_i times record i of ``values`` (n, T, m) in bfloat16, as two halves (n, T, 2m).
 
-    They may have any shape.
+    The high less the low half differs from the product by 2⁻¹⁶ of it at most.
     """
-    high = values.bfloat16()
-    return high, (values - high).bfloat16()
+    weights = weights.view(-1, 1, 1)
+    halves = values.new_empty(*values.shape[:2], 2, values.shape[2])
+    high, low = halves.unbind(2)
+    torch.mul(values, weights, out=high)
+    torch.addcmul(high, values, weights, value=-1, out=low)
+    return halves.flatten(2)
 
 
 class LinearFactors(Factors):
@@ -251,47 +298,35 @@ class LinearFactors(Factors):
         self.pair = inputs, outputs
 
     @cached_property
-    def _grams(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The row norms of A and of B, Σ K ⊙ L of K = A Aᵀ and L = B Bᵀ, and a bound on its error.
+    def gram_bounds(self) -> tuple[Tensor, ...]:
+        """What ``bounds_from_grams`` returns for this use, each of shape (n,)."""
+        return tuple(item[0] for item in bounds_from_grams([self]))
 
-        An entry of K has an error of at most γ ‖a_s‖ ‖a_t‖, which L multiplies, and conversely.
-        They are computed from the unmodified factors: a discarded record affects no other.
-        """
-        (a, b), (steps, in_size, out_size) = self.pair, self._sizes
-        in_part = self._part_length(in_size, 1 + steps / out_size**0.5)
-        out_part = self._part_length(out_size, 1 + steps / in_size**0.5)
-        a_gram, b_gram = gram_of_rows(a, in_part), gram_of_rows(b, out_part)
-        input_norms = row_norms_of_grams(a_gram, in_size)
-        output_norms = row_norms_of_grams(b_gram, out_size)
-        in_error, out_error = (
-            self._rounding_in_parts(*sizes) for sizes in ((in_size, in_part), (out_size, out_part))
-        )
-        error = in_error * weigh_entries(b_gram, input_norms)
-        error += out_error * weigh_entries(a_gram, output_norms)
-        error += in_error * out_error * (input_norms * output_norms).sum(1).square()
-        products = a_gram.mul_(b_gram)
-        sizes = torch.linalg.vector_norm(products, 1, dim=(1, 2))
-        error += rounding_bound(2 * steps + 8, products.dtype) * sizes
-        # Each bound was itself computed with rounding.
+    @property
+    def part_lengths(self) -> tuple[int, int]:
+        """The lengths of the parts in which products of rows of A and of B are added."""
+        steps, in_size, out_size = self.sizes
         return (
-            input_norms,
-            output_norms,
-            products.sum(-1).sum(-1),
-            error * (1 + 4 * self._rounding(steps + in_part + out_part + 8)),
+            self._part_length(in_size, 1 + steps / out_size**0.5),
+            self._part_length(out_size, 1 + steps / in_size**0.5),
         )
 
     @cached_property
-    def _valid_and_reach(self) -> tuple[Tensor, Tensor]:
+    def _lost_and_reach(self) -> tuple[Tensor, ...]:
         # Gram matrices have the row norms on their diagonals, so the factors, which may be as
         # wide as a vocabulary, are not read again.
-        has_grams = self.prefers_gram and self._sizes[0] > 1
-        input_norms, output_norms = self._grams[:2] if has_grams else map(row_norms, self.pair)
-        steps, in_size, out_size = self._sizes
-        terms = steps + max(in_size, out_size) + 8
-        largest = torch.maximum(input_norms, output_norms)  # nan if either is nan
-        valid = (largest <= MAX_ROW_NORM).all(1)
-        bound = (input_norms * output_norms).sum(1) * (1 + self._rounding(terms))
-        return valid, infinite_unless(valid, bound)
+        if self.prefers_gram and self.sizes[0] > 1:
+            return self.gram_bounds[:2]
+        input_norms, output_norms = map(row_norms, self.pair)
+        lost = exceed(torch.maximum(input_norms, output_norms), (1,))
+        bound = (input_norms * output_norms).sum(1) * self.reach_margin
+        return lost, infinite_if(lost, bound)
+
+    @property
+    def reach_margin(self) -> float:
+        """A factor that covers the rounding of Σ_t ‖a_t‖ ‖b_t‖."""
+        steps, in_size, out_size = self.sizes
+        return 1 + self.rounding(steps + max(in_size, out_size) + 8)
 
     @property
     def max_norm(self) -> Tensor:
@@ -299,11 +334,11 @@ class LinearFactors(Factors):
 
         Infinite for a discarded record.
         """
-        return self._valid_and_reach[1]
+        return self._lost_and_reach[1]
 
     @cached_property
     def _valid_factors(self) -> tuple[Tensor, ...]:
-        return zeroed_unless(self._valid_and_reach[0], *self.pair)
+        return zeroed_if(self._lost_and_reach[0], *self.pair)
 
     @property
     def inputs(self) -> Tensor:
@@ -324,7 +359,8 @@ class LinearFactors(Factors):
     def _unit_error(self) -> int:
         return MATRIX_UNIT_ERROR if self.is_bfloat16 else 1
 
-    def _rounding(self, terms: int) -> float:
+    def rounding(self, terms: int) -> float:
+        """Return γ of a sum of ``terms`` products of the factors."""
         return rounding_bound(terms * self._unit_error, accumulation_type(self.pair[0]))
 
     def _part_length(self, terms: int, spread: float) -> int:
@@ -333,27 +369,29 @@ class LinearFactors(Factors):
         parts = math.ceil(terms * spread * unit / LOST_TO_ROUNDING)
         return math.ceil(terms / max(1, parts))
 
-    def _rounding_in_parts(self, terms: int, part: int) -> float:
-        return self._rounding(part + 2 * math.ceil(terms / part) + 8)
+    def rounding_in_parts(self, terms: int, part: int) -> float:
+        """Return γ of a sum of ``terms`` products that is taken in parts of this length."""
+        return self.rounding(part + 2 * math.ceil(terms / part) + 8)
 
     @property
     def _step_part(self) -> int:
         """The number of steps of a record that ``weighted_sum`` adds at once."""
-        steps = self._sizes[0]
+        steps = self.sizes[0]
         return self._part_length(steps, steps**0.5)
 
     @property
     def _move_cost(self) -> int:
-        return MOVE_COSTS.get(self._device.type, ACCELERATOR_MOVE_COST)
+        return MOVE_COSTS.get(self.device.type, ACCELERATOR_MOVE_COST)
 
     @property
-    def _device(self) -> torch.device:
-        return self.pair[0].device
+    def held(self) -> tuple[Tensor, ...]:
+        """A and B."""
+        return self.pair
 
     @property
     def prefers_gram(self) -> bool:
         """Whether two T × T matrices are cheaper than one out × in matrix per record."""
-        steps, in_size, out_size = self._sizes
+        steps, in_size, out_size = self.sizes
         direct_cost = (steps + self._move_cost) * in_size * out_size
         return steps * steps * (in_size + out_size) < direct_cost
 
@@ -364,16 +402,17 @@ class LinearFactors(Factors):
         Gram matrices cost T² (in + out) multiplications in addition to that product. Writing and
         reading G_i costs its entries.
         """
-        steps, in_size, out_size = self._sizes
+        steps, in_size, out_size = self.sizes
         return steps * steps * (in_size + out_size) > self._move_cost * in_size * out_size
 
     @property
-    def is_small(self) -> bool:
-        """Whether an operation takes little longer than its call; not if ``prefers_reuse``."""
-        return super().is_small and not self.prefers_reuse
+    def waits(self) -> bool:
+        """Whether these factors are clipped with others; not if ``prefers_reuse``."""
+        return super().waits and not self.prefers_reuse
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, int, int]:
+        """T, in and out."""
         a, b = self.pair
         return a.shape[1], a.shape[2], b.shape[2]
 
@@ -383,12 +422,9 @@ class LinearFactors(Factors):
 
     def gram_norms(self) -> Tensor:
         """Return the norms from the T × T Gram matrices of A and B, or ‖a‖ ‖b‖ if T = 1."""
-        if self._sizes[0] == 1:
+        if self.sizes[0] == 1:
             return self.max_norm
-        _, _, squares, error = self._grams
-        norms = (squares.clamp(min=0) + error).sqrt_().mul_(1 + self._rounding(8))
-        norms = norms.add_(2 * UNDERFLOW * self._sizes[0]).minimum(self.max_norm)
-        return infinite_unless(self._valid_and_reach[0], norms)
+        return self.gram_bounds[2]
 
     def direct_norms(self) -> Tensor:
         """Return the norms of the products themselves, formed in chunks."""
@@ -397,25 +433,40 @@ class LinearFactors(Factors):
 
     def slack(self) -> Tensor:
         """Return the rounding error of a record in ``weighted_sum``, (n,)."""
+        return self.slack_of_reach * self.max_norm
+
+    @property
+    def slack_of_reach(self) -> float:
+        """``slack`` as a part of ``max_norm``."""
         scaling = BFLOAT16_ERROR**2 if self.is_bfloat16 else 0.0
-        rounding = self._rounding_in_parts(self._sizes[0], self._step_part)
-        return (rounding * (1 + BFLOAT16_ERROR) ** 2 + scaling) * self.max_norm
+        rounding = self.rounding_in_parts(self.sizes[0], self._step_part)
+        return rounding * (1 + BFLOAT16_ERROR) ** 2 + scaling
 
     @property
     def stack_key(self) -> tuple[Any, ...] | None:
-        """Shapes and types of small factors."""
-        if type(self) is not LinearFactors or self.entries > MAX_STACKED:
+        """Shapes and types of small factors; what Gram matrices share of others on a device."""
+        if type(self) is not LinearFactors:
             return None
+        if not self._is_copied:
+            a, (steps, _, _) = self.pair[0], self.sizes
+            has_grams = self.prefers_gram and steps > 1 and not is_processor(self.device)
+            return ("grams", len(a), steps, a.dtype, self.device) if has_grams else None
         return tuple((item.shape, item.dtype, item.device) for item in self.pair)
 
     @property
-    def entries(self) -> int:
-        """The number of entries of A and B."""
-        a, b = self.pair
-        return a.numel() + b.numel()
+    def _is_copied(self) -> bool:
+        return sum(item.numel() for item in self.pair) <= MAX_STACKED
 
-    def stacked(self, others: Sequence[LinearFactors]) -> LinearFactors:
+    @property
+    def entries(self) -> int:
+        """The number of entries of A and B, or of their Gram matrices."""
+        a, b = self.pair
+        return a.numel() + b.numel() if self._is_copied else 2 * len(a) * self.sizes[0] ** 2
+
+    def stacked(self, others: Sequence[LinearFactors]) -> Factors:
         """Return the factors of these records and those of ``others``."""
+        if not self._is_copied:
+            return LinearUses([self, *others])
         return LinearFactors(
             *map(torch.cat, zip(*(of.pair for of in (self, *others)), strict=True))
         )
@@ -427,24 +478,28 @@ class LinearFactors(Factors):
     def weighted_sums(self, weights: Tensor) -> Tensor:
         """Return the sums over the records of each tensor, (k, out, in); weights (k, n).
 
-        In bfloat16, a scaled factor is the sum of two, so that it has sixteen bits.
+        In bfloat16, a scaled factor is the difference of two, so that it has sixteen bits. They lie
+        side by side, so that the other factor is read once.
         """
         a, b, tensors = self.inputs, self.outputs, len(weights)
         scales_inputs = a.shape[2] < b.shape[2]
-        scaled = scale_records(weights.flatten(), upcast(a if scales_inputs else b))
-        terms = split_bfloat16(scaled) if self.is_bfloat16 else (scaled,)
+        narrow = a if scales_inputs else b
+        scaled = (
+            scale_in_halves(weights.flatten(), narrow)
+            if self.is_bfloat16
+            else scale_records(weights.flatten(), upcast(narrow))
+        )
+        pair = (scaled, b) if scales_inputs else (a, scaled)
         total: Tensor | None = None
-        for term in terms:
-            pair = (term, b) if scales_inputs else (a, term)
-            for left, right in zip(*(item.split(self._step_part, 1) for item in pair), strict=True):
-                part = (
-                    matmul(right.flatten(0, 1).mT, left.flatten(0, 1)).unsqueeze(0)
-                    if tensors == 1
-                    else batched_matmul(_by_tensor(right, tensors).mT, _by_tensor(left, tensors))
-                )
-                total = part if total is None else total.add_(part)
+        for left, right in zip(*(item.split(self._step_part, 1) for item in pair), strict=True):
+            part = (
+                matmul(right.flatten(0, 1).mT, left.flatten(0, 1)).unsqueeze(0)
+                if tensors == 1
+                else batched_matmul(_by_tensor(right, tensors).mT, _by_tensor(left, tensors))
+            )
+            total = part if total is None else total.add_(part)
         assert total is not None
-        return total
+        return torch.sub(*total.chunk(2, 2 if scales_inputs else 1)) if self.is_bfloat16 else total
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """Return the sum of the per-record gradients, each clipped to ``clip_norm``."""
@@ -453,7 +508,7 @@ class LinearFactors(Factors):
 
     def reused_sum(self, clip_norm: float) -> Tensor:
         """Form each G_i once, for its norm and for the sum, so that no slack is needed."""
-        _, in_size, out_size = self._sizes
+        _, in_size, out_size = self.sizes
         total: Tensor | None = None
         for products in self._products():
             weights, gradients = clip_products(products, clip_norm)
@@ -467,13 +522,98 @@ class LinearFactors(Factors):
         return form_products(*self.pair)
 
 
+def bounds_from_grams(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which records are lost, at least Σ_t ‖a_t‖ ‖b_t‖, and bounds on the norms; (k, n).
+
+    The k uses have the same records and steps. The bounds follow from Σ K ⊙ L of K = A Aᵀ and
+    L = B Bᵀ, and from a bound on its error: an entry of K has an error of at most γ ‖a_s‖ ‖a_t‖,
+    which L multiplies, and conversely. They are computed from the unmodified factors: a discarded
+    record affects no other, and its bounds are infinite.
+    """
+    steps = uses[0].sizes[0]
+    parts = [use.part_lengths for use in uses]
+    grams = grams_of_rows(
+        [(use.pair[side], of[side]) for side in (0, 1) for use, of in zip(uses, parts, strict=True)]
+    ).unflatten(0, (2, -1))
+
+    def by_use(values: Iterable[float]) -> Tensor:
+        return constants(tuple(values), grams.dtype, grams.device).view(-1, len(uses), 1)
+
+    in_errors, out_errors = (
+        [
+            use.rounding_in_parts(use.sizes[1 + side], of[side])
+            for use, of in zip(uses, parts, strict=True)
+        ]
+        for side in (0, 1)
+    )
+    least = by_use(PRODUCT_UNDERFLOW * use.sizes[side] ** 0.5 for side in (1, 2) for use in uses)
+    norms = grams.diagonal(dim1=-2, dim2=-1).sqrt() + least.unsqueeze(3)  # (2, k, n, T)
+    reach = (norms[0] * norms[1]).sum(-1)
+    weighed = weigh_entries(grams.flatten(0, 2), norms.flip(0).flatten(0, 2)).view(2, *reach.shape)
+    error = (weighed * by_use([*out_errors, *in_errors])).sum(0)
+    both_errors = by_use(a * b for a, b in zip(in_errors, out_errors, strict=True))[0]
+    error.addcmul_(reach.square(), both_errors)
+    products = grams[0].mul_(grams[1])
+    sizes = torch.linalg.vector_norm(products, 1, dim=(-2, -1))
+    error.add_(sizes, alpha=rounding_bound(2 * steps + 8, grams.dtype))
+    # Each bound was itself computed with rounding.
+    margins = by_use(
+        1 + 4 * use.rounding(steps + sum(of) + 8) for use, of in zip(uses, parts, strict=True)
+    )[0]
+    bounds = products.sum(-1).sum(-1).clamp_(min=0).addcmul_(error, margins).sqrt_()
+    bounds.mul_(by_use(1 + use.rounding(8) for use in uses)[0]).add_(2 * UNDERFLOW * steps)
+    reach.mul_(by_use(use.reach_margin for use in uses)[0])
+    lost = exceed(norms, (0, 3))
+    bounds = torch.minimum(bounds, reach)
+    return lost, infinite_if(lost, reach), infinite_if(lost, bounds)
+
+
+class LinearUses(Factors):
+    """Uses of k matrices by the same records and steps, whose norms are taken together."""
+
+    def __init__(self, uses: Sequence[LinearFactors]) -> None:
+        self._uses = list(uses)
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        lost, reach, norms = bounds_from_grams(self._uses)
+        for use, *item in zip(self._uses, lost, reach, norms, strict=True):
+            use.gram_bounds = tuple(item)
+        return reach, norms
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """A and B of each use."""
+        return tuple(item for use in self._uses for item in use.pair)
+
+    def norms(self) -> Tensor:
+        """Return upper bounds on the norms of the per-record gradients, (k n,)."""
+        return self._bounds[1].flatten()
+
+    def slack(self) -> Tensor:
+        """Return the rounding errors of the records in ``weighted_sums``, (k n,)."""
+        reach = self._bounds[0]
+        parts = tuple(use.slack_of_reach for use in self._uses)
+        return (reach * constants(parts, reach.dtype, reach.device)[:, None]).flatten()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum over records of weight times gradient of the one use; weights (n,)."""
+        (result,) = self.weighted_sums(weights.unsqueeze(0))
+        return result
+
+    def weighted_sums(self, weights: Tensor) -> Iterator[Tensor]:
+        """Yield the sum over the records of each tensor, (out, in); weights (k, n)."""
+        for use, row in zip(self._uses, weights.unbind(), strict=True):
+            yield use.weighted_sum(row)
+
+
 def clip_products(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """Return the clip weights (n,) of gradients (n, ...), and the gradients.
 
     Gradients that are not finite become zero.
     """
     norms = norm_of_rows(products)
-    (gradients,) = zeroed_unless(torch.isfinite(norms), products)
+    (gradients,) = zeroed_if(torch.isfinite(norms).logical_not_(), products)
     return clip_weights(norms, clip_norm), gradients
 
 
@@ -516,9 +656,14 @@ class EmbeddingFactors(Factors):
         """Build the factors of a look-up of ``ids`` (n, T) with output gradients (n, T, d)."""
         norms = row_norms(outputs)
         max_norm = norms.sum(1) * (1 + rounding_bound(sum(outputs.shape[1:]) + 8, norms.dtype))
-        valid = (norms <= MAX_ROW_NORM).all(1)
-        (b,) = zeroed_unless(valid, outputs)
-        return cls(ids, b, infinite_unless(valid, max_norm), rows)
+        lost = exceed(norms, (1,))
+        (b,) = zeroed_if(lost, outputs)
+        return cls(ids, b, infinite_if(lost, max_norm), rows)
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The ids and the output gradients."""
+        return self.ids, self.outputs
 
     def norms(self) -> Tensor:
         """Return the norms of the gathered rows; rows of repeated ids are added first."""
@@ -548,16 +693,21 @@ class DenseFactors(Factors):
     def __init__(self, gradients: Tensor) -> None:
         self.raw = upcast(gradients)
 
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The gradients."""
+        return (self.raw,)
+
     @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor]:
         bounds = norm_of_rows(self.raw)
-        valid = bounds <= MAX_ROW_NORM
-        return valid, infinite_unless(valid, bounds)
+        lost = exceed(bounds)
+        return lost, infinite_if(lost, bounds)
 
     @cached_property
     def gradients(self) -> Tensor:
         """The gradient of each record, zero for each discarded record."""
-        (result,) = zeroed_unless(self._bounds[0], self.raw)
+        (result,) = zeroed_if(self._bounds[0], self.raw)
         return result
 
     def norms(self) -> Tensor:
@@ -602,6 +752,11 @@ class StepFactors(DenseFactors):
 
     def __init__(self, outputs: Tensor, inputs: Tensor | None = None) -> None:
         self.pair = (outputs,) if inputs is None else (outputs, inputs)
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The output gradients and the inputs."""
+        return self.pair
 
     @cached_property
     def raw(self) -> Tensor:  # type: ignore[override]  # formed only when it is read

@@ -38,6 +38,8 @@ from affidavit.trainer.clipping.ghost_norm import (
     Factors,
     LinearFactors,
     accumulation_type,
+    constants,
+    is_processor,
 )
 from affidavit.trainer.distributed.shards import Bucket
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
@@ -48,6 +50,10 @@ from affidavit.trainer.norm_bounds import (
     rounding_bound,
     upcast,
 )
+
+MAX_HELD = 1 << 31
+"""Bytes of factors that are held to be clipped together. A layer's are fewer than what autograd
+frees meanwhile of what the forward pass stored for it."""
 
 LOSS_TAKES_GRADIENT = (
     "the losses take a gradient themselves (torch.autograd.grad: a gradient penalty, forces, a "
@@ -64,6 +70,10 @@ class Microbatch:
     the norm of each record's gradient for each use, (n, 2): of all records, or only of ``only``,
     whose loss alone is differentiated, so that the gradient of each other record must be zero.
     ``is_reprobe`` tells that it is a microbatch of the run, of which only that is checked.
+    ``products`` are the tensors of matrix products under autocast, with its type. Autocast narrows
+    one after the other; from the second microbatch on, all of them are narrowed at once, to
+    ``narrow``, when the first is used. ``held`` has the blocks whose one use is complete and waits
+    to be clipped with others, and ``held_bytes`` their size.
     """
 
     records: int = 0
@@ -75,6 +85,10 @@ class Microbatch:
     only: int | None = None
     probe_rows: list[tuple[GradientHook, Tensor]] | None = None
     is_reprobe: bool = False
+    products: dict[TrainedTensor, torch.dtype] = field(default_factory=dict)
+    narrow: dict[TrainedTensor, Tensor] = field(default_factory=dict)
+    held: list[ClippingBlock] = field(default_factory=list)
+    held_bytes: int = 0
 
     @property
     def is_probing(self) -> bool:
@@ -84,10 +98,42 @@ class Microbatch:
     def begin(self, records: int) -> None:
         """Start a pass over ``records`` records."""
         self.records, self.in_backward, self.is_half = records, False, False
+        self.narrow.clear()
+
+    def narrowed(self, target: TrainedTensor, dtype: torch.dtype) -> Tensor:
+        """Return the parameter of ``target`` in ``dtype``, of the same shape."""
+        if self.products.get(target) != dtype:
+            self.products[target] = dtype
+            self.narrow[target] = target.parameter.detach().to(dtype)
+        if target not in self.narrow:
+            wide = [of.parameter.detach() for of in self.products]
+            of_types = zip(wide, self.products.values(), strict=True)
+            narrow = [torch.empty_like(item, dtype=kind) for item, kind in of_types]
+            torch._foreach_copy_(narrow, wide)
+            self.narrow = dict(zip(self.products, narrow, strict=True))
+        return self.narrow[target]
 
     def end(self) -> None:
         """End the pass."""
         self.records, self.only, self.probe_rows, self.is_reprobe = 0, None, None, False
+        self.narrow.clear()
+        self.release()
+
+    def hold(self, block: ClippingBlock, factors: Factors) -> None:
+        """Hold the one use of ``block``; clip all that are held if they take much memory."""
+        self.held.append(block)
+        self.held_bytes += factors.bytes
+        if self.held_bytes <= MAX_HELD:
+            return
+        uses = PendingUses(self.held)
+        self.release()
+        if self.is_reprobe and self.only is not None:
+            uses.require_own_rows(self.only)
+        uses.clip()
+
+    def release(self) -> None:
+        """Hold no use any longer."""
+        self.held, self.held_bytes = [], 0
 
     @contextmanager
     def outside_vmap(self) -> Iterator[None]:
@@ -166,12 +212,17 @@ class ClippingBlock:
                 f"block {self.name}: {self.received} gradients for {self.uses} uses in the forward "
                 "pass; a layer ran where its use was not counted."
             )
-        if self.uses > 1 or self.counts_unclipped or self.is_shared or factors.is_small:
+        if self.is_joint or factors.waits:
             self.pending.append((target, factors))
         else:
             if only is not None:
                 require_own_row([target], factors, records, only)
             target.add(factors.clipped_sum(self.clip_norm))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the norm is known only when the backward pass ends."""
+        return self.uses > 1 or self.counts_unclipped or self.is_shared
 
     def clear(self) -> None:
         """Discard the microbatch."""
@@ -179,8 +230,8 @@ class ClippingBlock:
         self.pending.clear()
 
 
-MAX_GROUP = 1 << 20
-"""Entries of factors that are stacked at once."""
+MAX_GROUP, MAX_GROUP_CPU = 1 << 27, 1 << 20
+"""Entries of factors that are stacked at once, on a device and on the processor."""
 
 
 @dataclass(eq=False, slots=True)
@@ -202,7 +253,7 @@ class UseGroup:
         """Add the sums over records by ``weights`` (k, n)."""
         while self.uses:
             totals = self.uses.pop().weighted_sums(weights)
-            for target, total in zip(self.targets, totals.unbind(), strict=True):
+            for target, total in zip(self.targets, totals, strict=True):
                 target.add(total)
 
 
@@ -239,7 +290,8 @@ class PendingUses:
             else:
                 same.setdefault((type(of[0]), *key), []).append((block, target, of[0]))
         for items in same.values():
-            size = max(1, MAX_GROUP // items[0][2].entries)
+            most = MAX_GROUP_CPU if is_processor(items[0][2].device) else MAX_GROUP
+            size = max(1, most // items[0][2].entries)
             for first in range(0, len(items), size):
                 blocks, targets, uses_of = zip(*items[first : first + size], strict=True)
                 stacked = uses_of[0].stacked(uses_of[1:]) if len(uses_of) > 1 else uses_of[0]
@@ -261,8 +313,9 @@ class PendingUses:
         while self._groups:
             group = self._groups.pop(0)
             if norms is None and all(len(self._norms[block]) == 1 for block in group.blocks):
-                clip_norms = [block.clip_norm for block in group.blocks]
-                of_uses = clip_weights(group.norms, group.norms.new_tensor(clip_norms)[:, None])
+                clip_norms = tuple(block.clip_norm for block in group.blocks)
+                most = constants(clip_norms, group.norms.dtype, group.norms.device)
+                of_uses = clip_weights(group.norms, most[:, None])
                 weights.update(zip(group.blocks, of_uses.unbind(), strict=True))
             else:
                 for block in group.blocks:
@@ -312,6 +365,8 @@ class GradientHook:
         self.target.received += 1
         only = self.microbatch.only if self.microbatch.is_reprobe else None
         self.block.receive(self.target, factors, records, only)
+        if self.block.pending and not self.block.is_joint:
+            self.microbatch.hold(self.block, factors)
 
     def _rows(self, factors: Factors) -> Tensor:
         one, only = (

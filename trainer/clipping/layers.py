@@ -28,11 +28,13 @@ from affidavit.trainer.clipping.ghost_norm import (
     EmbeddingFactors,
     LinearFactors,
     StepFactors,
+    require_record_dimension,
     sum_over_steps,
 )
 from affidavit.trainer.clipping.hooks import GradientHook
 from affidavit.trainer.distributed.shards import is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
+from affidavit.trainer.norm_bounds import upcast
 
 OptionalHook = GradientHook | None
 Hooks = dict[str, GradientHook]
@@ -155,6 +157,11 @@ class LinearUse(Function):
     ) -> Tensor:
         """Run the layer, and save what the hooks need."""
         x = to_autocast_type(x)
+        if torch.is_autocast_enabled(x.device.type):
+            weight, bias = (
+                _narrowed(item, hook, x.dtype)
+                for item, hook in zip((weight, bias), hooks, strict=True)
+            )
         ctx.save_for_backward(x if hooks[0] is not None else None, weight)
         ctx.hooks, ctx.records, ctx.flipped = hooks, records, flipped
         return functional.linear(x, weight.t() if flipped else weight, bias)
@@ -174,6 +181,15 @@ class LinearUse(Function):
             weight_hook.receive(LinearFactors(*(pair[::-1] if ctx.flipped else pair)), len(gy))
         receive_sum(bias_hook, gy, 1)
         return gx, None, None, None, None, None
+
+
+def _narrowed(parameter: Tensor | None, hook: OptionalHook, dtype: torch.dtype) -> Any:
+    """Return ``parameter`` in the type of a matrix product under autocast, of the same shape."""
+    if parameter is None or parameter.dtype != torch.float32:
+        return parameter
+    if hook is None or hook.target.parameter is not parameter:
+        return parameter.to(dtype)
+    return hook.microbatch.narrowed(hook.target, dtype)
 
 
 class EmbeddingUse(Function):
@@ -231,12 +247,31 @@ class LayerNormUse(Function):
         gx, _, _ = torch.ops.aten.native_layer_norm_backward(
             gy, x, weight.shape, mean, rstd, weight, None, [True, False, False]
         )
-        weight_hook, bias_hook = ctx.hooks
-        if weight_hook is not None:
-            item = group_by_record((x - mean).mul_(rstd).mul_(gy), ctx.records)
-            receive_sum(weight_hook, item, weight.ndim)
-        receive_sum(bias_hook, group_by_record(gy, ctx.records), weight.ndim)
+        sums = sums_of_normalized(x, mean, rstd, gy, weight, ctx.records)
+        for hook, item in zip(ctx.hooks, sums[::-1], strict=True):
+            if hook is not None:
+                hook.receive(DenseFactors(item), len(item))
         return gx, None, None, None, None, None
+
+
+def sums_of_normalized(
+    x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor, weight: Tensor, records: int
+) -> tuple[Tensor, Tensor]:
+    """Return Σ_t gy_t and Σ_t gy_t ⊙ (x_t - mean_t) rstd_t of each record, (n, *shape).
+
+    x and gy have shape (n, ..., *shape), like ``weight`` after the steps. Sums over steps are
+    products with a row, so that only gy ⊙ x is formed:
+    Σ_t rstd_t (gy_t ⊙ x_t) - Σ_t (rstd_t mean_t) gy_t.
+    """
+    require_record_dimension(gy, weight.ndim)
+    n = len(gy) if len(gy) % records else records
+    x, gy = (upcast(item).reshape(n, -1, weight.numel()) for item in (x, gy))
+    mean, rstd = (item.to(gy.dtype).reshape(n, 1, -1) for item in (mean, rstd))
+    rows = rstd.new_ones(n, 2, rstd.shape[2])
+    torch.mul(mean, rstd, out=rows[:, 1:])
+    sums = torch.bmm(rows, gy)
+    of_weight = torch.baddbmm(sums[:, 1:], rstd, gy * x, beta=-1)
+    return sums[:, 0].reshape(n, *weight.shape), of_weight.reshape(n, *weight.shape)
 
 
 class ScaleUse(Function):

@@ -175,7 +175,7 @@ class Muon(DPOptimizer):
         momenta = [means[place] for place in places]
         if all("momentum" in state for state in states):
             before = [state["momentum"] for state in states]
-            momenta = torch._foreach_add(momenta, before, alpha=self._momentum)
+            momenta = list(torch._foreach_add(momenta, before, alpha=self._momentum))
         else:
             momenta = [mean.clone() for mean in momenta]
         for state, momentum in zip(states, momenta, strict=True):
