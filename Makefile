@@ -101,6 +101,18 @@ serve: install ## the service, on SQLite
 	$(BIN)/affidavit migrate
 	$(BIN)/affidavit serve
 
+# A digest, because a tag can be moved to another image.
+PINNED = printf '%s' '$(1)' | grep -Eq '^[a-z0-9][a-zA-Z0-9./:_-]*@sha256:[0-9a-f]{64}$$' || { echo '$(2)=$(1): give NAME@sha256:DIGEST'; exit 2; }
+
+pin-images: ## the manifests with the images of SERVICE and WORKER, NAME@sha256:DIGEST each, in build/kubernetes
+	@$(call PINNED,$(SERVICE),SERVICE)
+	@$(call PINNED,$(WORKER),WORKER)
+	mkdir -p build/kubernetes
+	for file in deploy/kubernetes/*.yaml; do \
+	  sed -E -e 's|image: registry.invalid/affidavit@.*|image: $(SERVICE)|' \
+	    -e 's|image: registry.invalid/affidavit-worker@.*|image: $(WORKER)|' \
+	    "$$file" > "build/kubernetes/$${file##*/}"; done
+
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 lock: install ## locks for tests, production, the worker and the build

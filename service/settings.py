@@ -47,8 +47,7 @@ from affidavit.service.dispatch.engines import build_engine
 from affidavit.service.identity.provider import Provider, read_provider
 from affidavit.trust import PrivateKeySource, home
 from affidavit.trust.log import BadNote, require_name
-from affidavit.trust.signers import KEY_VARIABLE as PRIVATE_KEY
-from affidavit.trust.signers import private_key_source
+from affidavit.trust.signers import KEY_VARIABLES, private_key_source
 
 MIB = 1024 * 1024
 WORKERS = 2
@@ -95,12 +94,13 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Return the settings of ``environment``; raises ``SettingsError`` and ``KeyFailure``.
 
-        A private key is removed from the process's environment, so that child processes do not
-        inherit it.
+        Private keys are removed from the process's environment, so that child processes do not
+        inherit them.
         """
         variables = dict(os.environ if environment is None else environment)
         if environment is None:
-            os.environ.pop(PRIVATE_KEY, None)
+            for name in KEY_VARIABLES:
+                os.environ.pop(name, None)
         folder = Path(variables["AFFIDAVIT_HOME"]) if variables.get("AFFIDAVIT_HOME") else home()
         provider = read_provider(variables)
         public_url = _public_url(variables.get("AFFIDAVIT_PUBLIC_URL", ""))

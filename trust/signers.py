@@ -3,14 +3,16 @@
 At most one is configured; by default keys are files (``affidavit.trust.key_store``).
 
 ==============================  ====================================================
-``AFFIDAVIT_SIGNING_KEY``       the private key itself, PKCS#8 PEM
+``AFFIDAVIT_SIGNING_KEY``       the private key itself, PKCS#8 PEM; further keys can be in
+                                ``AFFIDAVIT_SIGNING_KEY_CHECKPOINT`` and ``..._STATUS``
 ``AFFIDAVIT_SIGN_COMMAND``      a command that signs its standard input
 ``AFFIDAVIT_PKCS11_MODULE``     the path of a PKCS#11 library, with
 ``AFFIDAVIT_PKCS11_TOKEN``      the label of the token and
 ``AFFIDAVIT_PKCS11_PIN_FILE``   a file with its PIN, readable by its owner alone
 ==============================  ====================================================
 
-*Environment variable*: one unencrypted PKCS#8 PEM block and nothing else.
+*Environment variables*: each has one unencrypted PKCS#8 PEM block and nothing else. What a key may
+sign is in its public record; each role's private half can come from a secret of its own.
 
 *Command* (a key management service, a smart card, another machine): it reads the message from
 standard input and the key id from ``$AFFIDAVIT_KEY_ID``, and prints the Ed25519 signature as 64
@@ -71,12 +73,13 @@ def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:
 
     Raises ``KeyFailure`` if two are configured, or if the one cannot be used.
     """
-    variables = (KEY_VARIABLE, COMMAND_VARIABLE, MODULE_VARIABLE)
-    match [name for name in variables if environ.get(name)]:
+    stated = [name for name in KEY_VARIABLES if environ.get(name)]
+    others = [name for name in (COMMAND_VARIABLE, MODULE_VARIABLE) if environ.get(name)]
+    match [*stated[:1], *others]:
         case []:
             return None
-        case [name] if name == KEY_VARIABLE:
-            return EnvironmentKey.of(environ[name])
+        case [name] if name in KEY_VARIABLES:
+            return EnvironmentKeys(tuple(EnvironmentKey.of(environ[name], name) for name in stated))
         case [name] if name == COMMAND_VARIABLE:
             return CommandKeys.of(environ[name])
         case [_]:
@@ -103,32 +106,37 @@ class RemoteKey:
 
 
 KEY_VARIABLE = "AFFIDAVIT_SIGNING_KEY"
+KEY_VARIABLES = (
+    KEY_VARIABLE,
+    "AFFIDAVIT_SIGNING_KEY_CHECKPOINT",
+    "AFFIDAVIT_SIGNING_KEY_STATUS",
+)
 MAX_PEM_CHARACTERS = 4096
-_KEY_REMEDY = f"give {KEY_VARIABLE} one unencrypted PKCS#8 PEM block of an Ed25519 private key"
+_KEY_REMEDY = "give one unencrypted PKCS#8 PEM block of an Ed25519 private key"
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentKey:
-    """The private key in the environment."""
+    """A private key in the environment."""
 
     private: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
-    def of(cls, text: str) -> EnvironmentKey:
-        """Parse a PEM text; raises ``KeyFailure``, which does not repeat the text."""
+    def of(cls, text: str, variable: str = KEY_VARIABLE) -> EnvironmentKey:
+        """Parse the PEM text in ``variable``; raises ``KeyFailure``, which does not repeat it."""
         pem = text.strip()
         if len(pem) > MAX_PEM_CHARACTERS or pem.count("-----BEGIN") != 1:
-            raise KeyFailure(f"{KEY_VARIABLE} is not one PEM block; {_KEY_REMEDY}.")
+            raise KeyFailure(f"{variable} is not one PEM block; {_KEY_REMEDY}.")
         if not pem.startswith("-----BEGIN PRIVATE KEY-----"):
-            raise KeyFailure(f"{KEY_VARIABLE} does not begin with a private key; {_KEY_REMEDY}.")
+            raise KeyFailure(f"{variable} does not begin with a private key; {_KEY_REMEDY}.")
         try:
             private = load_pem_private_key(pem.encode(), password=None)
         except (ValueError, TypeError):
             raise KeyFailure(
-                f"{KEY_VARIABLE} cannot be read as a private key; {_KEY_REMEDY}."
+                f"{variable} cannot be read as a private key; {_KEY_REMEDY}."
             ) from None
         if not isinstance(private, Ed25519PrivateKey):
-            raise KeyFailure(f"{KEY_VARIABLE} contains a key that is not Ed25519; {_KEY_REMEDY}.")
+            raise KeyFailure(f"{variable} contains a key that is not Ed25519; {_KEY_REMEDY}.")
         return cls(private)
 
     def find(self, public: PublicKey) -> SigningPort | None:
@@ -136,6 +144,17 @@ class EnvironmentKey:
         if self.private.public_key() != public.key:
             return None
         return SigningKey(private=self.private, public=public)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentKeys:
+    """The private keys in the environment."""
+
+    keys: tuple[EnvironmentKey, ...]
+
+    def find(self, public: PublicKey) -> SigningPort | None:
+        """Return a signer for ``public`` if one of these private keys belongs to it, or None."""
+        return next(filter(None, (key.find(public) for key in self.keys)), None)
 
 
 COMMAND_VARIABLE = "AFFIDAVIT_SIGN_COMMAND"

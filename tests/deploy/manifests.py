@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from tests.release.image import instructions
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 READ_BY = (
     "service/settings.py",
     "trust/signers.py",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from affidavit.trust.key import SERVICE_ROLES
+from affidavit.trust.signers import KEY_VARIABLES
 from tests.deploy.manifests import (
     DEPLOY,
     ROOT,
-    VERSION,
     documents,
     image,
     parsed,
@@ -110,7 +113,6 @@ def test_ports_users_and_paths_are_those_of_the_image() -> None:
         assert pod["securityContext"]["runAsUser"] == int(built["USER"]), name
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
-            assert container["image"].rpartition(":")[2] == VERSION
             mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
             assert set(mounts.values()) == volumes
             home = [path for path in mounts if path.startswith("/var/lib/affidavit/")]
@@ -164,8 +166,8 @@ def test_the_page_makes_everything_that_is_referred_to() -> None:
                     keys.add(reference["key"])
     assert created.keys() == requested.keys()
     assert all(keys <= created[name] for name, keys in requested.items())
-    assert "service.json" in created["configMap", "affidavit-service-keys"]
-    assert not [path.name for path in FILES if f"deploy/kubernetes/{path.name}" not in text]
+    assert "certificate.json" in created["configMap", "affidavit-service-keys"]
+    assert not [path.name for path in FILES if f"build/kubernetes/{path.name}" not in text]
 
 
 def test_the_service_is_reached_where_workers_look_for_it() -> None:
@@ -188,3 +190,139 @@ def test_the_service_is_reached_where_workers_look_for_it() -> None:
         if entry["kind"] in ("Job", "Deployment")
     ]
     assert sum(service["spec"]["selector"].items() <= other.items() for other in others) == 1
+
+
+# ---- images, keys, network and drains ---------------------------------------------------
+
+BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9./-]*@sha256:[0-9a-f]{64}")
+SERVICE, WORKER = (f"example.com/{name}@sha256:{'1a' * 32}" for name in ("affidavit", "w"))
+
+
+def pin(folder: Path, **images: str) -> subprocess.CompletedProcess[str]:
+    """``make pin-images`` in a copy of what it reads."""
+    shutil.copy(ROOT / "Makefile", folder)
+    shutil.copytree(DEPLOY, folder / "deploy", dirs_exist_ok=True)
+    given = [f"{name}={image}" for name, image in images.items()]
+    command = ["make", "pin-images", *given]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_images_are_named_by_digest_and_unpinned_ones_exist_nowhere() -> None:
+    for container in containers():
+        assert BY_DIGEST.fullmatch(container["image"]), container["image"]
+        assert container["image"].startswith("registry.invalid/")  # RFC 6761: never resolved
+
+
+def test_pinned_manifests_have_these_images(tmp_path: Path) -> None:
+    assert pin(tmp_path, SERVICE=SERVICE, WORKER=WORKER).returncode == 0
+    pinned = {
+        path.name: [
+            container["image"]
+            for each in documents(path)
+            for pod in pods(each)
+            for container in pod["containers"]
+        ]
+        for path in (tmp_path / "build/kubernetes").iterdir()
+    }
+    assert pinned.keys() == {path.name for path in FILES}
+    assert pinned["service.yaml"] == pinned["migrate.yaml"] == [SERVICE]
+    assert pinned["worker.yaml"] == pinned["worker-job.yaml"] == [WORKER]
+
+
+@pytest.mark.parametrize("image", ["", "affidavit:0.2.0", "affidavit@sha256:12", f"{SERVICE}|x"])
+def test_nothing_is_pinned_to_a_tag(image: str, tmp_path: Path) -> None:
+    assert pin(tmp_path, SERVICE=SERVICE, WORKER=image).returncode != 0
+    assert not (tmp_path / "build").exists()
+
+
+def kinds(kind: str) -> list[dict[str, Any]]:
+    return [document for _, document in ALL if document["kind"] == kind]
+
+
+def test_the_namespace_admits_no_tag() -> None:
+    (policy,), (binding,) = (
+        kinds("ValidatingAdmissionPolicy"),
+        kinds("ValidatingAdmissionPolicyBinding"),
+    )
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], set(rule["operations"])) == (["pods"], {"CREATE", "UPDATE"})
+    conditions = [item["expression"] for item in policy["spec"]["validations"]]
+    for name in ("containers", "initContainers"):
+        stated = f"object.spec.{name}.all(c, c.image.contains('@sha256:'))"
+        assert any(stated in condition for condition in conditions)
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_each_role_of_the_service_has_a_secret_of_its_own() -> None:
+    (service,) = (one for one in containers() if one["name"] == "service")
+    secrets = {
+        item["name"]: item["valueFrom"]["secretKeyRef"]["name"]
+        for item in service["env"]
+        if item["name"].startswith("AFFIDAVIT_SIGNING_KEY")
+    }
+    assert secrets.keys() == set(KEY_VARIABLES)
+    assert len(set(secrets.values())) == len(SERVICE_ROLES)
+    for role in SERVICE_ROLES:
+        assert f"affidavit-{role}-key" in secrets.values()
+        assert f"affidavit keys new --role {role} " in PAGE
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a label selector selects these labels."""
+    required = selector.get("matchLabels", {}).items() <= labels.items()
+    return required and all(
+        condition["operator"] == "In" and labels.get(condition["key"]) in condition["values"]
+        for condition in selector.get("matchExpressions", [])
+    )
+
+
+def test_pods_reach_what_is_listed_and_nothing_else() -> None:
+    policies = kinds("NetworkPolicy")
+    everything = [one for one in policies if one["spec"]["podSelector"] == {}]
+    assert any(
+        set(one["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        and one["spec"].keys() == {"podSelector", "policyTypes"}
+        for one in everything
+    ), "nothing is denied by default"
+    reached: dict[str, set[int]] = {}
+    for document in (*kinds("Deployment"), *kinds("Job")):
+        labels = document["spec"]["template"]["metadata"]["labels"]
+        own = [
+            one
+            for one in policies
+            if one not in everything and selects(one["spec"]["podSelector"], labels)
+        ]
+        (policy,) = own
+        egress = policy["spec"]["egress"]
+        ports = {port["port"] for rule in egress for port in rule["ports"]}
+        component = labels["app.kubernetes.io/component"]
+        reached[component] = ports
+        if component.startswith("worker"):
+            (rule,) = egress
+            (target,) = rule["to"]
+            (service,) = kinds("Service")
+            assert selects(target["podSelector"], service["spec"]["selector"])
+            (open_port,) = [one for one in policies if one["spec"].get("ingress")]
+            sources = open_port["spec"]["ingress"][0]["from"]
+            assert any(
+                selects(one.get("podSelector", {"matchLabels": {"": ""}}), labels)
+                for one in sources
+            )
+    assert reached == {
+        "service": {5432, 443},
+        "migrate": {5432},
+        "worker": {8000},
+        "worker-job": {8000},
+    }
+
+
+def test_a_drain_leaves_somebody_at_work() -> None:
+    budgets = kinds("PodDisruptionBudget")
+    for document in kinds("Deployment"):
+        labels = document["spec"]["template"]["metadata"]["labels"]
+        (budget,) = (one for one in budgets if selects(one["spec"]["selector"], labels))
+        replicas, spec = document["spec"]["replicas"], budget["spec"]
+        left = spec.get("minAvailable", replicas - spec.get("maxUnavailable", 0))
+        assert 0 < left < replicas  # and it can be drained at all

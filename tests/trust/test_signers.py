@@ -22,6 +22,7 @@ from affidavit.trust import KeyFailure, KeyStore, SigningKey, signers, write_pri
 from affidavit.trust.signers import (
     COMMAND_VARIABLE,
     KEY_VARIABLE,
+    KEY_VARIABLES,
     MODULE_VARIABLE,
     PIN_FILE_VARIABLE,
     TOKEN_VARIABLE,
@@ -51,6 +52,19 @@ def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
     assert all(KEY.public.accepts(result.sign(message), message) for message in MESSAGES)
     assert halves.find(OTHER.public) is None
     assert "PRIVATE" not in repr(halves)
+
+
+def test_each_key_of_the_environment_signs_for_its_own_record() -> None:
+    given = dict(zip(KEY_VARIABLES, map(pem, (KEY.private, OTHER.private)), strict=False))
+    halves = private_key_source(given)
+    assert halves is not None
+    for key in (KEY, OTHER):
+        signer = halves.find(key.public)
+        assert signer is not None
+        assert key.public.accepts(signer.sign(b"m"), b"m")
+    assert halves.find(SigningKey.generate().public) is None
+    with pytest.raises(KeyFailure, match=KEY_VARIABLES[1]):
+        private_key_source({**given, KEY_VARIABLES[1]: "nonsense"})
 
 
 @pytest.mark.parametrize(
