@@ -32,14 +32,14 @@ class BadReplayRecord(CodedError):
 class ChangedRecord(StrictModel):
     """How a neighbouring data set differs: ``record`` of ``dataset``, or all (``mixed``)."""
 
-    kind: Literal["removed", "zeroed", "replaced", "outlier", "mixed"]
+    kind: Literal["removed", "zeroed", "replaced", "outlier", "not_finite", "mixed"]
     dataset: int
     record: int
 
     def __str__(self) -> str:
         if self.kind == "mixed":
             return "data in which all records are mixed"
-        return f"record {self.record} {self.kind}"
+        return f"record {self.record} {self.kind.replace('_', ' ')}"
 
 
 class ReplayFinding(StrictModel):
@@ -51,6 +51,7 @@ class ReplayFinding(StrictModel):
 
     code: str
     message: str
+    remedy: str
     check: Literal["sensitivity", "non_interference", "noise", "lots"]
     where: str | None = None
     subject: str | None = None

@@ -21,6 +21,8 @@ TOLERANCE = 1e-3
 """Relative error of a sum of clipped gradients in float32."""
 NOISE_DEVIATIONS = 5.0
 """Standard deviations of a statistic of noise or lots that refute it: probability 3e-7."""
+FRESH_NOISE = "Draw new noise for each release, and seed its generator once."
+FULL_NOISE = "Add noise with the accounted standard deviation to every released value."
 FEW_RECORDS = 6
 """Two Poisson lots with fewer records may well be equal."""
 LOGS = (".log", "tfevents", "lightning_logs/", "wandb/", "mlruns/", "runs/")
@@ -49,13 +51,17 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
         if event["noise_equals"] is not None:
             earlier = event["noise_equals"] + 1
             message = f"release {number + 1} has noise of release {earlier} again."
-            return [_noise_finding("noise_repeated", message, number, event)]
+            return [_noise_finding("noise_repeated", message, FRESH_NOISE, number, event)]
         if not expected:
             continue
         for name, (squares, size) in zip(event["names"], event["noise"], strict=True):
             if size and not squares:
                 message = f"{name} gets no noise in release {number + 1}."
-                return [_noise_finding("noise_missing", message, number, event, subject=name)]
+                return [
+                    _noise_finding(
+                        "noise_missing", message, FULL_NOISE, number, event, subject=name
+                    )
+                ]
         squares, size = map(sum, zip(*event["noise"], strict=True))
         in_all.append((squares / expected**2, size))
         for sums, which in (
@@ -67,7 +73,7 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
                     f"the noise of {which} has standard deviation {ratio * expected:.4g}, not "
                     f"{expected:.4g}."
                 )
-                return [_noise_finding("noise_scaled", message, number, event)]
+                return [_noise_finding("noise_scaled", message, FULL_NOISE, number, event)]
     return []
 
 
@@ -86,12 +92,18 @@ def _smaller_noise(sums: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _noise_finding(
-    code: str, message: str, number: int, event: dict[str, Any], subject: str | None = None
+    code: str,
+    message: str,
+    remedy: str,
+    number: int,
+    event: dict[str, Any],
+    subject: str | None = None,
 ) -> ReplayFinding:
     return ReplayFinding(
         code=code,
         check="noise",
         message=message,
+        remedy=remedy,
         where=event["line"],
         subject=subject,
         release=number,
@@ -112,6 +124,7 @@ def lot_findings(first: Record) -> list[ReplayFinding]:
         return [
             ReplayFinding(
                 code="lots_other_rate",
+                remedy="Draw each batch by the sampler whose rate is accounted.",
                 check="lots",
                 message=f"{len(draws)} lots have {drawn} records; at their sampler's rate they "
                 f"would have {expected:.4g} in expectation.",
@@ -123,6 +136,7 @@ def lot_findings(first: Record) -> list[ReplayFinding]:
             return [
                 ReplayFinding(
                     code="lots_repeated",
+                    remedy="Do not seed the sampler's generator again.",
                     check="lots",
                     message=f"lot {at + 1} has the records of an earlier lot again; each lot of a "
                     "Poisson sampler is drawn anew.",
@@ -134,6 +148,7 @@ def lot_findings(first: Record) -> list[ReplayFinding]:
         return [
             ReplayFinding(
                 code="lots_accounted_otherwise",
+                remedy="Give the accountant the sampler's rate.",
                 check="lots",
                 message=f"lots are drawn at rate {rate:.6g}, but the accountant charges "
                 f"{max(charged):.6g}.",
@@ -188,6 +203,9 @@ def compare(
     unstable = unstable_keys(first, control)
     first_ones, second_ones = releases_of(first), releases_of(second)
     lots = lots_before_releases(first)
+    if neighbour.kind == "not_finite":
+        return _not_finite_findings(first_ones, second_ones, neighbour), None
+    has_lots = any(neighbour.dataset == item[0] for lot in lots for item in lot)
     for number, (one, other) in enumerate(zip(first_ones, second_ones, strict=False)):
         differing = _differing(one["state"], other["state"], unstable)
         if differing:
@@ -195,9 +213,12 @@ def compare(
             break
         if "distances" not in other or neighbour.kind == "mixed":
             continue
-        times = lots[number].count([neighbour.dataset, neighbour.record])
+        if one["noise_std"] != other["noise_std"] or one["clip_norm"] != other["clip_norm"]:
+            findings.append(_parameters_finding(one, other, number, neighbour))
+            break
+        times = lots[number].count([neighbour.dataset, neighbour.record]) if has_lots else 1
         moved, finding = _sensitivity(one, other, times, number, neighbour)
-        if times:
+        if times and math.isfinite(moved):
             largest = max(largest or 0.0, moved)
         if finding is not None:
             findings.append(finding)
@@ -216,6 +237,7 @@ def compare(
         findings.append(
             ReplayFinding(
                 code="branch_by_record",
+                remedy="Branch by public values, or replay data on which both branches run.",
                 check="non_interference",
                 message=f"{branch} branches on a record. Nothing else differs in these steps.",
                 where=branch,
@@ -224,6 +246,45 @@ def compare(
             )
         )
     return findings, largest
+
+
+def _not_finite_findings(
+    first_ones: list[dict[str, Any]], second_ones: list[dict[str, Any]], neighbour: Neighbour
+) -> list[ReplayFinding]:
+    """Return whether a record that is not a number makes a release one."""
+    for number, (_, other) in enumerate(zip(first_ones, second_ones, strict=False)):
+        if not all(map(math.isfinite, other.get("distances", ()))):
+            return [
+                ReplayFinding(
+                    code="not_finite_released",
+                    check="sensitivity",
+                    message=f"a record that is not a number makes release {number + 1} one: "
+                    "clipping does not bound it.",
+                    remedy="Refuse or replace values that are not finite before training.",
+                    where=other["line"],
+                    release=number,
+                    refutes=False,
+                    neighbour=_changed(neighbour),
+                )
+            ]
+    return []
+
+
+def _parameters_finding(
+    one: dict[str, Any], other: dict[str, Any], number: int, neighbour: Neighbour
+) -> ReplayFinding:
+    name = "clip_norm" if one["clip_norm"] != other["clip_norm"] else "noise_std"
+    return ReplayFinding(
+        code="parameters_differ",
+        check="sensitivity",
+        message=f"the {name} of release {number + 1} depends on a record: {one[name]} in one run, "
+        f"{other[name]} in the other.",
+        remedy="Fix clip norms and noise in advance, or compute them from released values.",
+        where=other["line"],
+        subject=name,
+        release=number,
+        neighbour=_changed(neighbour),
+    )
 
 
 def unstable_keys(first: Record, control: Record) -> set[str]:
@@ -246,6 +307,7 @@ def _state_finding(
     when = "before the first release" if number == 0 else f"after release {number}"
     return ReplayFinding(
         code="state_differs",
+        remedy="Compute it from released values, public data or constants.",
         check="non_interference",
         message=f"{names[0]}{more}: depends on a record {when}, beyond the noisy releases.",
         where=where,
@@ -280,13 +342,18 @@ def _sensitivity(
     if not isinstance(norms, list):
         norms, moves = [norms], [math.sqrt(sum(move**2 for move in moves))]
     allowed = 1 if neighbour.kind == "removed" else 2
-    worst = max(range(len(moves)), key=lambda at: moves[at] / norms[at])
-    ratio = moves[worst] / norms[worst]
+    ratios = [
+        move / norm if norm else math.inf if move else 0.0
+        for move, norm in zip(moves, norms, strict=True)
+    ]
+    worst = max(range(len(moves)), key=ratios.__getitem__)
+    ratio = ratios[worst]
     name = one["names"][worst] if len(moves) > 1 else "the joint release"
     if not math.isfinite(ratio) or ratio > allowed * (1 + TOLERANCE):
         read = f" It was read {times} times for this release." if times > 1 else ""
         return ratio, ReplayFinding(
             code="sensitivity_exceeded",
+            remedy="Clip each record's gradient by itself, and add it once.",
             check="sensitivity",
             message=f"release {number + 1} moves by {ratio:.4g} clip norms ({name}, clip norm "
             f"{norms[worst]:.4g}); a record {neighbour.kind} may move it by {allowed}.{read}",
@@ -298,6 +365,7 @@ def _sensitivity(
     if times == 0 and ratio > TOLERANCE:
         return ratio, ReplayFinding(
             code="record_outside_lot",
+            remedy="Let a release read only the records of its batch.",
             check="sensitivity",
             message=f"release {number + 1} moves by {ratio:.4g} clip norms, although the changed "
             "record is not in its lot.",
@@ -318,6 +386,7 @@ def _flow_finding(first: Record, second: Record, neighbour: Neighbour) -> Replay
         if (one["kind"], one.get("records")) != (other["kind"], other.get("records")):
             return ReplayFinding(
                 code="steps_differ",
+                remedy="Stop and branch by released values, public data or constants.",
                 check="non_interference",
                 message=f"where one run continues with a {one['kind']} ({one['line']}), the other "
                 f"continues with a {other['kind']} ({other['line']}).",
@@ -328,6 +397,7 @@ def _flow_finding(first: Record, second: Record, neighbour: Neighbour) -> Replay
     if len(first_ones) != len(second_ones) or ends != ends[::-1]:
         return ReplayFinding(
             code="steps_differ",
+            remedy="Stop and branch by released values, public data or constants.",
             check="non_interference",
             message=f"one run ends {ends[0]} after {first['releases']} releases, the other "
             f"{ends[1]} after {second['releases']}.",
@@ -364,6 +434,7 @@ def _file_findings(
         findings.append(
             ReplayFinding(
                 code="raw_value_logged" if is_log else "file_differs",
+                remedy="Draw each batch by the sampler whose rate is accounted.",
                 check="non_interference",
                 message=message,
                 where=second["written"].get(name) or first["written"].get(name),
@@ -386,6 +457,7 @@ def _print_findings(
         if one[1] != other[1] and at < len(again) and again[at] == one and one[0] not in findings:
             findings[one[0]] = ReplayFinding(
                 code="raw_value_logged",
+                remedy="Do not publish this output, or release the value with noise.",
                 check="non_interference",
                 message=f"prints a value without noise: {one[1].strip()[:120]}",
                 where=one[0],

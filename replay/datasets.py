@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -86,6 +87,9 @@ class Records:
             return data
         self._marked = rows = MarkedRows(data)
         self.mark_private(rows)
+        at = self._neighbour
+        if at is not None and at.drops and at.dataset == self.number(rows):
+            return tuple(without_row(column, at.record) for column in data)
         return tuple(rows.columns[place] for place in range(len(data)))
 
     def marked_lot(self, places: Any) -> Any:
@@ -425,6 +429,13 @@ def change_row(holder: Any, key: Any, rows: Any, at: Neighbour, column: int = 0)
         holder[key] = copy
 
 
+def without_row(rows: Any, record: int) -> Any:
+    """Return ``rows`` without one of them."""
+    if isinstance(rows, list):
+        return rows[:record] + rows[record + 1 :]
+    return rows[[place for place in range(len(rows)) if place != record]]
+
+
 def _mixed_rows(rows: list[Any], column: int) -> Iterator[Any]:
     for place in range(len(rows)):
         yield mixed_item(partial(_at_shift, rows, place), column)
@@ -468,6 +479,8 @@ def changed_row(rows: Any, at: Neighbour) -> Any:
         return other.clone() if hasattr(other, "clone") else other.copy()
     if at.kind == "zeroed":
         return row if is_label else row * 0
+    if at.kind == "not_finite":
+        return row * math.nan if "float" in str(rows.dtype) else row
     if "float" in str(rows.dtype):
         size = abs(rows).max()
         return row * 0 + HUGE * (size + (size == 0))
@@ -488,10 +501,12 @@ def changed_item(item: Any, other: Any, at: Neighbour) -> Any:
     if is_array(item):
         if at.kind == "zeroed":
             return item * 0
+        if at.kind == "not_finite":
+            return item * math.nan if "float" in str(item.dtype) else item
         return item * 0 + (HUGE if "float" in str(item.dtype) else item.max())
     if isinstance(item, float):
-        return 0.0 if at.kind == "zeroed" else HUGE
-    return item if at.kind == "zeroed" else other
+        return {"zeroed": 0.0, "not_finite": math.nan}.get(at.kind, HUGE)
+    return item if at.kind in ("zeroed", "not_finite") else other
 
 
 def same_values(one: Any, other: Any) -> bool:

@@ -238,7 +238,8 @@ def _compare_runs(runner: _Runner, code: Path, records: int, shown: str) -> Repl
         differences, moved = compare(first, second, control, neighbour)
         new = [item for item in differences if _is_new(item, findings)]
         findings += [_located(runner, item, neighbour, deadline, out) for item in new]
-        largest = moved if largest is None else max(largest, moved or 0.0)
+        if moved is not None:
+            largest = max(largest or 0.0, moved)
     findings = _without_known_branches(findings)
     if not releases_of(first) and not any(item.refutes for item in findings):
         raise ReplayRefused(
@@ -345,7 +346,15 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     ]
     draw = random.Random(0)
     chosen: list[tuple[int, int]] = []
-    for group in (twice, *lots[:2], read - inside, members - read, *reversed(lots), members):
+    for group in (
+        twice,
+        *lots[:1],
+        *lots[-1:],
+        read - inside,
+        members - read,
+        *reversed(lots),
+        members,
+    ):
         rest = sorted(item for item in set(group) if item not in chosen)
         if rest and len(chosen) < count:
             chosen.append(draw.choice(rest))
@@ -357,13 +366,19 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             if (number, at) != (dataset, record) and number == dataset
         )
         other = draw.choice(others) if others else record
-        kinds = KINDS if any(lot[0][0] == dataset for lot in lots if lot) else KINDS[1:]
+        has_lots = any(lot[0][0] == dataset for lot in lots if lot)
         result += [
             Neighbour(
-                kind=kind, dataset=dataset, record=record, other=other, sources=sources[dataset]
+                kind=kind,
+                dataset=dataset,
+                record=record,
+                other=other,
+                sources=sources[dataset],
+                drops=kind == "removed" and not has_lots,
             )
-            for kind in kinds
+            for kind in KINDS
         ]
+    result.append(replace(result[0], kind="not_finite", drops=False))
     return result + [
         Neighbour(kind="mixed", dataset=dataset, record=0, other=0, sources=sources[dataset])
         for dataset in sorted({dataset for dataset, _ in chosen})

@@ -47,7 +47,7 @@ def records(*data: Any) -> Any:
 def lot(places: Any) -> Any:
     """Mark the places of a lot's records in ``records``, before they are read.
 
-    Continue with what is returned: a replay leaves the removed record out. Without this line a
-    loop that reads records by itself is replayed with changed records, and with none removed.
+    Continue with what is returned: a replay leaves the removed record out. Without this line, a
+    loop that reads records by itself gets them without the removed record from ``records``.
     """
     return places if replayed is None else replayed[1].marked_lot(places)

@@ -35,6 +35,7 @@ def _lines(record: ReplayRecord) -> Iterator[str]:
         yield f"  {'FAIL' if finding.refutes else 'note'} {finding.code}: {finding.message}"
         if finding.where:
             yield f"       at {finding.where}"
+        yield f"       to do: {finding.remedy}"
         if finding.neighbour is not None:
             yield f"       shown by {finding.neighbour}"
     for note in record.notes:

@@ -12,9 +12,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-Kind = Literal["removed", "zeroed", "replaced", "outlier", "mixed"]
+Kind = Literal["removed", "zeroed", "replaced", "outlier", "not_finite", "mixed"]
 KINDS: tuple[Kind, ...] = ("removed", "zeroed", "replaced", "outlier")
-"""What is done to one record; ``mixed`` gives each record the values and label of two others."""
+"""What is done to each chosen record. One is also made not finite, and ``mixed`` gives each record
+the values and label of two others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class Neighbour:
     """A data set with one changed record: ``record`` of data set ``dataset``, in order of making.
 
     ``other`` is the record whose values or label it gets. ``sources`` are the loaded arrays that
-    hold the record; without any, the data set's own arrays are changed when it is made.
+    hold the record; without any, the data set's own arrays are changed when it is made. A removed
+    record is masked in lots, unless ``drops``: then its row is left out.
 
     A ``mixed`` data set has all its records changed. It is joined to the given one by a path of
     neighbours, so whatever depends on it depends on one record of some two neighbours of the path.
@@ -33,6 +35,7 @@ class Neighbour:
     record: int
     other: int
     sources: tuple[int, ...] = ()
+    drops: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
