@@ -343,6 +343,9 @@ def _end_of_value(text: str) -> int:
 
 def frame_excerpt(text: str, line: int, column: int, code: str) -> list[str]:
     """Return ``text``, the ``line`` of a file, with carets from ``column`` on."""
+    if len(text) > 8 * MAX_EXCERPT_COLUMNS:  # a line of data, which may hold thousands of plans
+        left = max(0, min(column - 1, len(text)) - MAX_EXCERPT_COLUMNS)
+        text, column = text[left : left + 4 * MAX_EXCERPT_COLUMNS], column - left
     text = "".join(char if char.isprintable() else " " for char in text).rstrip()
     start = min(column - 1, len(text))
     start += len(text[start:]) - len(text[start:].lstrip())

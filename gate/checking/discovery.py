@@ -375,13 +375,18 @@ def _configured_names() -> list[str]:
     remedy = 'Name plans, folders or patterns, or set plans = ["plans/"] in [tool.affidavit].'
     table = settings()
     names = table.get("plans", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _no_match("plans of [tool.affidavit]", "is not a list of strings", remedy)
+    if not isinstance(names, list) or not all(_is_name(name) for name in names):
+        raise _no_match("plans of [tool.affidavit]", "is not a list of file names", remedy)
     if not names and "plan" in table:
         return [str(SETTINGS_FILE)]
     if not names:
         raise _no_match("affidavit check", "was given no plans", remedy)
     return names
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a setting is the name of a file, and not of standard input."""
+    return isinstance(name, str) and "\0" not in name and name != "-"
 
 
 def _no_match(name: str, problem: str, remedy: str = "Correct the pattern.") -> MalformedPlan:

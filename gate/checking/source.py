@@ -429,6 +429,9 @@ def _moved(reason: Reason, lines: int) -> Reason:
 
 
 def _read_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
+    # Most files are of other tools. A key may have escapes in place of letters.
+    if not explicit and not any(part in raw for part in (b"affidavit", rb"\u00", rb"\U0000")):
+        return
     document = find_toml_plan(raw)
     if document is not None:
         yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)

@@ -16,6 +16,7 @@ from affidavit.gate.checking import box, evaluate
 from affidavit.gate.checking.box import Begun, Ended, Limits, run_in_box
 from affidavit.gate.checking.discovery import MAX_LIMITS, limits
 from affidavit.gate.checking.formats import WRITERS
+from affidavit.gate.render import frame_excerpt
 from affidavit.plan import MalformedPlan, OutsideFolder, read_inside
 from tests.support.processor_time import best_of_three
 
@@ -316,3 +317,22 @@ def test_a_pipe_that_the_settings_name_does_not_block(checked: Any) -> None:
     Path("pyproject.toml").write_text("[tool.affidavit]\nplans = ['pipe.yaml']\n")
     code, document = checked()
     assert (code, document["plans"][0]["findings"][0]["rule"]) == (2, "unreadable")
+
+
+@pytest.mark.parametrize("name", ["-", "a\\u0000b.yaml", "\\u0000*"])
+def test_a_setting_that_names_no_file_is_refused(run: Any, name: str) -> None:
+    Path("pyproject.toml").write_text(f'[tool.affidavit]\nplans = ["{name}"]\n')
+    result = run("check", "--format", "json", stdin=PLAN.encode())
+    assert result.exit_code == 2
+    assert "nothing_checked" in result.stdout
+
+
+def test_an_excerpt_reads_only_the_part_of_a_line_that_it_shows() -> None:
+    text = '{"epochs": 1}, ' * 50_000
+
+    def excerpts() -> list[str]:
+        return [frame_excerpt(text, 1, 15 * number + 1, "x")[1] for number in range(1, 300)]
+
+    shown, seconds = best_of_three(excerpts, 2.0, time.process_time)
+    assert all('{"epochs": 1}, {"epochs": 1}' in line for line in shown)
+    assert seconds < 2.0
