@@ -18,21 +18,11 @@ from affidavit.gate.checking.discovery import MAX_LIMITS, limits
 from affidavit.gate.checking.formats import WRITERS
 from affidavit.gate.render import frame_excerpt
 from affidavit.plan import MalformedPlan, OutsideFolder, read_inside
+from tests.gate.checking.test_hanging_repositories import OPTION, PLAN
 from tests.support.processor_time import best_of_three
 
 # Each child process would import this anew.
 assert evaluate
-
-PLAN = """\
-version: 1
-dataset: {size: 60000}
-adjacency: add_remove
-sampling: {scheme: poisson, lot_size: 256}
-epochs: 15
-releases:
-  - {name: all, clip_norm: 1, noise_multiplier: 0.8123}
-target: {epsilon: 9, delta: 1.0e-5}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -242,24 +232,30 @@ def test_a_file_elsewhere_is_read_if_it_is_named(run: Any, secret: Path) -> None
         assert run("check", named).exit_code == 0
 
 
+@pytest.mark.parametrize("form", ["file", "folder", "for good"])
 def test_a_file_that_is_replaced_while_it_is_read_is_not_returned(
-    here: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, secret: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    Path("plan.yaml").write_text(PLAN)
+    Path("plans").mkdir()
+    Path("plans/plan.yaml").write_text(PLAN)
+    replaced = Path("plans" if form == "folder" else "plans/plan.yaml")
+    target = secret if form == "folder" else secret / "plan.yaml"
     real = os.open
 
     def swap(path: Any, *rest: Any) -> int:
-        """Let the opening meet a link, which is a file again right after it."""
-        os.rename("plan.yaml", "kept.yaml")
-        Path("plan.yaml").symlink_to(secret / "plan.yaml")
+        """Let the opening meet a link, in whose place the file may be again right after it."""
+        replaced.rename("kept")
+        replaced.symlink_to(target)
         opened = real(path, *rest)
-        os.rename("kept.yaml", "plan.yaml")
+        if form != "for good":
+            replaced.unlink()
+            Path("kept").rename(replaced)
         return opened
 
-    assert b"all" in read_inside("plan.yaml", here, 1 << 20)
+    assert b"all" in read_inside("plans/plan.yaml", here, 1 << 20)
     monkeypatch.setattr(os, "open", swap)
     with pytest.raises(OutsideFolder):
-        read_inside("plan.yaml", here, 1 << 20)
+        read_inside("plans/plan.yaml", here, 1 << 20)
 
 
 @pytest.mark.parametrize("pattern", ["**/*.yaml", "*/*/*/*/*/*/*/*/*/*/*.yaml", "**/**/**/*.yaml"])
@@ -310,6 +306,38 @@ def test_pipes_and_sockets_are_skipped_with_a_note(run: Any) -> None:
             result = run("check", asked)
             assert result.exit_code == 0
             assert [name in result.stderr for name in ("pipe.yaml", "socket.yaml")] == [True, True]
+
+
+SEARCHED = (
+    "pyproject.toml",
+    "pkg/__init__.py",
+    "run.sh",
+    "a.gin",
+    "n.ipynb",
+    ".vscode/launch.json",
+)
+"""What is read beside a script, or for all."""
+
+
+@pytest.mark.parametrize("form", ["pipe", "device", "folder", "loop"])
+def test_what_is_no_file_beside_a_script_does_not_block(checked: Any, form: str) -> None:
+    for name in SEARCHED:
+        path = Path(name)
+        path.parent.mkdir(exist_ok=True)
+        match form:
+            case "pipe":
+                os.mkfifo(path)
+            case "device":
+                path.symlink_to("/dev/zero")
+            case "folder":
+                path.mkdir()
+            case "loop":
+                path.symlink_to(path.name)
+    Path("train.py").write_text("import pkg\nfrom pkg import x\n" + OPTION)
+    Path("plan.yaml").write_text(PLAN)
+    code, document = checked("plan.yaml", "train.py")
+    assert code == 0
+    assert [plan["verdict"] for plan in document["plans"]] == ["certified", "certified"]
 
 
 def test_a_pipe_that_the_settings_name_does_not_block(checked: Any) -> None:
