@@ -49,8 +49,8 @@ CHUNK_ENTRIES = {"cpu": 1 << 18}
 """Entries of per-record gradients formed at once: 1 MiB, the cache of one core, so that entries are
 still cached when their norm is taken and when they are added."""
 
-MAX_ENTRIES = 1 << 24
-"""Entries formed at once on other devices (64 MiB in float32)."""
+MAX_ENTRIES = 1 << 27
+"""Entries formed at once on other devices (512 MiB in float32)."""
 
 MOVE_COSTS = {"cpu": 12}
 """Multiplications that take as long as moving one entry through the cache, measured."""
@@ -390,10 +390,16 @@ class LinearFactors(Factors):
 
     @property
     def prefers_gram(self) -> bool:
-        """Whether two T × T matrices are cheaper than one out × in matrix per record."""
+        """Whether two T × T matrices are cheaper than one out × in matrix per record.
+
+        Each part of either after the first is written, and read and written when it is added.
+        """
         steps, in_size, out_size = self.sizes
-        direct_cost = (steps + self._move_cost) * in_size * out_size
-        return steps * steps * (in_size + out_size) < direct_cost
+        in_part, out_part = self.part_lengths
+        parts = math.ceil(in_size / in_part) + math.ceil(out_size / out_part) - 2
+        gram_cost = steps * steps * (in_size + out_size + self._move_cost * parts)
+        direct_parts = math.ceil(steps / self._direct_part)
+        return gram_cost < (steps + self._move_cost * direct_parts) * in_size * out_size
 
     @property
     def prefers_reuse(self) -> bool:
@@ -428,8 +434,19 @@ class LinearFactors(Factors):
 
     def direct_norms(self) -> Tensor:
         """Return the norms of the products themselves, formed in chunks."""
-        products = form_products(self.inputs, self.outputs, self._step_part)
-        return torch.cat([norm_of_rows(item) for item in products]) + self.slack()
+        part = self._direct_part
+        products = form_products(self.inputs, self.outputs, part)
+        norms = torch.cat([norm_of_rows(item) for item in products])
+        return norms.add_(self.max_norm, alpha=self.rounding_in_parts(self.sizes[0], part))
+
+    @property
+    def _direct_part(self) -> int:
+        """The number of steps of a record that ``direct_norms`` adds at once.
+
+        Each part moves all entries of G_i, so more is lost to rounding than elsewhere.
+        """
+        steps = self.sizes[0]
+        return self._part_length(steps, steps**0.5 / 3)
 
     def slack(self) -> Tensor:
         """Return the rounding error of a record in ``weighted_sum``, (n,)."""
@@ -608,13 +625,15 @@ class LinearUses(Factors):
 
 
 def clip_products(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Return the clip weights (n,) of gradients (n, ...), and the gradients.
+    """Return the clip weights (n,) of gradients (n, ...), and the gradients, changed in place.
 
-    Gradients that are not finite become zero.
+    Gradients of weight zero, such as those that are not finite, become zero.
     """
-    norms = norm_of_rows(products)
-    (gradients,) = zeroed_if(torch.isfinite(norms).logical_not_(), products)
-    return clip_weights(norms, clip_norm), gradients
+    weights = clip_weights(norm_of_rows(products), clip_norm)
+    lost = weights == 0
+    if not is_processor(products.device) or bool(lost.any()):
+        products.masked_fill_(lost.view(-1, *([1] * (products.ndim - 1))), 0.0)
+    return weights, products
 
 
 def form_products(inputs: Tensor, outputs: Tensor, part: int | None = None) -> Iterator[Tensor]:
