@@ -41,6 +41,10 @@ DIRECTIVE_FIELDS: dict[str, tuple[str, ...]] = {
 """The plan field that each key states."""
 
 
+HARMLESS = "harmless"
+"""The key of a comment about a line: why its use of a private object spends nothing."""
+
+
 def read_directives(source: str) -> dict[str, Any]:
     """Return the values that comments state, by key; raises ``MalformedPlan``."""
     stated: dict[str, Any] = {}
@@ -52,6 +56,8 @@ def read_directives(source: str) -> dict[str, Any]:
         if not pairs or KEY_VALUE.sub("", match[1]).strip(" ,"):
             raise _wrong_directive(line, f"{match[1]!r} is not a list of key=value.")
         for key, text in pairs:
+            if key == HARMLESS:
+                continue
             if key not in DIRECTIVE_FIELDS:
                 raise _wrong_directive(line, f"{key} is an unknown key.")
             value = _value(text)
@@ -60,6 +66,27 @@ def read_directives(source: str) -> dict[str, Any]:
                     line, f"{key} is stated twice, as {stated[key]} and {value}."
                 )
     return stated
+
+
+def read_harmless_lines(source: str) -> dict[int, str]:
+    """Return the lines that a comment says are harmless, each with the reason that it gives.
+
+    A comment of its own is about the line after it.
+
+    >>> read_harmless_lines("f(model)  # affidavit: harmless=prints_shapes")
+    {1: 'prints_shapes'}
+    """
+    lines = source.splitlines()
+    found: dict[int, str] = {}
+    for line, comment in _comments(source):
+        match = DIRECTIVE.match(comment)
+        reasons = [] if match is None else [
+            text for key, text in KEY_VALUE.findall(match[1]) if key == HARMLESS
+        ]  # fmt: skip
+        if reasons:
+            alone = lines[line - 1].lstrip().startswith("#")
+            found[line + alone] = reasons[0]
+    return found
 
 
 def directive_key(pointer: str) -> str | None:

@@ -41,6 +41,13 @@ class BrokenObligation(StrictModel):
         )
 
 
+class OpenUse(StrictModel):
+    """A use of a private object that is not known to be harmless, at a line of the script."""
+
+    line: int
+    message: str
+
+
 FOREIGN_LINE_OFFSET = 1 << 40
 """More than the number of lines of any file."""
 SourceSpan = tuple[int, int, int, int]
@@ -116,6 +123,7 @@ class PartialPlan:
     - ``assumed``: assumptions, as sentences.
     - ``lines``, ``literals``: line, and position of the number, of each field by JSON pointer.
     - ``excluded``: values that the document rules out for the adjacency or the sampling scheme.
+    - ``open_uses``: uses of private objects that must be answered before anything is certified.
     - ``unread``: reasons why expressions could not be read, by JSON pointer.
     - ``least``: lower bound on the epochs that may be given.
     - ``finish``: completes the merged plan.
@@ -128,6 +136,7 @@ class PartialPlan:
     literals: tuple[tuple[str, SourceSpan], ...] = ()
     excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
     broken: tuple[BrokenObligation, ...] = ()
+    open_uses: tuple[OpenUse, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     least: MinimumLength | None = None
     finish: Callable[[dict[str, Any], NoiseCalibration | None], dict[str, Any]] = unchanged

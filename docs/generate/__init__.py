@@ -22,6 +22,7 @@ from docs.generate import (
     mistakes,
     plan_schema,
     repositories,
+    uses,
 )
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -38,6 +39,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/plan.schema.json": plan_schema.schema_text,
     "reference/schemastore.json": plan_schema.catalog_entry,
     "reference/repositories.md": repositories.page,
+    "reference/uses.md": uses.page,
     "theorems/dominating-pairs.md": dominating_pairs.page,
 }
 """Every generated file, from ``docs``, with what makes its text."""

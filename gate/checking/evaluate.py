@@ -67,10 +67,14 @@ def evaluate(
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
     assessed, policy_result = evaluate_policy(plan, assessment, rules, budget=budget)
     broken = _broken_obligations(source, plan)
+    open_uses: tuple[Reason, ...] = ()
     if broken and assessed.verdict == "certified":
         assessed = replace(assessed, verdict="refused")
+    elif source.open_uses and assessed.verdict == "certified":
+        open_uses = _open_uses(source)
+        assessed = replace(assessed, verdict="undecided")
     policy_reasons = assessed.reasons[len(assessment.reasons) :]
-    assessed = replace(assessed, reasons=(*assessed.reasons, *broken))
+    assessed = replace(assessed, reasons=(*assessed.reasons, *broken, *open_uses))
     return CheckResult(
         file=source.file,
         name=source.name,
@@ -78,7 +82,7 @@ def evaluate(
         findings=(
             *_findings(source, plan, assessment),
             *_policy_findings(source, policy_reasons, rules),
-            *(GateFinding.of(source.file, reason) for reason in broken),
+            *(GateFinding.of(source.file, reason) for reason in (*broken, *open_uses)),
         ),
         result=assessed.as_result() | ({} if policy is None else policy_result.as_dict()),
         headline=assessed.headline,
@@ -94,6 +98,22 @@ def _broken_obligations(source: Source, plan: Plan) -> tuple[Reason, ...]:
             for item in source.broken
             if item.applies(plan.adjacency, schemes)
         )
+    )
+
+
+def _open_uses(source: Source) -> tuple[Reason, ...]:
+    """Return the questions that a script leaves open, each at its line."""
+    return tuple(
+        Reason(
+            code="open_use",
+            pointer="",
+            message=f"it is not known what a use of a private object does: {use.message}",
+            remedy="If it spends nothing and releases no records, say why in a comment at the end "
+            'of that line: "# affidavit: harmless=REASON".',
+            line=use.line,
+            column=1,
+        )
+        for use in source.open_uses
     )
 
 

@@ -40,7 +40,7 @@ from affidavit.plan import (
 )
 
 if TYPE_CHECKING:
-    from affidavit.importers import BrokenObligation, PartialPlan, SourceSpan
+    from affidavit.importers import BrokenObligation, OpenUse, PartialPlan, SourceSpan
     from affidavit.plan import Plan
 
 # The models of a plan and the importers are imported where they are used: a cached result needs
@@ -231,6 +231,7 @@ class Source:
     assumed: tuple[str, ...] = field(default=())
     imported: str | None = None
     broken: tuple[BrokenObligation, ...] = ()
+    open_uses: tuple[OpenUse, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     literals: tuple[tuple[str, SourceSpan], ...] = ()
 
@@ -454,6 +455,7 @@ def _read_imported(name: str, raw: bytes, partial: PartialPlan) -> Source:
         assumed=partial.assumed,
         imported=partial.kind,
         broken=partial.broken,
+        open_uses=partial.open_uses,
         unread=partial.unread,
         whole=raw.decode("utf-8", "replace") if name.lower().endswith(".py") else "",
         literals=partial.literals,

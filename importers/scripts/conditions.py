@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from itertools import combinations
 
-from affidavit.importers.scripts.syntax import Script
+from affidavit.importers.scripts.syntax import Script, last_name
 
 
 def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
@@ -59,3 +59,27 @@ def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
         if value is inner or (isinstance(value, list) and inner in value):
             return name
     return ""
+
+
+def is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...] = ()) -> bool:
+    """Whether a statement of the module runs ``node``, or mentions what encloses it."""
+    for outer in script.ancestors(node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if outer.decorator_list or (isinstance(outer, ast.ClassDef) and outer.bases):
+                return True  # what decorates or registers it may call it
+            if outer in inside:
+                return False
+            if isinstance(script.parents[outer], ast.ClassDef):
+                continue  # a method: others may call it by the object
+            names = (outer.name,)
+            mentions = (
+                use
+                for use in script.nodes
+                if last_name(use) in names or _constant_value(use) in names
+            )
+            return any(is_reached(script, use, (*inside, outer)) for use in mentions)
+    return True
+
+
+def _constant_value(node: ast.AST) -> object:
+    return node.value if isinstance(node, ast.Constant) else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from affidavit.importers.directives import read_directives
+from affidavit.importers.directives import read_directives, read_harmless_lines
 from affidavit.importers.libraries import (
     ACCOUNTING,
     LIBRARIES,
@@ -20,7 +20,7 @@ from affidavit.importers.libraries import (
 )
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import PartialPlan, not_imported
-from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
 from affidavit.importers.scripts.linking import ScriptLinker, file_path, find_callers
 from affidavit.importers.scripts.modules import modules_of
 from affidavit.importers.scripts.opacus import OpacusPlanReader
@@ -65,7 +65,8 @@ def _read(
     if len(raw) > MAX_SCRIPT_BYTES:
         message = f"it is longer than {MAX_SCRIPT_BYTES >> 10} KiB."
         raise not_imported("script", message, "Move what it only stores to a file of data.")
-    script = Script(_parsed(raw), folder, name)
+    harmless = read_harmless_lines(raw.decode("utf-8", "replace"))
+    script = Script(_parsed(raw), folder, name, harmless)
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
@@ -83,7 +84,7 @@ def _as_its_caller_runs_it(script: Script, library: Library) -> Script:
             break
         way.append(host)
     for host in reversed(way[1:]):
-        runs = Script(copy.deepcopy(host.tree), host.folder, host.name)
+        runs = Script(copy.deepcopy(host.tree), host.folder, host.name, dict(host.harmless))
         linked = ScriptLinker(runs, line, library.modules, [file_path(item) for item in way]).script
         if any(_private_references(linked, library)):
             return linked
@@ -110,7 +111,8 @@ def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
             calls[0].lineno,
         )
     broken = dict.fromkeys(fault for other in partials for fault in other.broken)
-    return replace(partials[0], broken=tuple(broken))
+    open_uses = dict.fromkeys(use for other in partials for use in other.open_uses)
+    return replace(partials[0], broken=tuple(broken), open_uses=tuple(open_uses))
 
 
 def _parsed(raw: bytes) -> ast.Module:
@@ -195,32 +197,8 @@ def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]
     values = Evaluator(script, READERS)
     running = [node for node in named if not is_left_out(values, node)] or named
     if script.dynamic is None and script.dynamic_getattr is None:
-        running = [node for node in running if _is_reached(script, node, ())] or running
+        running = [node for node in running if is_reached(script, node)] or running
     return running
-
-
-def _is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...]) -> bool:
-    """Whether a statement of the module runs ``node``, or mentions what encloses it."""
-    for outer in script.ancestors(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if outer.decorator_list or (isinstance(outer, ast.ClassDef) and outer.bases):
-                return True  # what decorates or registers it may call it
-            if outer in inside:
-                return False
-            if isinstance(script.parents[outer], ast.ClassDef):
-                continue  # a method: others may call it by the object
-            names = (outer.name,)
-            mentions = (
-                use
-                for use in script.nodes
-                if last_name(use) in names or _constant_value(use) in names
-            )
-            return any(_is_reached(script, use, (*inside, outer)) for use in mentions)
-    return True
-
-
-def _constant_value(node: ast.AST) -> object:
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _require_nothing_private(script: Script) -> None:
@@ -394,10 +372,10 @@ def _noise_change(node: ast.AST) -> str | None:
             | ast.Assign(value=base)
         ) if _is_namespace(base):
             return f"{source_text(node)} may set the noise"
-        case ast.Call(func=ast.Name(id="setattr"), args=[_, name, *_]) if _is_noise_attribute(
-            str(getattr(name, "value", "noise"))
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]) if (
+            _is_noise_attribute(name)
         ):
-            return "setattr may set noise_multiplier"
+            return "setattr sets noise_multiplier"
     return None
 
 
@@ -435,7 +413,11 @@ def _library_replacement(script: Script, node: ast.AST, library: Library) -> str
     match node:
         case ast.Attribute(attr=part, ctx=ast.Store() | ast.Del()):
             constant = isinstance(getattr(script.parents[node], "value", None), ast.Constant)
-            foundation = not constant and script.comes_from(node.value, ARRAY_PACKAGES)
+            foundation = (
+                not constant
+                and script.comes_from(node.value, ARRAY_PACKAGES)
+                and not script.module_path(node.value).startswith("torch.backends.")
+            )
             own = isinstance(node.value, ast.Name) and node.value.id == "self"
             of_it = script.comes_from(node.value, library.modules)
             if (part in NAMES["private_parts"] and not own) or foundation or of_it:

@@ -74,6 +74,25 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
     return settings
 
 
+def find_mention(
+    folder: Path | None, name: str | None, variable: str, read: list[str]
+) -> str | None:
+    """Return the first file that names an environment variable, except those ``read`` for it.
+
+    Workflows, Dockerfiles, compose files, jobs and sourced scripts set variables in many ways: a
+    default that any of them names is not what is known to run.
+    """
+    word = re.compile(rf"(?<!oc\.env:)\b{re.escape(variable)}\b")
+    for path in () if folder is None else _files(folder):
+        text, _ = _text_of(path)
+        file = os.path.basename(path)
+        if file.lower() == name or any(where.startswith(file) for where in read):
+            continue
+        if word.search(text):
+            return file
+    return None
+
+
 def _text_of(file: str) -> tuple[str, str]:
     """Return the text of a launch file, also in lower case; both are empty if it is none."""
     try:

@@ -160,7 +160,15 @@ class ScriptLinker:
     sources: dict[Script, tuple[str, int]] = field(default_factory=dict)
     """The modules that the script imports directly, with their import path and level."""
 
+    answered: dict[int, str] = field(default_factory=dict)
+    """The lines of all files that comments answer."""
+
     def __post_init__(self) -> None:
+        self._link()
+        self.script.harmless = self.answered | ({} if self.way else self.script.harmless)
+
+    def _link(self) -> None:
+        """Copy what the script imports."""
         tree, values = self.script.tree, Evaluator(self.script, READERS)
         if self.way:
             self._tell(tree, self.script)
@@ -179,7 +187,7 @@ class ScriptLinker:
                     _replace(self.script.parents[node], node, other)
         if self.names:
             known = self.script.modules
-            self.script = Script(tree, self.script.folder, self.script.name)
+            self.script = Script(tree, self.script.folder, self.script.name, self.script.harmless)
             self.script.modules = known
 
     def _link_import(self, values: Evaluator, alias: ast.alias) -> None:
@@ -230,6 +238,8 @@ class ScriptLinker:
         other.name = name
         if [file_path(module)] != self.way[:1]:
             self._tell(other, module)
+        else:
+            self.answered |= module.harmless
         return other
 
     def _defined(self, values: Evaluator, node: ast.expr) -> tuple[Script, str] | None:
@@ -266,6 +276,9 @@ class ScriptLinker:
             for key in {"lineno", "end_lineno"} & vars(part).keys():
                 line = ForeignLine(getattr(part, key), file, self.files.index(file), self.line)
                 setattr(part, key, line)
+        for number, reason in module.harmless.items():
+            line = ForeignLine(number, file, self.files.index(file), self.line)
+            self.answered[line] = reason
 
     def _name(self, module: Script, name: str, bound: ast.AST) -> str:
         """Return the name in the script for a name of a module."""

@@ -159,7 +159,7 @@ def find_repeated_gradients(values: Evaluator) -> ast.AST | None:
             if last_name(call.func) != "backward":
                 formed = (
                     formed
-                    if last_name(call.func) == "step" and not may_be_optimizer_step(call)
+                    if last_name(call.func) == "step" and not may_be_optimizer_step(script, call)
                     else None
                 )
             elif formed is not None and not exclude_each_other(script, formed, call):

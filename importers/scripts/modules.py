@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from affidavit.importers.directives import read_harmless_lines
 from affidavit.importers.scripts.aliases import find_escape, holder_names
 from affidavit.importers.scripts.launches import SEARCH_FOLDERS
 from affidavit.importers.scripts.settings_files import read_nearby_text
@@ -191,7 +192,8 @@ def _file(
 def parsed_file(text: str, file: Path) -> Script | None:
     """Parse the text of a file; return None if it is not Python."""
     try:
-        return Script(parse_script(text), file.parent, file.name.lower())
+        tree = parse_script(text)
+        return Script(tree, file.parent, file.name.lower(), read_harmless_lines(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

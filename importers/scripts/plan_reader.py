@@ -21,6 +21,7 @@ from affidavit.importers.partial_plan import (
     ForeignLine,
     MinimumLength,
     NoiseCalibration,
+    OpenUse,
     PartialPlan,
     SourceSpan,
     is_number,
@@ -80,6 +81,7 @@ from affidavit.importers.scripts.syntax import (
     keywords_of,
     last_name,
 )
+from affidavit.importers.scripts.uses import find_open_uses
 from affidavit.importers.scripts.values import Unreadable, is_left_out, source_text
 from affidavit.plan import MalformedPlan
 
@@ -157,10 +159,39 @@ class ScriptPlanReader(Quantities):
             ),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
+            open_uses=self._open_uses(),
             unread=tuple(self.unread.items()),
             least=self.least,
             finish=self.finish,
         )
+
+    def _open_uses(self) -> tuple[OpenUse, ...]:
+        """Return the uses of private objects that nothing answers."""
+        if not self.library.trains:
+            return ()
+        loader = self.arguments.get("data_loader")
+        return find_open_uses(
+            self.values,
+            self.library,
+            self.call,
+            self.lots_drawn_from + self._indexed() if loader is None else [loader],
+        )
+
+    def _indexed(self) -> list[ast.expr]:
+        """Return the arrays that a loop of updates takes its lots from, by an index."""
+        loops = [loop for step in self.values.updates for loop in self.script.ancestors(step)
+                 if isinstance(loop, ast.For)]  # fmt: skip
+        return [
+            node.value
+            for loop in loops
+            for node in ast.walk(loop)
+            if isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and isinstance(node.value, ast.Name)
+            and not isinstance(node.slice, ast.Constant)
+            and self.values.known_value(node.value) is None
+            and loop not in self.script.ancestors(self.script.bindings_of(node.value)[0].node)
+        ]
 
     # ---- the parts of a plan ------------------------------------------------------------
 
@@ -529,6 +560,8 @@ class ScriptPlanReader(Quantities):
             names = [n for n, node in self.arguments.items() if isinstance(node, ast.Attribute)]
             read = ", ".join(names or sorted(self.values.defaults))
             self.notes.append(f"{name}: command line options at their defaults: {read}.")
+        for line, reason in self.script.harmless.items():
+            self.notes.append(f"{name}: line {line} is stated to be harmless: {reason}.")
         if self.stated:
             read = ", ".join(f"{key}={value}" for key, value in self.stated.items())
             self.notes.append(f"{name}: stated in comments: {read}.")

@@ -56,7 +56,8 @@ def _counted_steps(values: Evaluator) -> list[ast.Call]:
     for node in values.script.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
             call = values.script.parents[node]
-            if not may_be_optimizer_step(call if getattr(call, "func", None) is node else node):
+            step = call if getattr(call, "func", None) is node else node
+            if not may_be_optimizer_step(values.script, step):
                 continue
             own = node.attr != "step" or getattr(node.value, "id", "") == "self"
             if own and node.attr in values.script.functions:
@@ -105,7 +106,7 @@ def optimizer_steps(values: Evaluator) -> list[ast.Call]:
     """Return the calls that step an optimiser, or that apply private updates."""
     script = values.script
     steps = [
-        call for call, owner in script.method_calls("step") if may_be_optimizer_step(call)
+        call for call, owner in script.method_calls("step") if may_be_optimizer_step(script, call)
         and not ("step" in script.functions and getattr(owner, "id", "") == "self")
     ]  # fmt: skip
     return [*steps, *values.updates]
@@ -132,15 +133,26 @@ def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
         return False
 
 
-def may_be_optimizer_step(step: ast.AST) -> bool:
+def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:
     """Whether a call of ``step`` may be an optimiser's.
 
-    Schedulers and the like are recognised by their names, and accountants by ``noise_multiplier``.
+    Accountants are recognised by ``noise_multiplier``. A schedule is recognised by what makes it,
+    and, where the text does not show that, by its name.
     """
     if isinstance(step, ast.Call) and "noise_multiplier" in keywords_of(step):
         return False
     function = getattr(step, "func", step)
-    name = (last_name(getattr(function, "value", step)) or "").lower()
+    owner = getattr(function, "value", step)
+    makers = {
+        script.module_path(item.value.func)
+        for item in (script.bindings_of(owner) if isinstance(owner, ast.Name) else [])
+        if isinstance(item.value, ast.Call)
+    }
+    if any("lr_scheduler" in maker for maker in makers):
+        return not all("lr_scheduler" in maker for maker in makers)
+    if any(".optim." in maker for maker in makers):
+        return True
+    name = (last_name(owner) or "").lower()
     return not any(part in name for part in OTHER_STEP_OWNERS) or "optim" in name
 
 

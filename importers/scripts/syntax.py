@@ -9,6 +9,7 @@ as attributes, and ``f(x, out=y)`` as ``y = f(x, out=y)``. The script never runs
 from __future__ import annotations
 
 import ast
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Script:
     tree: ast.Module
     folder: Path | None = None
     name: str | None = None
+    harmless: dict[int, str] = field(default_factory=dict)
+    """Lines that comments say are harmless, with the reasons that they give."""
     parents: dict[ast.AST, ast.AST] = field(init=False)
     shared_definitions: set[ast.AST] = field(init=False, default_factory=set)
     """Definitions that lead to the private call, if several files run it."""
@@ -113,6 +116,12 @@ class Script:
                     # A name that a function shares is bound at several levels: nothing is known.
                     table[(self.tree, name)].append(Binding(node))
                 table[(scope, name)].append(Binding(node, value))
+        for scope, name in shared:
+            for outer in itertools.islice(self._scopes(scope), 1, None):
+                if (outer, name) in table and outer is not self.tree:
+                    own = table[(scope, name)]
+                    table[(outer, name)] += [Binding(item.node) for item in own]
+                    break
         return table
 
     def _function_of(self, arg: ast.AST) -> Scope:
@@ -191,6 +200,8 @@ class Script:
         """The first node that may bind names or set attributes that the text does not show."""
         for node in self.nodes:
             match node:
+                case ast.Name(id="setattr") if self._sets_a_namespace(node):
+                    continue
                 case ast.Name(id=name) if name in NAMES["dynamic_functions"]:
                     return node
                 case ast.Name(id="vars") if not self._is_printed(node):
@@ -203,6 +214,17 @@ class Script:
                 case ast.alias(name="*") if not self._is_foreign(node):
                     return node
         return None
+
+    def _sets_a_namespace(self, name: ast.AST) -> bool:
+        """Whether ``setattr`` is called on an object that only holds attributes."""
+        call = self.parents[name]
+        if not (isinstance(call, ast.Call) and call.func is name and call.args):
+            return False
+        made = self.value_of(call.args[0]) if isinstance(call.args[0], ast.Name) else None
+        return isinstance(made, ast.Call) and last_name(made.func) in (
+            "SimpleNamespace",
+            "Namespace",
+        )
 
     @cached_property
     def dynamic_getattr(self) -> ast.AST | None:
@@ -255,7 +277,7 @@ class Script:
             return True
         if isinstance(outer, ast.Attribute):
             return outer.attr in NAMES["reading_methods"]
-        if isinstance(outer, ast.keyword):
+        while isinstance(outer, ast.keyword | ast.Dict | ast.List | ast.Tuple):
             outer = self.parents[outer]
         if not isinstance(outer, ast.Call) or call is outer.func:
             return False
@@ -346,6 +368,20 @@ class Script:
                 whole = alias.name if alias.asname else alias.name.partition(".")[0]
                 return whole, None
         return None, None
+
+    def module_path(self, node: ast.expr) -> str:
+        """Return the dotted path of a package's function or class, or "" if it is of none.
+
+        With ``from torch import optim``, ``optim.SGD`` is ``torch.optim.SGD``.
+        """
+        root = root_of(node)
+        bindings = self.bindings_of(root) if isinstance(root, ast.Name) else []
+        origins = {self.import_origin(item) for item in bindings}
+        if len(origins) != 1:
+            return ""
+        ((module, name),) = origins
+        rest = ast.unparse(node).split(".")[1:]
+        return ".".join(part for part in (module, name, *rest) if part) if module else ""
 
     def comes_from(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
         """Whether a name, or the module it is looked up in, is imported from these packages."""

@@ -29,7 +29,7 @@ from affidavit.importers.scripts.aliases import (
     reference_name,
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.launches import differs_from_yaml, option_name
+from affidavit.importers.scripts.launches import differs_from_yaml, find_mention, option_name
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
@@ -425,6 +425,11 @@ class Evaluator:
             for text, where in launches.get(key, ()):
                 if differs_from_yaml(value, text):
                     return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
+            if key.startswith("$"):
+                script = self.main_script or self.script
+                read = [where for _, where in launches.get(key, ())]
+                if (file := find_mention(script.folder, script.name, key[1:], read)) is not None:
+                    return Unreadable(self.script.tree, f"{file} names {key} and may set it")
         return None
 
     def use_default(self, name: str, value: Any) -> Any:

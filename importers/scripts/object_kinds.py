@@ -1,0 +1,937 @@
+"""Give each expression of a script the kinds of private objects that it may be.
+
+Kinds are those of ``uses.toml``. They pass from what is assigned to names, attributes, parameters
+and results, over the whole script at once: a name has the kinds of all values that may reach it.
+What a condition on records decides is a value of records too. Nothing here allows a use;
+``uses`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+from affidavit.importers.libraries import OPACUS, Library
+from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.syntax import (
+    FUNCTIONS,
+    Binding,
+    assigned_to,
+    keywords_of,
+    last_name,
+    root_of,
+)
+from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
+from affidavit.importers.scripts.values import Evaluator, is_left_out
+
+Kinds = frozenset[str]
+NOTHING: Kinds = frozenset()
+UNDEFINED: Kinds = frozenset({"undefined"})
+"""A name that nothing binds: an error when it runs, or what a part of a script leaves out."""
+VALUE: Kinds = frozenset({"value"})
+RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
+"""What Opacus' private call returns, in order."""
+MODULES = ("Module", "Model", "Layer", "LightningModule")
+"""Ends of the names of classes whose objects are models."""
+WRAPPERS = ("tqdm", "trange", "track", "iter", "enumerate", "reversed", "zip", "next")
+SIZES = ("shape", "size", "numel", "dim", "ndim", "dtype", "device", "type")
+GRADIENTS = ("grad", "grad_sample", "summed_grad")
+MAX_PASSES = 30
+
+
+class ObjectKinds:
+    """The kinds of the expressions of a script with one private call."""
+
+    def __init__(self, values: Evaluator, library: Library, call: ast.Call) -> None:
+        self.values, self.script, self.library, self.call = values, values.script, library, call
+        self.bound: dict[ast.AST, Kinds] = defaultdict(frozenset)
+        """The kinds of the value that each place gives a name or an attribute."""
+        self.held: dict[tuple[ast.AST, str], Kinds] = defaultdict(frozenset)
+        """The kinds of what is put into the object of a name, by scope and name."""
+        self.returned: dict[ast.AST, list[Kinds]] = {}
+        """The kinds of what a function returns, or of its parts."""
+        self.attached: set[tuple[ast.AST, str]] = set()
+        """The names of optimisers that an engine makes private, with their scopes."""
+        self.sources: dict[ast.Call, None] = {}
+        """The calls that read the records."""
+        self.memo: dict[ast.AST, Kinds] = {}
+        self.private = self._statement(values.private_statement or call)
+
+    # ---- spreading -----------------------------------------------------------------------
+
+    def spread(self) -> None:
+        """Pass kinds on until nothing changes."""
+        for _ in range(MAX_PASSES):
+            before = self._state()
+            self.memo.clear()
+            for node in self.script.nodes:
+                self._visit(node)
+            if self._state() == before:
+                break
+        self.memo.clear()
+
+    def _state(self) -> tuple[int, ...]:
+        tables = (self.bound, self.held)
+        counts = [sum(map(len, table.values())) for table in tables]
+        return (
+            *counts,
+            len(self.attached),
+            sum(len(part) for parts in self.returned.values() for part in parts),
+        )
+
+    def add_sources(self, node: ast.AST | None, depth: int = 0) -> None:
+        """Mark what holds the records that an expression is made of."""
+        if depth > 20:
+            return
+        match node:
+            case ast.Name() | ast.Attribute():
+                for place in self._places(node):
+                    if self.values.is_set_by_private_call(place) or "data" in self.bound[place]:
+                        continue
+                    if isinstance(place, ast.alias | ast.FunctionDef | ast.ClassDef):
+                        continue
+                    self.bound[place] |= {"data"}
+                    if isinstance(place, ast.arg) and isinstance(node, ast.Name):
+                        for item in self.values.known_arguments(node, place):
+                            self.add_sources(item, depth + 1)
+                    else:
+                        self.add_sources(self._value_at(place), depth + 1)
+            case ast.Call(func=function):
+                use = find_function(self.script, node)
+                if use is not None and "data" in use.gives:
+                    last = last_name(function) in ("Subset", "random_split")
+                    for item in node.args[: 1 if last else None]:
+                        self.add_sources(item, depth + 1)
+                    for key in ("dataset", "data_loader", "train_dataset"):
+                        self.add_sources(keywords_of(node).get(key), depth + 1)
+                elif use is not None and use.gives in ("same", "each"):
+                    for item in node.args[:1]:
+                        self.add_sources(item, depth + 1)
+                elif (made := self.values.returned_expression(node)) is not node:
+                    self.add_sources(made, depth + 1)
+                elif self._binds(root_of(function)) is None and isinstance(function, ast.Attribute):
+                    self.add_sources(function.value, depth + 1)  # x.float()
+                else:
+                    if last_name(function) not in ("range", "len", "trange"):
+                        self.sources[node] = None
+                        for item in filter(self._may_hold_records, node.args):
+                            self.add_sources(item, depth + 1)
+            case ast.Subscript(value=value) | ast.Starred(value=value):
+                self.add_sources(value, depth + 1)
+            case ast.BinOp(left=left, right=right):
+                self.add_sources(left, depth + 1)
+                self.add_sources(right, depth + 1)
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                for part in parts:
+                    self.add_sources(part, depth + 1)
+            case ast.IfExp(body=body, orelse=other):
+                self.add_sources(body, depth + 1)
+                self.add_sources(other, depth + 1)
+
+    def _may_hold_records(self, node: ast.expr) -> bool:
+        """Whether an argument of what makes the data may itself be data: no option or path."""
+        if not isinstance(node, ast.Name | ast.Subscript) or self.values.known_value(node):
+            return False
+        root = node.value if isinstance(node, ast.Subscript) else node
+        made = (
+            [item.value for item in self.script.bindings_of(root)]
+            if isinstance(root, ast.Name)
+            else []
+        )
+        calls = [item for item in made if isinstance(item, ast.Call)]
+        return not any("parse" in (last_name(item.func) or "") for item in calls)
+
+    def _binds(self, root: ast.expr) -> bool | None:
+        """Whether a name is imported or defined, or None if a value is assigned to it."""
+        bindings = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
+        known = (ast.alias, ast.FunctionDef, ast.ClassDef)
+        return not bindings or any(isinstance(item.node, known) for item in bindings) or None
+
+    def _places(self, node: ast.expr) -> list[ast.AST]:
+        if isinstance(node, ast.Attribute):
+            return list(self.script.stores_of_attribute(node.attr, node))
+        return (
+            [item.node for item in self.script.bindings_of(node)]
+            if isinstance(node, ast.Name)
+            else []
+        )
+
+    def _value_at(self, place: ast.AST) -> ast.AST | None:
+        """Return the expression whose value a place takes, or a part of it."""
+        if (own := assigned_to(self.script, place)) is not None:
+            return own
+        outer: ast.AST = self.script.parents[place]
+        while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
+            outer = self.script.parents[outer]
+        match outer:
+            case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.NamedExpr(value=value):
+                return value
+            case ast.withitem(context_expr=value):
+                return value
+        return None
+
+    def _statement(self, node: ast.AST) -> ast.stmt:
+        return next(o for o in (node, *self.script.ancestors(node)) if isinstance(o, ast.stmt))
+
+    def _visit(self, node: ast.AST) -> None:
+        """Pass on the kinds of one statement or call."""
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._bind(target, self.kinds(value), value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, self.kinds(value), value)
+            case ast.NamedExpr(target=target, value=value):
+                self._bind(target, self.kinds(value), value)
+            case ast.AugAssign(target=target, value=value):
+                self._bind(target, _computed(self.kinds(target), self.kinds(value)), None)
+            case (
+                ast.For(target=target, iter=iterable)
+                | ast.AsyncFor(target=target, iter=iterable)
+                | ast.comprehension(target=target, iter=iterable)
+            ):
+                self._bind_elements(target, iterable)
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                self._bind(target, self.kinds(value), value)
+            case ast.Return(value=ast.expr() as value):
+                self._return(node, value)
+            case ast.Call():
+                self._pass_arguments(node)
+            case ast.ClassDef():
+                for method in node.body:
+                    self._give_parameters(node, method)
+
+    def _bind(self, target: ast.expr, kinds: Kinds, value: ast.expr | None) -> None:
+        match target:
+            case ast.Name() | ast.Attribute():
+                if kinds and self.decided_by_records(target):
+                    kinds |= VALUE
+                elif not kinds and self.decided_by_records(target):
+                    kinds = VALUE
+                self.bound[target] |= kinds
+                if isinstance(target, ast.Attribute) and kinds:
+                    self._hold(target.value, frozenset({"holder"}))
+            case ast.Subscript(value=base):
+                self._hold(base, kinds or (VALUE if self.decided_by_records(target) else NOTHING))
+            case ast.Starred(value=inner):
+                self._bind(inner, kinds, None)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                parts = self._parts(value, len(targets), kinds)
+                for item, part in zip(targets, parts, strict=True):
+                    self._bind(item, part, None)
+
+    def _parts(self, value: ast.expr | None, count: int, kinds: Kinds) -> list[Kinds]:
+        """Return the kinds of the parts of a value that is unpacked."""
+        match value:
+            case ast.Tuple(elts=elements) | ast.List(elts=elements) if len(elements) == count:
+                return [self.kinds(item) for item in elements]
+            case ast.Call() if self.is_private(value) and self.library is OPACUS:
+                return [frozenset({kind}) for kind in RETURNED.get(count, ("value",) * count)]
+            case ast.Call(func=function, args=args):
+                use = find_function(self.script, value)
+                if use is not None and use.gives == "parts" and len(args) == count:
+                    return [self.kinds(item) for item in args]
+                own = self.functions(function)
+                parts = [self.returned[item] for item in own if item in self.returned]
+                if parts and all(len(part) == count for part in parts):
+                    return [frozenset().union(*group) for group in zip(*parts, strict=True)]
+                if value in self.sources:
+                    return [NOTHING] * count  # each target by itself, see add_sources
+        part = frozenset("rows" if kind == "lot" else kind for kind in kinds)
+        return [part] * count
+
+    def is_private(self, call: ast.AST) -> bool:
+        """Whether a call is the private call, or one of those of which one runs."""
+        return call is self.call or any(
+            call is getattr(item, "value", None) for item in self.values.alternatives
+        )
+
+    def _bind_elements(self, target: ast.expr, iterable: ast.expr) -> None:
+        """Bind the target of a loop to the elements of what it iterates."""
+        match iterable, target:
+            case (
+                ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+                ast.Tuple(elts=[_, element]),
+            ):
+                self._bind_elements(element, inner)
+            case ast.Call(func=ast.Name(id="zip"), args=parts), ast.Tuple(elts=targets) if len(
+                parts
+            ) == len(targets):
+                for part, item in zip(parts, targets, strict=True):
+                    self._bind_elements(item, part)
+            case ast.Call(func=function, args=[inner, *_]), _ if last_name(
+                function
+            ) in WRAPPERS and last_name(function) not in ("enumerate", "zip"):
+                self._bind_elements(target, inner)
+            case ast.Call(func=ast.Attribute(value=base, attr="items")), ast.Tuple(elts=[_, item]):
+                self._bind_elements(item, base)
+            case _:
+                self._bind(target, _element(self.kinds(iterable)), None)
+
+    def _hold(self, base: ast.expr, kinds: Kinds) -> None:
+        """Note that the object of a name holds others."""
+        while isinstance(base, ast.Attribute | ast.Subscript):
+            base = base.value
+        if isinstance(base, ast.Name) and kinds and base.id != "self":
+            scope = self.script.resolve(base.id, self.script.scope_of(base))[0]
+            self.held[scope, base.id] |= kinds
+
+    def _return(self, node: ast.Return, value: ast.expr) -> None:
+        function = self.script.scope_of(node)
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        kinds = [self.kinds(item) for item in parts]
+        known = self.returned.get(function)
+        if known is not None and len(known) != len(kinds):
+            kinds = [frozenset().union(*known, *kinds)]
+            known = None
+        self.returned[function] = (
+            kinds if known is None else [a | b for a, b in zip(known, kinds, strict=True)]
+        )
+
+    def _pass_arguments(self, call: ast.Call) -> None:
+        """Pass arguments to the functions and methods of this file that a call may run."""
+        if self._runs_otherwise(call):
+            return
+        for function in self.functions(call.func):
+            for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+                for key, item in self.script.passed_arguments(function, call):
+                    if key == arg.arg:
+                        self.bound[arg] |= self.kinds(item)
+        callee, passed = self.kinds(call.func), [self.kinds(item) for item in call.args]
+        match call:
+            case ast.Call(func=ast.Attribute(value=base, attr="attach"), args=[ast.Name() as name]):
+                if "engine" in self.kinds(base):
+                    scope = self.script.resolve(name.id, self.script.scope_of(name))[0]
+                    self.attached.add((scope, name.id))
+        match call.func:
+            case ast.Attribute(value=base, attr="append" | "extend" | "add" | "update" | "insert"):
+                if not self.kinds(base) & HANDLES:
+                    taken = map(self.kinds, self._arguments(call))
+                    self._hold(base, frozenset().union(*taken))
+        named = isinstance(call.func, ast.Name) or self.is_part(call.func, callee)
+        if "model" in callee and named:
+            for method in self._model_methods("forward", "call", "__call__"):
+                for arg, kinds in zip(method.args.args[1:], passed, strict=False):
+                    self.bound[arg] |= kinds
+
+    def _give_parameters(self, owner: ast.ClassDef, method: ast.stmt) -> None:
+        """Give a method of a model ``self``, and the lot that a trainer passes to it."""
+        if not isinstance(method, ast.FunctionDef) or not method.args.args:
+            return
+        if self.is_model_class(owner):
+            self.bound[method.args.args[0]] |= {"model"}
+            if method.name in ("training_step", "compute_loss") and len(method.args.args) > 1:
+                names = [arg for arg in method.args.args[1:] if not arg.arg.endswith("model")]
+                self.bound[names[0]] |= {"lot"}
+
+    def is_model_class(self, owner: ast.AST) -> bool:
+        """Whether the objects of a class of this file are models."""
+        for base in getattr(owner, "bases", ()):
+            if (last_name(base) or "").endswith(MODULES):
+                return True
+            other = getattr(self.script.binding_of(base), "node", None)
+            if (
+                other is not owner
+                and isinstance(other, ast.ClassDef)
+                and self.is_model_class(other)
+            ):
+                return True
+        return False
+
+    def _model_methods(self, *names: str) -> list[ast.FunctionDef]:
+        return [
+            method
+            for name in names
+            for method in self.script.functions.get(name, ())
+            if self.is_model_class(self.script.parents[method])
+        ]
+
+    def functions(self, function: ast.expr) -> list[ast.FunctionDef]:
+        """Return the functions, methods and constructors of this file that a call may run."""
+        if isinstance(function, ast.Name):
+            made = [item.node for item in self.script.bindings_of(function)]
+            own = [item for item in made if isinstance(item, ast.FunctionDef)]
+            for owner in (item for item in made if isinstance(item, ast.ClassDef)):
+                own += [item for item in self.script.functions.get(owner.name, ())
+                        if item.name == "__init__"]  # fmt: skip
+            return own
+        if isinstance(function, ast.Attribute):
+            return [
+                item
+                for item in self.script.functions.get(function.attr, ())
+                if isinstance(self.script.parents[item], ast.ClassDef)
+            ]
+        return []
+
+    def _arguments(self, call: ast.Call) -> list[ast.expr]:
+        return [*call.args, *(item.value for item in call.keywords)]
+
+    def _runs_otherwise(self, node: ast.AST) -> bool:
+        """Whether a call cannot run in the same run as the private call."""
+        if node not in self.script.parents:
+            return False
+        return exclude_each_other(self.script, node, self.call) or is_left_out(self.values, node)
+
+    # ---- the kinds of an expression ------------------------------------------------------
+
+    def kinds(self, node: ast.expr) -> Kinds:
+        """Return the kinds that an expression may have; none of them if it is public."""
+        if node not in self.memo:
+            self.memo[node] = NOTHING  # of itself, while it is worked out
+            self.memo[node] = self._kinds(node)
+        return self.memo[node]
+
+    def _kinds(self, node: ast.expr) -> Kinds:
+        match node:
+            case ast.Name():
+                return self._of_name(node)
+            case ast.Attribute():
+                return self._of_attribute(node)
+            case ast.Subscript(value=base, slice=index):
+                return self._of_item(self.kinds(base), index)
+            case ast.Call():
+                return self._of_call(node)
+            case ast.BinOp(left=left, right=right):
+                return _computed(self.kinds(left), self.kinds(right))
+            case ast.UnaryOp(operand=operand):
+                return _computed(self.kinds(operand))
+            case ast.Compare(left=left, comparators=others):
+                if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+                    return NOTHING
+                return _computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
+            case ast.IfExp(test=test, body=body, orelse=other):
+                decided = VALUE if self.kinds(test) & SECRETS else NOTHING
+                return self.kinds(body) | self.kinds(other) | decided
+            case (
+                ast.ListComp(elt=element) | ast.GeneratorExp(elt=element) | ast.SetComp(elt=element)
+            ):
+                return self._of_comprehension(node, element)
+            case ast.DictComp(value=element):
+                return self._of_comprehension(node, element)
+            case ast.Lambda() | ast.Constant():
+                return NOTHING
+            case ast.JoinedStr() | ast.FormattedValue():
+                parts = [part for part in ast.walk(node) if isinstance(part, ast.FormattedValue)]
+                own = frozenset().union(*(self.kinds(part.value) for part in parts))
+                return VALUE if own & SECRETS else NOTHING
+        children = (item for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr))
+        return frozenset().union(*map(self.kinds, children))
+
+    def _of_comprehension(self, node: ast.AST, element: ast.expr) -> Kinds:
+        made = self.kinds(element)
+        loops = node.generators  # type: ignore[attr-defined]
+        over = frozenset().union(*(self.kinds(loop.iter) for loop in loops))
+        tests = frozenset().union(*(self.kinds(test) for loop in loops for test in loop.ifs))
+        if made & SECRETS and (over | tests) & SECRETS:
+            return VALUE
+        return made
+
+    def _of_name(self, node: ast.Name) -> Kinds:
+        scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+        if not bindings and not hasattr(builtins, node.id):
+            return UNDEFINED
+        own = self.reaching(node, scope, bindings)
+        made = frozenset().union(*(self.bound[item.node] for item in own))
+        if (scope, node.id) in self.attached and "optimizer" in made:
+            made = made - {"optimizer"} | {"private"}
+        return made | self.held[scope, node.id]
+
+    def reaching(self, use: ast.Name, scope: ast.AST, bindings: list[Binding]) -> list[Binding]:
+        """Return the bindings that may give a name its value at a use."""
+        script = self.script
+        if len(bindings) > 1 and scope is script.scope_of(use):
+            inner: ast.AST = use
+            for outer in script.ancestors(use):
+                block = next(
+                    (part for part in _blocks(outer) if any(item is inner for item in part)), None
+                )
+                if block is not None:
+                    place = next(i for i, item in enumerate(block) if item is inner)
+                    for first in range(place - 1, -1, -1):
+                        if _certainly_binds(block[first], use.id):
+                            return self._within(bindings, block[first : place + 1])
+                if _is_bound_by_loop(outer, inner, use.id):
+                    return self._within(bindings, [outer])
+                if outer is scope:
+                    break
+                inner = outer
+        return self._after_private_call(use, bindings)
+
+    def _within(self, bindings: list[Binding], places: list[ast.AST]) -> list[Binding]:
+        return [
+            item
+            for item in bindings
+            if not {item.node, *self.script.ancestors(item.node)}.isdisjoint(places)
+        ]
+
+    def _after_private_call(self, use: ast.AST, bindings: list[Binding]) -> list[Binding]:
+        """Leave out what the private call replaced before a use."""
+        private = [item for item in bindings if self.values.is_set_by_private_call(item.node)]
+        if not private or self._runs_before(use):
+            return bindings
+        scope, line = self.script.scope_of(self.private), self.private.lineno
+        return [
+            item
+            for item in bindings
+            if item in private
+            or not (
+                exclude_each_other(self.script, item.node, self.private)
+                or (
+                    self.script.scope_of(item.node) is scope
+                    and getattr(item.node, "lineno", 0) < line
+                )
+            )
+        ]
+
+    def _runs_before(self, use: ast.AST) -> bool:
+        """Whether a use may run before the private call."""
+        scope = self.script.scope_of(use)
+        if scope is self.script.scope_of(self.private):
+            return getattr(use, "lineno", 0) < self.private.lineno
+        return any(outer in self._early for outer in (scope, *self.script.ancestors(use)))
+
+    @cached_property
+    def _early(self) -> set[ast.AST]:
+        """The functions that are called before the private call, by what stands before it."""
+        script, early = self.script, set[ast.AST]()
+        around = {script.scope_of(self.private), script.tree}
+        todo = [
+            call
+            for call in script.calls
+            if script.scope_of(call) in around and call.lineno < self.private.lineno
+        ]
+        while todo:
+            for function in self.functions(todo.pop().func):
+                if function not in early and function not in script.ancestors(self.private):
+                    early.add(function)
+                    todo += [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        return early
+
+    def _of_attribute(self, node: ast.Attribute) -> Kinds:
+        base, name = self.kinds(node.value), node.attr
+        stores = self.script.stores_of_attribute(name, node)
+        made = [Binding(item) for item in stores]
+        own = frozenset().union(
+            *(self.bound[item.node] for item in self._after_private_call(node, made))
+        )
+        if base & {"model", "private", "optimizer"} and name in GRADIENTS:
+            return VALUE
+        if base & {"rows", "loss", "value", "lot", "data", "lots"}:
+            if name in SIZES:
+                return own
+            if name == "loss":
+                return own | {"loss"}
+            if base & {"data", "lots"}:
+                return own | ({"data"} if name in ("dataset", "T", "values") else VALUE)
+            return own | (base if base == {"lot"} or name in ("logits", "data") else VALUE)
+        if "model" in base:
+            return own | ({"model"} if not own or name in ("weight", "bias") else NOTHING)
+        if "engine" in base:
+            return own | {"engine"}
+        if base & {"private", "optimizer"} and name == "param_groups":
+            return own | {"scheduler"}
+        return own
+
+    def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
+        decided = self.kinds(index) & SECRETS
+        if not base & SECRETS:
+            return base | (VALUE if decided else NOTHING)
+        by_name = isinstance(index, ast.Constant)
+        whole = isinstance(index, ast.Tuple) and _keeps_rows(index.elts[0])
+        return frozenset(
+            "rows" if kind == "lot" and by_name
+            else kind if kind in HANDLES or whole or (kind == "rows" and _is_key(index))
+            or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or _is_key(index)))
+            else "lot" if kind in ("data", "lots")
+            else "value"
+            for kind in base
+        )  # fmt: skip
+
+    def _of_call(self, call: ast.Call) -> Kinds:
+        if self.is_private(call):
+            return self._of_private_call()
+        if self.is_source(call):
+            return frozenset({"data"})
+        passed = [self.kinds(item) for item in self._arguments(call)]
+        function = call.func
+        own = self.functions(function)
+        base = self.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+        if isinstance(function, ast.Name):
+            made = [item.node for item in self.script.bindings_of(function)]
+            if any(isinstance(item, ast.ClassDef) for item in made):
+                return self._of_object([i for i in made if isinstance(i, ast.ClassDef)], passed)
+        callee = self.kinds(function)
+        if (made_of_it := self._of_gradients(call, last_name(function) or "")) is not None:
+            return made_of_it
+        if "differentiator" in callee:
+            secrets = frozenset().union(*passed) & SECRETS
+            return frozenset({"grads"}) if secrets and "value" not in secrets else secrets
+        if self.is_part(function, callee):
+            return self._of_model(callee, passed)
+        if own:
+            parts = [part for item in own for part in self.returned.get(item, ())]
+            return frozenset().union(*parts)
+        if isinstance(function, ast.Attribute) and base:
+            return self._of_method(call, base, passed)
+        return self._of_model(callee, passed) or self._of_function(call, passed)
+
+    def is_part(self, function: ast.expr, callee: Kinds) -> bool:
+        """Whether a called attribute is a layer or loss that the script stored there."""
+        return (
+            isinstance(function, ast.Attribute)
+            and bool(callee & {"model", "criterion"})
+            and bool(self.script.stored_attributes.get(function.attr))
+        )
+
+    def _of_model(self, callee: Kinds, passed: list[Kinds]) -> Kinds:
+        """Return the kinds of what a model or loss computes; none if it is neither."""
+        if "model" in callee:
+            forward = self._model_methods("forward", "call", "__call__")
+            made_of_it = _computed(*passed) & SECRETS
+            if forward and made_of_it:
+                parts = [part for item in forward for part in self.returned.get(item, ())]
+                made_of_it |= frozenset().union(*parts) & {"value"}
+            if made_of_it == {"lot"}:
+                return frozenset({"rows"})
+            return made_of_it
+        if "criterion" in callee:
+            secrets = frozenset().union(*passed) & SECRETS
+            return VALUE if "value" in secrets else frozenset({"loss"}) if secrets else NOTHING
+        if "undefined" in callee:
+            secrets = frozenset().union(*passed) & (SECRETS - {"data", "lots"})
+            return VALUE if "value" in secrets else frozenset({"loss"}) if secrets else UNDEFINED
+        return NOTHING
+
+    def _of_gradients(self, call: ast.Call, name: str) -> Kinds | None:
+        """Return what makes gradients of each record by itself, if a call of JAX's does."""
+        if not self.script.comes_from(call.func, ("jax", "equinox")) or not call.args:
+            return None
+        inner = call.args[0]
+        if name in ("jit", "checkpoint", "remat", "filter_jit"):
+            return self.kinds(inner) & {"differentiator"}
+        if name not in ("vmap", "filter_vmap") or not isinstance(inner, ast.Call):
+            return None
+        axes = keywords_of(call).get("in_axes", next(iter(call.args[1:]), None))
+        made = last_name(inner.func) in ("grad", "value_and_grad", "filter_grad")
+        known = axes is None or "0" in ast.unparse(axes)
+        return frozenset({"differentiator"}) if made and known else None
+
+    def _of_object(self, owners: list[ast.ClassDef], passed: list[Kinds]) -> Kinds:
+        """Return the kinds of an object of a class of this file."""
+        if any(self.is_model_class(owner) for owner in owners):
+            return frozenset({"model"})
+        taken = frozenset().union(*passed)
+        names = {item.name for owner in owners for item in owner.body if hasattr(item, "name")}
+        if taken & {"data", "value"} and "__getitem__" in names:
+            return frozenset({"data"}) if "value" not in taken else VALUE
+        return frozenset({"holder"}) if taken else NOTHING
+
+    def _of_private_call(self) -> Kinds:
+        if self.library.methods or self.library.key.startswith(("opacus_optimizer", "tensorflow")):
+            name = last_name(self.call.func) or ""
+            return frozenset({"model" if name.endswith(("Model", "Sequential")) else "private"})
+        if self.library is OPACUS:
+            return frozenset({"model", "private", "lots"})
+        return frozenset({"engine" if "Engine" in (last_name(self.call.func) or "") else "private"})
+
+    def _of_method(self, call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
+        name = last_name(call.func) or ""
+        if "differentiator" in base:
+            return NOTHING
+        if name in SIZES and base & SECRETS:
+            of_lot = base & {"lot", "rows", "loss", "value"} and (
+                not call.args or getattr(call.args[0], "value", None) == 0
+            )
+            return frozenset({"count"}) if of_lot and name in ("size", "numel") else NOTHING
+        if base & {"data", "lots"} and name == "__len__":
+            return NOTHING
+        uses = [find_method(kind, name) for kind in sorted(base)]
+        gives = [item.gives for item in uses if item is not None]
+        if "same" in gives:
+            return base - {"holder"}
+        if base & SECRETS and base <= {"rows", "lot", "loss", "count", "value", "data", "lots"}:
+            return _method_of_rows(call, base, passed)
+        return frozenset(part for item in gives for part in item.split() if part != "public")
+
+    def _of_function(self, call: ast.Call, passed: list[Kinds]) -> Kinds:
+        name, taken = last_name(call.func) or "", frozenset().union(*passed)
+        if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
+            return self._of_builtin(call, name, passed)
+        if name in WRAPPERS and len(call.args) > 0:
+            return _element(taken) if name == "next" else taken
+        use = find_function(self.script, call)
+        if use is None:
+            return VALUE if taken & SECRETS else taken & {"model"}
+        return self.given_by(use, call, passed)
+
+    def given_by(self, use: Use, call: ast.Call, passed: list[Kinds]) -> Kinds:
+        """Return the kinds of the result of a listed function."""
+        taken = frozenset().union(*passed)
+        match use.gives:
+            case "same" | "parts":
+                return taken
+            case "each":
+                return _computed(*passed)
+            case "along":
+                made = _computed(*passed)
+                return made if not made & SECRETS else _along_axis(call, made, 1)
+            case "loss":
+                if "value" in taken:
+                    return VALUE
+                return frozenset({"loss"}) if taken & SECRETS else NOTHING
+            case "value":
+                return VALUE if taken & SECRETS else NOTHING
+            case "data" | "same data":
+                if "value" in taken:
+                    return VALUE
+                return (taken & {"data", "lots"}) if taken & SECRETS else NOTHING
+        return frozenset(use.gives.split())
+
+    def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
+        taken = frozenset().union(*passed)
+        if name in ("isinstance", "hasattr", "type", "print", "id", "callable"):
+            return NOTHING
+        if name == "len":
+            return frozenset({"count"}) if taken & {"lot", "rows", "value"} else NOTHING
+        if name == "next":
+            return _element(taken)
+        if name in ("super",):
+            owner = next((o for o in self.script.ancestors(call)
+                          if isinstance(o, ast.ClassDef)), None)  # fmt: skip
+            return (
+                frozenset({"model"})
+                if owner is not None and self.is_model_class(owner)
+                else (NOTHING)
+            )
+        if name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm",
+                    "range", "sorted", "set"):  # fmt: skip
+            return taken if name not in ("range", "sorted", "set") else _as_value(taken)
+        if name in ("int", "float", "str", "repr", "round", "abs", "sum", "max", "min", "any",
+                    "all", "bool", "map", "filter", "format"):  # fmt: skip
+            if name == "sum" and taken & SECRETS == {"loss"}:
+                return taken
+            return _as_value(taken)
+        # A name that nothing binds is an error, or what a part of a script leaves out.
+        if not taken & (SECRETS - {"data", "lots"}):
+            return UNDEFINED
+        return frozenset({"loss"}) if taken & {"rows", "lot"} and "value" not in taken else taken
+
+    # ---- what records decide -------------------------------------------------------------
+
+    def is_source(self, call: ast.Call) -> bool:
+        """Whether a call reads the records: it is one of the sources, or not evidently another."""
+        if call in self.sources:
+            outer = self.script.parents.get(call)
+            targets = getattr(outer, "targets", ())
+            return not any(isinstance(item, ast.Tuple) for item in targets)
+        return any(self._reads_the_same(call, other) for other in self.sources)
+
+    def _reads_the_same(self, call: ast.Call, other: ast.Call) -> bool:
+        if last_name(call.func) != last_name(other.func) or self.functions(call.func):
+            return False
+        if not self.script.comes_from(call.func, PACKAGES_OF_DATA):
+            return False
+        first, second = _settings(call), _settings(other)
+        return not any(
+            key in first and key in second and first[key] != second[key]
+            for key in first.keys() | second.keys()
+        )
+
+    def decided_by_records(self, node: ast.AST) -> bool:
+        """Whether a condition on records decides if a node runs."""
+        return self.deciding(node) is not None
+
+    def deciding(self, node: ast.AST) -> ast.expr | None:
+        """Return the condition on records that decides if a node runs, if there is one."""
+        inner = node
+        for outer in self.script.ancestors(node):
+            if isinstance(outer, FUNCTIONS):
+                return None
+            test = _test_around(outer, inner)
+            if test is not None and self.kinds(test) & SECRETS:
+                return test
+            inner = outer
+        return None
+
+
+PACKAGES_OF_DATA = (
+    "torch", "torchvision", "torchtext", "torchaudio", "numpy", "pandas", "tensorflow", "keras",
+    "tensorflow_datasets", "datasets", "sklearn", "medmnist",
+)  # fmt: skip
+"""Packages whose functions read data sets."""
+
+
+def _settings(call: ast.Call) -> dict[str, object]:
+    """Return the constant arguments that choose among data sets."""
+    named: dict[str, object] = {}
+    for i, item in enumerate(call.args):
+        if isinstance(item, ast.Constant) and (i or not _takes_root(call)):
+            named[str(i)] = item.value
+    for key, value in keywords_of(call).items():
+        if isinstance(value, ast.Constant) and key not in ("download", "root", "transform"):
+            named[key] = value.value
+    if _takes_root(call):
+        named.setdefault("train", named.pop("1", True))
+    return named
+
+
+def _takes_root(call: ast.Call) -> bool:
+    """Whether a class of torchvision's reads a split of a folder."""
+    return (last_name(call.func) or "")[:1].isupper()
+
+
+def _test_around(outer: ast.AST, inner: ast.AST) -> ast.expr | None:
+    """Return the condition of ``outer`` on which its part ``inner`` runs."""
+    match outer:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if inner is not test:
+            return test
+        case ast.Match(subject=subject) if inner is not subject:
+            return subject
+        case ast.BoolOp(values=[first, *_]) if inner is not first:
+            return first
+    return None
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.AST]]:
+    for _, value in ast.iter_fields(node):
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            yield value
+
+
+def _certainly_binds(statement: ast.AST, name: str) -> bool:
+    """Whether a statement always gives a name a new value, which is not made of the old one."""
+    match statement:
+        case ast.Assign(targets=targets):
+            parts: list[ast.expr] = list(targets)
+        case ast.AnnAssign(target=target, value=ast.expr()):
+            parts = [target]
+        case ast.With(items=items):
+            parts = [item.optional_vars for item in items if item.optional_vars is not None]
+            if any(_certainly_binds(inner, name) for inner in statement.body):
+                return True
+        case _:
+            return False
+    while parts:
+        part = parts.pop()
+        if isinstance(part, ast.Tuple | ast.List):
+            parts += part.elts
+        elif isinstance(part, ast.Name) and part.id == name:
+            return True
+    return False
+
+
+def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
+    match outer:
+        case ast.For(target=target, body=body) if any(item is inner for item in body):
+            targets = [target]
+        case (
+            ast.ListComp(generators=loops)
+            | ast.SetComp(generators=loops)
+            | ast.DictComp(generators=loops)
+            | ast.GeneratorExp(generators=loops)
+        ):
+            targets = [loop.target for loop in loops]
+        case _:
+            return False
+    return any(
+        isinstance(part, ast.Name) and part.id == name
+        for target in targets
+        for part in ast.walk(target)
+    )
+
+
+def _element(kinds: Kinds) -> Kinds:
+    """Return the kinds of the elements of what is iterated."""
+    passed = {"data": "lot", "lots": "lot", "rows": "value", "lot": "rows", "loss": "value"}
+    return frozenset(passed.get(kind, kind) for kind in kinds)
+
+
+def _as_value(kinds: Kinds) -> Kinds:
+    return (kinds - SECRETS) | VALUE if kinds & SECRETS else kinds
+
+
+def _computed(*parts: Kinds) -> Kinds:
+    """Return the kinds of what is computed element by element."""
+    taken = frozenset().union(*parts)
+    secrets = (taken & SECRETS) - {"count"}
+    if not secrets:
+        return (taken & {"count"}) or (taken & {"model", "scheduler"})
+    if secrets == {"lot"} and sum(1 for part in parts if part & SECRETS) == 1:
+        return frozenset({"lot"})
+    if len(secrets) == 1 and secrets != {"lots"} and secrets != {"lot"}:
+        return secrets
+    if secrets <= {"lot", "rows"} and all("lot" not in part or part == {"lot"} for part in parts):
+        return frozenset({"rows"})
+    return VALUE
+
+
+def _method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
+    """Return what a method of an array of rows gives."""
+    name = last_name(call.func)
+    if name in ("float", "double", "half", "long", "int", "to", "cuda", "cpu", "contiguous", "type",
+                "requires_grad_", "detach", "clone", "bool", "numpy", "bfloat16"):  # fmt: skip
+        return base if name not in ("detach", "numpy") or "loss" not in base else VALUE
+    made = _computed(base, *passed)
+    if made & {"value"}:
+        return VALUE
+    if name in ("unsqueeze", "squeeze", "relu", "tanh", "sigmoid", "exp", "log", "clamp", "pow",
+                "square", "abs", "sqrt", "mul", "add", "sub", "div", "ne", "eq", "gt", "lt", "ge",
+                "le", "logical_not", "masked_fill", "expand_as"):  # fmt: skip
+        return made
+    if name in ("view", "reshape"):
+        first = call.args[0] if call.args else None
+        keeps = isinstance(first, ast.UnaryOp) or _is_size(first)
+        return made if keeps and "loss" not in base else VALUE
+    if name == "permute":
+        first = call.args[0] if call.args else None
+        return made if getattr(first, "value", None) == 0 else VALUE
+    if name in ("flatten", "softmax", "log_softmax", "mean", "sum", "max", "min", "argmax", "norm",
+                "transpose", "chunk", "split", "std", "var", "amax", "amin"):  # fmt: skip
+        return _along_axis(call, made, 0)
+    return VALUE
+
+
+def _is_size(node: ast.expr | None) -> bool:
+    """Whether an expression is the number of rows of an array."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
+            return True
+        case ast.Call(func=ast.Attribute(attr="size"), args=[ast.Constant(value=0)]):
+            return True
+        case ast.Call(func=ast.Name(id="len")) | ast.Name():
+            return True
+    return False
+
+
+def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
+    """Keep rows that are computed along another axis than the first."""
+    axis = keywords_of(call).get("dim", keywords_of(call).get("axis"))
+    rest = call.args[place:]
+    if last_name(call.func) in ("cat", "stack", "concat"):
+        rest = call.args[1:]
+    axis = axis if axis is not None else next(iter(rest), None)
+    if axis is None:
+        return made if made <= {"loss", "model"} else VALUE
+    numbers = [
+        -getattr(part.operand, "value", 0) if isinstance(part, ast.UnaryOp) else
+        getattr(part, "value", 0)
+        for part in (axis.elts if isinstance(axis, ast.Tuple | ast.List) else [axis])
+    ]  # fmt: skip
+    known = all(isinstance(number, int) and number != 0 for number in numbers)
+    if last_name(call.func) == "transpose":
+        known = known and all(getattr(item, "value", 0) != 0 for item in rest)
+    return made if known and "loss" not in made else VALUE
+
+
+def _keeps_rows(index: ast.expr) -> bool:
+    """Whether the first index of several leaves all rows."""
+    return (isinstance(index, ast.Slice) and index.lower is index.upper is index.step is None) or (
+        isinstance(index, ast.Constant) and index.value in (Ellipsis, None)
+    )
+
+
+def _is_key(index: ast.expr) -> bool:
+    return isinstance(index, ast.Constant) and isinstance(index.value, str)

@@ -1,0 +1,67 @@
+"""The allow-list of uses of private objects, from ``uses.toml``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from affidavit.importers.names import load_facts
+from affidavit.importers.scripts.syntax import Script, package_of
+from affidavit.plan import StrictModel
+
+SECRETS = frozenset({"data", "lots", "lot", "rows", "count", "loss", "grads", "value"})
+"""Kinds whose content records decide."""
+HANDLES = frozenset({"engine", "optimizer", "private", "scheduler", "model", "criterion", "trainer",
+                     "holder"})  # fmt: skip
+"""Kinds of objects that can change what is released."""
+
+
+class Use(StrictModel):
+    """A use that is understood; ``uses.toml`` says what its fields are."""
+
+    names: str
+    why: str
+    of: str = ""
+    packages: str = ""
+    modules: str = ""
+    keywords: str = ""
+    takes: Mapping[str, str] = {}
+    gives: str = ""
+
+    def accepts(self, kind: str, place: int | str) -> bool:
+        """Whether an argument of this kind may be given at a position or by a keyword."""
+        places = self.takes.get(kind, "").split()
+        return "*" in places or str(place) in places
+
+
+_FACTS = load_facts("uses.toml")
+METHODS = tuple(Use(**item) for item in _FACTS["methods"])
+FUNCTIONS = tuple(Use(**item) for item in _FACTS["functions"])
+
+
+def find_method(kind: str, name: str) -> Use | None:
+    """Return the use that a method of an object of this kind is."""
+    fits = (use for use in METHODS if kind in use.of.split() and name in use.names.split())
+    return next(fits, None)
+
+
+def find_function(script: Script, call: ast.Call) -> Use | None:
+    """Return the use that a call of a package's function is."""
+    path = script.module_path(call.func)
+    package, name = package_of(path), path.rpartition(".")[2]
+    if not package:
+        return None
+    for use in FUNCTIONS:
+        if package not in use.packages.split():
+            continue
+        if use.names != "*" and name not in use.names.split():
+            continue
+        if use.modules and not _is_in(path, use.modules.split()):
+            continue
+        return use
+    return None
+
+
+def _is_in(path: str, modules: list[str]) -> bool:
+    """Whether a dotted path contains one of these modules."""
+    return any(f".{module}." in f".{path}." for module in modules)

@@ -1,0 +1,605 @@
+"""Ask about every use of a private object that is not on the allow-list.
+
+A script is only certified if each use of its model, optimiser, loader, records and engine is one of
+``uses.toml``: everything else may train more, release records, or change what the private call set
+up. It is an open question at its line, which a comment about that line, or a replay, answers::
+
+    warm_up(model)  # affidavit: harmless=reads_no_records
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from affidavit.importers.libraries import OPACUS, Library
+from affidavit.importers.partial_plan import OpenUse, line_in_script
+from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
+from affidavit.importers.scripts.data_flow import innermost_loop, unwrap_iterable
+from affidavit.importers.scripts.object_kinds import NOTHING, WRAPPERS, Kinds, ObjectKinds
+from affidavit.importers.scripts.step_count import enclosing_loops
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, root_of
+from affidavit.importers.scripts.use_table import (
+    HANDLES,
+    SECRETS,
+    Use,
+    find_function,
+    find_method,
+)
+from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
+
+DYNAMIC = ("exec", "eval", "compile", "__import__", "execfile")
+NAMESPACES = ("globals", "locals", "vars")
+READ = ("isinstance", "hasattr", "type", "id", "callable", "print", "len", "str", "repr", "format",
+        "int", "float", "round", "bool", "list", "tuple", "dict", "set", "iter", "next", "zip",
+        "enumerate", "reversed", "sum", "max", "min", "any", "all", "abs", "range", "sorted",
+        "super", "map", "filter")  # fmt: skip
+"""Builtin functions that change nothing of what they are passed."""
+RUNNERS = ("run", "Fire", "cli", "main", "launch")
+"""Functions of command line packages that call a function once."""
+DECORATORS = ("no_grad", "inference_mode", "jit", "partial", "staticmethod", "classmethod",
+              "property", "main", "command", "option", "argument", "dataclass", "record",
+              "function", "configurable", "wraps", "lru_cache", "cache", "autocast",
+              "compile")  # fmt: skip
+
+
+def find_open_uses(
+    values: Evaluator,
+    library: Library,
+    call: ast.Call,
+    sources: list[ast.expr],
+) -> tuple[OpenUse, ...]:
+    """Return the uses of private objects that are not understood, in the order of their lines.
+
+    ``sources`` are the expressions that lots are drawn from.
+    """
+    kinds = ObjectKinds(values, library, call)
+    for source in sources:
+        kinds.add_sources(source)
+    kinds.spread()
+    questions = dict[int, OpenUse]()
+    script = values.script
+    known = script.dynamic is None and script.dynamic_getattr is None
+    followed = known and is_reached(script, call)
+    for node, why in Uses(kinds).open_uses():
+        line = getattr(node, "lineno", call.lineno)
+        runs = not (
+            exclude_each_other(values.script, node, call)
+            or is_left_out(values, node)
+            or (followed and not is_reached(values.script, node))
+        )
+        if runs and not any(
+            line in values.script.harmless for line in _lines_of(values.script, node)
+        ):
+            text = source_text(node)
+            questions.setdefault(
+                line, OpenUse(line=line_in_script(line), message=f"line {line}: {text}: {why}.")
+            )
+    return tuple(questions[line] for line in sorted(questions))
+
+
+def _lines_of(script: Script, node: ast.AST) -> range:
+    """Return the lines of the statement of a node, without the statements inside it."""
+    outer = next(o for o in (node, *script.ancestors(node)) if isinstance(o, ast.stmt | ast.Module))
+    body = getattr(outer, "body", None)
+    ends = getattr(outer, "end_lineno", 1)
+    last = body[0].lineno - 1 if isinstance(body, list) and body else ends
+    first = getattr(outer, "lineno", 1)
+    return range(first, max(first, last or first) + 1)
+
+
+class Uses:
+    """The uses of private objects in a script."""
+
+    def __init__(self, kinds: ObjectKinds) -> None:
+        self.kinds, self.script, self.values = kinds, kinds.script, kinds.values
+
+    def open_uses(self) -> Iterator[tuple[ast.AST, str]]:
+        """Yield the nodes that are no understood use, with the reason."""
+        for node in self.script.nodes:
+            match node:
+                case ast.Call():
+                    why = self._of_call(node)
+                case ast.Assign(targets=targets, value=value):
+                    yield from self._of_stores(targets, value)
+                    continue
+                case ast.AugAssign(target=target, value=value):
+                    yield from self._of_stores([target], value)
+                    continue
+                case ast.Attribute(ctx=ast.Load()):
+                    why = self._of_attribute(node)
+                case ast.Name(ctx=ast.Load()):
+                    why = self._of_reference(node)
+                case ast.Lambda():
+                    why = self._of_code(node, node)
+                case ast.Global(names=names) | ast.Nonlocal(names=names):
+                    why = self._of_shared(node, names)
+                case ast.Subscript(ctx=ast.Load()):
+                    why = self._of_lot(node)
+                case ast.FunctionDef():
+                    why = self._of_definition(node)
+                case ast.Break() | ast.Continue() | ast.Return() | ast.Raise() | ast.Assert():
+                    why = self._of_exit(node)
+                case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
+                    why = "records decide how often it runs"
+                case ast.Yield() | ast.Await() | ast.YieldFrom():
+                    passed = node.value
+                    own = NOTHING if passed is None else self.kinds.kinds(passed)
+                    why = "what takes it is not followed" if own else None
+                case _:
+                    why = None
+            if why is not None:
+                yield node, why
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    def _of_call(self, call: ast.Call) -> str | None:
+        passed = list(self._arguments(call))
+        taken = frozenset().union(*(self.kinds.kinds(item) for _, item in passed))
+        function = call.func
+        name = last_name(function) or ""
+        base = (
+            self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+        ) - {"undefined"}
+        if self.kinds.is_private(call):
+            return self._of_private_call(call)
+        builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
+        if builtin and name in DYNAMIC and not _is_constant(call):
+            return "what it runs is not in the text"
+        if (test := self._decides(call, base | taken)) is not None:
+            return f"records decide whether it runs ({source_text(test)})"
+        if name == "setattr" and (base | taken or self._is_imported(call.args[:1])):
+            return "it may change any part of the object"
+        callee = self.kinds.kinds(function)
+        if self.kinds.is_part(function, callee):
+            bad = taken - SECRETS - {"model", "criterion", "undefined"}
+            return f"it is given the {_words(bad)}" if bad else None
+        if self._is_own(call):
+            return None
+        if isinstance(function, ast.Attribute) and base:
+            return self._of_method(call, base, name, passed)
+        if "differentiator" in callee:
+            bad = taken & {"value", "private", "optimizer"}
+            return f"it is given the {_words(bad)}" if bad else None
+        if "model" in callee or "criterion" in callee:
+            bad = taken - SECRETS - {"model", "criterion", "undefined"}
+            return f"it is given the {_words(bad)}" if bad else None
+        taken -= {"undefined"}
+        use = find_function(self.script, call)
+        if use is not None and use.keywords:
+            return self._taken(use, passed)
+        if not taken or "undefined" in callee:
+            return None
+        return self._of_function(call, passed, taken)
+
+    def _is_imported(self, nodes: list[ast.expr]) -> bool:
+        roots = [root_of(node) for node in nodes]
+        return any(
+            isinstance(item.node, ast.alias)
+            for root in roots
+            if isinstance(root, ast.Name)
+            for item in self.script.bindings_of(root)
+        )
+
+    def _is_own(self, call: ast.Call) -> bool:
+        """Whether a call runs functions or classes of this file alone, whose uses are read."""
+        function = call.func
+        if isinstance(function, ast.Name):
+            made = [item.node for item in self.script.bindings_of(function)]
+            return bool(made) and all(
+                isinstance(item, ast.FunctionDef | ast.ClassDef) for item in made
+            )
+        base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+        return bool(self.kinds.functions(function)) and base <= {"model", "holder", "data"}
+
+    def _of_private_call(self, call: ast.Call) -> str | None:
+        module = keywords_of(call).get("module")
+        own = self.kinds.library is OPACUS and module is not None and self._is_bound(module)
+        if own and module is not None and "model" not in self.kinds.kinds(module):
+            return f"the model {source_text(module)} is not made by code that is read"
+        secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
+        for key, item in keywords_of(call).items():
+            if key in secret and self.kinds.kinds(item) & SECRETS:
+                return f"records decide {key}"
+            if key == "data_loader" and "value" in self.kinds.kinds(item):
+                return "its records are computed together"
+        return None
+
+    def _is_bound(self, node: ast.expr) -> bool:
+        root = root_of(node)
+        return isinstance(root, ast.Name) and bool(self.script.bindings_of(root))
+
+    def _decides(self, call: ast.Call, own: Kinds) -> ast.expr | None:
+        """Return the condition on records under which a call runs that is more than a message."""
+        test = self.kinds.deciding(call)
+        if test is None or self._only_tells(call, own):
+            return None
+        return test
+
+    def _only_tells(self, call: ast.Call, own: Kinds) -> bool:
+        """Whether a call only computes values of records, prints or logs."""
+        name = last_name(call.func) or ""
+        if own & HANDLES - {"model"} or name == "backward":
+            return False
+        if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
+            return name in READ
+        use = find_function(self.script, call)
+        if use is not None:
+            return use.gives in ("value", "same", "each", "along", "loss", "")
+        base = (
+            self.kinds.kinds(call.func.value) if isinstance(call.func, ast.Attribute) else NOTHING
+        )
+        if "model" in base:
+            return False
+        return bool(base & SECRETS) or name in ("append", "get", "format", "join", "items")
+
+    def _of_method(
+        self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]
+    ) -> str | None:
+        if base <= SECRETS - {"data", "lots", "loss"} or (
+            base <= SECRETS and name != "backward" and not base & {"data", "lots"}
+        ):
+            if name == "backward":
+                return "its loss is not one term for each record"
+            bad = frozenset().union(*(self.kinds.kinds(item) for _, item in passed)) - SECRETS
+            bad -= {"model", "undefined"}
+            return f"it is given the {_words(bad)}" if bad else None
+        for kind in sorted(base - {"holder"}):
+            if kind in ("value", "rows", "count", "lot") and name != "backward":
+                continue
+            use = find_method(kind, name)
+            if use is None:
+                if kind in ("data", "lots") and name in ("size", "numel", "dim"):
+                    continue
+                if kind in ("data", "lots"):
+                    return f"{name} of the records is not a use that is understood"
+                return f"{name} of the {_words(frozenset([kind]))} is not a use that is understood"
+            if (why := self._taken(use, passed)) is not None:
+                return why
+        if name == "step" and (why := self._of_step(call, base)) is not None:
+            return why
+        if name == "backward":
+            return self._of_backward(call)
+        return None
+
+    def _of_step(self, call: ast.Call, base: Kinds) -> str | None:
+        """Say why a step is not one over the lots of the private loader."""
+        if "private" not in base:
+            return None
+        if self.kinds.library is not OPACUS:
+            return None
+        loops = [
+            unwrap_iterable(loop.iter)
+            for loop in enclosing_loops(self.values, call)
+            if isinstance(loop, ast.For)
+        ]
+        over = frozenset().union(*map(self.kinds.kinds, loops))
+        if "data" in over and "lots" not in over:
+            return "it steps over lots that the private loader does not draw"
+        return None
+
+    def _of_backward(self, call: ast.Call) -> str | None:
+        place = innermost_loop(self.script, call)
+        scope = self.script.scope_of(call)
+        for step, owner in self.script.method_calls("step"):
+            if "private" in self.kinds.kinds(owner) or step in self.values.updates:
+                same = innermost_loop(self.script, step) is place
+                if (same and self.script.scope_of(step) is scope) or place is None:
+                    return None
+                if self._calls_within(place, step):
+                    return None
+        if not any(self.script.method_calls("step")):
+            return None
+        return "it forms gradients outside of the private step"
+
+    def _calls_within(self, place: ast.AST | None, step: ast.AST) -> bool:
+        """Whether a loop calls the function that steps."""
+        function = self.script.scope_of(step)
+        return place is not None and any(
+            isinstance(node, ast.Call) and function in self.kinds.functions(node.func)
+            for node in ast.walk(place)
+        )
+
+    def _taken(self, use: Use, passed: list[tuple[int | str, ast.expr]]) -> str | None:
+        """Say why an argument is not one that a use may be given."""
+        known = use.keywords.split()
+        for place, item in passed:
+            if known and isinstance(place, str) and place not in known:
+                return f"its option {place} is not known to be harmless"
+            own = self.kinds.kinds(item)
+            bad = [kind for kind in sorted(own - {"undefined"}) if not use.accepts(kind, place)]
+            if bad:
+                return f"it is given the {_words(frozenset(bad))}"
+        return None
+
+    def _of_function(
+        self, call: ast.Call, passed: list[tuple[int | str, ast.expr]], taken: Kinds
+    ) -> str | None:
+        name = last_name(call.func) or ""
+        root = root_of(call.func)
+        bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
+        if not bound:
+            return None  # a builtin, or an error when it runs
+        if name in WRAPPERS and self.script.comes_from(call.func, ("tqdm", "rich", "itertools")):
+            return None
+        if self.kinds.is_source(call):
+            return None
+        use = find_function(self.script, call)
+        if use is not None:
+            return self._taken(use, passed)
+        if isinstance(call.func, ast.Attribute):
+            if name in ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop"):
+                made = [item for item in bound if item is not None]
+                if made and not any(isinstance(item.node, ast.alias) for item in made):
+                    return None  # of a list or dictionary
+            if taken <= SECRETS and name in LOGGERS:
+                return None
+        if taken <= SECRETS and self.script.comes_from(call.func, NUMERICAL):
+            if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
+                return f"it is given the {_words(taken)}"
+            return None
+        return f"it is given the {_words(taken)}"
+
+    def _arguments(self, call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
+        for i, item in enumerate(call.args):
+            yield i, item.value if isinstance(item, ast.Starred) else item
+        for keyword in call.keywords:
+            yield keyword.arg or "**", keyword.value
+
+    # ---- lots that a script draws itself -------------------------------------------------
+
+    def _of_lot(self, node: ast.Subscript) -> str | None:
+        """Say why a lot that a loop takes from the records may be that of another step."""
+        if "data" not in self.kinds.kinds(node.value) or not self.values.updates:
+            return None
+        loops = [o for o in self.script.ancestors(node) if isinstance(o, ast.For | ast.While)]
+        inner = next(iter(loops), None)
+        if inner is None or self.script.scope_of(inner) is not self.script.scope_of(node):
+            return None
+        if not any(step in ast.walk(inner) for step in self.values.updates):
+            return None
+        if self._depends(node.slice, inner, 0):
+            return None
+        return "it takes the same records in each step"
+
+    def _depends(self, node: ast.expr, loop: ast.For | ast.While, depth: int) -> bool:
+        """Whether an index is drawn, or counted, in each turn of a loop."""
+        targets = (
+            {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+            if (isinstance(loop, ast.For))
+            else set()
+        )
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                return True
+            if not isinstance(part, ast.Name):
+                continue
+            if part.id in targets:
+                return True
+            for item in self.script.bindings_of(part):
+                around = loop in self.script.ancestors(item.node)
+                if around and (item.value is None or (depth < 5 and
+                               self._depends(item.value, loop, depth + 1))):  # fmt: skip
+                    return True
+        return False
+
+    # ---- names, attributes and code ------------------------------------------------------
+
+    def _of_stores(self, targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[ast.AST, str]]:
+        parts = list(targets)
+        own = self.kinds.kinds(value)
+        while parts:
+            target = parts.pop()
+            match target:
+                case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                    parts += elements
+                case ast.Starred(value=inner):
+                    parts.append(inner)
+                case ast.Attribute(value=base, attr=name):
+                    why = self._of_attribute_store(target, self.kinds.kinds(base), name, own)
+                    if why is not None or (why := self._of_rebinding(target)) is not None:
+                        yield target, why
+                case ast.Subscript(value=base):
+                    kinds = self.kinds.kinds(base)
+                    secret = own & SECRETS or self.kinds.decided_by_records(target)
+                    if kinds & (HANDLES - {"holder"}) and secret:
+                        yield target, f"records decide what the {_words(kinds & HANDLES)} gets"
+                    elif kinds & {"private", "engine", "optimizer"}:
+                        yield target, f"it changes the {_words(kinds)}"
+                case ast.Name():
+                    if (why := self._of_rebinding(target)) is not None:
+                        yield target, why
+
+    def _of_attribute_store(
+        self, target: ast.Attribute, base: Kinds, name: str, own: Kinds
+    ) -> str | None:
+        if base & {"private", "optimizer", "engine"}:
+            return f"it changes the {_words(base & {'private', 'optimizer', 'engine'})}"
+        if "model" in base:
+            if own & SECRETS or self.kinds.decided_by_records(target):
+                if own & {"data", "lots", "holder"} and not own & {"value", "lot", "rows", "loss"}:
+                    return None  # it only holds the data set
+                return "records decide a part of the model"
+            if name == "optimizer":
+                return "the model gets another optimiser"
+        own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
+        keras = self.kinds.library.key.startswith("tensorflow")
+        if keras and name == "optimizer" and not own_part:
+            return "a model may get another optimiser"
+        return None
+
+    def _of_rebinding(self, target: ast.Name | ast.Attribute) -> str | None:
+        """Say why a name of a private object may hold another one later."""
+        values, script, private = self.values, self.script, self.kinds.private
+        if values.is_set_by_private_call(target):
+            return None
+        if isinstance(target, ast.Name):
+            places = [item.node for item in script.bindings_of(target)]
+        else:
+            places = list(script.stores_of_attribute(target.attr, target))
+        ours = [item for item in places if values.is_set_by_private_call(item)]
+        if not ours:
+            return None
+        scope = script.scope_of(private)
+        before = script.scope_of(target) is scope and target.lineno < private.lineno
+        constructor = getattr(script.scope_of(target), "name", "") == "__init__"
+        if before or (isinstance(target, ast.Attribute) and constructor):
+            return None
+        was = frozenset().union(*(self.kinds.bound[item] for item in ours))
+        now = self.kinds.bound[target]
+        if now and now <= was | {"holder"}:
+            return None  # a wrapper of the same
+        if not was & (HANDLES | {"lots"}):
+            return None
+        return f"it gives the name of the {_words(was)} another object"
+
+    def _of_attribute(self, node: ast.Attribute) -> str | None:
+        base = self.kinds.kinds(node.value)
+        outer = self.script.parents[node]
+        if isinstance(outer, ast.Call) and outer.func is node:
+            return None
+        if node.attr in ("__dict__", "__class__") and base:
+            return "it may change any part of the object"
+        parts = ("original_optimizer", "step", "grad_samples")
+        if base & {"private", "optimizer"} and node.attr in parts:
+            return f"{node.attr} of the optimiser is not a use that is understood"
+        if (
+            "model" in base
+            and node.attr in ("forward", "optimizer")
+            and not isinstance(outer, ast.Attribute)
+        ):
+            return None
+        if "engine" in base and node.attr not in ("accountant", "secure_mode"):
+            return f"{node.attr} of the engine is not a use that is understood"
+        return None
+
+    def _of_reference(self, node: ast.Name) -> str | None:
+        """Ask about a function that uses private objects and is passed on."""
+        if node.id in NAMESPACES and not self.script.bindings_of(node):
+            return self._of_namespace(node)
+        definition = self.script.function_of(node)
+        if definition is None:
+            return None
+        return self._of_code(node, definition)
+
+    def _of_namespace(self, node: ast.Name) -> str | None:
+        call = self.script.parents[node]
+        outer = self.script.parents.get(call)
+        if not isinstance(call, ast.Call) or call.func is not node:
+            return "it may change any name"
+        if call.args:
+            own = self.kinds.kinds(call.args[0])
+            return "it may change any part of the object" if own else None
+        reads = isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Load)
+        prints = isinstance(outer, ast.Call) and last_name(outer.func) in ("print", "info", "dict")
+        return None if reads or prints else "it may change any name"
+
+    def _of_code(self, node: ast.expr, code: ast.AST) -> str | None:
+        outer: ast.AST = self.script.parents[node]
+        if isinstance(outer, ast.Call) and outer.func is node:
+            return None
+        if not self.touches(code):
+            return None
+        if isinstance(outer, ast.keyword):
+            place: int | str = outer.arg or "**"
+            outer = self.script.parents[outer]
+        elif isinstance(outer, ast.Call):
+            place = next((i for i, item in enumerate(outer.args) if item is node), "**")
+        else:
+            return "the function that it names may run at any place"
+        if not isinstance(outer, ast.Call):
+            return "the function that it names may run at any place"
+        use = find_function(self.script, outer)
+        if use is not None and use.accepts("code", place):
+            return None
+        name = last_name(outer.func) or ""
+        if name in RUNNERS and self.values.is_called_once(node):
+            return None
+        if name in ("jit", "vmap", "grad", "value_and_grad", "partial", "pmap", "remat", "scan"):
+            return None
+        return "the function that it is given may run at any time"
+
+    def touches(self, code: ast.AST) -> bool:
+        """Whether a function uses a private object, or shares names with others."""
+        return any(
+            isinstance(part, ast.Global | ast.Nonlocal)
+            or (isinstance(part, ast.Name | ast.Attribute)
+                and isinstance(part.ctx, ast.Load)
+                and bool(self.kinds.kinds(part) & (HANDLES | SECRETS)))
+            for part in ast.walk(code)
+        )  # fmt: skip
+
+    def _of_shared(self, node: ast.AST, names: list[str]) -> str | None:
+        own = self.script.scope_of(node)
+        for name in names:
+            for (scope, bound), bindings in self.script.bindings.items():
+                if bound != name:
+                    continue
+                kinds = frozenset().union(*(self.kinds.bound[item.node] for item in bindings))
+                if (kinds | self.kinds.held[scope, name]) & (HANDLES | {"lots"}):
+                    return f"{name} is set in {getattr(own, 'name', 'a function')}, at any time"
+        return None
+
+    def _of_definition(self, node: ast.FunctionDef) -> str | None:
+        names = [last_name(getattr(item, "func", item)) for item in node.decorator_list]
+        other = next((name for name in names if name not in DECORATORS), None)
+        owner = self.script.parents[node]
+        keras = self.kinds.library.key.startswith(("tensorflow", "jax_keras"))
+        replaces = node.name in ("train_step", "make_train_function")
+        if keras and replaces and self.kinds.is_model_class(owner):
+            return "a step of its own replaces that of Keras"
+        if other is None or not self.touches(node):
+            return None
+        return f"what {other} does with it is not known"
+
+    def _of_exit(self, node: ast.AST) -> str | None:
+        test = self.kinds.deciding(node)
+        if isinstance(node, ast.Assert):
+            own = self.kinds.kinds(node.test) & SECRETS
+            return "records decide whether it goes on" if own else None
+        if test is None:
+            return None
+        if isinstance(node, ast.Return):
+            function = self.script.scope_of(node)
+            if not self._steps_within(function):
+                return None
+        elif isinstance(node, ast.Break | ast.Continue):
+            loop = innermost_loop(self.script, node)
+            if loop is not None and not self._steps_within(loop):
+                return None
+        return f"records decide where it leaves ({source_text(test)})"
+
+    def _steps_within(self, place: ast.AST) -> bool:
+        """Whether a loop or function may change a private object."""
+        return any(
+            isinstance(part, ast.Call)
+            and (
+                last_name(part.func) in ("step", "backward", "save", "fit")
+                or bool(self.kinds.functions(part.func))
+            )
+            for part in ast.walk(place)
+        )
+
+
+LOGGERS = ("info", "debug", "warning", "error", "log", "write", "set_postfix", "add_scalar",
+           "update", "set_description", "set_postfix_str", "print", "format", "join", "log_metric",
+           "add_scalars", "log_metrics", "add_row")  # fmt: skip
+"""Methods, of objects that hold nothing private, that write a message."""
+NUMERICAL = ("torch", "numpy", "jax", "scipy", "math", "sklearn", "torchmetrics", "time",
+             "tensorflow", "pandas", "evaluate", "random", "matplotlib", "itertools", "operator",
+             "statistics", "collections", "seaborn")  # fmt: skip
+"""Packages whose functions compute values of records, and hold no model."""
+WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",
+         "lots": "private loader", "lot": "lot", "rows": "lot", "value": "values of records",
+         "count": "size of a lot", "code": "function"}  # fmt: skip
+
+
+def _words(kinds: Kinds) -> str:
+    """Return the names of kinds in words."""
+    return " and ".join(dict.fromkeys(WORDS.get(kind, kind) for kind in sorted(kinds)))
+
+
+def _is_constant(call: ast.Call) -> bool:
+    return all(isinstance(item, ast.Constant) for item in call.args) and last_name(
+        call.func
+    ) not in ("exec", "eval")
