@@ -514,3 +514,26 @@ def test_a_kind_that_is_not_read_is_named_with_what_to_do(
     (finding,) = document["plans"][0]["findings"]
     assert (code, finding["rule"]) == (2, "not_imported")
     assert named in json.dumps(finding)
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        ({"class_name": "ExponentialMechanismDpEvent", "epsilon": 1.0}, "ε-DP"),
+        ({"class_name": "PermuteAndFlipDpEvent", "epsilon": 1.0}, "ε-DP"),
+        ({"class_name": "DiscreteGaussianDpEvent", "sigma": 2.0, "sensitivity": 1.0}, "exact_grid"),
+        ({"class_name": "EpsilonDeltaDpEvent", "epsilon": 1.0, "delta": 1e-6}, "lower end"),
+    ],
+)
+def test_a_kind_of_the_development_tree_is_named_with_what_to_do(
+    checked: Any, event: dict[str, Any], named: str
+) -> None:
+    module = {"module_name": "dp_accounting.dp_event"}
+    step = as_json(STEP.to_named_tuple())
+    run = {**module, "class_name": "ComposedDpEvent", "events": [step, {**module, **event}]}
+    Path("event.json").write_text(json.dumps(run))
+    code, document = checked("event.json")
+    (finding,) = document["plans"][0]["findings"]
+    assert (code, finding["rule"]) == (2, "not_imported")
+    assert event["class_name"] in json.dumps(finding)
+    assert named in json.dumps(finding, ensure_ascii=False)
