@@ -161,6 +161,12 @@ class TradeOff:
             upper=min(1.0, float(min(above)) * (1 + 1e-15)),
         )
 
+    def least_hockey_stick(self, ratios: Array) -> Array:
+        """Return lower bounds of h at ``ratios`` γ = e^ε, shape (n,)."""
+        at, under = _lower_envelope(*self._hockey_stick())
+        order = np.argsort(at, kind="stable")
+        return np.asarray(np.interp(ratios, at[order], under[order]) - ERROR_ROUNDING)
+
     def _hockey_stick(self) -> tuple[Array, Array, Array]:
         """Return increasing γ >= 0 with lower and upper bounds of h, starting with h(0) = 1."""
         finite = [i for i, epsilon in enumerate(self.epsilons) if epsilon <= MAX_EPSILON]

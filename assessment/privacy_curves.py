@@ -2,8 +2,9 @@
 
 All values derive from the privacy curve of the engine that decides the certificate, for the solved
 plan. Ends are proved and rounded outward; null means that the method gives no bound. The
-Gaussian-DP μ and the zCDP ρ are set only if the run is exactly one Gaussian mechanism; a
-central-limit μ is not a bound and never appears.
+Gaussian-DP μ and the zCDP ρ are set only if the run is exactly one Gaussian mechanism; of others
+``gaussian_bound`` has the least μ whose curve bounds theirs. A central-limit μ is not a bound and
+never appears.
 
 ``Curves.digest`` is the sha256 of the document's RFC 8785 canonical JSON.
 
@@ -17,18 +18,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from affidavit.accountants import (
     AccountantError,
     Adjustable,
     Bracket,
+    GaussianBound,
     Sampling,
     TradeOff,
     accountant,
     belief,
     decimal_up,
+    gaussian_bound,
     guess_accuracy,
     odds_exponent,
     sample_trade_off,
@@ -67,7 +70,8 @@ class Curves:
     ``epsilon_of`` has pairs of δ and ε, ``delta_of`` of ε and δ, ``renyi`` of an order and a
     divergence, ``guesses`` of a prior and the probability of a right guess. At ``delta`` the target
     is drawn, and it is the probability with which a belief may exceed its bound: except with it,
-    the odds of a belief rise by at most e to ``odds_exponent``.
+    the odds of a belief rise by at most e to ``odds_exponent``. ``gaussian_bound`` is the least
+    Gaussian curve that is shown to bound the run's.
     """
 
     assessment: Assessment
@@ -79,6 +83,7 @@ class Curves:
     renyi: tuple[tuple[float, float], ...]
     guesses: tuple[tuple[float, Bracket], ...]
     odds_exponent: float
+    gaussian_bound: GaussianBound | None
 
     @property
     def mu(self) -> float | None:
@@ -117,6 +122,7 @@ class Curves:
             ],
             "mu": self.mu,
             "rho": self.rho,
+            "gaussian_bound": None if self.gaussian_bound is None else asdict(self.gaussian_bound),
             "renyi": {
                 "exact": self.mu is not None,
                 "divergence_at_order": [
@@ -185,6 +191,9 @@ def curves(
         renyi=_renyi(event, assessment.mu),
         guesses=_ask(lambda prior: guess_accuracy(curve, prior), PRIORS),
         odds_exponent=odds_exponent(curve, delta),
+        gaussian_bound=gaussian_bound(trade_off, dense)
+        if assessment.mu is None
+        else GaussianBound(mu=assessment.mu, remainder=0.0, regret=0.0),
     )
 
 

@@ -89,6 +89,12 @@ def _print(result: Curves) -> None:
         rho = decimal_up(result.rho or 0.0, DIGITS)
         mu = decimal_up(result.mu, DIGITS)
         out.print(f"exactly Gaussian: μ = {mu}, ρ = {rho} (zCDP)")
+    elif (bound := result.gaussian_bound) is not None:
+        mu, regret = decimal_up(bound.mu, DIGITS), decimal_up(bound.regret, DIGITS)
+        out.print(
+            f"at most Gaussian: δ(ε) is at most that of μ = {mu}, plus "
+            f"{decimal_up(bound.remainder, 2)}, at every ε; regret {regret}"
+        )
     for table in _tables(result):
         out.print()
         out.print(table)

@@ -249,6 +249,9 @@ class CurvesDocument(ResponseModel):
     delta_at_epsilon: list[Object]
     mu: float | None = Field(description="Of Gaussian DP, where it is exact.")
     rho: float | None = Field(description="Of zCDP, where it is exact.")
+    gaussian_bound: Object | None = Field(
+        default=None, description="The least μ whose Gaussian curve bounds the guarantee."
+    )
     renyi: Object
     trade_off: list[Object]
     advantage: Interval | None = Field(description="Largest TPR - FPR of an attack.")
