@@ -115,6 +115,7 @@ KINDS: dict[str, dict[str, Any]] = WHITE | {
         "dataset": {"size": 1000, "unit": "user", "contributions_per_user": 3},
     },
     "bins": {"sampling": {"scheme": "balls_in_bins", "lot_size": 100}, "steps": 20},
+    "allocated": {"sampling": {"scheme": "random_allocation", "participations": 6}, "steps": 20},
     "quantile": {
         "sampling": {"scheme": "poisson", "lot_size": 100},
         "extra": [{"kind": "adaptive_clipping_quantile", "name": "quantile", "noise_std": 30}],
