@@ -32,7 +32,7 @@ from affidavit.assessment.strategy_comparison import (
     attempt,
     variant,
 )
-from affidavit.mechanisms import Correlation
+from affidavit.mechanisms import Correlation, distance_of
 from affidavit.mechanisms.strategies import Participation, best_lambda
 from affidavit.plan import Plan, RefusedPlan, as_document, plan_from, schedule
 
@@ -184,6 +184,15 @@ def _amplified(query: _Query) -> Iterator[MechanismCost]:
         if assessed is not None and (free := _free_cap(query, assessed.releases)) != cap:
             yield query.truncated(f"independent, cut at {free} at no cost", free)
     yield query.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
+    taken = round(query.steps * query.lot / query.size)
+    if 1 < taken < query.steps and distance_of(query.plan) == 1:
+        yield query.row(
+            f"independent, {taken} of {query.steps} steps",
+            INDEPENDENT,
+            scheme="random_allocation",
+            lot_size=None,
+            participations=taken,
+        )
     buffered = {"kind": "blt", "buffers": BLT_BUFFERS}
     yield query.row(f"BLT-{BLT_BUFFERS}, fresh lots", buffered, scheme="poisson")
     yield from _best_groups(query, "banded", lambda groups: {"kind": "bsr", "bands": groups})

@@ -43,4 +43,5 @@ from .resolve import with_placeholder_sampling as with_placeholder_sampling
 from .resolve import with_probability as with_probability
 from .resolve import with_scaled_noise as with_scaled_noise
 from .resolve import with_steps as with_steps
+from .sampling_schemes import distance_of as distance_of
 from .sampling_schemes import subsampled_pair as subsampled_pair

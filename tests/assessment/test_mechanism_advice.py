@@ -146,7 +146,9 @@ def test_under_add_remove_a_fixed_order_stands_in_a_group_of_its_own(plan_of: Ma
     result = advise(plan_of(**FIXED_ORDER | changes))
     (first, amplified), (second, ordered) = result.groups
     assert (first, second) == ("add_remove", "zero_out")
-    assert {row.sampler for row in amplified} == {"poisson", "cyclic_poisson", "balls_in_bins"}
+    assert {row.sampler for row in amplified} == {
+        *("poisson", "cyclic_poisson", "balls_in_bins", "random_allocation")
+    }
     assert {row.sampler for row in ordered} == {"cyclic"}
     assert {row.adjacency for row in amplified} == {"add_remove"}
     assert {row.adjacency for row in ordered} == {"zero_out"}
