@@ -380,6 +380,11 @@ def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Rev
     )
 
 
+def evidence(kind: str, subject: str) -> Call[bytes]:
+    """Fetch the evidence file of one of the ``runs`` or ``certificates``."""
+    return content(f"/v1/{kind}/{segment(subject)}/evidence")
+
+
 def status_list() -> Call[bytes]:
     """Fetch the signed status list."""
     return content("/v1/status")

@@ -73,6 +73,7 @@ class _ClientBase:
     approve = ClientMethod(calls.approve)
     revoke = ClientMethod(calls.revoke)
     status_list = ClientMethod(calls.status_list)
+    evidence = ClientMethod(calls.evidence)
     policy = ClientMethod(calls.policy)
     publish_keyset = ClientMethod(calls.publish_keyset)
     ledgers = ClientMethod(calls.ledgers)

@@ -48,6 +48,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "runs": ("runs", "Watch, cancel and verify runs."),
         "replay": ("replay", "Run your loop on neighbouring data, and compare the runs."),
         "conformance": ("runs", "Check that a run did what was certified."),
+        "verify-evidence": ("evidence", "Verify an evidence file offline, step by step."),
         "audit-model": ("model", "Measure a lower bound on ε from one run."),
         "sign-model": ("model", "Add certificate, record and a signed claim to a model."),
         "verify-model": ("model", "Verify offline what a model's folder claims."),
@@ -59,6 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "approve": ("service_commands", "Approve or reject a pending certificate."),
         "revoke": ("service_commands", "Revoke a certificate permanently."),
         "status": ("service_commands", "Fetch the signed status list for verify."),
+        "evidence": ("evidence", "Fetch everything about a run or a certificate in one file."),
         "monitor": ("monitor", "Follow a log from outside, and raise alarms."),
     },
     "Running a service": {

@@ -22,7 +22,15 @@ from typer.testing import CliRunner
 
 import affidavit
 from affidavit.certificate import verify
-from affidavit.evidence import Evidence, UnsupportedClaim, sign_model, verify_model
+from affidavit.evidence import (
+    Evidence,
+    EvidenceError,
+    UnsupportedClaim,
+    sign_model,
+    verify_evidence,
+    verify_model,
+    write_evidence,
+)
 from affidavit.evidence.model.claim import (
     CERTIFICATE_FILE,
     FOLDER,
@@ -195,6 +203,20 @@ def _verify_model(item: Forgery, folder: Path) -> None:
     raise VerificationError(1, finding.code, finding.message, finding.remedy)
 
 
+def _evidence_file(bundle: bytes) -> bytes:
+    """What leads to the certificate in it, which is verified before all that stands beside it."""
+    about = canonical_json({"certificate": statement_id(bundle), "run": None})
+    return b"".join(write_evidence({"about.json": about, "bundle.json": bundle}))
+
+
+def statement_id(bundle: bytes) -> str:
+    return str(statement_in(bundle)["predicate"]["certificate_id"])
+
+
+def _verify_evidence(item: Forgery, _: Path) -> None:
+    verify_evidence(_evidence_file(item.bundle), item.trusted)
+
+
 VERIFIERS: dict[str, Callable[[Forgery, Path], None]] = {
     "certificate.verification.bundle_verification.verify": _bundle,
     "library.api.verify": _library,
@@ -202,6 +224,7 @@ VERIFIERS: dict[str, Callable[[Forgery, Path], None]] = {
     "trainer.run_config.bind": _trainer,
     "evidence.model.signing.sign_model": _sign_model,
     "evidence.model.verification.verify_model": _verify_model,
+    "evidence.evidence_verification.verify_evidence": _verify_evidence,
 }
 """Those that verify a certificate, by module and name."""
 THROUGH = {
@@ -233,7 +256,8 @@ def test_every_verifier_refuses_every_forgery(
     how = dict(how)
     checkpoint = {"at": NOW + how.pop("dated")} if "dated" in how else {}
     item = forge_with(document(), how, checkpoint)
-    with pytest.raises((VerificationError, GuardStop, NotCertified, UnsupportedClaim)) as caught:
+    refusals = (VerificationError, GuardStop, NotCertified, UnsupportedClaim, EvidenceError)
+    with pytest.raises(refusals) as caught:
         VERIFIERS[verifier](item, tmp_path)
     found = getattr(caught.value, "finding", caught.value)
     assert found.code == code
@@ -359,6 +383,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         _evidence(folder)[0],
     ],
     "conformance": _evidence,
+    "verify-evidence": lambda folder: [str(folder / "evidence.zip")],
 }
 
 
@@ -375,6 +400,7 @@ def test_every_command_applies_the_policy_of_the_keyset(
     item = forge(document(), logged=False)
     (tmp_path / "bundle.json").write_bytes(item.bundle)
     (tmp_path / "record.jsonl").write_bytes(RECORD)
+    (tmp_path / "evidence.zip").write_bytes(_evidence_file(item.bundle))
     (tmp_path / "unsigned").mkdir()
     (tmp_path / "model").mkdir()
     with suppress(VerificationError):

@@ -1,0 +1,209 @@
+"""The page of an evidence file: what was certified, who decided, what ran, and what it cost.
+
+It is derived from the other files alone, so that a verifier derives it again and compares. Links
+lead only to files beside it. It has no script and loads nothing.
+
+The questions are those of NIST SP 800-226 (March 2025) and of Annexes IV and XI of Regulation (EU)
+2024/1689 that concern privacy in training. An answer is evidence where a file proves it or
+verification compares it with something signed; otherwise it is a declaration, or not in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from affidavit.accountants import decimal_up
+from affidavit.assessment import explain_guarantee
+from affidavit.evidence.log_sentences import sentence_of
+from affidavit.trust import read_envelope
+
+_FILES = {
+    "about.json": "Certificate, run, time and release of this file. Declared.",
+    "audit.json": "What the service's own audit complained about at that time. Declared.",
+    "bundle.json": "The certificate: a DSSE envelope with an in-toto statement, signed with "
+    "Ed25519, and its place in the log.",
+    "conformance.json": "What comparing the record with the certificate found.",
+    "issues.json": "All issues of the certificate, with approvals and revocation; the log has the "
+    "same decisions.",
+    "keys.json": "The service's public keys. Trust them only if you have them from another source.",
+    "keysets.json": "Every published keyset, oldest first, signed by the root keys.",
+    "ledger.json": "The data set's ledger after each event of this run's reservation; the log has "
+    "the sha256 of each state.",
+    "log/entries.jsonl": "The log's entries about certificate and run, one a line, each exactly "
+    "the bytes of a leaf with its salt.",
+    "log/proofs.json": "The log's signed checkpoint, the index and the Merkle proof of each entry "
+    "(RFC 9162), and the proof that the log only grew since the certificate.",
+    "manifest.json": "The sha256 of every other file.",
+    "plan.json": "The plan as it was certified.",
+    "policy.json": "The policy under which it was issued; the certificate has its digest.",
+    "provenance.json": "The worker's signed statement about the run (SLSA provenance in DSSE).",
+    "record.jsonl": "The run record: one JSON object a line, chained by digests.",
+    "status.json": "The signed list of revoked certificates when this file was made.",
+    "waivers.json": "What the policy forbids and a waiver allows; signed in the certificate.",
+}
+_EVIDENCE, _DECLARED, _OPEN = "evidence", "declaration", "not in this file"
+_QUESTIONS = (
+    ("NIST SP 800-226", "What are ε and δ, and is ε an upper bound?", _EVIDENCE, "bundle.json"),
+    ("NIST SP 800-226", "What does one unit of privacy hold?", _DECLARED, "plan.json"),
+    ("NIST SP 800-226", "Which data sets count as neighbours?", _EVIDENCE, "bundle.json"),
+    ("NIST SP 800-226", "Which mechanism adds which noise?", _EVIDENCE, "plan.json"),
+    ("NIST SP 800-226", "Was every step run as certified?", "run", "conformance.json"),
+    ("NIST SP 800-226", "Is what other runs spent counted?", "run", "ledger.json"),
+    ("NIST SP 800-226", "Who sees the raw data?", _DECLARED, ""),
+    ("NIST SP 800-226", "Do time, memory or logs reveal something?", _OPEN, ""),
+    ("NIST SP 800-226", "Who may read the data and the weights?", _OPEN, ""),
+    ("Annex IV (2)(b)", "What are the key design choices, with rationale?", _DECLARED, "plan.json"),
+    ("Annex IV (2)(d)", "Which training data, and where is it from?", _DECLARED, "plan.json"),
+    ("Annex IV (2)(g)", "Which tests and logs, dated and signed?", "run", "provenance.json"),
+    ("Annex IV (3)", "Which risks remain?", _OPEN, ""),
+    (
+        "Annex XI, section 1 (2)(b)",
+        "Which training methodology and techniques?",
+        _EVIDENCE,
+        "plan.json",
+    ),
+    (
+        "Annex XI, section 1 (2)(c)",
+        "Which data was used, of what type and source?",
+        _DECLARED,
+        "plan.json",
+    ),
+)
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+    "color-scheme:light dark}table{border-collapse:collapse;width:100%}th,td{text-align:left;"
+    "vertical-align:top;padding:.35rem .6rem .35rem 0;border-bottom:1px solid #8886}"
+    "code{overflow-wrap:anywhere}.at{white-space:nowrap}@media(max-width:40rem)"
+    "{tr,td,th{display:block}td,th{border:0;padding:.1rem 0}tr{padding:.5rem 0}}"
+)
+
+
+def tell_story(files: Mapping[str, bytes]) -> bytes:
+    """Return the page of ``files``; raises errors like ``KeyError`` if they are malformed."""
+    about = json.loads(files["about.json"])
+    statement = _statement(json.loads(files["bundle.json"]))
+    predicate = statement["predicate"]
+    entries = [json.loads(line) for line in files["log/entries.jsonl"].splitlines()]
+    parts = [
+        *_head(about, predicate),
+        *_guarantee(predicate),
+        *_run(files, about, entries),
+        *_happened(entries),
+        *_questions(files),
+        *_contents(files),
+    ]
+    return "\n".join(parts).encode() + b"\n"
+
+
+def _statement(bundle: Mapping[str, Any]) -> dict[str, Any]:
+    statement: dict[str, Any] = json.loads(read_envelope(bundle["envelope"]).payload)
+    return statement
+
+
+def _head(about: Mapping[str, Any], predicate: Mapping[str, Any]) -> Iterator[str]:
+    plan = predicate["plan"]
+    name = plan.get("name") or "a plan without a name"
+    dataset = plan["dataset"].get("name") or "a data set without a name"
+    subject = "run" if about["run"] else "certificate"
+    yield "<!doctype html>"
+    yield '<html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width">'
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    yield f"<title>Evidence: {escape(name)}</title><style>{_STYLE}</style></head><body>"
+    yield f"<h1>Evidence of a {subject}: {escape(name)}</h1>"
+    yield f"<p>On {escape(dataset)}, written {escape(about['at'])} by Affidavit "
+    yield f"{escape(about['release'])}. This page follows from the files beside it. It proves "
+    yield "nothing by itself: verify the whole file offline with keys from a source that you trust:"
+    yield "</p><pre><code>affidavit verify-evidence FILE --keyset keyset.json --root roots.json"
+    yield "</code></pre>"
+
+
+def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
+    yield "<h2>What was certified</h2>"
+    guarantee = predicate["guarantee"]
+    verdict = escape(predicate["verdict"].replace("_", " "))
+    if guarantee is None:
+        yield f"<p>The verdict is <strong>{verdict}</strong>; no ε is guaranteed.</p>"
+    else:
+        epsilon = decimal_up(float(guarantee["epsilon"]["upper"]), 6)
+        delta = decimal_up(float(guarantee["delta"]["upper"]), 6)
+        adjacency = guarantee["adjacency"].replace("_", " ")
+        chance = guarantee.get("confidence")
+        level = "" if chance is None else f" with confidence {escape(str(chance))}"
+        yield f"<p>The verdict is <strong>{verdict}</strong>: ε is at most {epsilon} at δ = {delta}"
+        yield f"{level} ({escape(adjacency)}, for one {escape(guarantee['unit'])}).</p>"
+        for text in explain_guarantee(guarantee):
+            yield f"<p>{escape(text)}</p>"
+    approvals = predicate["approvals"]
+    if isinstance(approvals, dict) and approvals["given"]:
+        names = ", ".join(escape(item["name"]) for item in approvals["given"])
+        yield f"<p>Approved by {names}, as signed in the certificate.</p>"
+    for rule in predicate["waived"]:
+        yield f"<p>Waived: {escape(rule['message'])} {escape(rule['waiver']['reason'])}</p>"
+
+
+def _run(
+    files: Mapping[str, bytes], about: Mapping[str, Any], entries: list[dict[str, Any]]
+) -> Iterator[str]:
+    if about["run"] is None:
+        return
+    yield "<h2>What ran</h2>"
+    events = [
+        entry for entry in entries if (entry["kind"], entry["subject"]) == ("run", about["run"])
+    ]
+    first, end = events[0]["body"], events[-1]["body"]
+    yield f"<p>Run <code>{escape(about['run'])}</code> on the data "
+    yield f"<code>{escape(str(first['request']['data']))}</code> with the model "
+    yield f"<code>{escape(str(first['request']['model']))}</code>. It {escape(end['event'])}"
+    charged = end.get("steps_charged")
+    yield f", and {charged} steps were charged.</p>" if charged is not None else ".</p>"
+    if "conformance.json" in files:
+        checked = json.loads(files["conformance.json"])
+        result = "conforms" if checked["conformant"] else "does <strong>not</strong> conform"
+        yield f"<p>Its record {result} to the certificate.</p>"
+        for finding in checked["findings"]:
+            yield f"<p>Line {finding['line']}: {escape(finding['message'])}</p>"
+    ledger = json.loads(files["ledger.json"])
+    yield "<h2>What it cost</h2>"
+    scope = f"{ledger['dataset']}, per {ledger['unit']}, {ledger['adjacency'].replace('_', ' ')}"
+    yield f"<p>Of the budget of {escape(scope)}, as the service's filter reads it. Costs do not "
+    yield "add up: the filter composes all runs and converts to ε once.</p>"
+    yield "<table><tr><th>Event</th><th>ε in use before</th><th>ε in use after</th></tr>"
+    for event in ledger["events"]:
+        before, after = event["epsilon_before"], event["epsilon_after"]
+        cells = (event["kind"], before or "not bounded", after or "not bounded")
+        yield "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
+    yield "</table>"
+
+
+def _happened(entries: list[dict[str, Any]]) -> Iterator[str]:
+    yield "<h2>What happened</h2><p>By the log, which only grows. Times are in UTC.</p><table>"
+    for entry in entries:
+        at = escape(str(entry["at"])[:19].replace("T", " "))
+        yield f'<tr><td class="at">{at}</td><td>{escape(sentence_of(entry))}</td></tr>'
+    yield "</table>"
+
+
+def _questions(files: Mapping[str, bytes]) -> Iterator[str]:
+    yield "<h2>Questions of an auditor</h2><p>Of NIST SP 800-226 and Regulation (EU) 2024/1689, as "
+    yield "far as they concern privacy in training. A declaration is what the plan says; nothing "
+    yield "checks it.</p><table><tr><th>From</th><th>Question</th><th>Answered by</th></tr>"
+    for source, question, kind, name in _QUESTIONS:
+        answer = kind if kind != "run" else _EVIDENCE if name in files else _OPEN
+        link = f': <a href="{name}">{name}</a>' if name in files else ""
+        yield f"<tr><td>{source}</td><td>{escape(question)}</td><td>{answer}{link}</td></tr>"
+    yield "</table>"
+
+
+def _contents(files: Mapping[str, bytes]) -> Iterator[str]:
+    yield "<h2>The files</h2><p>JSON is canonical (RFC 8785). A leaf of the log is the sha256 of a "
+    yield "zero byte and the entry; digests of plans and policies are the sha256 of their file.</p>"
+    yield "<table>"
+    for name, text in _FILES.items():
+        if name in files or name == "manifest.json":
+            yield f'<tr><td><a href="{name}">{name}</a></td><td>{escape(text)}</td></tr>'
+    yield "</table></body></html>"

@@ -1,0 +1,392 @@
+"""Verify an evidence file offline, in numbered steps, with the verifier's own trusted keys.
+
+The certificate is verified as everywhere (``certificate.verification``), at the logged time of the
+run, because it may have expired since. The log's checkpoint is checked like a monitor's, and every
+entry with its salt is proved to be in its tree. All other files have to agree with what is signed
+or logged: nothing is taken from the file's own words. What others signed is out of reach of the
+file's author; ``about.json``, ``audit.json`` and the amounts in ``ledger.json`` are the service's
+declarations.
+
+The status list in the file says what was revoked when it was made. Whether the certificate was
+revoked since needs a current list (``VerificationOptions.status``).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from affidavit.accountants import AFFIDAVIT_VERSION
+from affidavit.assessment import PlanNotClosed
+from affidavit.certificate import VerificationOptions, verify
+from affidavit.certificate.policy import policy_from
+from affidavit.certificate.verification import inclusion_verification as log_steps
+from affidavit.certificate.verification.status_list import read_status
+from affidavit.certificate.verification.verification_result import Verifier
+from affidavit.evidence.conformance import check_conformance
+from affidavit.evidence.evidence_file import (
+    EVIDENCE_STEPS,
+    STORY,
+    EvidenceError,
+    load_part,
+    part_of,
+    read_evidence,
+)
+from affidavit.evidence.evidence_story import tell_story
+from affidavit.evidence.provenance import BadProvenance, read_provenance
+from affidavit.plan import MalformedPlan, PlanError, canonical_json, digest_of
+from affidavit.trust import (
+    BadEnvelope,
+    KeysetError,
+    TrustedKeys,
+    VerificationError,
+    read_envelope,
+    read_keyset,
+)
+from affidavit.trust.log import (
+    BadLogPart,
+    BadNote,
+    ProofError,
+    leaf_hash,
+    read_checkpoint,
+    read_consistency,
+    verify_consistency,
+    verify_inclusion,
+)
+
+ALTERED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
+ENDS = frozenset({"settled", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvidenceReport:
+    """A file that passed every step; ``unchecked`` are the steps that had nothing to check."""
+
+    about: Mapping[str, Any]
+    predicate: Mapping[str, Any]
+    steps: tuple[tuple[int, str, str], ...]
+    unchecked: tuple[int, ...]
+
+
+def verify_evidence(
+    raw: bytes, trusted: TrustedKeys, options: VerificationOptions | None = None
+) -> EvidenceReport:
+    """Check an evidence file against ``trusted`` keys; raises ``EvidenceError``."""
+    files = read_evidence(raw)
+    check = _Check(files=files, trusted=trusted, options=options or VerificationOptions())
+    check.note(1, f"{len(raw)} bytes, {len(files)} files")
+    check.note(2, "every file has its digest")
+    for step in (
+        check.certificate,
+        check.log,
+        check.plan_and_policy,
+        check.approvals,
+        check.status_list,
+        check.keysets,
+        check.run,
+        check.provenance,
+        check.conformance,
+        check.ledger,
+        check.story,
+    ):
+        step()
+    return EvidenceReport(
+        about=check.about,
+        predicate=check.predicate,
+        steps=tuple(check.steps),
+        unchecked=tuple(check.unchecked),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Check:
+    files: Mapping[str, bytes]
+    trusted: TrustedKeys
+    options: VerificationOptions
+    steps: list[tuple[int, str, str]] = field(default_factory=list)
+    unchecked: list[int] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+    predicate: dict[str, Any] = field(default_factory=dict)
+    bundle: dict[str, Any] = field(default_factory=dict)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, step: int, detail: str, *, checked: bool = True) -> None:
+        self.steps.append((step, EVIDENCE_STEPS[step - 1], detail))
+        if not checked:
+            self.unchecked.append(step)
+
+    def of_run(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the logged entries of ``kind`` about the run, in the order of the log."""
+        run = self.about.get("run")
+        yield from (
+            entry for entry in self.entries if (entry["kind"], entry["subject"]) == (kind, run)
+        )
+
+    def certificate(self) -> None:
+        bundle = part_of(self.files, "bundle.json", 3)
+        self.about = _mapping(load_part(self.files, "about.json", 3), "about.json", 3)
+        self.entries = _read_entries(self.files)
+        options = self.options
+        began = next((e for e in self.of_run("run") if e["body"].get("event") == "running"), None)
+        if began is not None and options.used_at is None:
+            options = replace(options, used_at=_instant(began["at"]))
+        try:
+            verified = verify(bundle, self.trusted, options=options)
+        except VerificationError as error:
+            raise EvidenceError(
+                3, error.code, f"the certificate: {error.message}", error.remedy
+            ) from None
+        self.predicate, self.bundle = verified.predicate, json.loads(bundle)
+        if self.about.get("certificate") != self.predicate["certificate_id"]:
+            raise _mismatch(3, "about.json", "another certificate than bundle.json")
+        used = "" if options.used_at is None else f", used at {options.used_at:%Y-%m-%d %H:%M:%S}Z"
+        self.note(3, f"verdict {self.predicate['verdict']}, {len(verified.steps)} steps{used}")
+
+    def log(self) -> None:
+        proofs = _mapping(load_part(self.files, "log/proofs.json", 4), "log/proofs.json", 4)
+        verifier = Verifier(self.trusted, self.options, self.trusted.now())
+        try:
+            checkpoint = read_checkpoint(proofs["checkpoint"])
+            attestation = log_steps.find_attestation(proofs["checkpoint"], verifier)
+            log_steps.check_signature(proofs["checkpoint"], attestation, verifier, issued_at=None)
+            log_steps.check_trust_policy(checkpoint, attestation, verifier, may_be_old=False)
+            leaves = part_of(self.files, "log/entries.jsonl", 4).splitlines()
+            for leaf, proof in zip(leaves, proofs["entries"], strict=True):
+                verify_inclusion(
+                    leaf_hash(leaf),
+                    index=proof["index"],
+                    size=checkpoint.size,
+                    proof=[base64.b64decode(text, validate=True) for text in proof["hashes"]],
+                    root=checkpoint.root_hash,
+                )
+            self._link(read_checkpoint(self.bundle["log"]["checkpoint"]), checkpoint, proofs)
+        except VerificationError as error:
+            raise EvidenceError(4, error.code, error.message, error.remedy) from None
+        except (BadNote, BadLogPart, ProofError, *ALTERED) as error:
+            raise EvidenceError(
+                4, "evidence_not_logged", f"log/proofs.json does not prove the entries: {error}."
+            ) from None
+        self.note(4, f"{len(leaves)} entries in the tree of {checkpoint.size}")
+
+    def _link(self, first: Any, second: Any, proofs: Mapping[str, Any]) -> None:
+        """Check that the bundle's checkpoint and that of the file are of one growing log."""
+        if first.origin != second.origin:
+            raise ValueError("two logs")
+        hashes: tuple[bytes, ...] = ()
+        if first.size != second.size:
+            proof = read_consistency(proofs["consistency"])
+            if (proof.first, proof.second) != (first.size, second.size):
+                raise ValueError("a consistency proof of other trees")
+            hashes = proof.hashes
+        verify_consistency(
+            first=first.size,
+            second=second.size,
+            first_root=first.root_hash,
+            second_root=second.root_hash,
+            proof=hashes,
+        )
+
+    def plan_and_policy(self) -> None:
+        _require_same(self.files, "plan.json", canonical_json(self.predicate["plan"]), 5)
+        _require_same(self.files, "waivers.json", canonical_json(self.predicate["waived"]), 5)
+        try:
+            policy = policy_from(load_part(self.files, "policy.json", 5))
+        except (PlanError, *ALTERED):
+            raise _mismatch(5, "policy.json", "no policy") from None
+        if policy.digest() != self.predicate["policy"]["digest"]:
+            raise _mismatch(5, "policy.json", "another policy than the certificate")
+        self.note(5, f"policy {policy.name} v{policy.version}")
+
+    def approvals(self) -> None:
+        """Every decision in ``issues.json`` is in the log, and every logged one is in it."""
+        issues = load_part(self.files, "issues.json", 6)
+        about = self.predicate["certificate_id"]
+        logged = {
+            _decision(entry["actor"], entry["body"])
+            for entry in self.entries
+            if (entry["kind"], entry["subject"]) == ("approval", about)
+        }
+        revoked = {
+            (entry["actor"], entry["body"]["code"], entry["body"]["reason"])
+            for entry in self.entries
+            if (entry["kind"], entry["subject"]) == ("revocation", about)
+        }
+        try:
+            stated_items = {
+                (item["approver"], item["decision"], item["envelope_digest"], item["comment"])
+                for issue in issues
+                for item in issue["approvals"]["decisions"]
+            }
+            stated_revocations = {
+                (item["revoked_by"], item["code"], item["reason"])
+                for issue in issues
+                if (item := issue["revocation"]) is not None
+            }
+        except ALTERED:
+            raise _mismatch(6, "issues.json", "no list of issues") from None
+        if stated_items != logged or stated_revocations != revoked:
+            raise _mismatch(6, "issues.json", "other decisions than the log")
+        self.note(6, f"{len(stated_items)} decisions and {len(revoked)} revocations, as logged")
+
+    def status_list(self) -> None:
+        try:
+            listed, _ = read_status(part_of(self.files, "status.json", 7), self.trusted)
+        except VerificationError as error:
+            raise EvidenceError(7, error.code, error.message, error.remedy) from None
+        envelope = read_envelope(self.bundle["envelope"])
+        result = next((item for item in listed.listed if item.envelope == envelope.digest), None)
+        status = "does not list the issue"
+        if result is not None:
+            status = f"{result.status} since {result.since}"
+        self.note(7, f"list {listed.sequence} of {listed.issued_at}: {status}")
+
+    def keysets(self) -> None:
+        """Every keyset follows the one before, by its number."""
+        documents = load_part(self.files, "keysets.json", 8)
+        load_part(self.files, "keys.json", 8)
+        load_part(self.files, "audit.json", 8)
+        try:
+            numbers = [read_keyset(canonical_json(item)).keyset.version for item in documents]
+        except (KeysetError, BadEnvelope, MalformedPlan, *ALTERED):
+            raise _mismatch(8, "keysets.json", "a document that is no keyset") from None
+        if numbers != list(range(1, len(numbers) + 1)):
+            raise _mismatch(8, "keysets.json", "a gap")
+        self.note(8, f"{len(numbers)} keysets", checked=bool(numbers))
+
+    def run(self) -> None:
+        if self.about.get("run") is None:
+            for step in (9, 10, 11, 12):
+                self.note(step, "no run", checked=False)
+            return
+        events = list(self.of_run("run"))
+        try:
+            numbers = [event["body"]["seq"] for event in events]
+            first, last = events[0]["body"], events[-1]["body"]
+            belongs = first["certificate"] == self.predicate["certificate_id"]
+        except ALTERED:
+            raise _mismatch(9, "log/entries.jsonl", "no run") from None
+        if numbers != list(range(1, len(numbers) + 1)) or last["event"] not in ENDS or not belongs:
+            raise _mismatch(9, "log/entries.jsonl", "a run with missing events")
+        self.note(9, f"{len(events)} logged events; {last['event']}")
+
+    def _end(self) -> dict[str, Any]:
+        end: dict[str, Any] = list(self.of_run("run"))[-1]["body"]
+        return end
+
+    def provenance(self) -> None:
+        if self.about.get("run") is None:
+            return
+        stated = self._end().get("provenance")
+        if stated is None:
+            self.note(10, "the run ended without a record", checked=False)
+            return
+        _require_same(self.files, "provenance.json", canonical_json(stated), 10)
+        try:
+            signed = read_provenance(stated, self.trusted, later=True)
+        except BadProvenance as error:
+            raise EvidenceError(
+                10,
+                "bad_provenance",
+                f"provenance.json: {error}",
+                "Pass the worker's public key with --keys, or a keyset that has it.",
+            ) from None
+        about = (self.about["run"], self.about["certificate"], digest_of(self.predicate["plan"]))
+        if (signed.run, signed.certificate, signed.plan_digest) != about:
+            raise _mismatch(10, "provenance.json", "another run")
+        self.note(10, f"signed by {signed.worker}, key {signed.key[:16]}")
+
+    def conformance(self) -> None:
+        if self.about.get("run") is None:
+            return
+        end = self._end()
+        if end.get("record") is None:
+            self.note(11, "no record", checked=False)
+            return
+        try:
+            result = check_conformance(part_of(self.files, "record.jsonl", 11), self.predicate)
+        except (PlanNotClosed, PlanError):
+            raise _mismatch(11, "bundle.json", "a plan that cannot be run") from None
+        _require_same(self.files, "conformance.json", canonical_json(result.as_dict()), 11)
+        if result.head != end["record"]:
+            raise _mismatch(11, "record.jsonl", "another record than the logged one")
+        if not result.conformant and end["event"] == "settled":
+            raise _mismatch(11, "record.jsonl", "a run that does not conform and was settled")
+        verdict = "conforms" if result.conformant else "does not conform"
+        self.note(11, f"the record of {result.steps_charged} steps {verdict}")
+
+    def ledger(self) -> None:
+        """Every state of the ledger has the digest that the log has of it."""
+        if self.about.get("run") is None:
+            return
+        document = _mapping(load_part(self.files, "ledger.json", 12), "ledger.json", 12)
+        first = next(iter(self.of_run("run")))["body"]
+        try:
+            logged = {
+                entry["body"]["seq"]: entry["body"]["state_digest"]
+                for entry in self.entries
+                if entry["subject"] == first["reservation"]
+            }
+            stated_items = {
+                event["seq"]: f"sha256:{hashlib.sha256(event['state'].encode()).hexdigest()}"
+                for event in document["events"]
+            }
+        except ALTERED:
+            raise _mismatch(12, "ledger.json", "no events of a ledger") from None
+        if stated_items != logged or not stated_items:
+            raise _mismatch(12, "ledger.json", "other states than the log")
+        self.note(12, f"{len(stated_items)} events with their logged states")
+
+    def story(self) -> None:
+        """The page says what the other files say; another release may say it otherwise."""
+        if self.about.get("release") != AFFIDAVIT_VERSION:
+            detail = f"written by release {self.about.get('release')}, not compared"
+            self.note(13, detail, checked=False)
+            return
+        _require_same(self.files, STORY, tell_story(self.files), 13)
+        self.note(13, "tells what the other files say")
+
+
+def _read_entries(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """Return the entries in ``log/entries.jsonl``, which step 4 proves to be logged."""
+    lines = files.get("log/entries.jsonl", b"").splitlines()
+    try:
+        entries = [json.loads(line) for line in lines]
+        if all(isinstance(entry["body"], dict) and entry["kind"] for entry in entries):
+            return entries
+    except ALTERED:
+        pass
+    raise _mismatch(3, "log/entries.jsonl", "lines that are no entries")
+
+
+def _decision(actor: str, body: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return actor, body["decision"], body["envelope"], body["comment"]
+
+
+def _instant(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ALTERED:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise _mismatch(3, "log/entries.jsonl", "a time that cannot be read")
+    return at
+
+
+def _mapping(document: Any, name: str, step: int) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise _mismatch(step, name, "no object")
+    return document
+
+
+def _require_same(files: Mapping[str, bytes], name: str, content: bytes, step: int) -> None:
+    if part_of(files, name, step) != content:
+        raise _mismatch(step, name, "something else than what is signed and logged")
+
+
+def _mismatch(step: int, name: str, what: str) -> EvidenceError:
+    return EvidenceError(step, "evidence_mismatch", f"{name} has {what}.")

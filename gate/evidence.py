@@ -1,0 +1,118 @@
+"""``affidavit evidence`` and ``affidavit verify-evidence``: fetch and verify an evidence file.
+
+Exit codes of ``verify-evidence``: 0 every step holds; 1 a step does not; 2 usage.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from affidavit.client import DIGEST
+from affidavit.evidence import EvidenceError, EvidenceReport
+from affidavit.evidence import verify_evidence as check_evidence
+from affidavit.evidence.evidence_file import MAX_BYTES
+from affidavit.gate.console import out, print_json, say, stop, usage_errors, write
+from affidavit.gate.exit_codes import Exit
+from affidavit.gate.options import (
+    DEFAULT_SERVER,
+    JsonOption,
+    KeysetOption,
+    KeysOption,
+    RequireLogOption,
+    RequireStatusOption,
+    RootOption,
+    ServerOption,
+    StatusOption,
+    TrustOption,
+)
+from affidavit.gate.service_commands import connect
+from affidavit.gate.verifier_state import with_status
+from affidavit.trust import TrustRoot
+
+
+def evidence(
+    subject: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of a run, or of a certificate (sha256:…).")
+    ],
+    file: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("evidence.zip"),
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Fetch everything about a run or a certificate in one file, for an auditor."""
+    kind = "certificates" if re.fullmatch(DIGEST, subject) else "runs"
+    with connect(server) as client:
+        content = client.evidence(kind, subject)
+    write(file, content)
+    say(f"{file}: {len(content)} bytes. Check it with: affidavit verify-evidence {file}")
+
+
+def verify_evidence(
+    file: Annotated[Path, typer.Argument(help="Evidence file, as written by affidavit evidence.")],
+    keys: KeysOption = None,
+    keyset: KeysetOption = None,
+    root: RootOption = None,
+    trust: TrustOption = None,
+    require_log: RequireLogOption = False,
+    status: StatusOption = None,
+    require_status: RequireStatusOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify an evidence file offline, step by step; exits 0 only if every step holds."""
+    content = _read(file)
+    with usage_errors(file):
+        # The keyset must be valid today, but the certificate may have expired since the run.
+        trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
+        options = with_status(
+            trusted, status, require_status=require_status, require_log=require_log
+        )
+    try:
+        report = check_evidence(content, trusted, options)
+    except EvidenceError as error:
+        _print_failure(file, error, as_json=as_json)
+        raise typer.Exit(Exit.BLOCKED) from None
+    _print(report, as_json=as_json)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        stop(f"cannot read {file}: {error.strerror}.")
+
+
+def _print(report: EvidenceReport, *, as_json: bool) -> None:
+    if as_json:
+        steps = [
+            {"step": step, "name": name, "detail": detail, "checked": step not in report.unchecked}
+            for step, name, detail in report.steps
+        ]
+        print_json({"verified": True, "about": dict(report.about), "steps": steps})
+        return
+    for step, name, detail in report.steps:
+        mark = "[yellow]–[/]" if step in report.unchecked else "[green]✓[/]"
+        out.print(f"{mark} {step}. {name}: {escape(detail)}")
+    say("the evidence verifies.")
+
+
+def _print_failure(file: Path, error: EvidenceError, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "verified": False,
+                "step": error.step,
+                "step_name": error.step_name,
+                "code": error.code,
+                "message": error.message,
+                "remedy": error.remedy,
+            }
+        )
+        return
+    out.print(
+        f"[red]✗ {escape(str(file))}: rejected at step {error.step} ({error.step_name}), "
+        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}"
+    )
