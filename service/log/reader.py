@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Engine, Pool, bindparam, case, func, select
 
 from affidavit.plan import canonical_json
 from affidavit.service.core.clock import now_of
-from affidavit.service.core.database import Store, reader
+from affidavit.service.core.database import Store, reader, snapshot
 from affidavit.service.core.errors import LogDamaged, NotLogged
 from affidavit.service.log.entries import entry_of
 from affidavit.service.log.stored_tree import (
@@ -60,6 +60,7 @@ from affidavit.trust.log import (
     inclusion_path,
     leaf_content,
     places,
+    read_checkpoint,
     verify_consistency,
     verify_inclusion,
 )
@@ -81,6 +82,17 @@ class LoggedEntry(NamedTuple):
     leaf_index: int
     leaf_hash: bytes
     content: str
+
+
+class RevealedEntries(NamedTuple):
+    """Entries with the bytes of their leaves, and the proofs of one signed checkpoint.
+
+    ``consistency`` leads from an earlier checkpoint to this one.
+    """
+
+    checkpoint: str
+    entries: tuple[tuple[InclusionProof, bytes], ...]
+    consistency: Consistency
 
 
 class LogReader(Store):
@@ -145,6 +157,40 @@ class LogReader(Store):
                 leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
             )
         return None
+
+    def reveal(self, subjects: Sequence[str], *, since: str) -> RevealedEntries:
+        """Return the entries about ``subjects``, proved in a tree that continues that of ``since``.
+
+        The entries have their salts. Raises ``NotLogged`` while one is not in the tree.
+        """
+        with snapshot(self._reader) as connection:
+            newest = _latest(connection)
+            shown = published(connection, newest)
+            query = (
+                select(log_leaves.c.leaf_index, log_entries.c.content, log_entries.c.salt)
+                .join_from(log_entries, log_leaves, isouter=True)
+                .where(log_entries.c.subject.in_(subjects))
+                .order_by(log_entries.c.id)
+            )
+            rows = connection.execute(query).all()
+            first = read_checkpoint(since).size
+            if any(row.leaf_index is None for row in rows):
+                raise NotLogged("an entry has no place in the log yet; try again in some seconds")
+            last = max([first - 1, *(row.leaf_index for row in rows)])
+            if last >= shown.checkpoint.size:
+                shown = newest
+            if last >= shown.checkpoint.size:
+                raise NotLogged("the newest entry is not signed yet; try again in some seconds")
+            size = shown.checkpoint.size
+            entries = tuple(
+                (
+                    _prove_inclusion(connection, row.leaf_index, size, shown),
+                    leaf_content(row.content, row.salt),
+                )
+                for row in sorted(rows, key=lambda row: row.leaf_index)
+            )
+            consistency = _prove_consistency(connection, first, size)
+            return RevealedEntries(shown.note, entries, consistency)
 
     def has_unsalted(self, level: int, number: int) -> bool:
         """Return whether a tile covers a leaf that should have a salt and has none."""

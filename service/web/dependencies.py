@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from affidavit.service.audit.evidence import EvidenceCollector
 from affidavit.service.audit.readiness import (
     LogWatch,
     Readiness,
@@ -103,6 +104,16 @@ class Services:
         self.certifications = Certifications(self.engine, self.clock.now)
         self.status_lists = StatusLists(self.engine, self.keyring, settings.log_origin)
         self.draw_certificate = DrawCertificate(self.pool)
+        self.evidence = EvidenceCollector(
+            engine=self.engine,
+            store=self.store,
+            policies=self.policies,
+            keysets=self.keysets,
+            status_lists=self.status_lists,
+            log=self.log,
+            keys=self.key_records,
+            complaints=lambda: self.readiness().reasons,
+        )
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
         self.runs = RunService(
             run_queue,

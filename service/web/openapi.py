@@ -52,6 +52,8 @@ _TEXTS = {
     "/v1/tlog/checkpoint": _CHECKPOINT,
     "/v1/tlog/tile/{level}/{number}": "256 hashes of 32 bytes",
     "/v1/tlog/tile/entries/{number}": "256 entries, each after its length in two bytes",
+    "/v1/runs/{run_id}/evidence": "PK",
+    "/v1/certificates/{certificate_id}/evidence": "PK",
     "/v1/runs/{run_id}/record": '{"type": "header", "version": 1}\n',
     "/v1/runs/{run_id}/events": "id: 7-120\nevent: progress\n"
     'data: {"steps": 120, "certified": 400, "spent": null}\n\n',

@@ -52,6 +52,7 @@ MODULES = (
     "certificate",
     "compare",
     "datasets",
+    "evidence",
     "new_plan",
     "policies",
     "runs",

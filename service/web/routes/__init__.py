@@ -14,6 +14,7 @@ MODULES = (
     "policies",
     "ledgers",
     "runs",
+    "evidence",
 )
 
 

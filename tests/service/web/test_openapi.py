@@ -112,6 +112,8 @@ def test_every_operation_documents_problems_and_nothing_of_another_framework(
                     answer = "application/octet-stream"
                 if path.endswith("/events"):
                     answer = "text/event-stream"
+                if path.endswith("/evidence"):
+                    answer = "application/octet-stream"
                 if path.endswith("/record") and status == "200" and "requestBody" not in operation:
                     answer = "application/octet-stream"
                 media = [answer] if int(status) < 400 else ["application/problem+json"]

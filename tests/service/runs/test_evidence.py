@@ -1,0 +1,213 @@
+"""An evidence file made here verifies with the keys alone; an altered byte anywhere is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from affidavit.evidence import EvidenceError, verify_evidence, write_evidence
+from affidavit.evidence.evidence_file import MANIFEST, STORY, read_evidence
+from affidavit.plan import canonical_json
+from affidavit.trust import PublicKey, TrustedKeys
+from tests.service.runs.conftest import ON_SQLITE, Yard
+from tests.service.runs.records import record_of
+from tests.support.random_seeds import seeded
+
+
+@dataclass
+class Made:
+    """An evidence file, and what a verifier trusts."""
+
+    raw: bytes
+    trusted: TrustedKeys
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return read_evidence(self.raw)
+
+    def with_files(self, **changes: bytes | None) -> bytes:
+        """The same with other files, and a manifest that lists them."""
+        files = {name: content for name, content in self.files.items() if name != MANIFEST}
+        for name, content in changes.items():
+            if content is None:
+                del files[name]
+            else:
+                files[name] = content
+        return b"".join(write_evidence(files))
+
+    def refused(self, raw: bytes) -> EvidenceError:
+        with pytest.raises(EvidenceError) as caught:
+            verify_evidence(raw, self.trusted)
+        return caught.value
+
+
+def fetch(yard: Yard, path: str) -> bytes:
+    """Ask until the log has the newest entries, which takes a second at most."""
+    end = datetime.now(UTC).timestamp() + 60
+    while datetime.now(UTC).timestamp() < end:
+        answer = yard.ask("GET", path, "audit")
+        if answer.status_code == 200:
+            return bytes(answer.content)
+        assert answer.json()["code"] in ("evidence_incomplete", "not_logged"), answer.text
+    raise AssertionError(answer.text)
+
+
+def trusted_by(yard: Yard) -> TrustedKeys:
+    records = yard.ask("GET", "/v1/keys", "audit").json()["keys"]
+    keys = (*map(PublicKey.from_record, records), yard.key.public)
+    return TrustedKeys(keys, policy=None)
+
+
+def made_of(yard: Yard, steps: int) -> Made:
+    """An approved certificate, a run of it, and the file about both."""
+    policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
+    yard.ask("POST", "/v1/policies", "admin", {**policy, "approvals": 1})
+    certificate = yard.certify()
+    current = yard.ask("GET", f"/v1/certificates/{certificate}", "audit").json()
+    decision = {"envelope": current["certificate"]["envelope_digest"], "comment": "seen <b>"}
+    path = f"/v1/certificates/{certificate}/approvals"
+    assert yard.ask("POST", path, "approve", decision).is_success
+    run = yard.request(certificate).json()
+    job = yard.claim()
+    yard.start(job)
+    assert yard.complete(job, record_of(yard.predicate(job), steps)).json()["state"] == "settled"
+    return Made(fetch(yard, f"/v1/runs/{run['id']}/evidence"), trusted_by(yard))
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "img", "iframe", "link", "object"), tag
+        self.found += [value for name, value in attrs if name in ("href", "src") and value]
+
+
+@ON_SQLITE
+def test_an_evidence_file_verifies_offline_and_tells_the_run(yard: Yard) -> None:
+    made = made_of(yard, 10)
+    report = verify_evidence(made.raw, made.trusted)
+    assert [step for step, _, _ in report.steps] == list(range(1, 14))
+    assert report.unchecked == (8,)  # no keyset was published
+    files = made.files
+    with zipfile.ZipFile(io.BytesIO(made.raw)) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == files
+    # The links lead to files beside the page, and to every one of them.
+    links = _Links()
+    links.feed(files[STORY].decode())
+    assert set(links.found) == files.keys() - {STORY}
+    assert b"seen <b>" not in files[STORY]
+    entries = [json.loads(line) for line in files["log/entries.jsonl"].splitlines()]
+    assert {entry["kind"] for entry in entries} >= {
+        *("certificate", "approval", "run", "reservation", "commitment", "settlement"),
+    }
+    assert all("salt" in entry for entry in entries if entry["kind"] != "certificate")
+    # Made again, it differs only in its time and in what is signed anew.
+    again = fetch(yard, f"/v1/runs/{report.about['run']}/evidence")
+    same = {name for name, content in read_evidence(again).items() if content == files[name]}
+    moving = {"about.json", "status.json", "log/proofs.json", "bundle.json", MANIFEST, STORY}
+    assert files.keys() - same <= moving
+    # A certificate without a run has one too, and only an auditor gets either.
+    path = f"/v1/certificates/{report.about['certificate']}/evidence"
+    alone = verify_evidence(fetch(yard, path), made.trusted)
+    assert (alone.about["run"], alone.unchecked) == (None, (8, 9, 10, 11, 12))
+    for who in ("submit", "approve", "work", "admin"):
+        assert yard.ask("GET", path, who).status_code == 403
+    name = f"/runs/{report.about['run']}"
+    assert f'href="{name}/evidence.zip"' in yard.ask("GET", name, "audit").text
+    assert verify_evidence(fetch(yard, f"{name}/evidence.zip"), made.trusted).about["run"]
+
+
+@ON_SQLITE
+def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
+    """With a manifest that lists the changed file, another step names it."""
+    made = made_of(yard, 10)
+    files = made.files
+
+    def changed(name: str, change: Callable[[Any], Any]) -> bytes:
+        return canonical_json(change(json.loads(files[name])))
+
+    record = files["record.jsonl"].splitlines(keepends=True)
+    lines = files["log/entries.jsonl"].splitlines(keepends=True)
+    ledger = json.loads(files["ledger.json"])
+    ledger["events"][0]["state"] += " "
+    forged: dict[str, tuple[bytes | None, int]] = {
+        "about.json": (changed("about.json", lambda about: {**about, "at": "later"}), 13),
+        "plan.json": (changed("plan.json", lambda plan: {**plan, "steps": 1}), 5),
+        "policy.json": (changed("policy.json", lambda rules: {**rules, "approvals": 0}), 5),
+        "waivers.json": (b"[1]", 5),
+        "issues.json": (b"[]", 6),
+        "status.json": (b"{}", 7),
+        "keysets.json": (b"[{}]", 8),
+        "keys.json": (None, 8),
+        "log/entries.jsonl": (b"".join(lines[:-1]), 4),
+        "log/proofs.json": (changed("log/proofs.json", lambda p: {**p, "entries": []}), 4),
+        "ledger.json": (canonical_json(ledger), 12),
+        "record.jsonl": (b"".join(record[:-1]), 11),
+        "conformance.json": (changed("conformance.json", lambda c: {**c, "findings": [1]}), 11),
+        "provenance.json": (b"{}", 10),
+        STORY: (files[STORY].replace(b"conforms", b"does not conform"), 13),
+    }
+    assert files.keys() - forged.keys() == {MANIFEST, "bundle.json", "audit.json"}
+    for name, (content, step) in forged.items():
+        error = made.refused(made.with_files(**{name: content}))
+        assert error.step == step, (name, str(error))
+    # A worker whose key nobody trusts, and a certificate of another service.
+    workers = TrustedKeys(made.trusted.keys[:-1], policy=None)
+    assert Made(made.raw, workers).refused(made.raw).code == "bad_provenance"
+    nobody = TrustedKeys((), policy=None)
+    error = Made(made.raw, nobody).refused(made.raw)
+    assert (error.step, error.code) == (3, "unknown_key")
+
+
+@ON_SQLITE
+def test_an_altered_byte_anywhere_is_named(yard: Yard) -> None:
+    mutate(made_of(yard, 10), random.Random(seeded(300)), 300)
+
+
+@ON_SQLITE
+@pytest.mark.soak
+def test_20000_altered_files_are_refused(yard: Yard) -> None:
+    mutate(made_of(yard, 10), random.Random(seeded(20_000)), 20_000)
+
+
+def mutate(made: Made, chance: random.Random, count: int) -> None:
+    """Alter, remove, add and move bytes: the file with the altered byte is named."""
+    names = sorted(made.files)
+    starts = [made.raw.index(name.encode() + made.files[name]) for name in names]
+    starts = [start + len(name) for start, name in zip(starts, names, strict=True)]
+    for number in range(count):
+        raw = bytearray(made.raw)
+        # Every file as often as any other, however long; and everything between them.
+        inside = number % 3 and chance.randrange(len(names))
+        if inside is not False and number % 3:
+            size = len(made.files[names[inside]])
+            at = starts[inside] + chance.randrange(max(1, size))
+        else:
+            at = chance.randrange(len(raw))
+        match chance.randrange(4):
+            case 0:
+                raw[at] ^= 1 << chance.randrange(8)
+            case 1:
+                raw[at] = (raw[at] + chance.randrange(1, 256)) % 256
+            case 2:
+                del raw[at]
+            case _:
+                raw.insert(at, chance.randrange(256))
+        if bytes(raw) == made.raw:
+            continue
+        error = made.refused(bytes(raw))
+        assert error.step in (1, 2), (at, str(error))
+        named = any(name in error.message for name in names)
+        assert named or "the zip" in error.message, str(error)
