@@ -11,7 +11,15 @@ from typing import Annotated
 
 import typer
 
-from affidavit.gate.console import as_json_file, print_json, require_writable, say, stop, write
+from affidavit.gate.console import (
+    as_json_file,
+    load_plan,
+    print_json,
+    require_writable,
+    say,
+    stop,
+    write,
+)
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
 from affidavit.replay import ReplayRefused, replay_command, to_text
@@ -26,6 +34,9 @@ def replay(
     ],
     steps: Annotated[int, typer.Option(min=1, help="Releases of each run, at most.")] = 12,
     records: Annotated[int, typer.Option(min=1, help="Records to change, each in 4 ways.")] = 4,
+    plan: Annotated[
+        str | None, typer.Option(help="Plan to compare the noise, rate and steps with.")
+    ] = None,
     record: Annotated[
         Path | None, typer.Option(help="File to write the replay record to, as JSON.")
     ] = None,
@@ -34,7 +45,8 @@ def replay(
     """Run your loop on data that differs in one record, and compare all that it does."""
     require_writable(record)
     try:
-        shown = replay_command(command, steps=steps, records=records)
+        planned = None if plan is None else load_plan(plan, as_json=as_json).plan
+        shown = replay_command(command, steps=steps, records=records, plan=planned)
     except ReplayRefused as refused:
         stop(str(refused), Exit.USAGE if refused.code in USAGE else Exit.UNDECIDED)
     document = shown.model_dump(mode="json")

@@ -43,6 +43,7 @@ class Records:
         self._in_init: set[int] = set()
         self._private: list[Any] = []
         self._marked: MarkedRows | None = None
+        self._trained: dict[int, list[tuple[int, int]]] = {}
         self._sources: list[list[Any]] = []
         self.masked: tuple[int, list[int]] | None = None
         """Records of the last lot before masking, and the places of the others."""
@@ -109,6 +110,23 @@ class Records:
         if is_array(places):
             return places[remaining]
         return type(places)(places[order] for order in remaining)
+
+    def trained_lot(
+        self, dataset: Any, step: int, places: list[int], max_records: int
+    ) -> list[int]:
+        """Return which of a lot's records the trainer reads: the first few, without the removed."""
+        thinned = places[: min(max_records, self._recorder.job.lot_records)]
+        roots = [self.root_of(dataset, place) for place in thinned]
+        self._trained[step] = roots
+        at = self._neighbour
+        removed = (at.dataset, at.record) if at is not None and at.kind == "removed" else None
+        remaining = [order for order, root in enumerate(roots) if root != removed]
+        self.masked = (len(roots), remaining) if len(remaining) < len(roots) else None
+        return remaining
+
+    def add_trained_lot(self, step: int) -> None:
+        """Record the lot of a step of the trainer, which may have been drawn ahead."""
+        self._recorder.add("lot", records=self._trained.pop(step, []), is_private=True)
 
     def number(self, dataset: Any) -> int:
         """Return the number of ``dataset``, which is new if no class hook has seen it."""
@@ -233,7 +251,8 @@ class Records:
             sampler = index_sampler(owner)
             if getattr(type(sampler).__iter__, "_is_short", False) or isinstance(sampler, Short):
                 return sampler
-            if type(sampler).__name__ == "BatchSplittingSampler":
+            of_trainer = type(owner.dataset).__module__.startswith("affidavit.trainer")
+            if of_trainer or type(sampler).__name__ == "BatchSplittingSampler":
                 return sampler
             return Short(self, sampler)
 
@@ -253,6 +272,8 @@ class Records:
         """Yield the first lots of a pass of ``sampler``, thinned."""
         job = self._recorder.job
         self._recorder.align_generators()
+        if getattr(sampler, "sample_rate", None) is not None:
+            self._recorder.add("pass", lots=len(sampler))
         lots = begin()
         for _ in range(job.lots):
             self._recorder.align_generators()
@@ -280,6 +301,9 @@ class Records:
         @functools.wraps(original)
         def fetch(owner: Any, places: Any) -> Any:
             dataset, lot = owner.dataset, places
+            if type(dataset).__module__.startswith("affidavit.trainer"):
+                with self._recorder.lines.reading():
+                    return original(owner, places)
             is_lot = owner.auto_collation
             roots = [self.root_of(dataset, place) for place in (lot if is_lot else [lot])]
             private = any(dataset is item for item in self._private)

@@ -24,7 +24,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from affidavit.assessment import Execution
 from affidavit.evidence import ReplayedFile, ReplayFinding, ReplayRecord
+from affidavit.plan import Plan, digest
 from affidavit.replay import child
 from affidavit.replay.comparison import (
     Record,
@@ -38,6 +40,7 @@ from affidavit.replay.comparison import (
 )
 from affidavit.replay.errors import ReplayRefused
 from affidavit.replay.lines import LINE_BITS
+from affidavit.replay.plan_comparison import execution_of, plan_findings
 from affidavit.replay.program import copy_folder, digest_files, parse_command
 from affidavit.replay.settings import KINDS, Job, Neighbour, Watch
 from affidavit.replay.traced_run import run_traced
@@ -48,6 +51,7 @@ PACKAGES = {
     "opacus": ("opacus", "opacus.accountants.analysis.prv", "scipy.special", "scipy.optimize"),
     "lightning": ("torch", "torch._dynamo"),
     "affidavit": ("affidavit.library",),
+    "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
 }
 """What to import once, before the runs, if the program names a package."""
 FIRST_DEADLINE = 300.0
@@ -111,12 +115,14 @@ def run(
     folder: str | Path | None = None,
     steps: int = 12,
     records: int = 4,
+    plan: Plan | None = None,
 ) -> ReplayRecord:
     """Replay a function that trains, in forks of this process, and return its record.
 
     What the function returns is compared too. It runs in a copy of ``folder``, by default in an
     empty folder. ``steps`` is the number of releases, and ``records`` that of the records that are
-    changed. Raises ``ReplayRefused`` for a loop that cannot be replayed.
+    changed. Noise and lots are compared with ``plan``, if there is one.
+    Raises ``ReplayRefused`` for a loop that cannot be replayed.
     """
     _require_fork()
     source = inspect.getsourcefile(function)
@@ -128,7 +134,7 @@ def run(
     name = getattr(function, "__qualname__", type(function).__qualname__)
     options = Job(folder="", out="", code=str(code), steps=steps)
     place = None if folder is None else Path(folder).resolve()
-    return _replay(place, code, options, launch, records, shown=f"{name}()")
+    return _replay(place, code, options, launch, records, plan, shown=f"{name}()")
 
 
 def replay_command(
@@ -137,11 +143,13 @@ def replay_command(
     folder: str | Path = ".",
     steps: int = 12,
     records: int = 4,
+    plan: Plan | None = None,
     launch: Launch | None = None,
 ) -> ReplayRecord:
     """Replay ``python train.py ...`` in ``folder``, and return its record.
 
     ``steps`` is the number of releases, and ``records`` that of the records that are changed.
+    Noise and lots are compared with ``plan``, if there is one.
     ``launch`` is that of an ``interpreter`` which has started, for several replays.
     Raises ``ReplayRefused`` for a loop that cannot be replayed.
     """
@@ -158,7 +166,7 @@ def replay_command(
     started = interpreter(program.interpreter, _packages(program.folder))
     with started if launch is None else nullcontext(launch) as launch:
         shown = " ".join(command)
-        return _replay(program.folder, program.folder, options, launch, records, shown=shown)
+        return _replay(program.folder, program.folder, options, launch, records, plan, shown=shown)
 
 
 def _require_fork() -> None:
@@ -212,14 +220,24 @@ def _packages(folder: Path) -> list[str]:
 
 
 def _replay(
-    folder: Path | None, code: Path, options: Job, launch: Launch, records: int, *, shown: str
+    folder: Path | None,
+    code: Path,
+    options: Job,
+    launch: Launch,
+    records: int,
+    plan: Plan | None,
+    *,
+    shown: str,
 ) -> ReplayRecord:
+    execution = None if plan is None else execution_of(plan)
     with tempfile.TemporaryDirectory(prefix="affidavit-replay-") as scratch:
         runner = _Runner(folder, Path(scratch).resolve(), options, launch)
-        return _compare_runs(runner, code, records, shown)
+        return _compare_runs(runner, code, records, execution, shown)
 
 
-def _compare_runs(runner: _Runner, code: Path, records: int, shown: str) -> ReplayRecord:
+def _compare_runs(
+    runner: _Runner, code: Path, records: int, execution: Execution | None, shown: str
+) -> ReplayRecord:
     first, out = runner.run(FIRST_DEADLINE)
     deadline = 30 + 10 * runner.seconds
     if first["ended"].startswith("by "):
@@ -232,6 +250,8 @@ def _compare_runs(runner: _Runner, code: Path, records: int, shown: str) -> Repl
     control, _ = runner.run(deadline, first=str(out))
     unstable = unstable_keys(first, control)
     findings = noise_findings(first) + lot_findings(first)
+    if execution is not None:
+        findings += plan_findings(first, execution)
     largest: float | None = None
     for neighbour in neighbours:
         second, _ = runner.run(deadline, first=str(out), neighbour=neighbour)
@@ -257,7 +277,7 @@ def _compare_runs(runner: _Runner, code: Path, records: int, shown: str) -> Repl
         if "undecided" in verdicts
         else "not_refuted",
         program=shown,
-        plan=None,
+        plan=None if execution is None else digest(execution.plan),
         steps=len(releases_of(first)),
         neighbours=len(neighbours),
         checks=checks,

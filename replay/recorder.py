@@ -135,6 +135,13 @@ class Recorder:
         ]
         return list(np.load(self._first / f"noisy.{number}.npz").values())
 
+    def repeated(self, name: str, value: dict[str, float]) -> dict[str, float]:
+        """Return ``value`` in the first run, and in others what it was in the first."""
+        path = (self._first or self._out) / f"{name}.{self._points}.json"
+        if self._first is None:
+            path.write_text(json.dumps(value))
+        return {**value, **json.loads(path.read_text())} if path.exists() else value
+
     def _equal_release(self, noise: Sequence[Any], number: int) -> int | None:
         """Return an earlier release with the same noise, or a multiple of it, or None."""
         flat = np.concatenate([item.ravel() for item in noise]) if noise else np.zeros(0)

@@ -103,6 +103,9 @@ def prepare() -> None:
         note_objects()
     if "opacus" in sys.modules:
         importlib.import_module("affidavit.replay.opacus_releases")
+    if "affidavit.trainer" in sys.modules:
+        importlib.import_module("affidavit.trainer.private_loop")
+        importlib.import_module("affidavit.replay.trainer_releases")
 
 
 def _install(recorder: Recorder) -> Records:
@@ -118,6 +121,11 @@ def _install(recorder: Recorder) -> Records:
         from affidavit.replay import opacus_releases
 
         opacus_releases.install(recorder, state)
+
+    if "affidavit.trainer" in sys.modules:
+        from affidavit.replay import trainer_releases
+
+        trainer_releases.install(recorder, records)
 
     def value(key: str) -> str:
         tensor = state.tensors().get(key)
