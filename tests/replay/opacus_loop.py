@@ -152,7 +152,6 @@ FAULTS = [
         },
         "sensitivity_exceeded",
         where="optimizer.step()",
-        ordinary=True,
     ),
     Fault(
         "a statistic of the lots is a buffer",

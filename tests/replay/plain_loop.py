@@ -61,7 +61,6 @@ PLAIN_FAULTS = [
         {"affidavit.lot(lot)": "affidavit.lot(torch.cat([lot, lot]))"},
         "sensitivity_exceeded",
         "affidavit.release",
-        ordinary=True,
     ),
     Fault(
         "the divisor is the lot's size",
@@ -69,7 +68,6 @@ PLAIN_FAULTS = [
         "state_differs",
         "optimizer.step()",
         "Linear.weight",
-        ordinary=True,
     ),
     Fault(
         "the noise is a fifth smaller",

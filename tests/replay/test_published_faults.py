@@ -77,7 +77,7 @@ FAULTS = {
         "not_finite_released",
     ),
 }
-ORDINARY = [*FAULTS][:3]
+ORDINARY = [*FAULTS][:2]
 
 
 @pytest.fixture(scope="module")
