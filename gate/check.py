@@ -12,13 +12,14 @@ from rich.markup import escape
 
 from affidavit.gate.checking.box import Ended, run_in_box
 from affidavit.gate.checking.cache import Evaluator, cache_folder
-from affidavit.gate.checking.discovery import Candidate, Skipped
+from affidavit.gate.checking.discovery import Skipped
 from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.formats import WRITERS, add_changes
 from affidavit.gate.checking.repository_check import (
     Checked,
     Evaluating,
     RepositoryCheck,
+    Searched,
     UnreadableBase,
     UnwritableFix,
 )
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCRIPT_SUFFIXES = (".py", ".ipynb")
 LEVEL_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
 
@@ -113,7 +113,7 @@ def check(
     try:
         for message in _with_status(run_in_box(work)):
             match message:
-                case Candidate(file=file, explicit=False) if file.lower().endswith(SCRIPT_SUFFIXES):
+                case Searched(file=file):
                     searched.append(file)
                 case Skipped(file=file, why=why):
                     err.print(escape(f"{printable(file)}: skipped: {why}"))

@@ -12,9 +12,11 @@ import typer
 from ruamel.yaml import YAML
 
 from affidavit.gate.checking.box import Begun, Ended, run_in_box
-from affidavit.gate.console import err, exit_with_reasons, read_file, say, stop, write
+from affidavit.gate.checking.discovery import root_of
+from affidavit.gate.console import err, exit_with_reasons, say, stop, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.importers import LIBRARIES, import_file
+from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, plan_from, with_fields
 
 QUESTIONS: dict[str, tuple[str, str, Any]] = {
@@ -82,7 +84,11 @@ def init(
 
 def _read_script(script: Path) -> dict[str, Any]:
     """Return the plan fields of a script, which is read in a child process with limits."""
-    name, raw = str(script), read_file(script)
+    name = str(script)
+    try:
+        raw = read_bytes(name, root_of(name))
+    except MalformedPlan as error:
+        stop(error.reasons[0].message)
     data: dict[str, Any] | None = None
 
     def work(done: frozenset[str]) -> Iterator[Begun | tuple[dict[str, Any], tuple[str, ...]]]:

@@ -248,7 +248,7 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     """
     seen: set[str] = set()
     for name in names or _configured_names():
-        root = _root_of(name) if names else Path.cwd()
+        root = root_of(name) if names else Path.cwd()
         if names and _is_special(name) and (root is None or is_inside(name, root)):
             root = None  # a pipe that the user names
         for candidate in _match_name(name, root):
@@ -260,7 +260,7 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
                 yield candidate
 
 
-def _root_of(name: str) -> Path | None:
+def root_of(name: str) -> Path | None:
     """Return the current folder if a name that the user typed lies in it, else None."""
     here = Path.cwd()
     return here if name != "-" and Path(os.path.abspath(name)).is_relative_to(here) else None

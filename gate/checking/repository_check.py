@@ -29,8 +29,16 @@ from affidavit.trust import write_atomically
 if TYPE_CHECKING:
     from affidavit.gate.checking.service_check import ServiceCheck
 
-__all__ = ["Checked", "Evaluating", "RepositoryCheck", "UnreadableBase", "UnwritableFix"]
+__all__ = [
+    "Checked",
+    "Evaluating",
+    "RepositoryCheck",
+    "Searched",
+    "UnreadableBase",
+    "UnwritableFix",
+]
 
+SCRIPT_SUFFIXES = (".py", ".ipynb")
 SEARCH = "affidavit check"
 """The name of the search for files, as of something that is checked."""
 
@@ -41,6 +49,13 @@ class UnwritableFix(Exception):
     def __init__(self, file: str, cause: OSError) -> None:
         super().__init__(file, cause)
         self.file, self.cause = file, cause
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A script or notebook that nobody named is searched for a private call."""
+
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ class Checked:
     corrupt: tuple[Path, ...] = ()
 
 
-Told = Begun | Limits | Candidate | Skipped | Evaluating | Checked
+Told = Begun | Limits | Searched | Skipped | Evaluating | Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +107,12 @@ class RepositoryCheck:
             if item.file in done:
                 continue
             yield Begun(item.file)
-            yield item
-            if isinstance(item, Candidate):
-                yield from self._check(item)
+            if isinstance(item, Skipped):
+                yield item
+                continue
+            if not item.explicit and item.file.lower().endswith(SCRIPT_SUFFIXES):
+                yield Searched(item.file)
+            yield from self._check(item)
 
     def _limits(self) -> Iterator[Told]:
         """Yield the limits of the settings; other errors are told where a setting is needed."""

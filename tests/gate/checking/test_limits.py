@@ -227,6 +227,15 @@ def test_a_name_in_the_repository_that_leads_out_is_refused(
     assert "geheim" not in result.output
 
 
+def test_init_reads_no_script_that_leads_out(run: Any, secret: Path) -> None:
+    (secret / "train.py").write_text("geheim = (\n")
+    Path("link.py").symlink_to(secret / "train.py")
+    result = run("init", "link.py")
+    assert result.exit_code == 2
+    assert "leads out" in result.output
+    assert "geheim" not in result.output
+
+
 def test_a_file_elsewhere_is_read_if_it_is_named(run: Any, secret: Path) -> None:
     for named in ("../outside/plan.yaml", "../outside", str(secret / "*.yaml")):
         assert run("check", named).exit_code == 0
