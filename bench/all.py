@@ -97,6 +97,7 @@ BENCHES = (
     Bench(name="schedules", command=("bench/schedules.py",), minutes=3),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
+    Bench(name="random-allocation", command=("bench/random_allocation.py",), minutes=15),
     Bench(name="diagnosis", command=("bench/diagnosis.py",), minutes=30),
     Bench(name="trainer", command=("-m", "bench.trainer"), minutes=30, lacks=_torch),
     Bench(name="exact-noise", command=("bench/exact_noise.py",), minutes=5, lacks=_torch),

@@ -3,7 +3,7 @@
 The steps, participations and budgets are of the range of arXiv:2605.07072: the noise is that with
 which Poisson lots of the same expected size cost ε = 0.5, 1, 2, 4 or 8 at δ = 1e-5.
 
-    python -m bench.random_allocation
+    .venv/bin/python bench/random_allocation.py
 """
 
 from __future__ import annotations

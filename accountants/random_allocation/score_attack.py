@@ -195,7 +195,7 @@ class Pair:
     def atoms(self) -> tuple[Array, tuple[Array, Array]]:
         """Scores, of shape (n,), and their log weights without and with the record."""
         y = np.arange(-_REACH, self.rate * _MAX_SHIFTS + _REACH, min(0.05, 0.2 / self.rate))
-        score = np.log1p(self.weight * np.exp(self.rate * (y - self.rate / 2)))
+        score = np.logaddexp(0.0, math.log(self.weight) + self.rate * (y - self.rate / 2))
         normal = math.log(y[1] - y[0]) - math.log(2 * math.pi) / 2
         weights = normal - y**2 / 2, normal - (y - self.rate) ** 2 / 2
         return (score if self.side == "remove" else -score), weights
@@ -303,7 +303,8 @@ class Lattice:
         step = max(step, largest / MAX_CELLS)
         least = float(np.logaddexp(0.0, math.log(pair.weight) - rate * (_REACH + rate / 2)))
         scores = step * np.arange(math.floor(least / step) + 1, math.ceil(largest / step) + 1)
-        x = np.log(np.expm1(scores)) - math.log(pair.weight)
+        # log(e^s - 1), of which the exponential may overflow.
+        x = scores + np.log(-np.expm1(-scores)) - math.log(pair.weight)
         return cls(saddle=saddle, edges=x / rate + rate / 2, step=step)
 
     def test(self, threshold: int) -> ScoreTest:
