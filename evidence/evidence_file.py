@@ -54,7 +54,15 @@ MANIFEST = "manifest.json"
 STORY = "index.html"
 MAX_BYTES = 1024 * 1024 * 1024
 """The size of an evidence file; a record has at most a quarter of it."""
-MAX_FILES = 64
+NAMES = frozenset(
+    {
+        *("index.html", "manifest.json", "about.json", "bundle.json", "plan.json", "policy.json"),
+        *("waivers.json", "issues.json", "status.json", "keys.json", "keysets.json", "audit.json"),
+        *("log/entries.jsonl", "log/proofs.json", "ledger.json", "record.jsonl"),
+        *("conformance.json", "provenance.json"),
+    }
+)
+"""The files that there can be."""
 EVIDENCE_STEPS = (
     "form",
     "manifest",
@@ -146,7 +154,7 @@ def read_evidence(raw: bytes) -> dict[str, bytes]:
 def _read_zip(raw: bytes) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     offset, last = 0, "its beginning"
-    while raw[offset : offset + 4] == b"PK\x03\x04" and len(files) < MAX_FILES:
+    while raw[offset : offset + 4] == b"PK\x03\x04" and len(files) < len(NAMES):
         header = raw[offset : offset + _LOCAL.size]
         if len(header) < _LOCAL.size:
             break
@@ -156,6 +164,8 @@ def _read_zip(raw: bytes) -> dict[str, bytes]:
             name = raw[offset + _LOCAL.size : start].decode()
         except UnicodeDecodeError:
             break
+        if name not in NAMES:
+            raise EvidenceError(1, "evidence_altered", f"the zip has another file after {last}.")
         if start + size > len(raw) or name in files:
             break
         files[name] = raw[start : start + size]

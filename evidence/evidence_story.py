@@ -76,7 +76,7 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
     "color-scheme:light dark}table{border-collapse:collapse;width:100%}th,td{text-align:left;"
     "vertical-align:top;padding:.35rem .6rem .35rem 0;border-bottom:1px solid #8886}"
-    "code{overflow-wrap:anywhere}.at{white-space:nowrap}@media(max-width:40rem)"
+    "code{overflow-wrap:anywhere}pre{white-space:pre-wrap}.at{white-space:nowrap}@media(max-width:40rem)"
     "{tr,td,th{display:block}td,th{border:0;padding:.1rem 0}tr{padding:.5rem 0}}"
 )
 

@@ -4,8 +4,8 @@ The certificate is verified as everywhere (``certificate.verification``), at the
 run, because it may have expired since. The log's checkpoint is checked like a monitor's, and every
 entry with its salt is proved to be in its tree. All other files have to agree with what is signed
 or logged: nothing is taken from the file's own words. What others signed is out of reach of the
-file's author; ``about.json``, ``audit.json`` and the amounts in ``ledger.json`` are the service's
-declarations.
+file's author; ``about.json``, ``audit.json``, the dates and states in ``issues.json`` and the
+amounts in ``ledger.json`` are the service's declarations.
 
 The status list in the file says what was revoked when it was made. Whether the certificate was
 revoked since needs a current list (``VerificationOptions.status``).
@@ -347,7 +347,11 @@ class _Check:
             detail = f"written by release {self.about.get('release')}, not compared"
             self.note(13, detail, checked=False)
             return
-        _require_same(self.files, STORY, tell_story(self.files), 13)
+        try:
+            story = tell_story(self.files)
+        except ALTERED:
+            raise _mismatch(13, STORY, "parts of which there is nothing to tell") from None
+        _require_same(self.files, STORY, story, 13)
         self.note(13, "tells what the other files say")
 
 

@@ -176,6 +176,47 @@ def test_an_altered_byte_anywhere_is_named(yard: Yard) -> None:
     mutate(made_of(yard, 10), random.Random(seeded(300)), 300)
 
 
+DECLARED = {"audit.json", "keys.json", "issues.json", "about.json"}
+"""Of which nothing vouches for a part: for dates of issues, or for another release's page."""
+
+
+def refusing_step(made: Made, raw: bytes) -> int:
+    """The step that refuses, or 0."""
+    try:
+        verify_evidence(raw, made.trusted)
+    except EvidenceError as error:
+        return error.step
+    return 0
+
+
+def relist(made: Made, chance: random.Random, count: int) -> None:
+    """Alter a file and list its new digest: only what a file declares can be altered."""
+    files = {name: content for name, content in made.files.items() if name != MANIFEST}
+    for _ in range(count):
+        name = chance.choice(sorted(files))
+        content = bytearray(files[name])
+        for _ in range(chance.choice((1, 1, 1, 20))):
+            if content:
+                content[chance.randrange(len(content))] = chance.choice(b'"{}[]0,:anul \x00\xff')
+        if chance.random() < 0.1:
+            content = content[: chance.randrange(len(content) + 1)]
+        raw = made.with_files(**{name: bytes(content)})
+        if raw == made.raw:
+            continue
+        assert refusing_step(made, raw) > 2 or name in DECLARED, name
+
+
+@ON_SQLITE
+def test_an_altered_file_that_the_manifest_lists_is_refused_later(yard: Yard) -> None:
+    relist(made_of(yard, 10), random.Random(seeded(40)), 40)
+
+
+@ON_SQLITE
+@pytest.mark.soak
+def test_20000_listed_files_are_refused_later(yard: Yard) -> None:
+    relist(made_of(yard, 10), random.Random(seeded(20_001)), 20_000)
+
+
 @ON_SQLITE
 @pytest.mark.soak
 def test_20000_altered_files_are_refused(yard: Yard) -> None:
