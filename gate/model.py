@@ -57,6 +57,8 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
+    CheckpointStoreOption,
+    ConsistencyOption,
     JsonOption,
     KeysetOption,
     KeysOption,
@@ -67,7 +69,7 @@ from affidavit.gate.options import (
     TrustOption,
     command_group,
 )
-from affidavit.gate.verifier_state import with_status
+from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
 from affidavit.trust import (
     KeyFailure,
     KeyRole,
@@ -89,6 +91,8 @@ def sign_model(
     root: RootOption = None,
     trust: TrustOption = None,
     require_log: RequireLogOption = False,
+    checkpoint_store: CheckpointStoreOption = None,
+    consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     canaries: Annotated[
@@ -111,6 +115,7 @@ def sign_model(
 
     With --keyset and --root, the keyset is added for verifiers who trust the roots.
     """
+    checkpoints = CheckpointStore(checkpoint_store)
     try:
         key = own_signing_key(KeyRole.RUN)
         if key is None:
@@ -131,7 +136,12 @@ def sign_model(
             openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
             exports=export or [],
             options=with_status(
-                trusted, status, require_status=require_status, require_log=require_log
+                trusted,
+                status,
+                require_status=require_status,
+                require_log=require_log,
+                seen=checkpoints.newest(),
+                consistency=read_consistency_file(consistency),
             ),
         )
     except (UnsupportedClaim, VerificationError) as failure:
@@ -150,6 +160,8 @@ def verify_model(
     root: RootOption = None,
     trust: TrustOption = None,
     require_log: RequireLogOption = False,
+    checkpoint_store: CheckpointStoreOption = None,
+    consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
@@ -158,14 +170,22 @@ def verify_model(
 
     --root alone uses the keyset in the folder; --keyset gives a newer one.
     """
+    checkpoints = CheckpointStore(checkpoint_store)
     try:
         if root is not None and not keyset:
             keyset = [folder / KEYSET_FILE]
         trusted = TrustRoot(keys, keyset, root, trust).load()
         options = with_status(
-            trusted, status, require_status=require_status, require_log=require_log
+            trusted,
+            status,
+            require_status=require_status,
+            require_log=require_log,
+            seen=checkpoints.newest(),
+            consistency=read_consistency_file(consistency),
         )
         report = verify_folder(folder, trusted, options=options)
+        if report.checkpoint is not None:
+            checkpoints.update(report.checkpoint, options.seen)
     except VerificationError as error:
         report = ModelReport(
             findings=[
@@ -263,17 +283,27 @@ def check(
     root: RootOption = None,
     trust: TrustOption = None,
     require_log: RequireLogOption = False,
+    checkpoint_store: CheckpointStoreOption = None,
+    consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
+    checkpoints = CheckpointStore(checkpoint_store)
     with usage_errors(certificate):
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
         options = with_status(
-            trusted, status, require_status=require_status, require_log=require_log
+            trusted,
+            status,
+            require_status=require_status,
+            require_log=require_log,
+            seen=checkpoints.newest(),
+            consistency=read_consistency_file(consistency),
         )
         verified = verify(read_file(certificate), trusted, options=options)
+        if verified.checkpoint is not None:
+            checkpoints.update(verified.checkpoint, options.seen)
     guarantee = verified.predicate["guarantee"]
     if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
         stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")

@@ -78,6 +78,20 @@ RequireLogOption = Annotated[
 LogOriginOption = Annotated[
     str | None, typer.Option("--log-origin", help="Name of the only accepted log.")
 ]
+CheckpointStoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-store",
+        help="File with the last checkpoint seen of each log, instead of your own.",
+    ),
+]
+ConsistencyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--consistency",
+        help="Consistency proof from the last checkpoint seen (GET /v1/log/proof/consistency).",
+    ),
+]
 TrustOption = Annotated[
     Path | None,
     typer.Option(

@@ -38,6 +38,8 @@ from affidavit.gate.console import fail, out, print_json, read_file, say, stop, 
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
     DEFAULT_SERVER,
+    CheckpointStoreOption,
+    ConsistencyOption,
     JsonOption,
     KeysetOption,
     KeysOption,
@@ -51,7 +53,7 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import connect, print_answer
-from affidavit.gate.verifier_state import with_status
+from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
 from affidavit.plan import PlanError
 from affidavit.trust import TrustRoot, parse_instant
 
@@ -102,6 +104,7 @@ def verify(
     keys: KeysOption = None,
     keyset: KeysetOption = None,
     root: RootOption = None,
+    trust: TrustOption = None,
     weights: Annotated[
         Path | None, typer.Option(help="Weights file that the provenance must name.")
     ] = None,
@@ -112,7 +115,7 @@ def verify(
 ) -> None:
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     with usage_errors():
-        trusted = TrustRoot(keys, keyset, root).load()
+        trusted = TrustRoot(keys, keyset, root, trust).load()
     checked = ["signature"]
     try:
         report = read_provenance(json.loads(read_file(provenance)), trusted, later=True)
@@ -190,12 +193,15 @@ def conformance(
     root: RootOption = None,
     trust: TrustOption = None,
     require_log: RequireLogOption = False,
+    checkpoint_store: CheckpointStoreOption = None,
+    consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that a run did what was certified; exits 0 only if it conforms."""
     content, bundle = read_file(record), read_file(certificate)
+    checkpoints = CheckpointStore(checkpoint_store)
     started_at = _started_at(record, content)
     with usage_errors(certificate):
         # The keyset must be valid today, but the certificate may have expired since the run began.
@@ -205,9 +211,13 @@ def conformance(
             status,
             require_status=require_status,
             require_log=require_log,
+            seen=checkpoints.newest(),
+            consistency=read_consistency_file(consistency),
             used_at=started_at,
         )
         verified = verify_bundle(bundle, trusted, options=options)
+        if verified.checkpoint is not None:
+            checkpoints.update(verified.checkpoint, options.seen)
     try:
         report = check_conformance(content, verified.predicate)
     except (PlanNotClosed, PlanError, ValueError) as error:

@@ -23,9 +23,9 @@ from affidavit.certificate import (
     VerificationOptions,
     current_status,
 )
-from affidavit.gate.console import err, read_file
+from affidavit.gate.console import err, read_file, stop
 from affidavit.mechanisms.plan_files import MAX_BYTES
-from affidavit.plan import read_limited
+from affidavit.plan import MalformedPlan, load_json, read_limited
 from affidavit.trust import (
     KeyFailure,
     TrustedKeys,
@@ -36,7 +36,13 @@ from affidavit.trust import (
     parse_instant,
     write_atomically,
 )
-from affidavit.trust.log import BadNote, read_checkpoint
+from affidavit.trust.log import (
+    BadLogPart,
+    BadNote,
+    Consistency,
+    read_checkpoint,
+    read_consistency,
+)
 
 VERSION = 1
 
@@ -169,6 +175,18 @@ class StatusStore(Store):
             return  # another process stored a newer one meanwhile
         except OSError as error:
             self._warn(error)
+
+
+def read_consistency_file(path: Path | None) -> Consistency | None:
+    """Return the consistency proof in a file, if one is named; ends the command if it is none."""
+    if path is None:
+        return None
+    try:
+        return read_consistency(load_json(read_file(path)).data)
+    except MalformedPlan as error:
+        stop(f"{path}: {error.reasons[0].message}")
+    except BadLogPart as error:
+        stop(f"{path} is not a consistency proof: {error}.")
 
 
 def with_status(

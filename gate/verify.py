@@ -19,9 +19,11 @@ from affidavit.certificate import (
 from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.policy import accounting_verdict
 from affidavit.client import DIGEST
-from affidavit.gate.console import load_plan, out, print_json, read_file, say, show_status, stop
+from affidavit.gate.console import load_plan, out, print_json, say, show_status, stop
 from affidavit.gate.exit_codes import Exit, exit_of_verdict
 from affidavit.gate.options import (
+    CheckpointStoreOption,
+    ConsistencyOption,
     JsonOption,
     KeysetOption,
     KeysOption,
@@ -34,18 +36,13 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import describe_certificate
-from affidavit.gate.verifier_state import CheckpointStore, with_status
+from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
 from affidavit.mechanisms import read_bytes
-from affidavit.plan import MalformedPlan, load_json, plan_from
+from affidavit.plan import MalformedPlan, plan_from
 from affidavit.trust import (
     KeyFailure,
     TrustRoot,
     VerificationError,
-)
-from affidavit.trust.log import (
-    BadLogPart,
-    Consistency,
-    read_consistency,
 )
 
 if TYPE_CHECKING:
@@ -92,20 +89,8 @@ def verify(
     ] = None,
     require_log: RequireLogOption = False,
     log_origin: LogOriginOption = None,
-    checkpoint_store: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint-store",
-            help="File with the last checkpoint seen of each log, instead of your own.",
-        ),
-    ] = None,
-    consistency: Annotated[
-        Path | None,
-        typer.Option(
-            "--consistency",
-            help="Consistency proof from the last checkpoint seen (GET /v1/log/proof/consistency).",
-        ),
-    ] = None,
+    checkpoint_store: CheckpointStoreOption = None,
+    consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     trust: TrustOption = None,
@@ -127,7 +112,7 @@ def verify(
             floors=tuple(read_policy(Path(file)) for file in files),
             log_origin=log_origin,
             seen=checkpoints.newest(),
-            consistency=None if consistency is None else _read_consistency(consistency),
+            consistency=read_consistency_file(consistency),
         )
         raw = read_bytes(bundle)
         expected = None if file is None else file.plan
@@ -171,15 +156,6 @@ def _split_policies(options: list[str]) -> tuple[list[str], list[str]]:
         if file.startswith("sha256:"):
             stop(f"--policy {file}: a digest is sha256: and 64 lower-case hexadecimal digits.")
     return [option for option in options if option not in files], files
-
-
-def _read_consistency(path: Path) -> Consistency:
-    try:
-        return read_consistency(load_json(read_file(path)).data)
-    except MalformedPlan as error:
-        stop(f"{path}: {error.reasons[0].message}")
-    except BadLogPart as error:
-        stop(f"{path} is not a consistency proof: {error}.")
 
 
 def _prove(verified: VerifiedCertificate) -> Proof | Unproved:

@@ -96,7 +96,8 @@ class Training:
 
     ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether the
     weights were compared with the record, and ``untrained`` names the tensors that were not
-    trained. ``audit`` is the result of the run's canaries, if it had any.
+    trained. ``audit`` is the result of the run's canaries, if it had any, and ``checkpoint`` the
+    newest checkpoint of the certificate's log, if it is to be kept.
     """
 
     certificate: Mapping[str, Any]
@@ -104,6 +105,7 @@ class Training:
     weights_checked: bool
     untrained: tuple[str, ...] = ()
     audit: Audit | None = None
+    checkpoint: str | None = None
 
 
 def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:

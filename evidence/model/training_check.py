@@ -26,7 +26,10 @@ from typing import Any, BinaryIO
 
 from affidavit.assessment import certified_plan
 from affidavit.certificate.verification.bundle_verification import verify
-from affidavit.certificate.verification.verification_result import VerificationOptions
+from affidavit.certificate.verification.verification_result import (
+    VerificationOptions,
+    VerifiedCertificate,
+)
 from affidavit.evidence.conformance import check_conformance
 from affidavit.evidence.model.canary_audit import (
     AUDITABLE,
@@ -232,9 +235,10 @@ def training_of(
             RECORD_FILE, "bad_record", "the first line is not a run record header."
         ) from None
     try:
-        predicate = _certified(bundle, trusted.for_past_use(), started_at, options)
+        verified = _certified(bundle, trusted.for_past_use(), started_at, options)
     except VerificationError as error:
         raise UnsupportedClaim(CERTIFICATE_FILE, error.code, error.message, error.remedy) from None
+    predicate = verified.predicate
     try:
         report = check_conformance(record, predicate)
     except (PlanError, ValueError) as error:
@@ -255,6 +259,7 @@ def training_of(
         weights_checked=checked,
         untrained=untrained,
         audit=_audit(evidence, header, predicate["guarantee"], planned),
+        checkpoint=verified.checkpoint,
     )
 
 
@@ -315,19 +320,19 @@ def _certified(
     trusted: TrustedKeys,
     started_at: datetime,
     options: VerificationOptions,
-) -> dict[str, Any]:
-    """Return the predicate of a certificate that verifies now, or that expired after the run began.
+) -> VerifiedCertificate:
+    """Return a certificate that verifies now, or that expired after the run began.
 
     Raises ``VerificationError``.
     """
     try:
-        return verify(bundle, trusted, options=options).predicate
+        return verify(bundle, trusted, options=options)
     except VerificationError as error:
         if error.code != "expired":
             raise
     # Key, log and status are checked as of now.
     used = replace(options, used_at=started_at)
-    return verify(bundle, trusted, options=used).predicate
+    return verify(bundle, trusted, options=used)
 
 
 def _check_weights(

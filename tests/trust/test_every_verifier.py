@@ -60,6 +60,7 @@ from affidavit.trust import (
     sign_envelope,
     statement_in,
 )
+from affidavit.trust.log import read_checkpoint, sign_checkpoint
 from tests.evidence.test_conformance import chained
 from tests.support.trust import trusting
 from tests.trust.log.logged_certificate import NOW, certified, key_for, log_of
@@ -367,6 +368,9 @@ def test_a_command_that_takes_a_keyset_takes_all_that_tells_how_far_to_trust_it(
     gate["train"] = {flag for item in trainer.params for flag in item.opts}
     for name in gate.keys() - NO_CERTIFICATE:
         assert options <= gate[name], name
+    for name in COMMANDS:
+        assert {"--checkpoint-store", "--consistency"} <= gate[name], name
+    assert "--trust" in gate["runs verify"]
 
 
 def _evidence(folder: Path) -> list[str]:
@@ -433,3 +437,69 @@ def test_every_command_applies_the_policy_of_the_keyset(
     assert outcome(lax, "--require-log") == (1, True)
     # The demand alone makes the difference.
     assert not outcome(lax)[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_compares_the_log_with_what_was_seen_of_it(
+    document: Callable[..., dict[str, Any]],
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log's own key signed another history of the same size."""
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    own = KeyStore(tmp_path / "home" / "keys").new("signer")
+    item = forge(document())
+    (tmp_path / "bundle.json").write_bytes(item.bundle)
+    (tmp_path / "record.jsonl").write_bytes(RECORD)
+    (tmp_path / "unsigned").mkdir()
+    (tmp_path / "model").mkdir()
+    with suppress(VerificationError, AssertionError):
+        _verify_model(item, tmp_path / "model")
+    shown = json.loads(item.bundle)["log"]["checkpoint"]
+    checkpoint = read_checkpoint(shown)
+    other = sign_checkpoint(
+        LOGGER,
+        origin=checkpoint.origin,
+        size=checkpoint.size,
+        root_hash=bytes(32),
+        at=NOW - HOUR,
+    )
+    public = (*item.trusted.keys, own.public)
+    arguments = [*command.split(), *COMMANDS[command](tmp_path)]
+    for number, key in enumerate(public):
+        (tmp_path / f"{number}.json").write_text(json.dumps(key.as_record()))
+        arguments.append(f"--keys={tmp_path / f'{number}.json'}")
+
+    def is_rewritten(note: str) -> bool:
+        seen = {checkpoint.origin: {"note": note, "seen": format_instant(NOW - HOUR)}}
+        store = {"version": 1, "checkpoints": seen}
+        (tmp_path / "seen").write_text(json.dumps(store))
+        result = CliRunner().invoke(app, [*arguments, f"--checkpoint-store={tmp_path / 'seen'}"])
+        return "log_rewritten" in result.output
+
+    assert is_rewritten(other)
+    assert not is_rewritten(shown)
+
+
+def test_who_trusts_keys_without_a_policy_is_known() -> None:
+    """Whoever makes ``TrustedKeys`` states the policy; these state that there is none, and why."""
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for room in PACKAGE.iterdir()
+        if room.is_dir()
+        for path in room.glob("**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("TrustedKeys")
+        for keyword in node.keywords
+        if keyword.arg == "policy" and ast.unparse(keyword.value) == "None"
+    }
+    assert found == {
+        # Callers of the libraries who give bare keys, and so no policy.
+        "library/api.py",
+        "guard/certified_run.py",
+        # The service compares what it stored with its own keys and those of its workers.
+        "service/audit/audit.py",
+        "service/runs/service.py",
+        "service/web/pages/certificate_view.py",
+    }
