@@ -211,7 +211,7 @@ def _issue(
     collected = Approvals(required, _approvals_of(connection, pending))
     if not collected.complete:
         return None
-    _require_logged(connection, pending.id)
+    require_logged_decisions(connection, pending.id)
     key = keyring.current()
     if key.public.development is not pending.untrusted:
         raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
@@ -255,7 +255,7 @@ def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
         )
 
 
-def _require_logged(connection: Connection, certificate_id: str) -> None:
+def require_logged_decisions(connection: Connection, certificate_id: str) -> None:
     """Raise ``LogDamaged`` unless the stored decisions are the logged ones."""
     for entry_type in DECISIONS:
         if not is_as_logged(connection, entry_type, certificate_id):
@@ -449,7 +449,7 @@ def history(engine: Engine, certificate_id: str) -> list[Issue]:
         stored = issues(connection, certificate_id)
         if not stored:
             raise no_such(certificate_id)
-        _require_logged(connection, certificate_id)
+        require_logged_decisions(connection, certificate_id)
         return [_with_decisions(connection, issue) for issue in stored]
 
 

@@ -77,6 +77,7 @@ from affidavit.service.log.entries import (
     append,
     insert_logged,
     is_logged,
+    logged,
 )
 from affidavit.service.tables.identity import token_revocations, token_uses, tokens
 from affidavit.service.tables.log import log_entries, log_leaves
@@ -308,6 +309,10 @@ class TokenRepository(Store):
                 log.error("token %s is not in the log as it is in the database", token_id)
                 return None
             self._logged.add(values)
+        # Nearly always there is one entry, which needs no further query.
+        if row.revoked_at is None and row.entries > 1 and _is_revoked_in_log(connection, token_id):
+            log.error("token %s was revoked in the log, but not in the database", token_id)
+            return None
         return _token_of_row(row), row.digest
 
     def use_is_due(self, token_id: str) -> bool:
@@ -328,6 +333,13 @@ class TokenRepository(Store):
         except SQLAlchemyError as error:
             # The request was answered, so a missing time of use is not an error.
             log.warning("the use of token %s was not recorded: %s", token_id, error)
+
+
+def _is_revoked_in_log(connection: Connection, token_id: str) -> bool:
+    entries = map(json.loads, logged(connection, token_id))
+    return any(
+        entry["kind"] == "token" and entry["body"].get("action") == "revoked" for entry in entries
+    )
 
 
 def token_entry(row: Any) -> LogEntry:
@@ -353,7 +365,14 @@ _QUERY = (
     .outerjoin(token_uses, token_uses.c.token_id == tokens.c.id)
 )
 # Built once, because every request runs it and building it takes longer than running it.
-_ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
+_ENTRIES = (
+    select(func.count())
+    .where(log_entries.c.subject == tokens.c.id, log_entries.c.kind == "token")
+    .scalar_subquery()
+    .label("entries")
+)
+"""The log's entries of a token: of its creation and, if it was revoked, of that."""
+_ONE = _QUERY.add_columns(_ENTRIES).where(tokens.c.id == bindparam("token_id"))
 
 
 _LEAF = (

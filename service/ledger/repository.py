@@ -41,7 +41,7 @@ from affidavit.service.ledger.state import (
     StoredReservation,
 )
 from affidavit.service.ledger.wire_models import GrantRequest
-from affidavit.service.log.entries import insert_logged, is_logged
+from affidavit.service.log.entries import PENDING_LEAF, insert_logged, logged
 from affidavit.service.tables.ledger import (
     dataset_grants,
     ledger_events,
@@ -156,10 +156,11 @@ def grants_of(connection: Connection, dataset: str) -> list[RowMapping]:
 
 
 def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool:
-    """Return whether ``team`` owns the ledger, or its newest grant is logged and allows it."""
+    """Return whether ``team`` owns the ledger, or its newest grant, also in the log, allows it."""
     if ledger.team == team:
         return True
     dataset = ledger.scope.dataset
+    database.hold(connection, f"grants {dataset}", shared=True)  # none is added meanwhile
     query = (
         select(dataset_grants)
         .where(dataset_grants.c.dataset == dataset, dataset_grants.c.team == team)
@@ -168,7 +169,18 @@ def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool
     grant = connection.execute(query.limit(1)).first()
     if grant is None or grant.may != "reserve":
         return False
-    return is_logged(connection, grant_entry(grant))
+    places = {
+        content: PENDING_LEAF if leaf is None else leaf
+        for content, leaf in logged(connection, dataset).items()
+        if _is_grant(json.loads(content), team)
+    }
+    # A later grant in the log was removed from the table; of pending ones the order is unknown.
+    newest = max(places.values(), default=None)
+    return newest is not None and places.get(grant_entry(grant).content.decode()) == newest
+
+
+def _is_grant(entry: Mapping[str, Any], team: str) -> bool:
+    return bool(entry["kind"] == "grant" and entry["body"].get("team") == team)
 
 
 def add_event(

@@ -36,6 +36,7 @@ from typing import Any, Concatenate, ParamSpec
 from sqlalchemy import Connection, RowMapping, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
+from affidavit.service.certificates.decisions import require_logged_decisions
 from affidavit.service.certificates.store import StoredCertificate, current
 from affidavit.service.core.database import Store, write
 from affidavit.service.core.database import hold as hold_certificate
@@ -238,8 +239,10 @@ def lock_for_reservation(connection: Connection, run: CostedRun) -> None:
 def reserve(connection: Connection, run: CostedRun, context: CommandContext) -> StoredReservation:
     """Reserve the cost of a run, after ``lock_for_reservation``.
 
-    Raises ``CertificateNotUsable``, ``NoBudget``, ``NotGranted`` or ``OverBudget``.
+    Raises ``CertificateNotUsable``, ``NoBudget``, ``NotGranted`` or ``OverBudget``, and
+    ``LogDamaged`` if a decision about the certificate is not as it was logged.
     """
+    require_logged_decisions(connection, run.certificate.id)
     require_usable(
         current(connection, run.certificate.id),
         run.scope.dataset,

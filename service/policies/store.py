@@ -180,14 +180,20 @@ class PolicyStore(Store):
         return next(iter(self._waivers(connection, query)), None)
 
     def _load(self, connection: Connection, head: Head) -> PolicySet:
-        name, version = policies.c.name, policies.c.version
-        newest = tuple_(name, version).in_(select(name, func.max(version)).group_by(name))
+        # The log is read first, so that concurrent changes are only in the rows.
+        logged = _newest_in_log(connection)
+        columns = (policies.c.name, policies.c.version)
+        last = select(columns[0], func.max(columns[1])).group_by(columns[0])
+        newest = tuple_(*columns).in_(last)
         active = [
             item.policy for item in self._policies(connection, _with_key(policies).where(newest))
         ]
         unrevoked = _waivers_query().where(waiver_revocations.c.id.is_(None))
         granted = [item.waiver for item in self._waivers(connection, unrevoked)]
         by_name = {policy.name: policy for policy in active}
+        for name, version in logged.items():
+            if name not in by_name or by_name[name].version < version:
+                raise PolicyTampered(f"version {version} of the policy {name} is gone")
         return PolicySet(head, by_name, tuple(granted), self._now)
 
     def _policies(self, connection: Connection, query: Select[Any]) -> list[StoredPolicy]:
@@ -349,6 +355,16 @@ def _revoked_in_log(connection: Connection) -> set[str]:
     query = select(log_entries.c.content).where(log_entries.c.kind == "waiver")
     entries = map(json.loads, connection.execute(query).scalars())
     return {entry["subject"] for entry in entries if entry["body"].get("event") == "revoked"}
+
+
+def _newest_in_log(connection: Connection) -> dict[str, int]:
+    """Return the newest version of each policy that was logged."""
+    query = select(log_entries.c.content).where(log_entries.c.kind == "policy")
+    newest: dict[str, int] = {}
+    for content in connection.execute(query).scalars():
+        body = json.loads(content)["body"]
+        newest[body["name"]] = max(newest.get(body["name"], 0), body["version"])
+    return newest
 
 
 def _policy_of_row(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:

@@ -25,7 +25,7 @@ from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.settings import Settings
 from affidavit.service.tables.certificates import approvals
 from affidavit.trust import KeyStore, Revocation, Roots, SigningKey, draft_keyset, format_instant
-from tests.service.conftest import EACH_SCOPE
+from tests.service.conftest import EACH_SCOPE, ONCE
 
 TABLES = {entry_type.table.name: entry_type.table for entry_type in ENTRY_TYPES}
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -248,6 +248,29 @@ def test_a_replica_that_starts_on_such_rows_is_not_ready(
         site.replicas = [started]
         assert started.get("/readyz").status_code == 503
         site.refuses(plan, 0, "token_revocations", "dataset_grants")
+
+
+def test_what_a_request_relies_on_is_compared_at_once(site: Site, plan: Any) -> None:
+    """Also before the next comparison, and where the row is an older one."""
+    for client in site.replicas:
+        client.app.state.services.safety._seconds = ONCE
+    answer = site.ask("GET", "/v1/certificates", "spare")
+    assert (answer.status_code, answer.json()["code"]) == (401, "revoked_token")
+    made = site.ask("GET", "/v1/certificates", "submit").json()["items"]
+    (revoked,) = {item["id"] for item in made if item["status"] == "revoked"}
+    asked = {"certificate": revoked}
+    toy = "/v1/ledgers/toy/reservations"
+    assert site.ask("POST", toy, "submit", asked).json()["code"] == "certificate_not_usable"
+    for table, who, path, body, status in (
+        ("token_revocations", "spare", "/v1/certificates", plan(), 401),
+        ("revocations", "submit", toy, asked, 503),
+        ("policies", "submit", "/v1/certificates", plan(steps=9), 503),
+    ):
+        with site.tampered((table, remove)):
+            for replica in range(2):
+                answer = site.ask("POST", path, who, body, replica)
+                assert answer.status_code == status, (table, answer.text)
+                assert answer.json()["code"] != "writes_suspended"
 
 
 def test_what_was_in_the_log_is_still_known_when_its_entry_is_gone_too(
