@@ -20,6 +20,8 @@ from affidavit.gate.console import out, print_json, say, stop, usage_errors, wri
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
     DEFAULT_SERVER,
+    CheckpointStoreOption,
+    ConsistencyOption,
     JsonOption,
     KeysetOption,
     KeysOption,
@@ -31,7 +33,7 @@ from affidavit.gate.options import (
     TrustOption,
 )
 from affidavit.gate.service_commands import connect
-from affidavit.gate.verifier_state import with_status
+from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
 from affidavit.trust import TrustRoot
 
 
@@ -57,6 +59,8 @@ def verify_evidence(
     root: RootOption = None,
     trust: TrustOption = None,
     require_log: RequireLogOption = False,
+    checkpoint_store: CheckpointStoreOption = None,
+    consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
@@ -67,7 +71,12 @@ def verify_evidence(
         # The keyset must be valid today, but the certificate may have expired since the run.
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
         options = with_status(
-            trusted, status, require_status=require_status, require_log=require_log
+            trusted,
+            status,
+            require_status=require_status,
+            require_log=require_log,
+            seen=CheckpointStore(checkpoint_store).newest(),
+            consistency=read_consistency_file(consistency),
         )
     try:
         report = check_evidence(content, trusted, options)

@@ -452,6 +452,7 @@ def test_every_command_compares_the_log_with_what_was_seen_of_it(
     item = forge(document())
     (tmp_path / "bundle.json").write_bytes(item.bundle)
     (tmp_path / "record.jsonl").write_bytes(RECORD)
+    (tmp_path / "evidence.zip").write_bytes(_evidence_file(item.bundle))
     (tmp_path / "unsigned").mkdir()
     (tmp_path / "model").mkdir()
     with suppress(VerificationError, AssertionError):
