@@ -132,7 +132,10 @@ def _print(
         say("not signed; create a signing key with `affidavit keys new`.")
     else:
         say(f"certificate {certificate.id}")
-    if bundle is not None:
+    if bundle is None:
+        if certificate is not None:
+            say("not stored; write the signed bundle to a file with --out.")
+    else:
         say(f"bundle written to {bundle}")
 
 

@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from ruamel.yaml import YAML
@@ -17,18 +17,19 @@ from affidavit.gate.console import err, exit_with_reasons, say, stop, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.importers import LIBRARIES, import_file
 from affidavit.mechanisms import read_bytes
-from affidavit.plan import MalformedPlan, plan_from, with_fields
+from affidavit.plan import Adjacency, MalformedPlan, Scheme, plan_from, with_fields
 
+_SCHEMES, _ADJACENCIES = (", ".join(get_args(words)) for words in (Scheme, Adjacency))
 QUESTIONS: dict[str, tuple[str, str, Any]] = {
     "size": ("Records in the data set", "60000", int),
     "sampling": (
-        "Sampling scheme (poisson, shuffled, fixed_size, full_batch, ...)",
+        f"Sampling scheme ({_SCHEMES})",
         "poisson",
         str,
     ),
     "lot_size": ("Records in a lot (the batch size)", "256", int),
     "epochs": ("Epochs", "10", float),
-    "adjacency": ("Neighbouring data sets (add_remove, replace_one, zero_out)", "add_remove", str),
+    "adjacency": (f"Neighbouring data sets ({_ADJACENCIES})", "add_remove", str),
     "clip_norm": ("Clip norm", "1.0", float),
     "epsilon": ("Target ε", "8", float),
     "delta": ("Target δ", "1e-6", float),
@@ -43,12 +44,16 @@ def init(
     out: Annotated[Path, typer.Option(help="File to write; never overwritten.")] = Path(
         "plan.yaml"
     ),
-    optimizer: Annotated[str, typer.Option(help="Optimiser, as in a plan.")] = "dp_sgd",
+    optimizer: Annotated[
+        str, typer.Option(help="Optimiser; `affidavit mechanisms` lists them.")
+    ] = "dp_sgd",
     size: Annotated[int | None, typer.Option(help="Records in the data set.")] = None,
-    sampling: Annotated[str | None, typer.Option(help="Sampling scheme.")] = None,
+    sampling: Annotated[str | None, typer.Option(help=f"Sampling scheme: {_SCHEMES}.")] = None,
     lot_size: Annotated[int | None, typer.Option(help="Records in a lot.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs.")] = None,
-    adjacency: Annotated[str | None, typer.Option(help="Which data sets are neighbours.")] = None,
+    adjacency: Annotated[
+        str | None, typer.Option(help=f"Which data sets are neighbours: {_ADJACENCIES}.")
+    ] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Clip norm.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target ε.")] = None,
     delta: Annotated[float | None, typer.Option(help="Target δ.")] = None,

@@ -174,7 +174,9 @@ PLANNING_FIGURES = {
 def _planning_line(entry: dict[str, Any]) -> str:
     name = f"{entry['phase']}/{entry['release']}" if "phase" in entry else entry["release"]
     figures = [
-        f"{label} {entry[key]:.3g}" for key, label in PLANNING_FIGURES.items() if key in entry
+        f"{label} {entry[key]:.3g}".replace("e-0", "e-")
+        for key, label in PLANNING_FIGURES.items()
+        if key in entry
     ]
     return f"{name}: {', '.join(figures)}"
 

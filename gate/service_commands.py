@@ -144,6 +144,8 @@ def login(server: ServerOption = DEFAULT_SERVER) -> None:
         token = typer.prompt("Token", hide_input=True, err=True)
     else:
         token = sys.stdin.readline().strip()
+    if not token:
+        stop("no token was given; pipe one to standard input, or run login on a terminal.")
     _require_token(token, "the token")
     with connect(server, token) as client:
         try:

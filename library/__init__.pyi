@@ -1,3 +1,4 @@
+from . import keys as keys
 from .api import Source as Source
 from .api import certify as certify
 from .api import check as check

@@ -51,10 +51,12 @@ from affidavit.plan import (
     PlanFields,
     Target,
     as_document,
+    in_keywords,
     load_json,
     load_yaml,
     locate_in_document,
     plan_from,
+    showing_fields,
     syntax_of,
     with_fields,
 )
@@ -72,18 +74,22 @@ Source = Plan | Mapping[str, Any] | str | bytes | os.PathLike[str] | Any
 """The input of ``load``. A string is YAML or JSON text; one line without a colon is a path."""
 
 
+@showing_fields
 def load(source: Source, /, **fields: Unpack[PlanFields]) -> Plan:
     """Read a plan, and set ``fields`` in it (units as in ``PlanFields``).
 
     Files that a plan names are relative to it. Raises ``MalformedPlan`` with all reasons, which
-    have positions if the source is text.
+    have positions if the source is text, and name the keyword that is missing if it is none.
     """
     fields = _numbers(fields)
-    if isinstance(source, Plan):
-        return plan_from(with_fields(as_document(source), **fields)) if fields else source
     if isinstance(source, str | bytes | os.PathLike):
         return _read(source, fields)
-    plan = _of_document(_document_of(source), fields)
+    try:
+        if isinstance(source, Plan):
+            return plan_from(with_fields(as_document(source), **fields)) if fields else source
+        plan = _of_document(_document_of(source), fields)
+    except MalformedPlan as error:
+        raise in_keywords(error) from None
     load_noise_files(plan, Path())
     return plan
 
@@ -174,6 +180,7 @@ LARGE_DELTA_REASON = "δ is the result here; do not give delta."
 """Reason to allow a δ of 1/N or more when δ is computed."""
 
 
+@showing_fields
 def certify(
     source: Source,
     /,
@@ -192,11 +199,13 @@ def certify(
     return Certification(plan, assess(plan, engine=engine, second_opinion=second_opinion))
 
 
+@showing_fields
 def check(source: Source, /, **fields: Unpack[PlanFields]) -> Certification:
     """Certify a plan before it runs; raises ``NotCertified`` and ``MalformedPlan``."""
     return certify(source, second_opinion=False, **fields).require()
 
 
+@showing_fields
 def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
     """Return the least proved ε in nats at the plan's δ, or at ``delta``.
 
@@ -211,6 +220,7 @@ def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[Pl
     return _answered(answer, answer.epsilon)
 
 
+@showing_fields
 def group_epsilon(
     source: Source,
     /,
@@ -250,6 +260,7 @@ def group_epsilon(
     return bound_of(bound.epsilon, None if bound.confidence is None else bound.confidence.level)
 
 
+@showing_fields
 def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
     """Return the least proved δ at the plan's ε, or at ``epsilon`` nats; it may be 1/N or more.
 
@@ -264,6 +275,7 @@ def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[Plan
     return _answered(answer, answer.delta)
 
 
+@showing_fields
 def noise_multiplier(source: Source, /, **fields: Unpack[PlanFields]) -> float:
     """Return the least noise multiplier, in clip norms, that meets the target (ε in nats).
 
@@ -280,6 +292,7 @@ def noise_multiplier(source: Source, /, **fields: Unpack[PlanFields]) -> float:
     return answer.noise_multiplier
 
 
+@showing_fields
 def steps(source: Source, /, **fields: Unpack[PlanFields]) -> int:
     """Return the largest number of steps that meets the target (ε in nats).
 
@@ -297,6 +310,7 @@ def compare(first: Source, second: Source, /) -> PlanComparison:
     return compare_plans(load(first), load(second))
 
 
+@showing_fields
 def diagnose(
     source: Source,
     /,
@@ -324,6 +338,7 @@ def diagnose(
     return diagnose_claim(plan, claim)
 
 
+@showing_fields
 def curve(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Curve:
     """Return the whole guarantee: ε at any δ, attack success and beliefs.
 

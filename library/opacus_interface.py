@@ -55,6 +55,9 @@ def register_opacus_accountant() -> None:
 
     Raises ``ImportError`` without Opacus.
     """
-    from opacus.accountants.registry import register_accountant
-
+    try:
+        from opacus.accountants.registry import register_accountant
+    except ImportError:
+        message = "register_opacus_accountant needs Opacus; run: pip install opacus"
+        raise ImportError(message) from None
     register_accountant(NAME, OpacusAccountant, force=True)

@@ -51,7 +51,10 @@ class Sweep:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows as a pandas data frame; raises ``ImportError`` without pandas."""
-        import pandas
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas; run: pip install pandas") from None
 
         return pandas.DataFrame(self.rows())
 

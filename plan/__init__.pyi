@@ -72,6 +72,8 @@ from .events import parse_event as parse_event
 from .extensions import installed_extensions as installed_extensions
 from .extensions import load_extension as load_extension
 from .fields import PlanFields as PlanFields
+from .fields import in_keywords as in_keywords
+from .fields import showing_fields as showing_fields
 from .fields import with_fields as with_fields
 from .html import html_table as html_table
 from .limits import MAX_INTEGER as MAX_INTEGER

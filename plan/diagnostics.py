@@ -222,7 +222,8 @@ class DocumentSchema:
             code="wrong_type" if wrong_type else "invalid_value",
             pointer=pointer_to(*path),
             message=f"{field}{_rule(details)}, not {_format_value(details['input'])}.",
-            remedy=f"Correct the value; {self.page} lists the values of each field.",
+            remedy=_as_number(details)
+            or f"Correct the value; {self.page} lists the values of each field.",
         )
 
     def _suggest(self, path: tuple[str | int, ...], field: str) -> str:
@@ -259,7 +260,18 @@ FORMS = {
     r"^sha256:[0-9a-f]{64}$": "sha256: and 64 digits of 0-9 and a-f",
 }
 """The rule for a text, by its pattern."""
+NUMBERS = {"int": r"-?\d{1,16}", "float": r"-?\d{1,16}(\.\d{1,16})?([eE][+-]?\d{1,3})?"}
+"""How numbers are written, by the first word of pydantic's error type."""
 BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def _as_number(details: ErrorDetails) -> str:
+    """Return how to write a number that is given as a text, such as 60_000, or ""."""
+    value, kind = details["input"], details["type"].partition("_")[0]
+    digits = re.sub(r"(?<=\d)[_, ](?=\d)", "", value) if isinstance(value, str) else ""
+    if kind not in NUMBERS or re.fullmatch(NUMBERS[kind], digits) is None:
+        return ""
+    return f"Write {digits}, without quotes or separators."
 
 
 def _tag_error_as_field_error(details: ErrorDetails) -> ErrorDetails:

@@ -14,9 +14,10 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypedDict, TypeVar
 
-from affidavit.plan.diagnostics import FIELD_SYNONYMS, MalformedPlan, pointer_to
+from affidavit.plan.diagnostics import FIELD_SYNONYMS, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, Dataset, PlanDocument, Release, Sampling, Target
 from affidavit.plan.optimizer import Optimizer
 from affidavit.plan.types import StrictModel
@@ -101,15 +102,19 @@ class _NotGiven:
 
 
 def showing_fields(function: F) -> F:
-    """Give a function with ``**fields`` a signature that names them, for ``help`` and editors."""
+    """Give a function with ``**fields`` a signature that names them, for ``help`` and editors.
+
+    A function of a plan has the adjacency and the sampling from it; others must be given both.
+    """
     signature = inspect.signature(function)
     *first, _ = signature.parameters.values()
+    needed = () if "source" in signature.parameters else ("adjacency", "sampling")
     named = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             annotation=kind.__forward_arg__,
-            default=inspect.Parameter.empty if name in ("adjacency", "sampling") else _NotGiven(),
+            default=inspect.Parameter.empty if name in needed else _NotGiven(),
         )
         for name, kind in PlanFields.__annotations__.items()
     ]
@@ -117,6 +122,7 @@ def showing_fields(function: F) -> F:
     return function
 
 
+_LIST = "help(affidavit.load)"
 Scope = Literal["plan", "phase", "release"]
 
 
@@ -188,6 +194,27 @@ def _set(part: dict[str, Any], field: str, value: Any) -> None:
         part.pop(field, None)
     else:
         part[field] = value
+
+
+def in_keywords(error: MalformedPlan) -> MalformedPlan:
+    """Return ``error`` in the words of a call: fields as keywords, and no command.
+
+    >>> reason = Reason(code="missing_field", pointer="/target", message="", remedy="")
+    >>> in_keywords(MalformedPlan(reason)).reasons[0].message
+    'delta= is missing.'
+    """
+    return MalformedPlan(*map(_in_keywords, error.reasons))
+
+
+def _in_keywords(reason: Reason) -> Reason:
+    name = "delta" if reason.pointer == "/target" else reason.pointer.rpartition("/")[2]
+    if reason.code == "missing_field" and name in PlanFields.__annotations__:
+        return replace(
+            reason,
+            message=f"{name}= is missing.",
+            remedy=f"Give it, as a keyword; {_LIST} lists the fields.",
+        )
+    return replace(reason, remedy=reason.remedy.replace("`affidavit schema`", _LIST))
 
 
 def _unknown(name: str) -> MalformedPlan:

@@ -24,7 +24,7 @@ from pydantic import ValidationError, model_validator
 
 from affidavit.plan.diagnostics import DocumentSchema, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
-from affidavit.plan.fields import PlanFields, showing_fields, with_fields
+from affidavit.plan.fields import PlanFields, in_keywords, showing_fields, with_fields
 from affidavit.plan.strict_parsing import Document, Path, Syntax, load_json, load_yaml
 from affidavit.plan.validators import find_conflicts
 
@@ -100,7 +100,10 @@ class Plan(PlanDocument):
 def _build(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Plan:
     releases = [{"name": name, "count": count, "clip_norm": 1.0} for name, count in counts.items()]
     start = {"version": 1, "optimizer": {"name": optimizer}, "releases": releases}
-    return plan_from(with_fields(start, **fields))
+    try:
+        return plan_from(with_fields(start, **fields))
+    except MalformedPlan as error:
+        raise in_keywords(error) from None
 
 
 def parse_plan(raw: bytes, syntax: Syntax) -> Plan:

@@ -12,13 +12,14 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from docs.generate.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
+TEXTS = Path(__file__).with_name("code_texts.toml")
 ROOMS = (
     "plan",
     "mechanisms",
@@ -108,7 +109,23 @@ def _stored(room: str) -> dict[str, Use]:
     stored: dict[str, Use] = {}
     for use in sorted(uses(room), key=lambda use: (not use.message, use.named)):
         stored.setdefault(use.code, use)
+    for code, (message, remedy) in _texts().get(room, {}).items():
+        if says_something(stored[code].message):
+            raise ValueError(f"{code} of {room} has a message in the source: {TEXTS.name}")
+        stored[code] = replace(stored[code], message=message, remedy=remedy)
     return stored
+
+
+def says_something(message: str) -> bool:
+    """Whether a message has words besides what is filled in."""
+    return re.search(r"\w", message) is not None
+
+
+@cache
+def _texts() -> dict[str, dict[str, tuple[str, str]]]:
+    """The texts of codes whose messages are put together, by room."""
+    texts: dict[str, dict[str, tuple[str, str]]] = tomllib.loads(TEXTS.read_text(encoding="utf-8"))
+    return texts
 
 
 def page() -> str:

@@ -20,6 +20,7 @@ from .library import diagnose as diagnose
 from .library import epsilon as epsilon
 from .library import epsilon_over_steps as epsilon_over_steps
 from .library import group_epsilon as group_epsilon
+from .library import keys as keys
 from .library import load as load
 from .library import log_to_mlflow as log_to_mlflow
 from .library import log_to_wandb as log_to_wandb

@@ -14,8 +14,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from affidavit.certificate.verification.bundle_verification import PREDICATE_TYPE
+from affidavit.plan import code_meanings
 from docs.generate import PAGES
-from docs.generate.codes import ROOMS, uses
+from docs.generate.codes import ROOMS, says_something, uses
 from docs.generate.plan_schema import schema
 from tests.docs.pages import DOCS, ROOT
 
@@ -68,6 +69,12 @@ def test_codes_that_programs_meet_are_found() -> None:
     result = {use.code for room in ROOMS for use in uses(room)}
     assert {"unknown_field", "under_noised", "over_budget", "bad_status", "out_of_reach"} <= result
     assert {"tensor_not_noised", "unsound_optimizer", "rules_changed", "key_revoked"} <= result
+
+
+def test_every_code_says_what_happened() -> None:
+    meanings = [item for items in code_meanings().values() for item in items]
+    assert len(meanings) > 400
+    assert [item for item in meanings if not says_something(item.message)] == []
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("pictures/*.svg")), ids=lambda path: path.stem)

@@ -135,7 +135,7 @@ def test_every_form_of_a_plan_is_the_same_plan(plan: affidavit.Plan, tmp_path: P
 
 
 def test_what_an_object_does_not_say_is_asked_for_and_what_it_says_stands() -> None:
-    with pytest.raises(affidavit.MalformedPlan, match="adjacency is missing"):
+    with pytest.raises(affidavit.MalformedPlan, match="at /adjacency"):
         affidavit.epsilon(EVENT, delta=1e-5)
     with pytest.raises(affidavit.MalformedPlan, match="given_conflict"):
         affidavit.epsilon(EVENT, delta=1e-5, adjacency="add_remove", probability=0.02)
