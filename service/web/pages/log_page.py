@@ -23,6 +23,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
 from sqlalchemy import Connection, Row, Select, func, select
 
+from affidavit.evidence.log_sentences import sentence_of
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.errors import NotLogged
 from affidavit.service.core.wire_models import QueryModel
@@ -179,13 +180,14 @@ class AuditQuery(Search):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A log entry with a summary of its body; ``page`` is the page of its subject or None."""
+    """A log entry in a sentence and a summary of its body; ``page`` is its subject's, or None."""
 
     index: int
     kind: str
     subject: str
     actor: str
     at: str
+    sentence: str
     summary: str
     leaf_hash: str
     page: str | None
@@ -330,6 +332,7 @@ def _entry(index: int, leaf: bytes, content: str) -> Entry:
         Entry,
         entry,
         index=index,
+        sentence=sentence_of(entry),
         summary=_summary(entry["body"]),
         leaf_hash=bytes(leaf).hex(),
         page=_page(entry["kind"], entry["subject"], entry["body"]),
