@@ -188,17 +188,14 @@ class NoiseSource:
                     pass
 
     def _group(self) -> list[list[str]]:
-        """Return the names in groups whose noise is drawn at once, in their order.
-
-        A device draws the noise of a tensor by one kernel.
-        """
+        """Return the names in groups whose noise is drawn and added at once, in their order."""
         groups: list[list[str]] = []
         room = 0
         for name, tensor in self._tensors.items():
             size = math.prod(tensor.drawn_shape)
-            if not groups or size > room or torch.device(self._device).type != "cpu":
+            if not groups or size > room:
                 groups.append([])
-                room = MAX_DRAWN_CPU
+                room = MAX_DRAWN_CPU if torch.device(self._device).type == "cpu" else MAX_DRAWN
             groups[-1].append(name)
             room -= size
         return groups
