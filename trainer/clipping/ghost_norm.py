@@ -304,11 +304,14 @@ class LinearFactors(Factors):
 
     @property
     def part_lengths(self) -> tuple[int, int]:
-        """The lengths of the parts in which products of rows of A and of B are added."""
+        """The lengths of the parts in which products of rows of A and of B are added.
+
+        Their errors count in the square of the norm, so for half in the norm.
+        """
         steps, in_size, out_size = self.sizes
         return (
-            self._part_length(in_size, 1 + steps / out_size**0.5),
-            self._part_length(out_size, 1 + steps / in_size**0.5),
+            self._part_length(in_size, (1 + steps / out_size**0.5) / 2),
+            self._part_length(out_size, (1 + steps / in_size**0.5) / 2),
         )
 
     @cached_property
