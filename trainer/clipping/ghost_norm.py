@@ -65,8 +65,9 @@ PROCESSORS = frozenset({"cpu"})
 BFLOAT16_DEVICES = frozenset({"cuda"})
 """Devices that multiply bfloat16 operands directly into float32."""
 
-MAX_STACKED = 1 << 16
-"""Entries of the factors of a tensor above which they are not copied to be with others."""
+MAX_STACKED, MAX_FORMED = 1 << 16, 1 << 22
+"""Entries of the factors of a tensor above which they are not copied to be with others, and entries
+of gradients above which a device does not."""
 
 LOST_TO_ROUNDING = 1e-3
 """Part of a record's norm that the bound on a sum's rounding may take where terms are independent.
@@ -131,6 +132,10 @@ class Factors(ABC):
     def bytes(self) -> int:
         """The memory of the tensors that the factors hold."""
         return sum(item.numel() * item.element_size() for item in self.held)
+
+    def formed(self) -> Factors:
+        """Return the gradients themselves where that is cheapest and they are small."""
+        return self
 
     def stacked(self, others: Sequence[Any]) -> Factors:
         """Return the factors of these records and those of ``others``, of the same key.
@@ -526,6 +531,14 @@ class LinearFactors(Factors):
         reuse = self.prefers_reuse
         return self.reused_sum(clip_norm) if reuse else super().clipped_sum(clip_norm)
 
+    def formed(self) -> Factors:
+        """Return the gradients themselves, if they are small and ``prefers_reuse``, on a device."""
+        a, b = self.pair
+        entries = len(a) * a.shape[2] * b.shape[2]
+        if type(self) is not LinearFactors or is_processor(self.device) or entries > MAX_FORMED:
+            return self
+        return DenseFactors(batched_matmul(b.mT, a)) if self.prefers_reuse else self
+
     def reused_sum(self, clip_norm: float) -> Tensor:
         """Form each G_i once, for its norm and for the sum, so that no slack is needed."""
         _, in_size, out_size = self.sizes
@@ -743,7 +756,8 @@ class DenseFactors(Factors):
     @property
     def stack_key(self) -> tuple[Any, ...] | None:
         """Shape and type of vectors and of small gradients."""
-        if self.raw.ndim != 2 and self.entries > MAX_STACKED:
+        most = MAX_STACKED if is_processor(self.device) else MAX_FORMED
+        if self.raw.ndim != 2 and self.entries > most:
             return None
         return self.raw.shape, self.raw.dtype, self.raw.device
 

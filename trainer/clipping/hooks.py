@@ -119,10 +119,10 @@ class Microbatch:
         self.narrow.clear()
         self.release()
 
-    def hold(self, block: ClippingBlock, factors: Factors) -> None:
+    def hold(self, block: ClippingBlock) -> None:
         """Hold the one use of ``block``; clip all that are held if they take much memory."""
         self.held.append(block)
-        self.held_bytes += factors.bytes
+        self.held_bytes += sum(factors.bytes for _, factors in block.pending)
         if self.held_bytes <= MAX_HELD:
             return
         uses = PendingUses(self.held)
@@ -212,6 +212,8 @@ class ClippingBlock:
                 f"block {self.name}: {self.received} gradients for {self.uses} uses in the forward "
                 "pass; a layer ran where its use was not counted."
             )
+        if not self.is_joint:
+            factors = factors.formed()
         if self.is_joint or factors.waits:
             self.pending.append((target, factors))
         else:
@@ -366,7 +368,7 @@ class GradientHook:
         only = self.microbatch.only if self.microbatch.is_reprobe else None
         self.block.receive(self.target, factors, records, only)
         if self.block.pending and not self.block.is_joint:
-            self.microbatch.hold(self.block, factors)
+            self.microbatch.hold(self.block)
 
     def _rows(self, factors: Factors) -> Tensor:
         one, only = (

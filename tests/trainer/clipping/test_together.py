@@ -74,8 +74,9 @@ def one_by_one(model: nn.Module, specs: list[BlockSpec], x: Tensor) -> dict[str,
 @pytest.mark.parametrize("is_joint", [False, True])
 @pytest.mark.parametrize("most", [0, 1 << 31])
 @pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("is_formed", [False, True])
 def test_sums_equal_those_of_single_records(
-    monkeypatch: pytest.MonkeyPatch, is_joint: bool, most: int, is_lost: bool
+    monkeypatch: pytest.MonkeyPatch, is_joint: bool, most: int, is_lost: bool, is_formed: bool
 ) -> None:
     monkeypatch.setattr(hooks, "MAX_HELD", most)
     taken: list[int] = []
@@ -84,6 +85,13 @@ def test_sums_equal_those_of_single_records(
         ghost_norm,
         "bounds_from_grams",
         lambda uses: taken.append(len(uses)) or right(uses),
+    )
+    if is_formed:
+        monkeypatch.setattr(ghost_norm, "ACCELERATOR_MOVE_COST", 0)
+    formed: list[ghost_norm.Factors] = []
+    form = ghost_norm.LinearFactors.formed
+    monkeypatch.setattr(
+        ghost_norm.LinearFactors, "formed", lambda self: formed.append(form(self)) or formed[-1]
     )
     model = build()
     specs = blocks(model, is_joint=is_joint)
@@ -95,8 +103,10 @@ def test_sums_equal_those_of_single_records(
         private.accumulate(lambda: losses(model, given), records=len(given))
     for name, item in private.sums().items():
         assert torch.allclose(item, 2 * expected[name], rtol=1e-9, atol=1e-12)
-    together = 6 if most or is_joint else 1
-    assert max(taken) >= together
+    if is_formed and not is_joint:
+        assert {type(item) for item in formed} == {ghost_norm.DenseFactors}
+    elif not is_formed:
+        assert max(taken) >= (6 if most or is_joint else 1)
 
 
 @pytest.mark.parametrize("records", [1, 3])
