@@ -23,18 +23,16 @@ def launches() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "microbatch", "most_launches", "most_bytes"),
-    [(64, 512, 3.0, 1.55), pytest.param(1024, 32, 9.0, 2.5, marks=pytest.mark.soak)],
+    ("place", "most_launches", "most_bytes"),
+    [(1, 2.85, 1.55), (2, 1.05, 1.05), pytest.param(4, 3.0, 2.0, marks=pytest.mark.soak)],
+    ids=["T = 64", "adapters", "T = 1024"],
 )
 def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
-    launches: ModuleType, tokens: int, microbatch: int, most_launches: float, most_bytes: float
+    launches: ModuleType, place: int, most_launches: float, most_bytes: float
 ) -> None:
-    case = next(
-        case
-        for case in launches.CASES
-        if (case.model, case.tokens, case.microbatch) == ("GPT-2", tokens, microbatch)
-    )
-    case = replace(case, shape={**case.shape, "n_layer": LAYERS})
+    case = launches.CASES[place]
+    layers = "n_layer" if case.model == "GPT-2" else "layers"
+    case = replace(case, shape={**case.shape, layers: LAYERS})
     plain, private = launches.microbatches(case)
     assert private.count <= most_launches * plain.count
     assert private.bytes <= most_bytes * plain.bytes
