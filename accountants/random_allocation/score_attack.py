@@ -30,8 +30,6 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.optimize import brentq
-from scipy.signal import lfilter
 from scipy.special import log_ndtr, logsumexp, ndtr
 
 from affidavit.accountants.bracket import Bracket
@@ -253,7 +251,12 @@ def _falling_root(excess: Callable[[float], float], guess: float = 1.0) -> float
         return 0.0
     while excess(high) > 0 and high < _MAX_TILT:
         low, high = high, 2 * high
-    return brentq(excess, low, high, xtol=1e-6, rtol=1e-4) if high < _MAX_TILT else _MAX_TILT
+    if high >= _MAX_TILT:
+        return _MAX_TILT
+    # Imported here because it takes long, and plans of other samplings need none of it.
+    from scipy.optimize import brentq
+
+    return brentq(excess, low, high, xtol=1e-6, rtol=1e-4)
 
 
 def _log_tail(tilt: float, cumulants: tuple[float, float, float]) -> float:
@@ -455,6 +458,8 @@ class Sums:
         power = UNIT_ROUNDOFF * (64 + 16 * releases) + transform_rounding(size)
         error = transform + 2 * power * (norm(sums) + transform)
         decay = math.exp(-self.tilt)
+        from scipy.signal import lfilter  # takes long too
+
         weighted = lfilter([1.0], [1.0, -decay], np.maximum(sums, 0.0)[::-1])[::-1]
         reach = min(math.sqrt(size), 1 / math.sqrt(-math.expm1(-2 * self.tilt) + 1e-300))
         error = error * reach * (1 + ROUNDING) + outside
