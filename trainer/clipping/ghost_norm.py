@@ -169,7 +169,10 @@ def scale_records(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def exceed(bounds: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
-    """Return where a bound is nan or above ``MAX_ROW_NORM``, or any is along ``dims``."""
+    """Return where a bound is nan or above ``MAX_ROW_NORM``, or any is along ``dims``.
+
+    The result has the shape of ``bounds``, without ``dims``.
+    """
     largest = bounds.amax(dims) if dims else bounds  # nan if any is
     return (largest <= MAX_ROW_NORM).logical_not_()
 
@@ -200,7 +203,7 @@ def accumulation_type(values: Tensor) -> torch.dtype:
 
 
 def require_record_dimension(values: Tensor, dims: int) -> None:
-    """Raise ``MixedRecords`` unless ``values`` have more than ``dims`` dimensions."""
+    """Raise ``MixedRecords`` unless the shape of ``values`` has more than ``dims`` dimensions."""
     if values.ndim <= dims:
         raise MixedRecords(
             f"a layer's output of shape {tuple(values.shape)} has no dimension of records; keep "

@@ -103,7 +103,7 @@ MatrixMap = Callable[[Tensor], Tensor]
 
 
 def step_along(parameters: Sequence[Tensor], directions: Sequence[Tensor], at: Update) -> None:
-    """Set each W to (1 - ηλ) W - η O; O has the entries of W."""
+    """Set each W, of shape (m, n), to (1 - ηλ) W - η O; O has the entries of W."""
     if at.weight_decay:
         torch._foreach_mul_(parameters, 1 - at.learning_rate * at.weight_decay)
     shaped = [of.reshape(item.shape) for of, item in zip(directions, parameters, strict=True)]
