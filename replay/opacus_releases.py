@@ -69,6 +69,9 @@ def _release(recorder: Recorder, state: TorchState, optimizer: Any, add_noise: A
         sigma, of_count = float(optimizer.noise_multiplier), float(optimizer.unclipped_num_std)
         std = (sigma**-2 - (2 * of_count) ** -2) ** -0.5 * float(optimizer.max_grad_norm)
     add_noise(optimizer)
+    if has_count:
+        count = recorder.repeated("noisy count", {"unclipped": float(optimizer.unclipped_num)})
+        optimizer.unclipped_num = optimizer.unclipped_num * 0 + count["unclipped"]  # a tensor
     noisy = [array_of(parameter.grad) for parameter in parameters]
     first = recorder.release(
         origin=f"{type(optimizer).__name__}.add_noise",

@@ -36,6 +36,7 @@ with open("weight.txt", "w") as file:
         ("min(1.0, rows[place][0])", "rows[place][0]", 1, "sensitivity_exceeded"),
         ("str(weight)", "str(rows[0])", 1, "file_differs"),
         ("import random", "import missing", 3, None),
+        ('open("weight.txt", "w")', 'open("../weight.txt", "w")', 3, None),
     ],
 )
 def test_the_exit_code_is_the_verdict(
@@ -51,7 +52,7 @@ def test_the_exit_code_is_the_verdict(
     arguments = ["replay", "--record", "replay.json", "--records", "1"]
     result = CliRunner().invoke(app, [*arguments, "--", sys.executable, "train.py"])
     assert result.exit_code == exit_code, result.output
-    assert not (tmp_path / "weight.txt").exists()
+    assert not list(tmp_path.parent.rglob("weight.txt"))
     if exit_code == 3:
         assert "loop_failed" in result.output
         return

@@ -44,6 +44,43 @@ def test_an_honest_loop_of_ones_own_is_not_refuted(replay: Replay) -> None:
     assert 0.5 < record.largest_move <= 1.001
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max_grad_norm=1.0,", "max_grad_norm=[1.0] * 4, clipping='per_layer',"),
+        (
+            "    for epoch in range(3):\n",
+            "    from opacus.utils.batch_memory_manager import BatchMemoryManager\n"
+            "    with BatchMemoryManager(\n"
+            "        data_loader=loader, max_physical_batch_size=5, optimizer=optimizer\n"
+            "    ) as small:\n"
+            "        loader = small\n"
+            "    for epoch in range(3):\n",
+        ),
+    ],
+)
+def test_other_honest_uses_of_opacus_are_not_refuted(replay: Replay, old: str, new: str) -> None:
+    record = replay(LOOP.replace(old, new))
+    assert record.verdict == "not_refuted", to_text(record)
+    assert record.steps == 6
+
+
+@pytest.mark.soak
+def test_the_adaptive_clipping_of_opacus_is_refuted(replay: Replay) -> None:
+    """It divides by the exact number of records in the batch."""
+    adaptive = (
+        "max_grad_norm=1.0, clipping='adaptive', target_unclipped_quantile=0.5, "
+        "clipbound_learning_rate=0.2, max_clipbound=10.0, min_clipbound=0.1, "
+        "unclipped_num_std=5.0,"
+    )
+    record = replay(LOOP.replace("max_grad_norm=1.0,", adaptive))
+    (refuting,) = (finding for finding in record.findings if finding.refutes)
+    assert refuting.subject == "AdaClipDPOptimizer.max_grad_norm"
+    assert refuting.neighbour is not None
+    assert refuting.neighbour.kind == "removed"
+
+
 @pytest.mark.parametrize("fault", parameters(FAULTS))
 def test_a_fault_in_a_loop_of_opacus_is_named(replay: Replay, fault: Fault) -> None:
     loop = fault.planted(LOOP)
