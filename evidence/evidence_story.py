@@ -10,14 +10,15 @@ verification compares it with something signed; otherwise it is a declaration, o
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
 from affidavit.accountants import decimal_up
 from affidavit.assessment import explain_guarantee
 from affidavit.evidence.log_sentences import sentence_of
+from affidavit.plan import printable
 from affidavit.trust import read_envelope
 
 _FILES = {
@@ -98,6 +99,11 @@ def tell_story(files: Mapping[str, bytes]) -> bytes:
     return "\n".join(parts).encode() + b"\n"
 
 
+def _text(value: str) -> str:
+    """Return a text that is neither markup nor reorders or hides other text."""
+    return html.escape(printable(value))
+
+
 def _statement(bundle: Mapping[str, Any]) -> dict[str, Any]:
     statement: dict[str, Any] = json.loads(read_envelope(bundle["envelope"]).payload)
     return statement
@@ -113,10 +119,10 @@ def _head(about: Mapping[str, Any], predicate: Mapping[str, Any]) -> Iterator[st
     yield '<meta name="viewport" content="width=device-width">'
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    yield f"<title>Evidence: {escape(name)}</title><style>{_STYLE}</style></head><body>"
-    yield f"<h1>Evidence of a {subject}: {escape(name)}</h1>"
-    yield f"<p>On {escape(dataset)}, written {escape(about['at'])} by Affidavit "
-    yield f"{escape(about['release'])}. This page follows from the files beside it. It proves "
+    yield f"<title>Evidence: {_text(name)}</title><style>{_STYLE}</style></head><body>"
+    yield f"<h1>Evidence of a {subject}: {_text(name)}</h1>"
+    yield f"<p>On {_text(dataset)}, written {_text(about['at'])} by Affidavit "
+    yield f"{_text(about['release'])}. This page follows from the files beside it. It proves "
     yield "nothing by itself: verify the whole file offline with keys from a source that you trust:"
     yield "</p><pre><code>affidavit verify-evidence FILE --keyset keyset.json --root roots.json"
     yield "</code></pre>"
@@ -125,7 +131,7 @@ def _head(about: Mapping[str, Any], predicate: Mapping[str, Any]) -> Iterator[st
 def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
     yield "<h2>What was certified</h2>"
     guarantee = predicate["guarantee"]
-    verdict = escape(predicate["verdict"].replace("_", " "))
+    verdict = _text(predicate["verdict"].replace("_", " "))
     if guarantee is None:
         yield f"<p>The verdict is <strong>{verdict}</strong>; no ε is guaranteed.</p>"
     else:
@@ -133,17 +139,17 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
         delta = decimal_up(float(guarantee["delta"]["upper"]), 6)
         adjacency = guarantee["adjacency"].replace("_", " ")
         chance = guarantee.get("confidence")
-        level = "" if chance is None else f" with confidence {escape(str(chance))}"
+        level = "" if chance is None else f" with confidence {_text(str(chance))}"
         yield f"<p>The verdict is <strong>{verdict}</strong>: ε is at most {epsilon} at δ = {delta}"
-        yield f"{level} ({escape(adjacency)}, for one {escape(guarantee['unit'])}).</p>"
+        yield f"{level} ({_text(adjacency)}, for one {_text(guarantee['unit'])}).</p>"
         for text in explain_guarantee(guarantee):
-            yield f"<p>{escape(text)}</p>"
+            yield f"<p>{_text(text)}</p>"
     approvals = predicate["approvals"]
     if isinstance(approvals, dict) and approvals["given"]:
-        names = ", ".join(escape(item["name"]) for item in approvals["given"])
+        names = ", ".join(_text(item["name"]) for item in approvals["given"])
         yield f"<p>Approved by {names}, as signed in the certificate.</p>"
     for rule in predicate["waived"]:
-        yield f"<p>Waived: {escape(rule['message'])} {escape(rule['waiver']['reason'])}</p>"
+        yield f"<p>Waived: {_text(rule['message'])} {_text(rule['waiver']['reason'])}</p>"
 
 
 def _run(
@@ -156,9 +162,9 @@ def _run(
         entry for entry in entries if (entry["kind"], entry["subject"]) == ("run", about["run"])
     ]
     first, end = events[0]["body"], events[-1]["body"]
-    yield f"<p>Run <code>{escape(about['run'])}</code> on the data "
-    yield f"<code>{escape(str(first['request']['data']))}</code> with the model "
-    yield f"<code>{escape(str(first['request']['model']))}</code>. It {escape(end['event'])}"
+    yield f"<p>Run <code>{_text(about['run'])}</code> on the data "
+    yield f"<code>{_text(str(first['request']['data']))}</code> with the model "
+    yield f"<code>{_text(str(first['request']['model']))}</code>. It {_text(end['event'])}"
     charged = end.get("steps_charged")
     yield f", and {charged} steps were charged.</p>" if charged is not None else ".</p>"
     if "conformance.json" in files:
@@ -166,25 +172,25 @@ def _run(
         result = "conforms" if checked["conformant"] else "does <strong>not</strong> conform"
         yield f"<p>Its record {result} to the certificate.</p>"
         for finding in checked["findings"]:
-            yield f"<p>Line {finding['line']}: {escape(finding['message'])}</p>"
+            yield f"<p>Line {finding['line']}: {_text(finding['message'])}</p>"
     ledger = json.loads(files["ledger.json"])
     yield "<h2>What it cost</h2>"
     scope = f"{ledger['dataset']}, per {ledger['unit']}, {ledger['adjacency'].replace('_', ' ')}"
-    yield f"<p>Of the budget of {escape(scope)}, as the service's filter reads it. Costs do not "
+    yield f"<p>Of the budget of {_text(scope)}, as the service's filter reads it. Costs do not "
     yield "add up: the filter composes all runs and converts to ε once.</p>"
     yield "<table><tr><th>Event</th><th>ε in use before</th><th>ε in use after</th></tr>"
     for event in ledger["events"]:
         before, after = event["epsilon_before"], event["epsilon_after"]
         cells = (event["kind"], before or "not bounded", after or "not bounded")
-        yield "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
+        yield "<tr>" + "".join(f"<td>{_text(str(cell))}</td>" for cell in cells) + "</tr>"
     yield "</table>"
 
 
 def _happened(entries: list[dict[str, Any]]) -> Iterator[str]:
     yield "<h2>What happened</h2><p>By the log, which only grows. Times are in UTC.</p><table>"
     for entry in entries:
-        at = escape(str(entry["at"])[:19].replace("T", " "))
-        yield f'<tr><td class="at">{at}</td><td>{escape(sentence_of(entry))}</td></tr>'
+        at = _text(str(entry["at"])[:19].replace("T", " "))
+        yield f'<tr><td class="at">{at}</td><td>{_text(sentence_of(entry))}</td></tr>'
     yield "</table>"
 
 
@@ -195,7 +201,7 @@ def _questions(files: Mapping[str, bytes]) -> Iterator[str]:
     for source, question, kind, name in _QUESTIONS:
         answer = kind if kind != "run" else _EVIDENCE if name in files else _OPEN
         link = f': <a href="{name}">{name}</a>' if name in files else ""
-        yield f"<tr><td>{source}</td><td>{escape(question)}</td><td>{answer}{link}</td></tr>"
+        yield f"<tr><td>{source}</td><td>{_text(question)}</td><td>{answer}{link}</td></tr>"
     yield "</table>"
 
 
@@ -205,5 +211,5 @@ def _contents(files: Mapping[str, bytes]) -> Iterator[str]:
     yield "<table>"
     for name, text in _FILES.items():
         if name in files or name == "manifest.json":
-            yield f'<tr><td><a href="{name}">{name}</a></td><td>{escape(text)}</td></tr>'
+            yield f'<tr><td><a href="{name}">{name}</a></td><td>{_text(text)}</td></tr>'
     yield "</table></body></html>"
