@@ -13,7 +13,7 @@ the last result stands; otherwise rows that are new or changed are encoded and c
 that grow with requests, the rows about the newest subjects are compared each time, because a table
 that was put back lacks them, and all rows are counted when a process starts. What an older row says
 is compared where it is used. Thus the cost of a comparison does not grow with certificates, runs
-and entries; it grows with the number of decisions, by about 2 ms for each thousand.
+and entries; it grows with the number of decisions, by about 5 ms for each thousand.
 """
 
 from __future__ import annotations
