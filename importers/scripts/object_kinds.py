@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from affidavit.importers.libraries import OPACUS, Library
+from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
@@ -53,6 +54,12 @@ class ObjectKinds:
         """The kinds of what is put into the object of a name, by scope and name."""
         self.returned: dict[ast.AST, list[Kinds]] = {}
         """The kinds of what a function returns, or of its parts."""
+        self.assumed = {
+            node.id: frozenset({kind})
+            for key, kind in (("module", "model"), ("optimizer", "optimizer"))
+            if isinstance(node := keywords_of(call).get(key), ast.Name)
+        }
+        """The kinds of names that the script uses without setting them."""
         self.attached: set[tuple[ast.AST, str]] = set()
         """The names of optimisers that an engine makes private, with their scopes."""
         self.sources: dict[ast.Call, None] = {}
@@ -87,6 +94,9 @@ class ObjectKinds:
         if depth > 20:
             return
         match node:
+            case ast.Name(id=name) if not self.script.bindings_of(node):
+                if not hasattr(builtins, name):
+                    self.assumed[name] = frozenset({"data"})
             case ast.Name() | ast.Attribute():
                 for place in self._places(node):
                     if self.values.is_set_by_private_call(place) or "data" in self.bound[place]:
@@ -116,9 +126,11 @@ class ObjectKinds:
                     self.add_sources(function.value, depth + 1)  # x.float()
                 else:
                     if last_name(function) not in ("range", "len", "trange"):
-                        self.sources[node] = None
-                        for item in filter(self._may_hold_records, node.args):
+                        parts = list(filter(self._may_hold_records, node.args))
+                        for item in parts:
                             self.add_sources(item, depth + 1)
+                        if not parts:
+                            self.sources[node] = None
             case ast.Subscript(value=value) | ast.Starred(value=value):
                 self.add_sources(value, depth + 1)
             case ast.BinOp(left=left, right=right):
@@ -295,7 +307,8 @@ class ObjectKinds:
         """Pass arguments to the functions and methods of this file that a call may run."""
         if self._runs_otherwise(call):
             return
-        for function in self.functions(call.func):
+        called = [] if "model" in self.kinds(call.func) else self._called(call.func)
+        for function in [*self.functions(call.func), *called]:
             for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
                 for key, item in self.script.passed_arguments(function, call):
                     if key == arg.arg:
@@ -306,6 +319,11 @@ class ObjectKinds:
                 if "engine" in self.kinds(base):
                     scope = self.script.resolve(name.id, self.script.scope_of(name))[0]
                     self.attached.add((scope, name.id))
+        match call.func:
+            case ast.Attribute(value=ast.Name() as base, attr=method) if method.endswith("_"):
+                own = self.kinds(base)
+                if own & SECRETS and "value" in _computed(own, *passed):
+                    self._hold(base, VALUE)
         match call.func:
             case ast.Attribute(value=base, attr="append" | "extend" | "add" | "update" | "insert"):
                 if not self.kinds(base) & HANDLES:
@@ -326,6 +344,9 @@ class ObjectKinds:
             if method.name in ("training_step", "compute_loss") and len(method.args.args) > 1:
                 names = [arg for arg in method.args.args[1:] if not arg.arg.endswith("model")]
                 self.bound[names[0]] |= {"lot"}
+            if method.name in ("forward", "call") and self.library is not OPACUS:
+                for arg in method.args.args[1:2]:
+                    self.bound[arg] |= {"rows"}
 
     def is_model_class(self, owner: ast.AST) -> bool:
         """Whether the objects of a class of this file are models."""
@@ -348,6 +369,15 @@ class ObjectKinds:
             for method in self.script.functions.get(name, ())
             if self.is_model_class(self.script.parents[method])
         ]
+
+    def _called(self, function: ast.expr) -> list[ast.FunctionDef]:
+        """Return the methods that a call of an object of this file's classes may run."""
+        if isinstance(function, ast.Name) and all(
+            isinstance(item.node, ast.FunctionDef | ast.ClassDef | ast.alias)
+            for item in self.script.bindings_of(function)
+        ):
+            return []
+        return self.script.functions.get("__call__", [])
 
     def functions(self, function: ast.expr) -> list[ast.FunctionDef]:
         """Return the functions, methods and constructors of this file that a call may run."""
@@ -394,8 +424,8 @@ class ObjectKinds:
                 return self._of_item(self.kinds(base), index)
             case ast.Call():
                 return self._of_call(node)
-            case ast.BinOp(left=left, right=right):
-                return _computed(self.kinds(left), self.kinds(right))
+            case ast.BinOp(left=left, op=op, right=right):
+                return _arithmetic(node, op, self.kinds(left), self.kinds(right))
             case ast.UnaryOp(operand=operand):
                 return _computed(self.kinds(operand))
             case ast.Compare(left=left, comparators=others):
@@ -432,7 +462,9 @@ class ObjectKinds:
     def _of_name(self, node: ast.Name) -> Kinds:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
         if not bindings and not hasattr(builtins, node.id):
-            return UNDEFINED
+            if self.script.star_import_lines:
+                return self.assumed.get(node.id, NOTHING)
+            return self.assumed.get(node.id, UNDEFINED)
         own = self.reaching(node, scope, bindings)
         made = frozenset().union(*(self.bound[item.node] for item in own))
         if (scope, node.id) in self.attached and "optimizer" in made:
@@ -598,11 +630,10 @@ class ObjectKinds:
                 return frozenset({"rows"})
             return made_of_it
         if "criterion" in callee:
-            secrets = frozenset().union(*passed) & SECRETS
-            return VALUE if "value" in secrets else frozenset({"loss"}) if secrets else NOTHING
+            return _loss_of(frozenset().union(*passed))
         if "undefined" in callee:
             secrets = frozenset().union(*passed) & (SECRETS - {"data", "lots"})
-            return VALUE if "value" in secrets else frozenset({"loss"}) if secrets else UNDEFINED
+            return _loss_of(secrets) or UNDEFINED
         return NOTHING
 
     def _of_gradients(self, call: ast.Call, name: str) -> Kinds | None:
@@ -674,21 +705,30 @@ class ObjectKinds:
             case "same" | "parts":
                 return taken
             case "each":
-                return _computed(*passed)
+                return VALUE if "loss" in taken else _computed(*passed)
             case "along":
                 made = _computed(*passed)
                 return made if not made & SECRETS else _along_axis(call, made, 1)
             case "loss":
-                if "value" in taken:
-                    return VALUE
-                return frozenset({"loss"}) if taken & SECRETS else NOTHING
+                return _loss_of(taken)
             case "value":
                 return VALUE if taken & SECRETS else NOTHING
             case "data" | "same data":
-                if "value" in taken:
+                if "value" in taken or self._draws_again(call):
                     return VALUE
                 return (taken & {"data", "lots"}) if taken & SECRETS else NOTHING
         return frozenset(use.gives.split())
+
+    def _draws_again(self, call: ast.Call) -> bool:
+        """Whether a part of the data is chosen by indices that may repeat."""
+        if last_name(call.func) != "Subset" or len(call.args) < 2:
+            return False
+        index = call.args[1]
+        made = self.script.value_of(index) if isinstance(index, ast.Name) else index
+        return made is None or any(
+            isinstance(part, ast.Call) and last_name(part.func) in NAMES["draws"]
+            for part in ast.walk(made)
+        )
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
         taken = frozenset().union(*passed)
@@ -868,6 +908,31 @@ def _computed(*parts: Kinds) -> Kinds:
     return VALUE
 
 
+def _loss_of(kinds: Kinds) -> Kinds:
+    """Return the kinds of a loss of these arguments: of one lot, or of something else."""
+    secrets = kinds & SECRETS
+    if not secrets:
+        return NOTHING
+    return frozenset({"loss"}) if secrets <= {"rows", "lot", "loss", "count"} else VALUE
+
+
+def _arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> Kinds:
+    """Return the kinds of an arithmetic expression, which may join what it computes with."""
+    taken = left | right
+    if "data" in taken:
+        whole = isinstance(node.left, ast.List | ast.Tuple) or (
+            isinstance(node.left, ast.Call) and last_name(node.left.func) in ("list", "tuple")
+        )
+        if whole or isinstance(op, ast.MatMult) or (left & right & {"data"}):
+            return VALUE
+    linear = isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
+    both = "loss" in left and "loss" in right and isinstance(op, ast.Mult | ast.Div)
+    if "loss" in taken and (not linear or both or "rows" in taken or (
+        isinstance(op, ast.Div) and "loss" in right)):  # fmt: skip
+        return VALUE
+    return _computed(left, right)
+
+
 def _method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
     """Return what a method of an array of rows gives."""
     name = last_name(call.func)
@@ -875,7 +940,7 @@ def _method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
                 "requires_grad_", "detach", "clone", "bool", "numpy", "bfloat16"):  # fmt: skip
         return base if name not in ("detach", "numpy") or "loss" not in base else VALUE
     made = _computed(base, *passed)
-    if made & {"value"}:
+    if made & {"value"} or ("loss" in base and name not in ("mean", "sum")):
         return VALUE
     if name in ("unsqueeze", "squeeze", "relu", "tanh", "sigmoid", "exp", "log", "clamp", "pow",
                 "square", "abs", "sqrt", "mul", "add", "sub", "div", "ne", "eq", "gt", "lt", "ge",
@@ -910,11 +975,14 @@ def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     """Keep rows that are computed along another axis than the first."""
     axis = keywords_of(call).get("dim", keywords_of(call).get("axis"))
     rest = call.args[place:]
-    if last_name(call.func) in ("cat", "stack", "concat"):
-        rest = call.args[1:]
+    if last_name(call.func) in ("chunk", "split"):
+        rest = rest[1:]  # after the number of parts
+    if axis is None and not rest and last_name(call.func) in ("chunk", "split", "cat", "stack"):
+        return VALUE
     axis = axis if axis is not None else next(iter(rest), None)
     if axis is None:
-        return made if made <= {"loss", "model"} else VALUE
+        sums = last_name(call.func) in ("mean", "sum")
+        return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
     numbers = [
         -getattr(part.operand, "value", 0) if isinstance(part, ast.UnaryOp) else
         getattr(part, "value", 0)

@@ -18,7 +18,12 @@ from typing import Any
 
 from affidavit.importers.libraries import FAULTS, Library
 from affidavit.importers.names import NAMES
-from affidavit.importers.partial_plan import NoiseCalibration, PartialPlan, is_number
+from affidavit.importers.partial_plan import (
+    NoiseCalibration,
+    PartialPlan,
+    is_number,
+    malformed_plan,
+)
 from affidavit.importers.scripts.data_flow import is_returned_by_private_call, reads_records
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
 from affidavit.importers.scripts.private_objects import PrivateObjects
@@ -138,6 +143,7 @@ class OpacusPlanReader(ScriptPlanReader):
                 f"line {getattr(loader, 'lineno', '?')}: make_private replaces the sampler of the "
                 "loader: it draws from all records of the data set, with a rate of 1 / len(loader)."
             )
+            self._require_whole_sampler(options)
             return None
         if loader is None:
             return None
@@ -150,6 +156,26 @@ class OpacusPlanReader(ScriptPlanReader):
             return None
         batch = self.read(node, "/sampling/lot_size", "batch_size")
         return batch if isinstance(batch, int) else None
+
+    def _require_whole_sampler(self, options: dict[str, ast.expr]) -> None:
+        """Refuse a stated lot size where the sampler draws another number of records a pass.
+
+        Raises ``MalformedPlan``.
+        """
+        sampler = self.values.origin_of(options.get("sampler"))
+        counted = isinstance(sampler, ast.Call) and (
+            last_name(sampler.func) == "WeightedRandomSampler"
+            or "num_samples" in keywords_of(sampler)
+        )
+        if counted and "lot_size" in self.stated and "probability" not in self.stated:
+            raise malformed_plan(
+                "given_conflict",
+                f"a comment states lot_size={self.stated['lot_size']}, but the sampler decides "
+                "len(loader), and Opacus draws each record of the data set with 1 / len(loader).",
+                "State probability, 1 over the number of lots of a pass, instead.",
+                getattr(sampler, "lineno", self.call.lineno),
+                PLAN_POINTERS["lot_size"],
+            )
 
     def size(self) -> Any:
         """Return the size of a torchvision training set that the loader reads whole."""

@@ -18,12 +18,13 @@ from typing import TypeGuard
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.data_flow import WRAPPERS, is_private_loader, reads_records
-from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, root_of
+from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
 from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 COUNTED_ITERABLES = WRAPPERS | {"range"}
 OTHER_STEP_OWNERS = NAMES["other_steps"]
+MAX_DEPTH = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,17 +144,30 @@ def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:
         return False
     function = getattr(step, "func", step)
     owner = getattr(function, "value", step)
-    makers = {
-        script.module_path(item.value.func)
-        for item in (script.bindings_of(owner) if isinstance(owner, ast.Name) else [])
-        if isinstance(item.value, ast.Call)
-    }
+    makers = set(_made_by(script, owner))
+    if any("make_private" in maker for maker in makers):
+        return True
     if any("lr_scheduler" in maker for maker in makers):
         return not all("lr_scheduler" in maker for maker in makers)
     if any(".optim." in maker for maker in makers):
         return True
     name = (last_name(owner) or "").lower()
     return not any(part in name for part in OTHER_STEP_OWNERS) or "optim" in name
+
+
+def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
+    """Yield the functions that make what a name holds, also in the calls that pass it."""
+    for item in script.bindings_of(owner) if isinstance(owner, ast.Name) else []:
+        outer = script.parents[item.node]
+        value = item.value or getattr(script.parents.get(outer), "value", None)
+        if isinstance(value, ast.Call):
+            yield script.module_path(value.func) or last_name(value.func) or ""
+        if isinstance(item.node, ast.arg) and depth < MAX_DEPTH:
+            function = next(o for o in script.ancestors(item.node) if isinstance(o, FUNCTIONS))
+            for call in script.calls_to(getattr(function, "name", "")):
+                for key, passed in script.passed_arguments(function, call):
+                    if key == item.node.arg:
+                        yield from _made_by(script, passed, depth + 1)
 
 
 def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:

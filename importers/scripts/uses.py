@@ -116,6 +116,9 @@ class Uses:
                     why = self._of_shared(node, names)
                 case ast.Subscript(ctx=ast.Load()):
                     why = self._of_lot(node)
+                case ast.FunctionDef(name="__getitem__"):
+                    yield from self._of_row(node)
+                    continue
                 case ast.FunctionDef():
                     why = self._of_definition(node)
                 case ast.Break() | ast.Continue() | ast.Return() | ast.Raise() | ast.Assert():
@@ -154,6 +157,13 @@ class Uses:
         if self.kinds.is_part(function, callee):
             bad = taken - SECRETS - {"model", "criterion", "undefined"}
             return f"it is given the {_words(bad)}" if bad else None
+        if builtin and name in ("next", "iter") and taken & {"data", "lots"}:
+            around = (o for o in self.script.ancestors(call) if isinstance(o, ast.For))
+            if any(call not in ast.walk(o.iter) and self.kinds.kinds(o.iter) & {"lots", "lot"}
+                   for o in around):  # fmt: skip
+                return "it draws another lot in the step of one"
+        if name == "DataLoader" and self._joins(call):
+            return "what its collate_fn makes of a lot is not known"
         if self._is_own(call):
             return None
         if isinstance(function, ast.Attribute) and base:
@@ -171,6 +181,20 @@ class Uses:
         if not taken or "undefined" in callee:
             return None
         return self._of_function(call, passed, taken)
+
+    def _joins(self, call: ast.Call) -> bool:
+        """Whether a function of the script makes the lots of a loader of the records."""
+        function = keywords_of(call).get("collate_fn")
+        data = frozenset().union(*(self.kinds.kinds(item) for item in call.args[:1]))
+        data |= frozenset().union(
+            *(self.kinds.kinds(item) for key, item in keywords_of(call).items() if key == "dataset")
+        )
+        return (
+            function is not None
+            and not isinstance(function, ast.Constant)
+            and "undefined" not in self.kinds.kinds(function)
+            and bool(data & SECRETS)
+        )
 
     def _is_imported(self, nodes: list[ast.expr]) -> bool:
         roots = [root_of(node) for node in nodes]
@@ -319,7 +343,9 @@ class Uses:
         root = root_of(call.func)
         bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
         if not bound:
-            return None  # a builtin, or an error when it runs
+            # A builtin, or an error when it runs, unless a star import binds it.
+            known = name in READ or not self.script.star_import_lines
+            return None if known else f"it is given the {_words(taken)}"
         if name in WRAPPERS and self.script.comes_from(call.func, ("tqdm", "rich", "itertools")):
             return None
         if self.kinds.is_source(call):
@@ -417,7 +443,8 @@ class Uses:
             return f"it changes the {_words(base & {'private', 'optimizer', 'engine'})}"
         if "model" in base:
             if own & SECRETS or self.kinds.decided_by_records(target):
-                if own & {"data", "lots", "holder"} and not own & {"value", "lot", "rows", "loss"}:
+                holds = own & {"data", "lots", "holder"} and isinstance(target.value, ast.Name)
+                if holds and not own & {"value", "lot", "rows", "loss"}:
                     return None  # it only holds the data set
                 return "records decide a part of the model"
             if name == "optimizer":
@@ -540,6 +567,18 @@ class Uses:
                     return f"{name} is set in {getattr(own, 'name', 'a function')}, at any time"
         return None
 
+    def _of_row(self, node: ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
+        """Ask about a row of a data set of the script's own that is not the record of its index."""
+        index = node.args.args[1].arg if len(node.args.args) > 1 else ""
+        for part in ast.walk(node):
+            if not isinstance(part, ast.Subscript) or not self.kinds.kinds(part.value) & {"data"}:
+                continue
+            first = part.slice.elts[0] if isinstance(part.slice, ast.Tuple) else part.slice
+            if not (isinstance(first, ast.Name) and first.id == index) and not (
+                isinstance(first, ast.Constant) and isinstance(first.value, str)
+            ):
+                yield part, "a row may be of another record than that of its index"
+
     def _of_definition(self, node: ast.FunctionDef) -> str | None:
         names = [last_name(getattr(item, "func", item)) for item in node.decorator_list]
         other = next((name for name in names if name not in DECORATORS), None)
@@ -554,6 +593,13 @@ class Uses:
 
     def _of_exit(self, node: ast.AST) -> str | None:
         test = self.kinds.deciding(node)
+        function = self.script.scope_of(node)
+        layer = getattr(function, "name", "") in ("forward", "call")
+        owner = self.script.parents.get(function)
+        if isinstance(node, ast.Return) and layer and self.kinds.is_model_class(owner or function):
+            made = NOTHING if node.value is None else self.kinds.kinds(node.value)
+            if "value" in made:
+                return "a layer may join the records of a lot"
         if isinstance(node, ast.Assert):
             own = self.kinds.kinds(node.test) & SECRETS
             return "records decide whether it goes on" if own else None

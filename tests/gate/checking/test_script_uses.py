@@ -322,3 +322,12 @@ def test_optax_gets_one_gradient_of_each_record_of_a_new_lot(before: str, after:
     changed = OPTAX.replace(before, after)
     assert changed != OPTAX
     assert "open_use" in _blocking(changed)
+
+
+def test_a_stated_lot_that_a_weighted_sampler_contradicts_is_refused() -> None:
+    sampler = "torch.utils.data.WeightedRandomSampler(torch.ones(60000), 128)"
+    text = _script().replace("batch_size=LOT)", f"batch_size=16, sampler={sampler})")
+    stated = text.replace("target_epsilon=5", "target_epsilon=5 dataset_size=60000 lot_size=16")
+    assert _blocking(stated) == {"given_conflict"}
+    drawn = stated.replace("lot_size=16", "probability=0.125")
+    assert "given_conflict" not in _blocking(drawn)

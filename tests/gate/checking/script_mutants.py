@@ -1,0 +1,186 @@
+"""Sound training scripts, edits that make each spend more or release records, and harmless ones.
+
+Each edit is a place of the script and the lines that are put there, with names drawn at random: an
+analysis that knows names, places or forms alone meets others with a new seed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from random import Random
+
+# ruff: noqa: E501
+
+SCRIPT = """\
+import argparse
+import torch
+import torch.nn.functional as F
+from opacus import PrivacyEngine
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+# affidavit: adjacency=zero_out target_epsilon=9
+{top}
+{model_class}
+def learn(some, {m}, {o}, {l}, {e}):
+    for {x}, {y} in {l}:
+        {o}.zero_grad()
+        {each}
+        {t} = {c}({m}({x}), {y})
+        {t}.backward()
+        {o}.step()
+        {step}
+    print({e}.get_epsilon(1e-5))
+def main():
+    {start}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=4)
+    some = parser.parse_args()
+    {d} = datasets.{data}("files", train=True, transform=transforms.ToTensor())
+    {h} = datasets.{data}("files", train=False, transform=transforms.ToTensor())
+    {l} = DataLoader({d}, batch_size={lot})
+    {v} = DataLoader({h}, batch_size=500)
+    {m} = {maker}
+    {o} = torch.optim.{rule}({m}.parameters(), lr=0.1)
+    {before}
+    {e} = PrivacyEngine()
+    {m}, {o}, {l} = {e}.make_private(
+        module={m}, optimizer={o}, data_loader={l}, noise_multiplier={sigma}, max_grad_norm=1.0)
+    {after}
+    for {i} in range(some.rounds):
+        learn(some, {m}, {o}, {l}, {e})
+        {turn}
+    {end}
+if __name__ == "__main__":
+    main()
+"""
+MODEL = """\
+class {k}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{p} = nn.Linear(784, 32)
+        self.{q} = nn.Linear(32, 10)
+    def forward(self, {x}):
+        {z} = F.relu(self.{p}({x}.flatten(1)))
+        {layer}
+        return self.{q}({z})
+"""
+PLACES = ("top", "each", "step", "start", "before", "after", "turn", "end", "layer")
+NAMES = {
+    "m": "model net classifier f student", "o": "optimizer opt solver lr_scheduler sgd",
+    "l": "loader train_loader lots stream scheduler", "e": "engine accountant privacy",
+    "x": "x image inputs batch", "y": "y label target classes", "t": "loss cost objective",
+    "d": "data train_set records", "h": "held test_set other", "v": "val_loader check tests",
+    "i": "epoch turn r", "k": "Net Model Digits", "p": "first fc1 body", "q": "last fc2 head",
+    "z": "h hidden z", "a": "spare again second", "b": "best top_score record", "n": "count hits s",
+}  # fmt: skip
+
+SPENDS = (
+    # Another object, or another name, in another scope.
+    ("after", "def {a}():\n    nonlocal {o}\n    {o} = torch.optim.SGD({m}.parameters(), lr=1.0)\n{a}()"),
+    ("after", "def {a}():\n    nonlocal {l}\n    {l} = DataLoader({d}, batch_size={lot})\n{a}()"),
+    ("after", "{o} = torch.optim.Adam({m}.parameters())"),
+    ("after", "{l} = DataLoader({d}, batch_size={lot})"),
+    ("after", "{o} = {o}.original_optimizer"),
+    ("after", "def {a}(*_):\n    for {x}, {y} in {l}:\n        {o}.step()\n{a}()"),
+    # More steps, or steps by another.
+    ("before", "{a} = torch.optim.SGD({m}.parameters(), lr=0.5)\nfor {x}, {y} in {l}:\n"
+     "    F.cross_entropy({m}({x}), {y}).backward()\n    {a}.step()"),
+    ("turn", "{a} = torch.optim.SGD({m}.parameters(), lr=0.5)\nfor {x}, {y} in {l}:\n"
+     "    F.cross_entropy({m}({x}), {y}).backward()\n    {a}.step()"),
+    ("step", "for {a} in {m}.parameters():\n    {a}.data -= 0.1 * {a}.grad_sample.mean(0)"),
+    ("step", "{o}.step()"),
+    ("turn", "learn(some, {m}, {o}, {l}, {e})"),
+    ("turn", "[learn(some, {m}, {o}, {l}, {e}) for {a} in range(5)]"),
+    ("turn", "list(map(lambda {a}: learn(some, {m}, {o}, {l}, {e}), range(5)))"),
+    ("after", "import threading\nthreading.Thread(target=learn, args=(some, {m}, {o}, {l}, {e})).start()"),
+    ("after", "from {pkg} import tune\ntune({m}, {o}, {l})"),
+    ("after", "from {pkg} import tune\ntune(dict(a={m}, b=[{o}, {l}]))"),
+    ("before", "import skorch\n{a} = skorch.NeuralNetClassifier({m})\n{a}.fit({d}.data, {d}.targets)"),
+    ("before", "from sklearn.linear_model import LogisticRegression\n"
+     "{a} = LogisticRegression().fit({d}.data, {d}.targets)\n"
+     "{m}.{q}.weight.data = torch.tensor({a}.coef_)"),
+    # Weights and what is saved from records.
+    ("before", "{m}.{q}.bias.data = torch.bincount({d}.targets).float().log()"),
+    ("before", "with torch.no_grad():\n    {m}.{q}.bias.copy_(torch.bincount({d}.targets).float())"),
+    ("before", "{a} = datasets.{data}('files', train=True)\n"
+     "{m}.{q}.bias.data.add_(torch.bincount({a}.targets))"),
+    ("end", "torch.save(({m}.state_dict(), {d}.targets), 'all.pt')"),
+    ("end", "{a} = [{m}({x}) for {x}, {y} in {l}]\ntorch.save({a}, 'outputs.pt')"),
+    ("before", "setattr({m}, 'scale', {d}.data.float().std())"),
+    # What records decide.
+    ("step", "if {t} < 0.2:\n    return"),
+    ("step", "if float({t}) > 9:\n    raise SystemExit"),
+    ("step", "{o}.param_groups[0]['lr'] = 0.1 * float({t})"),
+    ("turn", "{n} = 0\nfor {x}, {y} in {l}:\n    {n} += ({m}({x}).argmax(1) == {y}).sum().item()\n"
+     "if {n} > 50000:\n    break"),
+    ("turn", "{n} = sum(({m}({x}).argmax(1) == {y}).sum() for {x}, {y} in {l})\n"
+     "if {n} > 50000:\n    torch.save({m}.state_dict(), 'best.pt')"),
+    ("turn", "{a} = DataLoader(torch.utils.data.Subset({d}, range(900)), batch_size=90)\n{n} = 0\n"
+     "for {x}, {y} in {a}:\n    {n} += F.cross_entropy({m}({x}), {y}).item()\n"
+     "if {n} < 9:\n    torch.save({m}.state_dict(), 'best.pt')"),
+    # Gradients of several records.
+    ("layer", "{z} = {z} - {z}.mean(0)"), ("layer", "{z} = {z} / {z}.norm()"),
+    ("layer", "{z} = {z} + {z}.flip(0)"), ("layer", "{z} = torch.softmax({z}, 0)"),
+    ("each", "{x} = ({x} - {x}.mean()) / {x}.std()"), ("each", "{x} = {x} + {x}[torch.randperm(len({x}))]"),
+    ("each", "{x} = torch.cat([{x}, {x}])[: len({x}) // 2]"),
+    # What hides.
+    ("after", "globals()['learn'] = print"), ("start", "exec(open('more.py').read())"),
+    ("after", "for {a} in ('noise_' + 'multiplier',):\n    setattr({o}, {a}, 0.01)"),
+    ("after", "vars({o})['noise' + '_multiplier'] = 0.01"),
+    ("after", "{o}.__dict__.update(noise_multiplier=0.01)"),
+    ("after", "{a} = {o}\n{a}.noise_multiplier = 0.01"),
+    ("after", "{e}.accountant.history.clear()"), ("after", "{m}.register_forward_hook(print)"),
+)  # fmt: skip
+HARMLESS = (
+    ("step", "print({i_}float({t}), {x}.shape)"), ("each", "{x}, {y} = {x}.to('cpu'), {y}.to('cpu')"),
+    ("each", "{x} = {x}.float() / 1.0"), ("step", "# a comment"), ("turn", "{m}.eval()"),
+    ("before", "print(sum({a}.numel() for {a} in {m}.parameters()))"),
+    ("top", "import logging\nlogging.basicConfig(level=20)"), ("start", "torch.manual_seed(torch.seed())"),
+    ("turn", "print({i}, len({l}), len({d}))"), ("end", "torch.save({m}.state_dict(), 'm.pt')"),
+    ("turn", "torch.save({m}.state_dict(), f'{{{i}}}.pt')"),
+    ("turn", "{n} = 0\nfor {x}, {y} in {v}:\n    {n} += ({m}({x}).argmax(1) == {y}).sum().item()\n"
+     "print({n})"),
+    ("turn", "{n} = 0\nfor {x}, {y} in {v}:\n    {n} += ({m}({x}).argmax(1) == {y}).sum().item()\n"
+     "if {n} > 9000:\n    torch.save({m}.state_dict(), 'best.pt')"),
+    ("turn", "import wandb\nwandb.log({{'epsilon': {e}.get_epsilon(1e-5), 'turn': {i}}})"),
+    ("before", "{a} = torch.optim.lr_scheduler.StepLR({o}, 2)"),
+    ("top", "from typing import Any\nWIDTH: int = 3"), ("layer", "{z} = F.dropout({z}, 0.2)"),
+    ("layer", "{z} = torch.tanh({z})"), ("layer", "assert {z}.shape[1] == 32"),
+    ("before", "{m} = {m}.to('cpu')"), ("before", "nn.init.kaiming_normal_({m}.{q}.weight)"),
+    ("end", "print(vars(some))"), ("top", "def describe(text: str) -> str:\n    return text.title()"),
+    ("start", "import os\nos.makedirs('out', exist_ok=True)"),
+)  # fmt: skip
+
+
+def _filled(random: Random, place: str, lines: str) -> str:
+    names = {key: random.choice(options.split()) for key, options in NAMES.items()}
+    while len(set(names.values())) < len(names):
+        names = {key: random.choice(options.split()) for key, options in NAMES.items()}
+    names |= {
+        "data": random.choice(("MNIST", "FashionMNIST", "KMNIST")), "rule": random.choice(("SGD", "Adam")),
+        "lot": str(random.choice((200, 300, 500))), "sigma": str(random.choice((1.0, 1.2, 1.5))),
+        "c": "F.cross_entropy", "maker": f"{names['k']}()", "pkg": random.choice(("tools", "ignite")),
+        "i_": "", "model_class": "{model_class}",
+    }  # fmt: skip
+    places = dict.fromkeys(PLACES, "pass") | {place: lines.format(**names)}
+    text = SCRIPT.replace("{model_class}\n", MODEL)
+    for name in PLACES:
+        line = next(line for line in text.splitlines() if line.strip() == f"{{{name}}}")
+        indent = line[: len(line) - len(line.lstrip())]
+        body = textwrap.indent(places[name], indent).replace("{", "{{").replace("}", "}}")
+        text = text.replace(f"{line}\n", f"{body}\n", 1)
+    return text.format(**names)
+
+
+def mutants(random: Random, number: int) -> Iterator[str]:
+    """Yield scripts that spend more than they say, or release records."""
+    for index in range(number):
+        yield _filled(random, *SPENDS[index % len(SPENDS)])
+
+
+def harmless(random: Random, number: int) -> Iterator[str]:
+    """Yield scripts whose edit spends nothing."""
+    for index in range(number):
+        yield _filled(random, *HARMLESS[index % len(HARMLESS)])
