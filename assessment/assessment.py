@@ -282,6 +282,8 @@ def verdict_sentence(
     'Under-noised: ε = 2 is claimed, and the proved bound is ε ≤ 3 at δ = 1e-5.'
     """
     if verdict == "undecided":
+        if "open_use" in codes:
+            return "Undecided: a use of private objects is not understood; nothing is certified."
         return "Undecided: two engines disagree, so nothing is certified."
     if bound is None or (verdict == "refused" and not is_refused_by_policy(verdict, codes)):
         return "Refused: no guarantee can be certified for this plan."

@@ -234,7 +234,10 @@ MARKER = "<!-- affidavit check -->"
 
 
 def markdown(results: Sequence[CheckResult]) -> str:
-    """Write a comment for a pull or merge request: a table of plans, and the blocking findings."""
+    """Write a comment for a pull or merge request.
+
+    It has a table of plans, the blocking findings, and what the verdicts assume.
+    """
     rows = [
         f"| {_cell(result.name)} | {_cell(result.headline or 'cannot be read')} |\n"
         for result in results
@@ -245,8 +248,18 @@ def markdown(results: Sequence[CheckResult]) -> str:
         for finding in result.findings
         if finding.blocks
     ]
+    assumed = [
+        f"- {_cell(f'{result.name}: {finding.message}')}\n"
+        for result in results
+        for finding in result.findings
+        if finding.rule == "assumed"
+    ]
     table = "| plan | verdict |\n|---|---|\n" + "".join(rows)
-    return f"{MARKER}\n{table}" + ("\n" + "".join(blocking) if blocking else "")
+    return (
+        f"{MARKER}\n{table}"
+        + ("\n" + "".join(blocking) if blocking else "")
+        + ("\nAssumed:\n\n" + "".join(assumed) if assumed else "")
+    )
 
 
 def badge(results: Sequence[CheckResult]) -> str:
