@@ -368,7 +368,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     chosen: list[tuple[int, int]] = []
     for group in (
         twice,
-        *lots[:1],
+        *lots[:2],
         *lots[-1:],
         read - inside,
         members - read,
