@@ -320,7 +320,7 @@ class ObjectKinds:
                     scope = self.script.resolve(name.id, self.script.scope_of(name))[0]
                     self.attached.add((scope, name.id))
         match call.func:
-            case ast.Attribute(value=ast.Name() as base, attr=method) if method.endswith("_"):
+            case ast.Attribute(value=ast.Name() as base, attr=in_place) if in_place.endswith("_"):
                 own = self.kinds(base)
                 if own & SECRETS and "value" in _computed(own, *passed):
                     self._hold(base, VALUE)
