@@ -17,8 +17,8 @@ from .fourier.evaluation import approximate_epsilon as approximate_epsilon
 from .fourier_accountant import FourierAccountant as FourierAccountant
 from .gaussian import GaussianCurve as GaussianCurve
 from .gaussian import joint_mu as joint_mu
-from .gaussian_bound import GaussianBound as GaussianBound
-from .gaussian_bound import gaussian_bound as gaussian_bound
+from .least_gaussian import GaussianBound as GaussianBound
+from .least_gaussian import gaussian_bound as gaussian_bound
 from .opacus import opacus_noise_multiplier as opacus_noise_multiplier
 from .participations import CountingAttack as CountingAttack
 from .post_processing import PostProcessedCurve as PostProcessedCurve

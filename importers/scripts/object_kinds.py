@@ -331,8 +331,8 @@ class ObjectKinds:
                     self._hold(base, frozenset().union(*taken))
         named = isinstance(call.func, ast.Name) or self.is_part(call.func, callee)
         if "model" in callee and named:
-            for method in self._model_methods("forward", "call", "__call__"):
-                for arg, kinds in zip(method.args.args[1:], passed, strict=False):
+            for forward in self._model_methods("forward", "call", "__call__"):
+                for arg, kinds in zip(forward.args.args[1:], passed, strict=False):
                     self.bound[arg] |= kinds
 
     def _give_parameters(self, owner: ast.ClassDef, method: ast.stmt) -> None:

@@ -105,7 +105,7 @@ class Update:
     weight_decay: float
 
 
-Tensors = Sequence[Tensor]
+Tensors = list[Tensor] | tuple[Tensor, ...]
 
 Rule = Callable[[Tensors, Tensors, Sequence[State], Update], None]
 """Updates tensors in place from their means and their states, which are changed."""

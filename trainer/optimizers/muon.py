@@ -59,7 +59,14 @@ from torch import Tensor
 
 from affidavit.mechanisms import DEFAULT_DEGREE, DEFAULT_STEPS, Start, coefficients
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.optimizers.base import DPOptimizer, Rule, Update, map_batches, std_at
+from affidavit.trainer.optimizers.base import (
+    DPOptimizer,
+    Rule,
+    Tensors,
+    Update,
+    map_batches,
+    std_at,
+)
 from affidavit.trainer.optimizers.entrywise import adam
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
@@ -102,7 +109,7 @@ MatrixMap = Callable[[Tensor], Tensor]
 """Maps a batch of matrices (k, m, n) to matrices of the same shapes."""
 
 
-def step_along(parameters: Sequence[Tensor], directions: Sequence[Tensor], at: Update) -> None:
+def step_along(parameters: Tensors, directions: Tensors, at: Update) -> None:
     """Set each W, of shape (m, n), to (1 - ηλ) W - η O; O has the entries of W."""
     if at.weight_decay:
         torch._foreach_mul_(parameters, 1 - at.learning_rate * at.weight_decay)
