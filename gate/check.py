@@ -111,7 +111,7 @@ def check(
     searched: list[str] = []
     corrupt: list[Path] = []
     try:
-        for message in _with_status(run_in_box(work)):
+        for message in _with_status(run_in_box(work, asks_service=service is not None)):
             match message:
                 case Searched(file=file):
                     searched.append(file)

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -66,12 +67,14 @@ Work = Callable[[frozenset[str]], Iterator[Begun | Limits | T]]
 """Yields ``Begun`` for each item that is not in the given set, its results, and limits to set."""
 
 
-def run_in_box(work: Work[T]) -> Iterator[Begun | Ended | T]:
+def run_in_box(work: Work[T], *, asks_service: bool = False) -> Iterator[Begun | Ended | T]:
     """Yield what ``work`` yields in child processes, and the items in which one was ended.
 
-    Exceptions of ``work`` are raised here.
+    Exceptions of ``work`` are raised here. ``work`` runs in this process and without limits where
+    the system has no fork, or if it asks a service and this process has other threads, which may
+    be the service's: a child does not have them, and would wait for ever. The command has one.
     """
-    if not hasattr(os, "fork"):
+    if not hasattr(os, "fork") or (asks_service and threading.active_count() > 1):
         yield from (message for message in work(frozenset()) if not isinstance(message, Limits))
         return
     done: set[str] = set()
