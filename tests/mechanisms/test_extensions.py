@@ -96,7 +96,11 @@ from affidavit.trainer.optimizers.base import DPOptimizer
 
 class Forgetful(DPOptimizer):
     def rule(self, inputs):
-        return lambda parameter, mean, state, at: parameter - at.learning_rate * at.step * mean
+        def apply(parameters, means, states, at):
+            for parameter, mean in zip(parameters, means):
+                parameter.sub_(at.learning_rate * at.step * mean)
+
+        return apply
 """
 ENTRY_POINTS = """[affidavit.strategies]
 fading = throw_away_strategy:Fading
