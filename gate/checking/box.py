@@ -72,7 +72,7 @@ def run_in_box(work: Work[T], *, asks_service: bool = False) -> Iterator[Begun |
 
     Exceptions of ``work`` are raised here. ``work`` runs in this process and without limits where
     the system has no fork, or if it asks a service and this process has other threads, which may
-    be the service's: a child does not have them, and would wait for ever. The command has one.
+    be the service's: a child does not have them, and would never end. The command has one.
     """
     if not hasattr(os, "fork") or (asks_service and threading.active_count() > 1):
         yield from (message for message in work(frozenset()) if not isinstance(message, Limits))
