@@ -381,30 +381,31 @@ def _flow_finding(first: Record, second: Record, neighbour: Neighbour) -> Replay
     kinds = ("lot", "release", "accounted", "draw")
     first_ones = [event for event in first["events"] if event["kind"] in kinds]
     second_ones = [event for event in second["events"] if event["kind"] in kinds]
-    where = _branch(first, second)
+    ends = first["ended"], second["ended"]
     for one, other in zip(first_ones, second_ones, strict=False):
         if (one["kind"], one.get("records")) != (other["kind"], other.get("records")):
-            return ReplayFinding(
-                code="steps_differ",
-                remedy="Stop and branch by released values, public data or constants.",
-                check="non_interference",
-                message=f"where one run continues with a {one['kind']} ({one['line']}), the other "
-                f"continues with a {other['kind']} ({other['line']}).",
-                where=where or other["line"],
-                neighbour=_changed(neighbour),
+            message = (
+                f"where one run continues with a {one['kind']} ({one['line']}), the other "
+                f"continues with a {other['kind']} ({other['line']})."
             )
-    ends = first["ended"], second["ended"]
-    if len(first_ones) != len(second_ones) or ends != ends[::-1]:
-        return ReplayFinding(
-            code="steps_differ",
-            remedy="Stop and branch by released values, public data or constants.",
-            check="non_interference",
-            message=f"one run ends {ends[0]} after {first['releases']} releases, the other "
-            f"{ends[1]} after {second['releases']}.",
-            where=where or second["ended_at"],
-            neighbour=_changed(neighbour),
+            line = other["line"]
+            break
+    else:
+        if len(first_ones) == len(second_ones) and ends[0] == ends[1]:
+            return None
+        message = (
+            f"one run ends {ends[0]} after {first['releases']} releases, the other "
+            f"{ends[1]} after {second['releases']}."
         )
-    return None
+        line = second["ended_at"]
+    return ReplayFinding(
+        code="steps_differ",
+        remedy="Stop and branch by released values, public data or constants.",
+        check="non_interference",
+        message=message,
+        where=_branch(first, second) or line,
+        neighbour=_changed(neighbour),
+    )
 
 
 def _branch(first: Record, second: Record) -> str | None:
