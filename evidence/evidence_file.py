@@ -47,7 +47,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.trust import StepError
 
 FORMAT = "affidavit-evidence/v1"
 MANIFEST = "manifest.json"
@@ -87,16 +88,13 @@ _REGULAR_FILE = 0o100644 << 16
 _UNIX = 3 << 8
 
 
-class EvidenceError(CodedError):
-    """A step rejected the evidence; ``step`` is its number."""
+class EvidenceError(StepError):
+    """A step rejected the evidence."""
+
+    step_names = EVIDENCE_STEPS
 
     def __init__(self, step: int, code: str, message: str, remedy: str = "") -> None:
-        super().__init__(code, message, remedy or "Get the file again from its author.")
-        self.step = step
-        self.step_name = EVIDENCE_STEPS[step - 1]
-
-    def __str__(self) -> str:
-        return f"step {self.step} ({self.step_name}): {self.message} {self.remedy}"
+        super().__init__(step, code, message, remedy or "Get the file again from its author.")
 
 
 # ---- writing -------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from affidavit.client import DIGEST
 from affidavit.evidence import EvidenceError, EvidenceReport
 from affidavit.evidence import verify_evidence as check_evidence
 from affidavit.evidence.evidence_file import MAX_BYTES
-from affidavit.gate.console import out, print_json, say, stop, usage_errors, write
+from affidavit.gate.console import print_json, say, stop, usage_errors, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
     DEFAULT_SERVER,
@@ -33,7 +32,8 @@ from affidavit.gate.options import (
     TrustOption,
 )
 from affidavit.gate.service_commands import connect
-from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
+from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
+from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.trust import TrustRoot
 
 
@@ -70,18 +70,18 @@ def verify_evidence(
     with usage_errors(file):
         # The keyset must be valid today, but the certificate may have expired since the run.
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = with_status(
+        options = verification_options(
             trusted,
-            status,
+            checkpoints=CheckpointStore(checkpoint_store),
+            consistency=consistency,
+            status=status,
             require_status=require_status,
             require_log=require_log,
-            seen=CheckpointStore(checkpoint_store).newest(),
-            consistency=read_consistency_file(consistency),
         )
     try:
         report = check_evidence(content, trusted, options)
     except EvidenceError as error:
-        _print_failure(file, error, as_json=as_json)
+        print_rejection(str(file), error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None
     _print(report, as_json=as_json)
 
@@ -96,32 +96,8 @@ def _read(file: Path) -> bytes:
 
 def _print(report: EvidenceReport, *, as_json: bool) -> None:
     if as_json:
-        steps = [
-            {"step": step, "name": name, "detail": detail, "checked": step not in report.unchecked}
-            for step, name, detail in report.steps
-        ]
+        steps = steps_as_documents(report.steps, report.unchecked)
         print_json({"verified": True, "about": dict(report.about), "steps": steps})
         return
-    for step, name, detail in report.steps:
-        mark = "[yellow]–[/]" if step in report.unchecked else "[green]✓[/]"
-        out.print(f"{mark} {step}. {name}: {escape(detail)}")
+    print_steps(report.steps, report.unchecked)
     say("the evidence verifies.")
-
-
-def _print_failure(file: Path, error: EvidenceError, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "verified": False,
-                "step": error.step,
-                "step_name": error.step_name,
-                "code": error.code,
-                "message": error.message,
-                "remedy": error.remedy,
-            }
-        )
-        return
-    out.print(
-        f"[red]✗ {escape(str(file))}: rejected at step {error.step} ({error.step_name}), "
-        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}"
-    )

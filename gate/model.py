@@ -69,7 +69,7 @@ from affidavit.gate.options import (
     TrustOption,
     command_group,
 )
-from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
+from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.trust import (
     KeyFailure,
     KeyRole,
@@ -135,13 +135,13 @@ def sign_model(
             now=datetime.now(UTC).replace(microsecond=0),
             openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
             exports=export or [],
-            options=with_status(
+            options=verification_options(
                 trusted,
-                status,
+                checkpoints=checkpoints,
+                consistency=consistency,
+                status=status,
                 require_status=require_status,
                 require_log=require_log,
-                seen=checkpoints.newest(),
-                consistency=read_consistency_file(consistency),
             ),
         )
     except (UnsupportedClaim, VerificationError) as failure:
@@ -175,17 +175,16 @@ def verify_model(
         if root is not None and not keyset:
             keyset = [folder / KEYSET_FILE]
         trusted = TrustRoot(keys, keyset, root, trust).load()
-        options = with_status(
+        options = verification_options(
             trusted,
-            status,
+            checkpoints=checkpoints,
+            consistency=consistency,
+            status=status,
             require_status=require_status,
             require_log=require_log,
-            seen=checkpoints.newest(),
-            consistency=read_consistency_file(consistency),
         )
         report = verify_folder(folder, trusted, options=options)
-        if report.checkpoint is not None:
-            checkpoints.update(report.checkpoint, options.seen)
+        checkpoints.update(report.checkpoint, options.seen)
     except VerificationError as error:
         report = ModelReport(
             findings=[
@@ -293,17 +292,16 @@ def check(
     checkpoints = CheckpointStore(checkpoint_store)
     with usage_errors(certificate):
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = with_status(
+        options = verification_options(
             trusted,
-            status,
+            checkpoints=checkpoints,
+            consistency=consistency,
+            status=status,
             require_status=require_status,
             require_log=require_log,
-            seen=checkpoints.newest(),
-            consistency=read_consistency_file(consistency),
         )
         verified = verify(read_file(certificate), trusted, options=options)
-        if verified.checkpoint is not None:
-            checkpoints.update(verified.checkpoint, options.seen)
+        checkpoints.update(verified.checkpoint, options.seen)
     guarantee = verified.predicate["guarantee"]
     if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
         stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")

@@ -53,7 +53,7 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import connect, print_answer
-from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
+from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.plan import PlanError
 from affidavit.trust import TrustRoot, parse_instant
 
@@ -206,18 +206,17 @@ def conformance(
     with usage_errors(certificate):
         # The keyset must be valid today, but the certificate may have expired since the run began.
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = with_status(
+        options = verification_options(
             trusted,
-            status,
+            checkpoints=checkpoints,
+            consistency=consistency,
+            status=status,
             require_status=require_status,
             require_log=require_log,
-            seen=checkpoints.newest(),
-            consistency=read_consistency_file(consistency),
             used_at=started_at,
         )
         verified = verify_bundle(bundle, trusted, options=options)
-        if verified.checkpoint is not None:
-            checkpoints.update(verified.checkpoint, options.seen)
+        checkpoints.update(verified.checkpoint, options.seen)
     try:
         report = check_conformance(content, verified.predicate)
     except (PlanNotClosed, PlanError, ValueError) as error:

@@ -113,11 +113,13 @@ class CheckpointStore(Store):
         except (BadNote, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None
 
-    def update(self, note: str, compared: Mapping[str, SeenCheckpoint]) -> None:
-        """Store ``note``, which extends the ``compared`` checkpoint of its log.
+    def update(self, note: str | None, compared: Mapping[str, SeenCheckpoint]) -> None:
+        """Store ``note``, if any, which extends the ``compared`` checkpoint of its log.
 
         A larger tree that another process stored meanwhile is kept. A failed write is a warning.
         """
+        if note is None:
+            return
         checkpoint = read_checkpoint(note)
         try:
             with locked(self.path):
@@ -177,7 +179,7 @@ class StatusStore(Store):
             self._warn(error)
 
 
-def read_consistency_file(path: Path | None) -> Consistency | None:
+def _read_consistency(path: Path | None) -> Consistency | None:
     """Return the consistency proof in a file, if one is named; ends the command if it is none."""
     if path is None:
         return None
@@ -189,13 +191,22 @@ def read_consistency_file(path: Path | None) -> Consistency | None:
         stop(f"{path} is not a consistency proof: {error}.")
 
 
-def with_status(
-    trusted: TrustedKeys, status: Path | None, **requirements: Any
+def verification_options(
+    trusted: TrustedKeys,
+    *,
+    checkpoints: CheckpointStore,
+    consistency: Path | None,
+    status: Path | None,
+    **requirements: Any,
 ) -> VerificationOptions:
-    """Return the ``requirements`` with the status list in a file, which is stored if it is valid.
+    """Return the ``requirements`` with what this verifier saw before, and the files it is given.
 
-    Raises ``BadStore``.
+    The status list in a file is stored if it is valid. Raises ``BadStore``.
     """
+    requirements |= {
+        "seen": checkpoints.newest(),
+        "consistency": _read_consistency(consistency),
+    }
     if status is None:
         return VerificationOptions(**requirements)
     lists = StatusStore()

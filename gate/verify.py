@@ -36,7 +36,8 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import describe_certificate
-from affidavit.gate.verifier_state import CheckpointStore, read_consistency_file, with_status
+from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
+from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, plan_from
 from affidavit.trust import (
@@ -102,25 +103,24 @@ def verify(
     checkpoints = CheckpointStore(checkpoint_store)
     try:
         trusted = TrustRoot(keys, keyset, root, trust).load()
-        options = with_status(
+        options = verification_options(
             trusted,
-            status,
+            checkpoints=checkpoints,
+            consistency=consistency,
+            status=status,
             require_status=require_status,
             require_log=require_log,
             accountants=_minimum_versions(accountants or []),
             policies=frozenset(digests),
             floors=tuple(read_policy(Path(file)) for file in files),
             log_origin=log_origin,
-            seen=checkpoints.newest(),
-            consistency=read_consistency_file(consistency),
         )
         raw = read_bytes(bundle)
         expected = None if file is None else file.plan
         verified = verify_bundle(raw, trusted, plan=expected, options=options)
-        if verified.checkpoint is not None:
-            checkpoints.update(verified.checkpoint, options.seen)
+        checkpoints.update(verified.checkpoint, options.seen)
     except VerificationError as error:
-        _print_failure(bundle, error, as_json=as_json)
+        print_rejection(bundle, error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None
     except (KeyFailure, MalformedPlan) as failure:
         stop(str(failure))
@@ -178,9 +178,7 @@ def _print(
     recompute: bool,
     show: bool,
 ) -> None:
-    for number, step, detail in verified.steps:
-        mark = "[yellow]–[/]" if number in verified.unchecked else "[green]✓[/]"
-        out.print(f"{mark} {number}. {step}: {escape(detail)}")
+    print_steps(verified.steps, verified.unchecked)
     if problem is not None:
         out.print(f"[red]✗ recomputed:[/] {escape(problem)}")
     elif recompute:
@@ -257,35 +255,8 @@ def _as_document(
         **proved,
         "verified": not reasons,
         "verdict": verified.predicate["verdict"],
-        "steps": [
-            {
-                "step": number,
-                "name": step,
-                "detail": detail,
-                "checked": number not in verified.unchecked,
-            }
-            for number, step, detail in verified.steps
-        ],
+        "steps": steps_as_documents(verified.steps, verified.unchecked),
         "recomputed": None if not recompute else problem is None,
         "reasons": reasons,
         "statement": verified.statement,
     }
-
-
-def _print_failure(name: str, error: VerificationError, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "verified": False,
-                "step": error.step,
-                "step_name": error.step_name,
-                "code": error.code,
-                "message": error.message,
-                "remedy": error.remedy,
-            }
-        )
-        return
-    out.print(
-        f"[red]✗ {escape(name)}: rejected at step {error.step} ({error.step_name}), "
-        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}"
-    )

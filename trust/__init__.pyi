@@ -10,6 +10,7 @@ from .dsse import sign_envelope as sign_envelope
 from .dsse import statement_in as statement_in
 from .errors import STEPS as STEPS
 from .errors import KeysetError as KeysetError
+from .errors import StepError as StepError
 from .errors import VerificationError as VerificationError
 from .key import SERVICE_ROLES as SERVICE_ROLES
 from .key import KeyFailure as KeyFailure

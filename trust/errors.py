@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from affidavit.plan import CodedError
 
 STEPS = (
@@ -25,13 +27,21 @@ class KeysetError(CodedError):
     """The keyset cannot be used."""
 
 
-class VerificationError(CodedError):
-    """A step rejected the bundle; ``step`` is its number."""
+class StepError(CodedError):
+    """A step of a verification rejected what is verified; ``step`` is its number."""
+
+    step_names: ClassVar[tuple[str, ...]]
 
     def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
         super().__init__(code, message, remedy)
         self.step = step
-        self.step_name = STEPS[step - 1]
+        self.step_name = self.step_names[step - 1]
 
     def __str__(self) -> str:
         return f"step {self.step} ({self.step_name}): {self.message} {self.remedy}"
+
+
+class VerificationError(StepError):
+    """A step rejected the bundle."""
+
+    step_names = STEPS

@@ -205,7 +205,7 @@ def _verify_model(item: Forgery, folder: Path) -> None:
 
 
 def _evidence_file(bundle: bytes) -> bytes:
-    """What leads to the certificate in it, which is verified before all that stands beside it."""
+    """What leads to the certificate in it, which is verified before everything else in the file."""
     about = canonical_json({"certificate": statement_id(bundle), "run": None})
     return b"".join(write_evidence({"about.json": about, "bundle.json": bundle}))
 
@@ -233,7 +233,7 @@ THROUGH = {
     "trainer.private_loop.private": "trainer.run_config.bind",
     "guard.opacus_run.opacus": "guard.certified_run.load_certified_run",
     "evidence.model.training_check.training_of": "evidence.model.signing.sign_model",
-    "gate.verifier_state.with_status": "certificate.verification.status_list.current_status",
+    "gate.verifier_state.verification_options": "certificate.verification.status_list.current_status",
     "gate.verifier_state.StatusStore.update": "certificate.verification.status_list.current_status",
     "service.web.pages.certificate_view.verification": (
         "certificate.verification.bundle_verification.verify"
@@ -391,6 +391,15 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
+def _write_files(bundle: bytes, folder: Path) -> None:
+    """Write what ``COMMANDS`` name."""
+    (folder / "bundle.json").write_bytes(bundle)
+    (folder / "record.jsonl").write_bytes(RECORD)
+    (folder / "evidence.zip").write_bytes(_evidence_file(bundle))
+    (folder / "unsigned").mkdir()
+    (folder / "model").mkdir()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_applies_the_policy_of_the_keyset(
     document: Callable[..., dict[str, Any]],
@@ -402,11 +411,7 @@ def test_every_command_applies_the_policy_of_the_keyset(
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     own = KeyStore(tmp_path / "home" / "keys").new("signer")
     item = forge(document(), logged=False)
-    (tmp_path / "bundle.json").write_bytes(item.bundle)
-    (tmp_path / "record.jsonl").write_bytes(RECORD)
-    (tmp_path / "evidence.zip").write_bytes(_evidence_file(item.bundle))
-    (tmp_path / "unsigned").mkdir()
-    (tmp_path / "model").mkdir()
+    _write_files(item.bundle, tmp_path)
     with suppress(VerificationError):
         _verify_model(item, tmp_path / "model")
     root = SigningKey.generate()
@@ -450,11 +455,7 @@ def test_every_command_compares_the_log_with_what_was_seen_of_it(
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     own = KeyStore(tmp_path / "home" / "keys").new("signer")
     item = forge(document())
-    (tmp_path / "bundle.json").write_bytes(item.bundle)
-    (tmp_path / "record.jsonl").write_bytes(RECORD)
-    (tmp_path / "evidence.zip").write_bytes(_evidence_file(item.bundle))
-    (tmp_path / "unsigned").mkdir()
-    (tmp_path / "model").mkdir()
+    _write_files(item.bundle, tmp_path)
     with suppress(VerificationError, AssertionError):
         _verify_model(item, tmp_path / "model")
     shown = json.loads(item.bundle)["log"]["checkpoint"]
