@@ -228,13 +228,14 @@ VERIFIERS: dict[str, Callable[[Forgery, Path], None]] = {
     "evidence.evidence_verification.verify_evidence": _verify_evidence,
 }
 """Those that verify a certificate, by module and name."""
+CURRENT_STATUS = "certificate.verification.status_list.current_status"
 THROUGH = {
     "trainer.loop.train": "trainer.run_config.bind",
     "trainer.private_loop.private": "trainer.run_config.bind",
     "guard.opacus_run.opacus": "guard.certified_run.load_certified_run",
     "evidence.model.training_check.training_of": "evidence.model.signing.sign_model",
-    "gate.verifier_state.verification_options": "certificate.verification.status_list.current_status",
-    "gate.verifier_state.StatusStore.update": "certificate.verification.status_list.current_status",
+    "gate.verifier_state.verification_options": CURRENT_STATUS,
+    "gate.verifier_state.StatusStore.update": CURRENT_STATUS,
     "service.web.pages.certificate_view.verification": (
         "certificate.verification.bundle_verification.verify"
     ),
@@ -242,7 +243,7 @@ THROUGH = {
 """Those that hand the keys to another, which has to be the first thing that they do with them."""
 OTHER_DOCUMENTS = {
     "certificate.verification.status_list.read_status",
-    "certificate.verification.status_list.current_status",
+    CURRENT_STATUS,
     "evidence.provenance.read_provenance",
 }
 """Those that verify something else than certificates; their own tests forge it."""
