@@ -187,6 +187,32 @@ EXAMINE := .venv-examine/bin
 	$(BIN)/python -m pip --python $(EXAMINE)/python install --quiet --group examine
 	touch $@
 
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+PUBLISHED := https://pypi.org/packages/source/a/affidavit/affidavit-$(VERSION).tar.gz
+
+# Built from the commit, so that nothing else in the folder travels.
+dist: .venv-examine ## what a release publishes: packages, bill of materials, conda recipe, checksums
+	rm -rf dist build/commit
+	mkdir -p build/commit
+	git archive HEAD | tar -x -C build/commit
+	$(MAKE) sbom
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist/packages build/commit
+	$(EXAMINE)/twine check --strict dist/packages/*
+	sha=$$(sha256sum dist/packages/*.tar.gz | cut -d' ' -f1) && \
+		sed "s|^  path: .*|  url: $(PUBLISHED)\n  sha256: $$sha|" deploy/conda/recipe.yaml > dist/recipe.yaml
+	{ (cd dist/packages && sha256sum *); (cd dist && sha256sum *.json *.yaml); } > dist/SHA256SUMS
+
+release: ## sign and push the tag of this version; the workflow of tags publishes it
+	@test -z "$$(git status --porcelain)" || { echo "Commit or remove what git status lists."; exit 2; }
+	@grep -q '^## $(VERSION) ([0-9-]*)$$' CHANGELOG.md || { echo 'CHANGELOG.md: date the heading: ## $(VERSION) ('$$(date +%F)')'; exit 2; }
+	@grep -q '^Security = ' pyproject.toml || { echo 'pyproject.toml: under [project.urls], give the addresses Source and Security'; exit 2; }
+	$(MAKE) dist
+	git tag --sign v$(VERSION) --message "Affidavit $(VERSION)"
+	git push origin v$(VERSION)
+
+try-release: .venv-examine ## make release and an upload, to stand-ins on this machine
+	$(BIN)/python -m tests.release.publication
+
 sbom: .venv-examine ## the bill of materials
 	mkdir -p dist
 	$(EXAMINE)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate --output-file dist/sbom.cdx.json requirements-run.lock

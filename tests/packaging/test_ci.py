@@ -25,7 +25,8 @@ def _load(name: str) -> Any:
     return YAML(typ="safe").load((REPOSITORY / name).read_text())
 
 
-def _valid(schema: str, *files: str) -> None:
+def valid(schema: str, *files: str) -> None:
+    """Hold files of the repository to a schema of ``check-jsonschema``."""
     command = [BIN / "check-jsonschema", "--builtin-schema", schema, *files]
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
 
@@ -103,7 +104,7 @@ def test_inputs_of_the_action_are_never_code(action: Any, project: Path, hostile
 
 
 def test_the_action_is_one() -> None:
-    _valid("vendor.github-actions", "action.yml")
+    valid("vendor.github-actions", "action.yml")
     steps = {step["name"]: step for step in _load("action.yml")["runs"]["steps"]}
     assert not [name for name, step in steps.items() if "${{" in step.get("run", "")]
     install = steps["Install"]
@@ -128,7 +129,7 @@ def test_the_cached_environment_is_that_of_this_python_and_these_files(tmp_path:
 
 @pytest.mark.soak
 def test_the_template_of_gitlab_checks_and_leaves_reports(project: Path) -> None:
-    _valid("vendor.gitlab-ci", "ci/gitlab.yml")
+    valid("vendor.gitlab-ci", "ci/gitlab.yml")
     job = _load("ci/gitlab.yml")["affidavit"]
     script = "\n".join(line for line in job["script"] if not line.startswith("pip install"))
     path = f"{BIN}:{os.environ['PATH']}"
