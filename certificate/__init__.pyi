@@ -21,3 +21,6 @@ from .verification.verification_result import SeenCheckpoint as SeenCheckpoint
 from .verification.verification_result import SeenStatus as SeenStatus
 from .verification.verification_result import VerificationOptions as VerificationOptions
 from .verification.verification_result import VerifiedCertificate as VerifiedCertificate
+from .verification.verifier_state import BadStore as BadStore
+from .verification.verifier_state import CheckpointStore as CheckpointStore
+from .verification.verifier_state import verification_options as verification_options

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from affidavit.certificate import verification_options
 from affidavit.client import DIGEST
 from affidavit.evidence import EvidenceError, EvidenceReport
 from affidavit.evidence import verify_evidence as check_evidence
@@ -33,7 +34,6 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.service_commands import connect
 from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
-from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.trust import TrustRoot
 
 
@@ -72,7 +72,7 @@ def verify_evidence(
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
         options = verification_options(
             trusted,
-            checkpoints=CheckpointStore(checkpoint_store),
+            checkpoints=checkpoint_store,
             consistency=consistency,
             status=status,
             require_status=require_status,

@@ -22,7 +22,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.accountants import decimal_down
-from affidavit.certificate import verify
+from affidavit.certificate import verification_options, verify
 from affidavit.evidence import (
     AUDITABLE,
     CHECKED,
@@ -69,7 +69,6 @@ from affidavit.gate.options import (
     TrustOption,
     command_group,
 )
-from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.trust import (
     KeyFailure,
     KeyRole,
@@ -115,7 +114,6 @@ def sign_model(
 
     With --keyset and --root, the keyset is added for verifiers who trust the roots.
     """
-    checkpoints = CheckpointStore(checkpoint_store)
     try:
         key = own_signing_key(KeyRole.RUN)
         if key is None:
@@ -137,7 +135,7 @@ def sign_model(
             exports=export or [],
             options=verification_options(
                 trusted,
-                checkpoints=checkpoints,
+                checkpoints=checkpoint_store,
                 consistency=consistency,
                 status=status,
                 require_status=require_status,
@@ -170,21 +168,19 @@ def verify_model(
 
     --root alone uses the keyset in the folder; --keyset gives a newer one.
     """
-    checkpoints = CheckpointStore(checkpoint_store)
     try:
         if root is not None and not keyset:
             keyset = [folder / KEYSET_FILE]
         trusted = TrustRoot(keys, keyset, root, trust).load()
         options = verification_options(
             trusted,
-            checkpoints=checkpoints,
+            checkpoints=checkpoint_store,
             consistency=consistency,
             status=status,
             require_status=require_status,
             require_log=require_log,
         )
         report = verify_folder(folder, trusted, options=options)
-        checkpoints.update(report.checkpoint, options.seen)
     except VerificationError as error:
         report = ModelReport(
             findings=[
@@ -289,19 +285,17 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
-    checkpoints = CheckpointStore(checkpoint_store)
     with usage_errors(certificate):
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
         options = verification_options(
             trusted,
-            checkpoints=checkpoints,
+            checkpoints=checkpoint_store,
             consistency=consistency,
             status=status,
             require_status=require_status,
             require_log=require_log,
         )
         verified = verify(read_file(certificate), trusted, options=options)
-        checkpoints.update(verified.checkpoint, options.seen)
     guarantee = verified.predicate["guarantee"]
     if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
         stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")

@@ -17,7 +17,7 @@ import httpx
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import VerificationOptions
+from affidavit.certificate import BadStore, CheckpointStore, VerificationOptions
 from affidavit.certificate.verification.monitoring import (
     MissingTile,
     MonitorReport,
@@ -36,7 +36,6 @@ from affidavit.gate.options import (
     TrustOption,
 )
 from affidavit.gate.service_commands import require_url, token_for
-from affidavit.gate.verifier_state import BadStore, CheckpointStore
 from affidavit.plan import MalformedPlan, load_json
 from affidavit.trust import TrustRoot, home
 from affidavit.trust.log import (

@@ -21,6 +21,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.assessment import PlanNotClosed
+from affidavit.certificate import verification_options
 from affidavit.certificate import verify as verify_bundle
 from affidavit.client import RunEvent, RunProgress
 from affidavit.evidence import (
@@ -53,7 +54,6 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import connect, print_answer
-from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.plan import PlanError
 from affidavit.trust import TrustRoot, parse_instant
 
@@ -201,14 +201,13 @@ def conformance(
 ) -> None:
     """Check that a run did what was certified; exits 0 only if it conforms."""
     content, bundle = read_file(record), read_file(certificate)
-    checkpoints = CheckpointStore(checkpoint_store)
     started_at = _started_at(record, content)
     with usage_errors(certificate):
         # The keyset must be valid today, but the certificate may have expired since the run began.
         trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
         options = verification_options(
             trusted,
-            checkpoints=checkpoints,
+            checkpoints=checkpoint_store,
             consistency=consistency,
             status=status,
             require_status=require_status,
@@ -216,7 +215,6 @@ def conformance(
             used_at=started_at,
         )
         verified = verify_bundle(bundle, trusted, options=options)
-        checkpoints.update(verified.checkpoint, options.seen)
     try:
         report = check_conformance(content, verified.predicate)
     except (PlanNotClosed, PlanError, ValueError) as error:

@@ -15,6 +15,7 @@ from affidavit.certificate import (
     VerifiedCertificate,
     proof_sources,
     prove_certificate,
+    verification_options,
 )
 from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.policy import accounting_verdict
@@ -37,7 +38,6 @@ from affidavit.gate.options import (
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import describe_certificate
 from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
-from affidavit.gate.verifier_state import CheckpointStore, verification_options
 from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, plan_from
 from affidavit.trust import (
@@ -100,12 +100,11 @@ def verify(
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
     file = None if plan is None else load_plan(plan, as_json=False)
     digests, files = _split_policies(policies or [])
-    checkpoints = CheckpointStore(checkpoint_store)
     try:
         trusted = TrustRoot(keys, keyset, root, trust).load()
         options = verification_options(
             trusted,
-            checkpoints=checkpoints,
+            checkpoints=checkpoint_store,
             consistency=consistency,
             status=status,
             require_status=require_status,
@@ -118,7 +117,6 @@ def verify(
         raw = read_bytes(bundle)
         expected = None if file is None else file.plan
         verified = verify_bundle(raw, trusted, plan=expected, options=options)
-        checkpoints.update(verified.checkpoint, options.seen)
     except VerificationError as error:
         print_rejection(bundle, error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None

@@ -11,7 +11,7 @@ per tensor (count K).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -33,14 +33,12 @@ from affidavit.mechanisms.plan_files import read_plan
 from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, schedule
 from affidavit.trust import (
     KeyFailure,
-    PublicKey,
     TrustedKeys,
-    TrustRoot,
     VerificationError,
+    trusted_or_own,
 )
 
 Certificate = str | Path | bytes
-Keys = str | Path | PublicKey | Sequence[str | Path | PublicKey] | TrustedKeys | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,42 +100,36 @@ def load_certified_run(
     certificate: Certificate,
     *,
     plan: str | Path | Plan | None = None,
-    keys: Keys = None,
+    trusted: TrustedKeys | None = None,
     options: VerificationOptions | None = None,
 ) -> CertifiedRun:
     """Verify ``certificate`` and return its run; raises ``GuardStop`` if it allows none."""
     try:
+        trusted = trusted_or_own(trusted)
+    except TypeError:
+        raise GuardStop(
+            "bad_argument",
+            f"trusted is {type(trusted).__name__}, not keys with the policy under which they are "
+            "trusted.",
+            "Make it with affidavit.keys.trusted(...).",
+        ) from None
+    except KeyFailure as failure:
+        raise GuardStop("unreadable", str(failure), "Give the issuer's keys (trusted=).") from None
+    try:
         raw = certificate if isinstance(certificate, bytes) else read_bytes(str(certificate))
         expected = read_plan(str(plan)).plan if isinstance(plan, str | Path) else plan
-        predicate = verify(raw, _trusted(keys), plan=expected, options=options).predicate
+        predicate = verify(raw, trusted, plan=expected, options=options).predicate
         execution = certified_execution(predicate, STEP_OBLIGATIONS)
     except (VerificationError, NotTrainable) as error:
         raise GuardStop(error.code, error.message, error.remedy) from None
     except MalformedPlan as error:
         reason = error.reasons[0]
         raise GuardStop(reason.code, reason.message, reason.remedy) from None
-    except KeyFailure as failure:
-        raise GuardStop("unreadable", str(failure), "Give the issuer's keys (keys=).") from None
     except PlanError as error:
         raise GuardStop("open_plan", str(error), "Certify the plan again.") from None
     certified = CertifiedRun(predicate=predicate, plan=execution.plan, execution=execution)
     _require_enforceable(certified)
     return certified
-
-
-def _trusted(keys: Keys) -> TrustedKeys:
-    if isinstance(keys, TrustedKeys):
-        return keys
-    trusted = () if keys is None else (keys,) if isinstance(keys, str | Path | PublicKey) else keys
-    if keys is not None and not trusted:
-        raise GuardStop("bad_argument", "keys is empty.", "Give the issuer's keys, or None.")
-    if trusted and all(isinstance(key, PublicKey) for key in trusted):
-        public = tuple(key for key in trusted if isinstance(key, PublicKey))
-        return TrustedKeys(public, policy=None)
-    paths = [Path(key) for key in trusted if isinstance(key, str | Path)]
-    if len(paths) != len(trusted):
-        raise GuardStop("bad_argument", "keys mixes files and keys.", "Use only one of them.")
-    return TrustRoot(paths).load()
 
 
 def _require_enforceable(certified: CertifiedRun) -> None:

@@ -29,7 +29,6 @@ from affidavit.certificate import VerificationOptions
 from affidavit.guard.certified_run import (
     Certificate,
     CertifiedRun,
-    Keys,
     assign_tensors,
     load_certified_run,
     require_certified_parameters,
@@ -45,6 +44,7 @@ from affidavit.guard.noise_statistics import (
 from affidavit.guard.record import RunRecord
 from affidavit.guard.sampler import compute_commitment
 from affidavit.plan import Plan, exact_fraction
+from affidavit.trust import TrustedKeys
 
 Amount = float | Mapping[str, float]
 """One number for every release of the plan, or one for each name of a release."""
@@ -55,7 +55,8 @@ class Guard:
 
     ``blocks`` maps each release of the plan to its trainable tensors by name; every updated tensor
     appears once. ``generator`` names the random generators, one name or
-    ``{"sampling": ..., "noise": ...}``; conformance accepts ``chacha20``.
+    ``{"sampling": ..., "noise": ...}``; conformance accepts ``chacha20``. ``trusted`` are the
+    issuer's keys and their policy (``affidavit.keys.trusted``), by default your own keys.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Guard:
         generator: str | Mapping[str, str],
         lot_size: int | None = None,
         probability: float | None = None,
-        keys: Keys = None,
+        trusted: TrustedKeys | None = None,
         record: str | Path = "run",
         options: VerificationOptions | None = None,
     ) -> None:
@@ -77,7 +78,9 @@ class Guard:
         self._keys: set[str] = set()
         self.notes: tuple[str, ...] = ()
         with self._stop_state.guarded():
-            self.certified = load_certified_run(certificate, plan=plan, keys=keys, options=options)
+            self.certified = load_certified_run(
+                certificate, plan=plan, trusted=trusted, options=options
+            )
             _require_sampler(self.certified, sampler, dataset_size, lot_size, probability)
             self._tensors = assign_tensors(self.certified, blocks)
             generators = _generators(generator)

@@ -44,7 +44,6 @@ from affidavit.guard import opacus_checks as checks
 from affidavit.guard.certified_run import (
     Certificate,
     CertifiedRun,
-    Keys,
     assign_tensors,
     load_certified_run,
     require_certified_parameters,
@@ -64,6 +63,7 @@ from affidavit.guard.sampler import (
     guard_sampler,
 )
 from affidavit.plan import Plan
+from affidavit.trust import TrustedKeys
 
 MODULE_PREFIX = "_module."
 """Prefix of parameter names in Opacus' GradSampleModule."""
@@ -185,7 +185,7 @@ def opacus(
     data_loader: Any,
     certificate: Certificate,
     *,
-    keys: Keys = None,
+    trusted: TrustedKeys | None = None,
     plan: str | Path | Plan | None = None,
     record: str | Path = "run",
     blocks: dict[str, list[str]] | None = None,
@@ -195,16 +195,15 @@ def opacus(
 ) -> OpacusRun:
     """Guard the result of ``make_private``; raises ``GuardStop`` if it violates the certificate.
 
-    ``keys`` are the issuer's public keys, or ``TrustedKeys`` with a keyset's trust policy; by
-    default your own key directory. ``blocks`` maps
-    releases to tensor names, if the plan has several releases. ``module`` is the model; by
-    default the guard finds it.
+    ``trusted`` are the issuer's keys and their policy (``affidavit.keys.trusted``), by default
+    your own keys. ``blocks`` maps releases to tensor names, if the plan has several releases.
+    ``module`` is the model; by default the guard finds it.
     """
     stop_state = StopState()
     with stop_state.guarded():
         if generator not in ("chacha20", "opacus"):
             raise GuardStop("bad_argument", f"generator is {generator!r}.", 'Say "chacha20".')
-        certified = load_certified_run(certificate, plan=plan, keys=keys, options=options)
+        certified = load_certified_run(certificate, plan=plan, trusted=trusted, options=options)
         checks.require_optimizer(certified, privacy_engine, optimizer)
         sampler = checks.poisson_sampler(certified, data_loader)
         notes = checks.align_sampling(certified, optimizer, sampler)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -60,11 +60,7 @@ from affidavit.plan import (
     syntax_of,
     with_fields,
 )
-from affidavit.trust import (
-    PublicKey,
-    TrustedKeys,
-    TrustRoot,
-)
+from affidavit.trust import TrustedKeys, trusted_or_own
 
 if TYPE_CHECKING:
     from affidavit.assessment.diagnose import Diagnosis
@@ -351,24 +347,21 @@ def verify(
     bundle: bytes | str | os.PathLike[str] | Mapping[str, Any],
     *,
     plan: Source | None = None,
-    keys: Iterable[PublicKey] | TrustedKeys | None = None,
+    trusted: TrustedKeys | None = None,
     options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
     """Verify a certificate offline; ``predicate["verdict"]`` of the result is its verdict.
 
-    ``bundle`` is its bytes, its document or a path. ``keys`` are trusted instead of this machine's:
-    public keys, or what ``affidavit.trust.TrustRoot`` loads from a keyset, with its trust policy.
-    Raises ``VerificationError`` with the failing step, and ``OSError``.
+    ``bundle`` is its bytes, its document or a path. ``trusted`` are keys and the policy under which
+    they are trusted (``affidavit.keys.trusted``), by default the keys of this machine. Raises
+    ``VerificationError`` with the failing step, ``KeyFailure`` and ``OSError``.
     """
     if isinstance(bundle, Mapping):
         raw = json.dumps(bundle, ensure_ascii=False).encode()
     else:
         raw = bundle if isinstance(bundle, bytes) else Path(bundle).read_bytes()
-    if keys is None:
-        keys = TrustRoot(None).load()
-    trusted = keys if isinstance(keys, TrustedKeys) else TrustedKeys(tuple(keys), policy=None)
     expected: Plan | None = None if plan is None else load(plan)
-    return verify_bundle(raw, trusted, plan=expected, options=options or VerificationOptions())
+    return verify_bundle(raw, trusted_or_own(trusted), plan=expected, options=options)
 
 
 def _answered(certification: Certification, answer: Answer | None) -> Answer:

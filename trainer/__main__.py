@@ -21,13 +21,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import MAX_BYTES, VerificationOptions
+from affidavit.certificate import MAX_BYTES, verification_options
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, PlanError, printable, read_limited
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trust import (
     KeyFailure,
-    TrustedKeys,
     TrustRoot,
     VerificationError,
     write_atomically,
@@ -108,6 +107,19 @@ def main(
     require_log: Annotated[
         bool, typer.Option("--require-log", help="Refuse a certificate that is not in a log.")
     ] = False,
+    checkpoint_store: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint-store",
+            help="File with the last checkpoint seen of each log, instead of your own.",
+        ),
+    ] = None,
+    consistency: Annotated[
+        Path | None,
+        typer.Option(
+            "--consistency", help="Consistency proof of the log from the last checkpoint seen."
+        ),
+    ] = None,
     files: Annotated[
         list[Path] | None,
         typer.Option("--files", help="Folder whose files --data and --model may use; repeatable."),
@@ -168,8 +180,16 @@ def main(
     """Train exactly what a certificate certifies, and write the record of the run."""
     read = _read_plan(plan)
     bundle = _read(certificate, _read_signed)
-    listed = None if status is None else _read(status, _read_signed)
-    trusted = _load_trust(TrustRoot(keys, keyset, root, trust))
+    with _trust_errors():
+        trusted = TrustRoot(keys, keyset, root, trust).load()
+        options = verification_options(
+            trusted,
+            checkpoints=checkpoint_store,
+            consistency=consistency,
+            status=status,
+            require_status=status is not None,
+            require_log=require_log,
+        )
 
     from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.errors import MixedRecords, UnsupportedModel
@@ -201,9 +221,6 @@ def main(
     ):
         records = load_data(data)
         adapter = load_model(model, records)
-    options = VerificationOptions(
-        status=listed, require_status=listed is not None, require_log=require_log
-    )
     peers = Peers.join(settings.device_type)
     try:
         outcome = train(
@@ -291,10 +308,11 @@ def _read(path: Path, read: Callable[[Path], T]) -> T:
         _exit(Exit.USAGE, "unreadable", f"cannot read {path}: {error.strerror}.")
 
 
-def _load_trust(root: TrustRoot) -> TrustedKeys:
-    """Return the trusted keys and their trust policy; report unusable ones and exit."""
+@contextmanager
+def _trust_errors() -> Iterator[None]:
+    """Exit if the block cannot use a file of keys, or of what was seen before."""
     try:
-        return root.load()
+        yield
     except KeyFailure as failure:
         _exit(Exit.USAGE, "bad_keys", str(failure))
     except VerificationError as failure:

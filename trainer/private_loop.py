@@ -48,7 +48,7 @@ from affidavit.trainer.loop import Outcome, Run, StepOutputs
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.steps.gradients import Lot, LotQueue, replaced_losses
-from affidavit.trust import TrustedKeys, TrustRoot
+from affidavit.trust import TrustedKeys, trusted_or_own
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """Returns one loss for each record of a batch, shape (n,)."""
@@ -115,15 +115,17 @@ def private(
     ``run.optimizer``. Microbatches have the loader's ``batch_size``, and records come from its data
     set and ``collate_fn``; its sampler is not used. ``blocks`` has name patterns for each release
     of a plan with several releases; a release of ``count`` above 1 has a block for each tensor.
-    ``trusted`` are the keys that may certify and their policy, by default your own keys, and
-    ``options`` your further requirements on the certificate. ``users``, of shape (N,), has
-    the user of each record, for a plan of users with several records. ``example`` is a batch of at
-    least three records to probe the model with, by default some of the first records. ``digest``
-    identifies the data; by default each record is read for it once. A run in ``out`` is resumed
-    unless ``resume`` is false.
+    ``trusted`` are the keys that may certify and their policy (``affidavit.keys.trusted``), by
+    default your own keys, and ``options`` your further requirements on the certificate.
+    ``users``, of shape (N,), has the user of each record, for a plan of users with several
+    records. ``example`` is a batch of at least three records to probe the model with, by default
+    some of the first records. ``digest`` identifies the data; by default each record is read for
+    it once. A run in ``out`` is resumed unless ``resume`` is false.
 
-    Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
+    Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``, and
+    ``KeyFailure`` for keys that cannot be read.
     """
+    trusted = trusted_or_own(trusted)
     _require_loader(loader)
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise UnsupportedModel(
@@ -148,7 +150,7 @@ def private(
     records = LoadedRecords(loader, digest, Path(out))
     config = bind(
         bundle,
-        TrustRoot([], [], None).load() if trusted is None else trusted,
+        trusted,
         plan,
         records=len(records),
         most_of_a_user=None if users is None else _max_records_of_a_user(users, len(records)),

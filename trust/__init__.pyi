@@ -45,3 +45,4 @@ from .trust_root import accept_keyset as accept_keyset
 from .trust_root import check_keyset as check_keyset
 from .trust_root import read_anchor as read_anchor
 from .trust_root import read_trust_policy as read_trust_policy
+from .trust_root import trusted_or_own as trusted_or_own

@@ -149,6 +149,21 @@ class TrustRoot:
             raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
 
 
+def trusted_or_own(trusted: TrustedKeys | None) -> TrustedKeys:
+    """Return ``trusted``, or by default the keys of the key directory, which have no policy.
+
+    Raises ``TypeError`` for anything else, such as bare public keys, and ``KeyFailure``.
+    """
+    if trusted is None:
+        return TrustRoot(None).load()
+    if not isinstance(trusted, TrustedKeys):
+        raise TypeError(
+            f"trusted is {type(trusted).__name__}, which does not say under which policy keys are "
+            "trusted. Make it with affidavit.keys.trusted(...)."
+        )
+    return trusted
+
+
 def read_trust_policy(path: Path | None) -> TrustPolicy | None:
     """Read the trust policy in a file, if one is named; raises ``KeyFailure``."""
     try:

@@ -119,6 +119,8 @@ def verify(
     )
     status = check_status(envelope, predicate, verifier)
     report.add(13, status.detail, is_checked=status.is_checked)
+    if last_checkpoint is not None and options.remember is not None:
+        options.remember(last_checkpoint)
     return VerifiedCertificate(
         statement=statement,
         steps=tuple(report.steps),

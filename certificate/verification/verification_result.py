@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -39,8 +39,9 @@ class VerificationOptions:
     accepted policies, and ``floors`` policies whose rules the certificate must meet, whichever
     policy it was issued under. With ``require_log`` a bundle is rejected that was never logged, or
     whose log cannot be linked to the last checkpoint seen; ``log_origin`` names the only accepted
-    log. ``seen`` are the last checkpoints seen, by origin, and ``consistency`` is the proof that
-    links one of them to the bundle's. ``status`` is a signed status list, required by
+    log. ``seen`` are the last checkpoints seen, by origin, ``consistency`` is the proof that
+    links one of them to the bundle's, and ``remember`` is called with the log's signed note if it
+    is the newest. ``status`` is a signed status list, required by
     ``require_status``, and ``status_seen`` are the newest lists seen, by issuer.
     ``used_at`` is the time of a past use, after which the certificate may have expired.
     """
@@ -52,6 +53,7 @@ class VerificationOptions:
     log_origin: str | None = None
     seen: Mapping[str, SeenCheckpoint] = field(default_factory=dict)
     consistency: Consistency | None = None
+    remember: Callable[[str], None] | None = None
     status: bytes | None = None
     require_status: bool = False
     status_seen: Mapping[str, SeenStatus] = field(default_factory=dict)

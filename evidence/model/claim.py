@@ -105,7 +105,6 @@ class Training:
     weights_checked: bool
     untrained: tuple[str, ...] = ()
     audit: Audit | None = None
-    checkpoint: str | None = None
 
 
 def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:

@@ -259,7 +259,6 @@ def training_of(
         weights_checked=checked,
         untrained=untrained,
         audit=_audit(evidence, header, predicate["guarantee"], planned),
-        checkpoint=verified.checkpoint,
     )
 
 

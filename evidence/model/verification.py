@@ -91,15 +91,11 @@ STEPS = (
 
 @dataclass(kw_only=True)
 class ModelReport:
-    """The results of the steps as (name, detail), the mismatches, and the ``claim``.
-
-    ``checkpoint`` is the log's signed note to keep as the last one seen, if any.
-    """
+    """The results of the steps as (name, detail), the mismatches, and the ``claim``."""
 
     claim: dict[str, Any] = field(default_factory=dict)
     steps: list[tuple[str, str]] = field(default_factory=list)
     findings: list[ModelFinding] = field(default_factory=list)
-    checkpoint: str | None = None
 
     @property
     def verified(self) -> bool:
@@ -154,7 +150,6 @@ def verify_model(
     except UnsupportedClaim as failure:
         report.findings.append(failure.finding)
         return report
-    report.checkpoint = training.checkpoint
     guarantee = training.certificate["guarantee"]
     report.add_step(3, f"ε ≤ {guarantee['epsilon']['upper']} at δ = {guarantee['delta']['upper']}")
     run = training.conformance

@@ -26,7 +26,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from affidavit import guard
-from affidavit.trust import read_public_keys
+from affidavit.library.keys import trusted
 
 RECORDS, LOT, STEPS, SIGMA, CLIP = 600, 64, 8, 1.2, 1.0
 FOLDER = Path(sys.argv[1])
@@ -84,7 +84,7 @@ class Run:
         if record is not None:
             self.guard = guard.opacus(
                 self.engine, self.optimizer, self.loader, FOLDER / f"{setting.bundle}.json",
-                keys=read_public_keys(FOLDER / "keys.json"), record=record, **setting.guarded,
+                trusted=trusted(FOLDER / "keys.json"), record=record, **setting.guarded,
             )  # fmt: skip
 
     @property

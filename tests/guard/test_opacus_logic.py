@@ -17,6 +17,7 @@ from affidavit.guard import GuardStop, opacus
 from affidavit.trust import SigningKey
 from tests.guard.conftest import LOT, RECORDS, STEPS
 from tests.guard.fakes import DistributedDPOptimizer, DPOptimizer, Engine, Loader
+from tests.support.trust import trusting
 
 
 class Script:
@@ -30,9 +31,14 @@ class Script:
             setattr(self.optimizer, name, value)
         self.loader, self.engine = Loader(changes.pop("records", RECORDS), LOT), Engine()
         self.guard = opacus(
-            self.engine, self.optimizer, self.loader, bundle, keys=key.public, record=record,
+            self.engine,
+            self.optimizer,
+            self.loader,
+            bundle,
+            trusted=trusting(key.public),
+            record=record,
             **changes,
-        )  # fmt: skip
+        )
         self.lots = self.endless()
 
     def endless(self) -> Any:

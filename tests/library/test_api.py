@@ -23,7 +23,7 @@ import affidavit
 from affidavit.plan import PlanFields, as_document, with_fields
 from affidavit.plan.document import Dataset, Phase, PlanDocument, Release, Sampling, Target
 from affidavit.plan.optimizer import Optimizer
-from affidavit.trust import SigningKey
+from affidavit.trust import KeyStore, SigningKey, TrustedKeys
 
 POISSON: Any = {
     "adjacency": "add_remove",
@@ -184,15 +184,18 @@ def test_a_bound_rounds_up_however_it_is_written() -> None:
 
 
 def test_a_certificate_is_signed_and_verified(plan: affidavit.Plan, tmp_path: Path) -> None:
-    key = SigningKey.generate("me")
+    key, other = KeyStore(tmp_path / "own").new("me"), SigningKey.generate("other")
+    trusted = affidavit.keys.trusted(tmp_path / "own" / f"{key.public.key_id}.json")
     answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None, **QUICK)
     certificate = answer.write(tmp_path / "bundle.json", key)
-    verified = affidavit.verify(tmp_path / "bundle.json", plan=answer.source, keys=[key.public])
+    verified = affidavit.verify(tmp_path / "bundle.json", plan=answer.source, trusted=trusted)
     assert verified.predicate["certificate_id"] == certificate.id
     with pytest.raises(affidavit.VerificationError):
-        affidavit.verify(certificate.bundle, plan=plan, keys=[key.public])
+        affidavit.verify(certificate.bundle, plan=plan, trusted=trusted)
     with pytest.raises(affidavit.VerificationError):
-        affidavit.verify(certificate.bundle, keys=[SigningKey.generate("other").public])
+        affidavit.verify(certificate.bundle, trusted=TrustedKeys((other.public,), policy=None))
+    with pytest.raises(TypeError, match=r"affidavit\.keys\.trusted"):
+        affidavit.verify(certificate.bundle, trusted=[key.public])  # type: ignore[arg-type]
 
 
 def test_a_solved_plan_is_closed(plan: affidavit.Plan) -> None:

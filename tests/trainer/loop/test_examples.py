@@ -53,7 +53,7 @@ def test_an_example_ends_in_a_conformant_record(
     path, _, content = short(example.PLAN, tmp_path)
     monkeypatch.setattr(example, "PLAN", path)
     monkeypatch.setattr(
-        "affidavit.trainer.private_loop.TrustRoot.load", lambda _: trusting(KEY.public)
+        "affidavit.trainer.private_loop.trusted_or_own", lambda _: trusting(KEY.public)
     )
     (tmp_path / "bundle.json").write_bytes(content)
     arguments = tmp_path / "bundle.json", tmp_path / "run"
@@ -76,7 +76,7 @@ from affidavit.trainer import private_loop
 
 folder = Path(sys.argv[1])
 keys = read_public_keys(folder / "keys.json")
-private_loop.TrustRoot.load = lambda _: TrustedKeys(keys, policy=None)
+private_loop.trusted_or_own = lambda _: TrustedKeys(keys, policy=None)
 example = import_module(sys.argv[2])
 example.PLAN = folder / "plan.json"
 example.main(folder / "bundle.json", folder / "run")

@@ -25,7 +25,7 @@ def test_rounds_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     bundle.write_bytes(content)
     monkeypatch.setattr(flower_client, "PLAN", path)
     monkeypatch.setattr(
-        "affidavit.trainer.private_loop.TrustRoot.load", lambda _: trusting(KEY.public)
+        "affidavit.trainer.private_loop.trusted_or_own", lambda _: trusting(KEY.public)
     )
     for name in ("_run_id", "_task_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)

@@ -2,7 +2,7 @@
 
 Only with an earlier state can a verifier detect that a log was rolled back or forked, or that a
 signed status list predates a revocation. The checkpoint of each verified bundle is stored if it
-extends the stored one. The files are ``checkpoints.json`` (or
+extends the stored one, by ``VerificationOptions.remember``. The files are ``checkpoints.json`` (or
 ``--checkpoint-store``) and ``status-lists.json`` under ``$AFFIDAVIT_HOME``; several processes may
 use them at once.
 """
@@ -10,20 +10,18 @@ use them at once.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
-from affidavit.certificate import (
+from affidavit.certificate.verification.status_list import current_status
+from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     SeenStatus,
     VerificationOptions,
-    current_status,
 )
-from affidavit.gate.console import err, read_file, stop
 from affidavit.mechanisms.plan_files import MAX_BYTES
 from affidavit.plan import MalformedPlan, load_json, read_limited
 from affidavit.trust import (
@@ -45,6 +43,8 @@ from affidavit.trust.log import (
 )
 
 VERSION = 1
+
+log = logging.getLogger("affidavit.certificate")
 
 
 class BadStore(KeyFailure):
@@ -84,9 +84,11 @@ class Store:
         )
 
     def _warn(self, error: OSError) -> None:
-        err.print(
-            f"cannot write {escape(str(self.path))} ({error.strerror}): {self.purpose} will not "
-            "be detected."
+        log.warning(
+            "cannot write %s (%s): %s will not be detected.",
+            self.path,
+            error.strerror,
+            self.purpose,
         )
 
 
@@ -113,13 +115,11 @@ class CheckpointStore(Store):
         except (BadNote, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None
 
-    def update(self, note: str | None, compared: Mapping[str, SeenCheckpoint]) -> None:
-        """Store ``note``, if any, which extends the ``compared`` checkpoint of its log.
+    def update(self, note: str, compared: Mapping[str, SeenCheckpoint]) -> None:
+        """Store ``note``, which extends the ``compared`` checkpoint of its log.
 
         A larger tree that another process stored meanwhile is kept. A failed write is a warning.
         """
-        if note is None:
-            return
         checkpoint = read_checkpoint(note)
         try:
             with locked(self.path):
@@ -179,39 +179,49 @@ class StatusStore(Store):
             self._warn(error)
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return read_limited(path, MAX_BYTES)
+    except OSError as error:
+        raise KeyFailure(f"cannot read {path}: {error.strerror}.") from None
+
+
 def _read_consistency(path: Path | None) -> Consistency | None:
-    """Return the consistency proof in a file, if one is named; ends the command if it is none."""
+    """Return the consistency proof in a file, if one is named; raises ``KeyFailure``."""
     if path is None:
         return None
     try:
-        return read_consistency(load_json(read_file(path)).data)
+        return read_consistency(load_json(_read(path)).data)
     except MalformedPlan as error:
-        stop(f"{path}: {error.reasons[0].message}")
+        raise KeyFailure(f"{path}: {error.reasons[0].message}") from None
     except BadLogPart as error:
-        stop(f"{path} is not a consistency proof: {error}.")
+        raise KeyFailure(f"{path} is not a consistency proof: {error}.") from None
 
 
 def verification_options(
     trusted: TrustedKeys,
     *,
-    checkpoints: CheckpointStore,
-    consistency: Path | None,
-    status: Path | None,
+    checkpoints: Path | None = None,
+    consistency: Path | None = None,
+    status: Path | None = None,
     **requirements: Any,
 ) -> VerificationOptions:
     """Return the ``requirements`` with what this verifier saw before, and the files it is given.
 
-    The status list in a file is stored if it is valid. Raises ``BadStore``.
+    ``checkpoints`` is the file of the last checkpoints seen, by default the verifier's own, in
+    which a verification also stores the one that it sees. The status list in a file is stored if
+    it is valid. Raises ``KeyFailure`` for files that cannot be used.
     """
+    store = CheckpointStore(checkpoints)
+    seen = store.newest()
     requirements |= {
-        "seen": checkpoints.newest(),
+        "seen": seen,
+        "remember": lambda note: store.update(note, seen),
         "consistency": _read_consistency(consistency),
     }
     if status is None:
         return VerificationOptions(**requirements)
     lists = StatusStore()
-    options = VerificationOptions(
-        **requirements, status=read_file(status), status_seen=lists.newest()
-    )
+    options = VerificationOptions(**requirements, status=_read(status), status_seen=lists.newest())
     lists.update(options, trusted)
     return options
