@@ -4,14 +4,10 @@ A pool of processes works a bounded number of lines ahead of the output, so that
 length streams. A result is printed as soon as it and all earlier ones are known, even if the next
 line has not arrived. A line that is malformed, crashes its process or triggers an internal error
 has a result of its own and does not stop the batch.
-
-On a Ray cluster whose nodes have ``affidavit[ray]``, chunks of lines go to workers that Ray keeps
-between chunks, so that the accountants stay warm. Ray repeats the chunks of a node that dies.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -62,9 +58,6 @@ def batch(
         Path | None,
         typer.Option(help="File for the results; an interrupted batch resumes at its end."),
     ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Use the nodes of a Ray cluster.")
-    ] = None,
 ) -> None:
     """Certify one plan per line, in order; a bad line does not stop the batch."""
     exits: set[Exit] = set()
@@ -77,10 +70,7 @@ def batch(
         exits.update(earlier_exits)
         progress.advance(task, len(earlier_exits))
         lines = _remaining_lines(plans, stream, len(earlier_exits))
-        if ray is None:
-            results = certify_lines(lines, jobs=jobs, engine=engine, **options)
-        else:
-            results = certify_on_ray(ray, lines, engine=engine, **options)
+        results = certify_lines(lines, jobs=jobs, engine=engine, **options)
         with nullcontext() if file is None else file:
             try:
                 for result, code in results:
@@ -282,62 +272,3 @@ def _progress() -> Progress:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-
-
-CHUNK_LINES = 32
-CHUNKS_PER_PROCESSOR = 4
-"""Chunks in flight."""
-
-
-def certify_on_ray(
-    address: str,
-    lines: Iterable[bytes | None],
-    *,
-    engine: str | None,
-    second_opinion: bool,
-    directory: Path,
-) -> Iterator[Result]:
-    """Yield the results of ``lines`` in order; a None among the lines sends the chunk so far."""
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ModuleNotFoundError:
-        stop("Ray is not installed: pip install 'affidavit[ray]'.")
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError as error:
-        stop(f"cannot connect to a Ray cluster at {address}: {error}")
-    certify_remotely = ray.remote(num_cpus=1, max_retries=-1)(certify_chunk)
-    processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    try:
-        for future in _in_order(
-            _chunks(lines),
-            lambda chunk: certify_remotely.remote(
-                chunk, engine, second_opinion, directory
-            ).future(),
-            CHUNKS_PER_PROCESSOR * processors,
-        ):
-            yield from future.result()
-    finally:
-        ray.shutdown()
-
-
-def _chunks(lines: Iterable[bytes | None]) -> Iterator[list[bytes] | None]:
-    """Group lines, at most ``CHUNK_LINES`` each; a None ends a chunk and is passed on."""
-    chunk: list[bytes] = []
-    for line in lines:
-        if line is not None:
-            chunk.append(line)
-        if chunk and (line is None or len(chunk) == CHUNK_LINES):
-            yield chunk
-            chunk = []
-        if line is None:
-            yield None
-    if chunk:
-        yield chunk
-
-
-def certify_chunk(
-    lines: list[bytes], engine: str | None, second_opinion: bool, directory: Path
-) -> list[Result]:
-    """Certify a chunk in a worker of the cluster."""
-    return [certify_line(line, engine, second_opinion, directory) for line in lines]

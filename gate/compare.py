@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -135,7 +134,7 @@ def _change_table(comparison: PlanComparison) -> Table:
 
 # ---- noise mechanisms
 
-EXPORT_SUFFIXES = (".json", ".npy", ".npz")
+EXPORT_SUFFIX = ".npz"
 
 
 def strategy(
@@ -147,12 +146,12 @@ def strategy(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option("--export", help="Export the injected noise as .json, .npy or .npz."),
+        typer.Option("--export", help="Export the injected noise to this .npz file."),
     ] = None,
 ) -> None:
     """Compare a plan's noise with independent noise: sensitivity, error and buffers."""
-    if export is not None and export.suffix not in EXPORT_SUFFIXES:
-        stop(f"--export {export} must end in {', '.join(EXPORT_SUFFIXES)}.")
+    if export is not None and export.suffix != EXPORT_SUFFIX:
+        stop(f"--export {export} must end in {EXPORT_SUFFIX}.")
     require_writable(svg, export)
     file = load_plan(plan, as_json=as_json)
     try:
@@ -181,7 +180,7 @@ def _write_files(
         contents[svg] = result.picture().encode()
     if export is not None:
         try:
-            contents[export] = _export_noise(result.strategy, export.suffix)
+            contents[export] = _export_noise(result.strategy)
         except TooLarge as error:
             stop(f"--export: {error} is too large to write.")
     for path, content in contents.items():
@@ -189,8 +188,8 @@ def _write_files(
     return {str(path): content_digest(content) for path, content in contents.items()}
 
 
-def _export_noise(strategy: Strategy, suffix: str) -> bytes:
-    """Return N as a strategy file for plans; if N is Toeplitz, its first column.
+def _export_noise(strategy: Strategy) -> bytes:
+    """Return N as a noise file for plans; if N is Toeplitz, its first column.
 
     Raises ``TooLarge``. A matrix that is not square is reported, because no plan can name it.
     """
@@ -198,18 +197,8 @@ def _export_noise(strategy: Strategy, suffix: str) -> bytes:
     noise = strategy.noise_matrix() if column is None else np.trim_zeros(column, "b")
     if noise.ndim == 2 and noise.shape[0] != noise.shape[1]:
         stop(f"--export: a {strategy.kind} has noise per node, not per step; name it by kind.")
-    if suffix == ".json":
-        document = (
-            {"kind": "toeplitz_inverse", "coefficients": noise.tolist()}
-            if noise.ndim == 1
-            else {"kind": "matrix", "rows": noise.tolist()}
-        )
-        return json.dumps(document).encode()
     stream = io.BytesIO()
-    if suffix == ".npy":
-        np.save(stream, noise)
-    else:
-        np.savez(stream, noise=noise)
+    np.savez(stream, noise=noise)
     return stream.getvalue()
 
 

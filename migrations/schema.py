@@ -24,7 +24,7 @@ from alembic import op
 from affidavit.service.operation.database_admin import metadata
 
 MUTABLE_TABLES = frozenset(
-    {"certifications", "log_pending", "run_leases", "saved_views", "sessions", "token_uses"}
+    {"certifications", "log_pending", "run_leases", "sessions", "token_uses"}
 )
 """Queues, counters and other tables without evidence; all others are append-only."""
 

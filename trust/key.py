@@ -41,7 +41,6 @@ class KeyRole(StrEnum):
     CHECKPOINT = "checkpoint"
     STATUS = "status"
     RUN = "run"
-    WITNESS = "witness"
 
 
 SERVICE_ROLES = (KeyRole.CERTIFICATE, KeyRole.CHECKPOINT, KeyRole.STATUS)

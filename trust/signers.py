@@ -1,11 +1,10 @@
-"""Private keys outside the key directory: an environment variable, a command, a PKCS#11 token.
+"""Private keys outside the key directory: an environment variable or a PKCS#11 token.
 
 At most one is configured; by default keys are files (``affidavit.trust.key_store``).
 
 ==============================  ====================================================
 ``AFFIDAVIT_SIGNING_KEY``       the private key itself, PKCS#8 PEM; further keys can be in
                                 ``AFFIDAVIT_SIGNING_KEY_CHECKPOINT`` and ``..._STATUS``
-``AFFIDAVIT_SIGN_COMMAND``      a command that signs its standard input
 ``AFFIDAVIT_PKCS11_MODULE``     the path of a PKCS#11 library, with
 ``AFFIDAVIT_PKCS11_TOKEN``      the label of the token and
 ``AFFIDAVIT_PKCS11_PIN_FILE``   a file with its PIN, readable by its owner alone
@@ -14,30 +13,15 @@ At most one is configured; by default keys are files (``affidavit.trust.key_stor
 *Environment variables*: each has one unencrypted PKCS#8 PEM block and nothing else. What a key may
 sign is in its public record; each role's private half can come from a secret of its own.
 
-*Command* (a key management service, a smart card, another machine): it reads the message from
-standard input and the key id from ``$AFFIDAVIT_KEY_ID``, and prints the Ed25519 signature as 64
-bytes or in base64 (optionally with Transit's ``vault:v1:`` prefix). It is started without a
-shell. The public key must accept the signature, so that a wrong key, a truncated message or a
-prehashed variant fails here and not at the verifier. The signed message contains the whole plan, up
-to some megabytes: AWS KMS (4096 bytes) and Google Cloud KMS (64 KiB) cannot sign every certificate.
-
 *PKCS#11 token* (an HSM): signs and never reveals the key. The token's object for a public key is
 found by signing a probe with each of its Ed25519 keys, because ids and labels are the owner's
 choice. The session stays open and is reopened once if lost. Needs ``affidavit[pkcs11]``.
 Reference: PKCS #11 v3.1, 6.3 (CKM_EDDSA).
-
->>> CommandKeys.of("vault-sign --key 'my key'").command
-('vault-sign', '--key', 'my key')
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
-import re
-import shlex
-import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,18 +58,12 @@ def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:
     Raises ``KeyFailure`` if two are configured, or if the one cannot be used.
     """
     stated = [name for name in KEY_VARIABLES if environ.get(name)]
-    others = [name for name in (COMMAND_VARIABLE, MODULE_VARIABLE) if environ.get(name)]
-    match [*stated[:1], *others]:
-        case []:
-            return None
-        case [name] if name in KEY_VARIABLES:
-            return EnvironmentKeys(tuple(EnvironmentKey.of(environ[name], name) for name in stated))
-        case [name] if name == COMMAND_VARIABLE:
-            return CommandKeys.of(environ[name])
-        case [_]:
-            return open_token(environ)
-        case several:
-            raise KeyFailure(f"{' and '.join(several)} are both set; give only one.")
+    has_token = bool(environ.get(MODULE_VARIABLE))
+    if stated and has_token:
+        raise KeyFailure(f"{stated[0]} and {MODULE_VARIABLE} are both set; give only one.")
+    if stated:
+        return EnvironmentKeys(tuple(EnvironmentKey.of(environ[name], name) for name in stated))
+    return open_token(environ) if has_token else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,81 +133,6 @@ class EnvironmentKeys:
     def find(self, public: PublicKey) -> SigningPort | None:
         """Return a signer for ``public`` if one of these private keys belongs to it, or None."""
         return next(filter(None, (key.find(public) for key in self.keys)), None)
-
-
-COMMAND_VARIABLE = "AFFIDAVIT_SIGN_COMMAND"
-COMMAND_TIMEOUT_S = 30
-"""The longest time that the command may take."""
-SIGNATURE_BYTES = 64
-_TRANSIT_PREFIX = re.compile(rb"^vault:v[0-9]{1,9}:")
-
-
-@dataclass(frozen=True, slots=True)
-class CommandKeys:
-    """The private keys of a signing command."""
-
-    command: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str) -> CommandKeys:
-        """Parse a command line with shell quoting; raises ``KeyFailure``."""
-        try:
-            words = tuple(shlex.split(text))
-        except ValueError as error:
-            raise KeyFailure(f"{COMMAND_VARIABLE} cannot be read: {error}.") from None
-        if not words:
-            raise KeyFailure(f"{COMMAND_VARIABLE} names no command.")
-        return cls(words)
-
-    def find(self, public: PublicKey) -> SigningPort | None:
-        """Return a signer for ``public``, which fails if the command lacks that key."""
-        return RemoteKey(public, self.sign)
-
-    def sign(self, public: PublicKey, message: bytes) -> bytes:
-        """Return the command's signature; raises ``KeyFailure``.
-
-        The failure omits the command's stderr, which may contain credentials.
-        """
-        try:
-            done = subprocess.run(
-                self.command,
-                input=message,
-                capture_output=True,
-                check=False,
-                timeout=COMMAND_TIMEOUT_S,
-                env={**os.environ, "AFFIDAVIT_KEY_ID": public.key_id},
-            )
-        except subprocess.TimeoutExpired:
-            raise KeyFailure(
-                f"the command of {COMMAND_VARIABLE} did not end in {COMMAND_TIMEOUT_S} s."
-            ) from None
-        except OSError as error:
-            raise KeyFailure(
-                f"the command of {COMMAND_VARIABLE} cannot be run: {error.strerror}."
-            ) from None
-        if done.returncode != 0:
-            raise KeyFailure(
-                f"the command of {COMMAND_VARIABLE} ended with code {done.returncode}."
-            )
-        signature = _read_signature(done.stdout)
-        if signature is None:
-            raise KeyFailure(f"the command of {COMMAND_VARIABLE} printed no Ed25519 signature.")
-        if not public.accepts(signature, message):
-            raise KeyFailure(
-                f"the command of {COMMAND_VARIABLE} signed with a key other than "
-                f"{public.key_id[:16]}, or not the whole message, or not with pure Ed25519."
-            )
-        return signature
-
-
-def _read_signature(printed: bytes) -> bytes | None:
-    if len(printed) == SIGNATURE_BYTES:
-        return printed
-    try:
-        decoded = base64.b64decode(_TRANSIT_PREFIX.sub(b"", printed.strip()), validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return decoded if len(decoded) == SIGNATURE_BYTES else None
 
 
 MODULE_VARIABLE, TOKEN_VARIABLE = "AFFIDAVIT_PKCS11_MODULE", "AFFIDAVIT_PKCS11_TOKEN"

@@ -40,7 +40,7 @@ from pydantic import Field, field_validator, model_validator
 from affidavit.plan import MalformedPlan, load_yaml
 from affidavit.trust.dates import is_ahead
 from affidavit.trust.dsse import SignedPart, validated
-from affidavit.trust.key import KeyRole, PublicKey
+from affidavit.trust.key import PublicKey
 from affidavit.trust.log.cosignature import WitnessKey, stamped_at
 from affidavit.trust.log.note import (
     BadNote,
@@ -160,11 +160,7 @@ class TrustPolicy(SignedPart):
 
     def dependent_witness(self, trusted: Iterable[PublicKey]) -> str | None:
         """Return the name of a witness with a key of the log itself, or None."""
-        log_keys = {
-            key.key.public_bytes_raw()
-            for key in trusted
-            if any(key.has_role(role) for role in KeyRole if role is not KeyRole.WITNESS)
-        }
+        log_keys = {key.key.public_bytes_raw() for key in trusted}
         keys = () if self.witnesses is None else self.witnesses.parsed()
         return next((key.name for key in keys if key.raw in log_keys), None)
 

@@ -16,7 +16,6 @@ from affidavit.accountants import AccountantError
 from affidavit.assessment import (
     Assessment,
     curves,
-    draw_curves,
     profile_chart,
     spending,
     spending_chart,
@@ -31,14 +30,6 @@ from affidavit.trust import statement_in
 
 MAX_RESULTS = 128
 """Cached drawings, about 60 KB each."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurvesText:
-    """The document of privacy curves, and their drawing."""
-
-    document: str
-    svg: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +53,18 @@ class DrawCertificate:
 
     def __init__(self, pool: AccountingPool) -> None:
         self._pool = pool
-        self._curves = ComputationCache[CurvesText | tuple[Reason, ...]](MAX_RESULTS)
+        self._curves = ComputationCache[str | tuple[Reason, ...]](MAX_RESULTS)
         self._charts = ComputationCache[Charts](MAX_RESULTS)
 
-    async def curves(self, certificate: StoredCertificate) -> CurvesText:
-        """Return the curves of a certificate; raises ``NoCurve`` or ``AccountingUnavailable``."""
+    async def curves(self, certificate: StoredCertificate) -> str:
+        """Return the document of privacy curves.
+
+        Raises ``NoCurve`` or ``AccountingUnavailable``.
+        """
         result = await self._curves(
             certificate.id, lambda: self._pool.run_long(compute_curves, plan_of(certificate))
         )
-        if isinstance(result, CurvesText):
+        if isinstance(result, str):
             return result
         raise NoCurve(result)
 
@@ -94,15 +88,12 @@ def plan_of(certificate: StoredCertificate) -> Plan:
     return plan_from(statement_in(certificate.bundle)["predicate"]["plan"])
 
 
-def compute_curves(plan: Plan) -> CurvesText | tuple[Reason, ...]:
+def compute_curves(plan: Plan) -> str | tuple[Reason, ...]:
     """Compute, in the pool, the curves of ``plan`` or the reasons why there are none."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return result.reasons
-    return CurvesText(
-        document=json.dumps(result.as_document(), allow_nan=False, ensure_ascii=False),
-        svg=draw_curves(result),
-    )
+    return json.dumps(result.as_document(), allow_nan=False, ensure_ascii=False)
 
 
 def compute_charts(plan: Plan, steps_run: int | None, *, with_steps: bool = True) -> Charts:

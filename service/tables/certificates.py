@@ -18,8 +18,6 @@ service cannot rewrite what it has signed.
     retired or a development key was forgotten.
 ``requests``
     Requester, time and body of each request, and the issue that answered it.
-``saved_views``
-    Saved searches of people.
 """
 
 from __future__ import annotations
@@ -134,18 +132,6 @@ requests = numbered(
     sa.Column("content_type", sa.String(255), nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("requests_by_certificate", "certificate_id"),
-)
-
-saved_views = sa.Table(
-    "saved_views",
-    metadata,
-    sa.Column("id", sa.String(36), primary_key=True),
-    sa.Column("owner", sa.String(255), nullable=False),
-    sa.Column("page", sa.String(64), nullable=False),
-    sa.Column("name", sa.String(64), nullable=False),
-    sa.Column("query", sa.Text, nullable=False),
-    sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("owner", "page", "name", name="saved_views_once"),
 )
 
 

@@ -47,7 +47,6 @@ _CHECKPOINT = (
 )
 _TEXTS = {
     "/metrics": "affidavit_requests_total 1\n",
-    "/v1/certificates/{certificate_id}/curve.svg": '<svg xmlns="http://www.w3.org/2000/svg"/>',
     "/v1/log/checkpoint": _CHECKPOINT,
     "/v1/tlog/checkpoint": _CHECKPOINT,
     "/v1/tlog/tile/{level}/{number}": "256 hashes of 32 bytes",

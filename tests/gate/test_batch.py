@@ -260,8 +260,3 @@ def test_a_result_that_is_not_written_to_its_end_fails(save: Any, run: Any, tmp_
     for place in (output / "file", tmp_path):
         none = run("batch", save(b"{}\n", "plans.jsonl"), "--jobs", "1", "--output", str(place))
         assert (none.exit_code, "cannot write" in none.stderr) == (2, True)
-
-
-def test_without_ray_the_remedy_is_named(save: Any, run: Any) -> None:
-    refused = run("batch", save(b"{}\n", "plans.jsonl"), "--ray", "127.0.0.1:6379")
-    assert (refused.exit_code, "affidavit[ray]" in refused.stderr) == (2, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,15 +17,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from affidavit.trust import KeyFailure, KeyStore, SigningKey, signers, write_private
+from affidavit.trust import KeyFailure, KeyStore, SigningKey, write_private
 from affidavit.trust.signers import (
-    COMMAND_VARIABLE,
     KEY_VARIABLE,
     KEY_VARIABLES,
     MODULE_VARIABLE,
     PIN_FILE_VARIABLE,
     TOKEN_VARIABLE,
-    CommandKeys,
     open_token,
     private_key_source,
 )
@@ -98,74 +95,7 @@ def test_another_text_is_refused_and_not_repeated(text: str) -> None:
 def test_one_place_keeps_the_key() -> None:
     assert private_key_source({}) is None
     with pytest.raises(KeyFailure, match="both set"):
-        private_key_source({KEY_VARIABLE: pem(KEY.private), COMMAND_VARIABLE: "true"})
-    with pytest.raises(KeyFailure, match="names no command"):
-        private_key_source({COMMAND_VARIABLE: " "})
-    with pytest.raises(KeyFailure, match="cannot be read"):
-        private_key_source({COMMAND_VARIABLE: "'"})
-
-
-# ---- a command ---------------------------------------------------------------------
-
-PROGRAM = """
-import base64, os, sys
-from pathlib import Path
-from affidavit.trust.key_store import read_root_key
-key, form = read_root_key(Path(sys.argv[1])), sys.argv[2]
-message = sys.stdin.buffer.read()
-print("a secret of the service", file=sys.stderr)
-if form == "fails":
-    sys.exit(7)
-assert os.environ["AFFIDAVIT_KEY_ID"] == sys.argv[3]
-signature = key.sign(message[:4096] if form == "cut" else message)
-text = base64.b64encode(signature)
-sys.stdout.buffer.write({
-    "raw": signature, "vault": b"vault:v1:" + text + b"\\n", "nothing": b"", "short": text[:40],
-}.get(form, text + b"\\n"))
-"""
-
-
-def commanded(directory: Path, form: str, key: SigningKey = KEY) -> Any:
-    private, program = directory / "key.pem", directory / "sign.py"
-    write_private(private, key.private)
-    program.write_text(PROGRAM)
-    words = [sys.executable, str(program), str(private), form, KEY.key_id]
-    halves = private_key_source({COMMAND_VARIABLE: shlex.join(words)})
-    assert halves is not None
-    return halves.find(KEY.public)
-
-
-@pytest.mark.parametrize("form", ["raw", "base64", "vault"])
-def test_a_command_signs_whole_messages_in_any_form(tmp_path: Path, form: str) -> None:
-    signer = commanded(tmp_path, form)
-    assert signer.key_id == KEY.key_id
-    assert KEY.public.accepts(signer.sign(MESSAGES[-1]), MESSAGES[-1])
-
-
-@pytest.mark.parametrize(
-    ("form", "key", "said"),
-    [
-        ("fails", KEY, "code 7"),
-        ("nothing", KEY, "no Ed25519 signature"),
-        ("short", KEY, "no Ed25519 signature"),
-        ("cut", KEY, "not the whole message"),
-        ("base64", OTHER, "a key other than"),
-    ],
-)
-def test_what_the_public_half_does_not_accept_is_no_signature(
-    tmp_path: Path, form: str, key: SigningKey, said: str
-) -> None:
-    with pytest.raises(KeyFailure, match=said) as refused:
-        commanded(tmp_path, form, key).sign(MESSAGES[-1])
-    assert "secret" not in str(refused.value)
-
-
-def test_a_command_that_is_not_there_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyFailure, match="cannot be run"):
-        CommandKeys(("/none/sign",)).sign(KEY.public, b"")
-    monkeypatch.setattr(signers, "COMMAND_TIMEOUT_S", 0.05)
-    with pytest.raises(KeyFailure, match="did not end"):
-        CommandKeys(("sleep", "9")).sign(KEY.public, b"")
+        private_key_source({KEY_VARIABLE: pem(KEY.private), MODULE_VARIABLE: "/none.so"})
 
 
 # ---- a token -----------------------------------------------------------------------

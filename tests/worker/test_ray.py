@@ -26,7 +26,6 @@ from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.support.processes import find_processes, parent_of
 from tests.support.ray_cluster import RayCluster
 from tests.trainer.loop.small_run import KEY, bundle_of, entries_of, plan_with, train_small
-from tests.worker.conftest import PLAN
 from tests.worker.test_faults import LIMIT, settled_once, told
 from tests.worker.test_runs import alive
 
@@ -242,25 +241,3 @@ def test_a_search_is_trials_of_ray_tune(cluster: RayCluster, tmp_path: Path) -> 
     assert of_ray(cluster, "affidavit.trainer.search", *options, f"--out={out}").wait(LIMIT) == 0
     assert {path.name for path in out.iterdir()} == {"search.json", "run"}
     assert entries_of(out / "run")[0]["search"] == opening.digest
-
-
-def test_a_batch_outlives_a_node(cluster: RayCluster, tmp_path: Path) -> None:
-    """No line is lost or doubled, and bad ones are reported where they stand."""
-    plans, outcome = tmp_path / "plans.jsonl", tmp_path / "results.jsonl"
-    lines = [json.dumps({**PLAN, "steps": steps}) for steps in range(1, 401)]
-    lines[100] = "{"
-    plans.write_text("\n".join(lines) + "\n")
-    python = Path(cluster.ray).parent / "python"
-    command = [str(python), "-m", "affidavit", "batch", str(plans), "--output", str(outcome)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    ran = subprocess.Popen([*command, "--ray", cluster.address], env=environment)
-    wait_until(lambda: outcome.exists() and outcome.read_bytes().count(b"\n") > 40, LIMIT)
-    cluster.kill(cluster.nodes[1])
-    assert ran.wait(LIMIT) == 2  # a line was malformed
-    results = [json.loads(line) for line in outcome.read_text().splitlines()]
-    assert len(results) == len(lines)
-    for steps, result in enumerate(results, 1):
-        if steps == 101:
-            assert result["reasons"][0]["code"] == "syntax"
-        else:
-            assert result["sampling"]["steps"] == steps

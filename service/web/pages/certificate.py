@@ -12,18 +12,13 @@ from affidavit.plan import MalformedPlan
 from affidavit.service.certificates.preview_plan import diagnose_request
 from affidavit.service.certificates.store import StoredCertificate
 from affidavit.service.core.problems import Problem
-from affidavit.service.core.wire_models import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.openapi import JSON
 from affidavit.service.web.pages.access import Reader
 from affidavit.service.web.pages.certificate_view import CertificateView, certificate_view
 from affidavit.service.web.pages.charts import chart_response, figure_of
-from affidavit.service.web.pages.documents import (
-    as_yaml,
-    registry_entry,
-    technical_documentation,
-)
+from affidavit.service.web.pages.documents import technical_documentation
 from affidavit.service.web.pages.response import (
     download,
     is_fragment,
@@ -90,20 +85,6 @@ def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> R
     """Download the bundle with a browser session; the API returns the same bytes."""
     content = with_inclusion(services.log, services.store.get(certificate_id).bundle)
     return download(content, JSON, "bundle.json")
-
-
-@router.get(f"{ONE}/registry.yaml", include_in_schema=False, response_class=Response)
-def registry(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """Download an entry for the OpenDP deployments registry, to be completed."""
-    stored = services.store.get(certificate_id)
-    predicate = statement_in(stored.bundle)["predicate"]
-    if stored.verdict != "certified" or predicate["guarantee"] is None:
-        raise Problem(409, "not_certified", "only a certified guarantee can be registered.")
-    if stored.status is not Status.ACTIVE:
-        status = stored.status.value.replace("_", " ")
-        raise Problem(409, "not_active", f"this certificate is {status} and may not be used.")
-    entry = registry_entry(predicate, published=stored.created_at, certificate=stored.id)
-    return download(as_yaml(entry), "application/yaml", f"{entry['url_slug']}.yaml")
 
 
 @page(router, f"{ONE}/diagnosis")

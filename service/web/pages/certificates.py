@@ -1,4 +1,4 @@
-"""``/certificates``: the current issues, with search, facets and saved searches.
+"""``/certificates``: the current issues, with search and facets.
 
 The search matches the start of a certificate id or plan digest if the text is hexadecimal, and
 otherwise the start of a plan or data set name. Facets narrow the search, and each facet value is
@@ -8,38 +8,29 @@ newest first; expired ones by latest expiry, unless the search is by mechanism o
 
 ε bands use the certified upper bound and ignore δ, adjacency and unit: two certificates of one
 band are not necessarily comparable.
-
-A saved search is a name and the query string of this page, visible to its owner only. The query is
-validated before it is saved and contains no cursor.
 """
 
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Engine,
     Row,
     Select,
     and_,
     case,
-    delete,
     func,
-    insert,
     or_,
     select,
 )
-from sqlalchemy.exc import IntegrityError
 
 from affidavit.plan import OptimizerName
 from affidavit.service.certificates.issue_status import (
@@ -53,27 +44,20 @@ from affidavit.service.certificates.issue_status import (
 from affidavit.service.core.database import (
     any_of,
     page_of,
-    reader,
-    writer,
 )
-from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel, Status, Verdict
 from affidavit.service.tables.certificates import (
     approvals,
     certificate_facets,
     certificates,
     revocations,
-    saved_views,
 )
 from affidavit.service.tables.keys import revoked_keys
 from affidavit.service.web.dependencies import TheServices
 from affidavit.service.web.pages.access import Reader
-from affidavit.service.web.pages.forms import SubmittedForm
 from affidavit.service.web.pages.response import (
-    action,
     page,
     respond,
-    see_other,
     view_of,
 )
 from affidavit.service.web.pages.text import round_up
@@ -167,7 +151,6 @@ class CertificateList:
     filters: dict[str, str]
     next: str | None
     mechanisms: tuple[str, ...] = get_args(OptimizerName)
-    views: tuple[SavedView, ...] = ()
 
 
 def certificate_list(
@@ -388,70 +371,7 @@ def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]
         yield {"name": name, "label": label, "choices": choices}
 
 
-# ---- saved searches -----------------------------------------------------------------
-
-MAX_SAVED = 50
-"""Saved searches per person."""
-MAX_NAME_LENGTH = 64
-
-
-class InvalidSavedView(ValueError):
-    """A search that cannot be saved, for the reason in the message."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedView:
-    """A saved search; ``query`` is its query string without the question mark."""
-
-    id: str
-    name: str
-    query: str
-
-
-def saved_searches(engine: Engine, owner: str) -> tuple[SavedView, ...]:
-    """Return the searches of ``owner``, sorted by name."""
-    columns = saved_views.c
-    query = select(columns.id, columns.name, columns.query).where(*_owned_by(owner))
-    with reader(engine).connect() as connection:
-        rows = connection.execute(query.order_by(columns.name).limit(MAX_SAVED)).mappings()
-        return tuple(SavedView(**row) for row in rows)
-
-
-def save_search(engine: Engine, owner: str, name: str, query: str, at: datetime) -> None:
-    """Save a search; raises ``InvalidSavedView``."""
-    name = name.strip()
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise InvalidSavedView(f"enter a name of 1 to {MAX_NAME_LENGTH} printable characters.")
-    if not query:
-        raise InvalidSavedView("there is no filter to save; narrow the list first.")
-    row = {"id": str(uuid.uuid4()), "owner": owner, "page": PATH, "name": name}
-    try:
-        with writer(engine).begin() as connection:
-            count = select(func.count()).select_from(saved_views).where(*_owned_by(owner))
-            if connection.execute(count).scalar_one() >= MAX_SAVED:
-                raise InvalidSavedView(f"you have {MAX_SAVED} saved searches; delete one first.")
-            connection.execute(insert(saved_views).values(**row, query=query, created_at=at))
-    except IntegrityError:
-        raise InvalidSavedView(
-            "you have a saved search of that name; choose another name."
-        ) from None
-
-
-def delete_search(engine: Engine, owner: str, view_id: str) -> None:
-    """Delete a search of ``owner``, if it exists."""
-    with writer(engine).begin() as connection:
-        connection.execute(
-            delete(saved_views).where(saved_views.c.id == view_id, *_owned_by(owner))
-        )
-
-
-def _owned_by(owner: str) -> tuple[ColumnElement[bool], ...]:
-    return saved_views.c.owner == owner, saved_views.c.page == PATH
-
-
 # ---- the page ------------------------------------------------------------------------
-
-MAX_FIELDS = 20
 
 router = APIRouter()
 
@@ -459,43 +379,11 @@ router = APIRouter()
 @page(router, PATH)
 def certificates_page(
     request: Request,
-    actor: Reader,
+    _: Reader,
     services: TheServices,
     search: Annotated[CertificateSearch, Query()],
 ) -> Response:
-    """List certificates, with the reader's saved searches."""
+    """List certificates."""
     with services.engine.connect() as connection:
         view = certificate_list(connection, search, services.clock.now())
-    view = replace(view, views=saved_searches(services.engine, actor.name))
     return respond(request, view, template="certificates.html")
-
-
-@action(router, f"{PATH}/views")
-def save_view(actor: Reader, services: TheServices, form: SubmittedForm) -> Response:
-    """Save a search under a name."""
-    query = _search_query(form.get("query"))
-    try:
-        save_search(services.engine, actor.name, form.get("name"), query, services.clock.now())
-    except InvalidSavedView as error:
-        raise Problem(422, "not_kept", str(error)) from None
-    return see_other(f"{PATH}?{query}")
-
-
-@action(router, f"{PATH}/views/{{view_id}}/forget")
-def delete_view(
-    actor: Reader, services: TheServices, view_id: str, form: SubmittedForm
-) -> Response:
-    """Delete a saved search of the actor."""
-    query = _search_query(form.get("query"))
-    delete_search(services.engine, actor.name, view_id)
-    return see_other(f"{PATH}?{query}" if query else PATH)
-
-
-def _search_query(query: str) -> str:
-    """Return ``query`` normalised and without a cursor; raises ``Problem``."""
-    try:
-        fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
-        search = CertificateSearch.model_validate(fields)
-    except (ValueError, ValidationError):
-        raise Problem(422, "not_a_search", "this is not a valid search of certificates.") from None
-    return urlencode(search.filters)

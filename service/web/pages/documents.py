@@ -1,9 +1,4 @@
-"""Documents of a certificate that people complete and file.
-
-``registry_entry`` is an entry for the OpenDP deployments registry, as YAML. It contains what the
-certificate proves; fields that it cannot know, such as publisher and purpose, are ``FILL IN``, and
-the status is ``Draft``. The ε is never below the certified upper bound. The fields follow
-``schemas/deployments-schema.yaml`` in opendp/deployments-registry-data at ``REVISION``.
+"""The technical documentation of a certificate, which people complete and file.
 
 ``technical_documentation`` is a Markdown document whose parts follow Annex IV of
 Regulation (EU) 2024/1689 where differential privacy has an answer: purpose, data, method,
@@ -13,16 +8,9 @@ document proves nothing, and says how to verify the signed bundle.
 
 from __future__ import annotations
 
-import io
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
-from decimal import Decimal
-from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from affidavit.service.web.pages.certificate_view import (
     VERIFY,
@@ -35,131 +23,7 @@ from affidavit.service.web.pages.text import (
     group_digits,
 )
 
-# ---- the deployments registry --------------------------------------------------------
-
-REVISION = "c1d3d30939608c9a448d6bec5bdcbd35d5facfea"
 FILL_IN = "FILL IN"
-METRICS = {
-    "add_remove": "one {unit} added or removed",
-    "replace_one": "one {unit} replaced by any other",
-    "zero_out": "one {unit} replaced by one that contributes nothing",
-}
-
-
-def registry_entry(
-    predicate: Mapping[str, Any], *, published: datetime, certificate: str
-) -> dict[str, Any]:
-    """Return the entry of a certified model; ``certificate`` is an id."""
-    plan, guarantee = predicate["plan"], predicate["guarantee"]
-    name = plan.get("name") or plan["dataset"].get("name") or "model"
-    return {
-        "url_slug": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model",
-        "status": "Draft",
-        "tier": 2,
-        "deployment": {
-            "basic": {
-                "name": name,
-                "data_curators": [f"{FILL_IN}: who publishes it"],
-                "description": "A model trained with differential privacy on the data set "
-                f"{plan['dataset'].get('name') or 'of the plan'}.",
-                "intended_use": f"{FILL_IN}: intended use",
-                "data_product_type": "Machine learning model",
-                "data_product_region": f"{FILL_IN}: whose data and whose law",
-                "publication_date": f"{published:%Y-%m-%d}",
-            },
-            "dp_flavor": {
-                "name": "Approximate DP",
-                "data_domain": f"Data sets of {plan['dataset']['unit']}s.",
-                "unprotected_quantities": "The plan: its steps, lot sizes, clip norms and noise. "
-                "Also the size of the data set, where the plan gives it.",
-            },
-            "privacy_loss": {
-                "privacy_unit": plan["dataset"]["unit"],
-                "privacy_unit_description": "Neighbouring data sets differ in "
-                + METRICS[guarantee["adjacency"]].format(unit=guarantee["unit"])
-                + f" ({guarantee['adjacency']}).",
-                "privacy_parameters": {
-                    "epsilon": at_least(guarantee["epsilon"]["upper"]),
-                    "delta": at_least(guarantee["delta"]["upper"]),
-                },
-                "privacy_parameters_description": _parameters(guarantee),
-            },
-            "deployment_model": {
-                "model_name": "Central",
-                "release_type": "One release",
-                "release_type_description": "Every intermediate model is counted as released.",
-                "data_source_type": "Static",
-                "access_type": "Non-interactive",
-            },
-            "accounting": {
-                "post_processing": "Everything that the optimiser does to the noisy releases.",
-                "composition": "All steps composed by "
-                + ", ".join(f"{e['name']} ({e['version']})" for e in predicate["accountants"])
-                + ".",
-            },
-            "implementation": {
-                "preprocessing_and_hyperparameter_tuning": f"{FILL_IN}: and whether it was counted",
-                "mechanisms": _mechanisms(predicate),
-                "justification": f"{FILL_IN}: why these parameters",
-            },
-            "administrative": {
-                "sources": f"Affidavit certificate {certificate}",
-                "registry_authors": [predicate["requester"]],
-            },
-        },
-    }
-
-
-def as_yaml(entry: Mapping[str, Any]) -> bytes:
-    """Return an entry as a YAML file that begins with instructions."""
-    yaml = YAML()
-    yaml.width = 100
-    output = io.StringIO()
-    output.write(f"# Complete every field that says {FILL_IN}, then submit it to the registry.\n")
-    yaml.dump(_quoted(dict(entry)), output)
-    return output.getvalue().encode("utf-8")
-
-
-def at_least(text: str) -> float:
-    """Return the smallest float that is not below a decimal.
-
-    >>> at_least("7.99"), at_least("0.30000000000000001")
-    (7.99, 0.30000000000000004)
-    """
-    number = float(text)
-    return number if Decimal(repr(number)) >= Decimal(text) else math.nextafter(number, math.inf)
-
-
-def _parameters(guarantee: Mapping[str, Any]) -> str:
-    confidence = guarantee.get("confidence")
-    chance = "" if confidence is None else f" It holds with confidence {confidence}."
-    return "ε is a proved upper bound at this δ." + chance
-
-
-def _mechanisms(predicate: Mapping[str, Any]) -> str:
-    joint = predicate["noise_multiplier"]["joint"]
-    schemes = ", ".join(dict.fromkeys(item["scheme"] for item in predicate["sampling"]))
-    noise = f" at a joint noise multiplier of {joint} a step" if joint else ""
-    optimizer = predicate["plan"].get("optimizer", {}).get("name", "dp_sgd")
-    return (
-        f"{optimizer}: clipped sums with Gaussian noise{noise}, lots by {schemes} sampling. "
-        "Floating-point noise is not modelled."
-    )
-
-
-def _quoted(value: Any) -> Any:
-    """Double-quote strings, so that no date or name is read as another type."""
-    if isinstance(value, str):
-        return DoubleQuotedScalarString(value)
-    if isinstance(value, list):
-        return [_quoted(member) for member in value]
-    if isinstance(value, dict):
-        return {key: _quoted(member) for key, member in value.items()}
-    return value
-
-
-# ---- technical documentation ---------------------------------------------------------
-
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#+!|~-])")
 
 

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Certification, Page, Revocation
 from affidavit.plan import Name, Syntax
-from affidavit.service.certificates.certificate_curves import CurvesText, NoCurve
+from affidavit.service.certificates.certificate_curves import NoCurve
 from affidavit.service.certificates.certifications import LOST, MAX_SECONDS, WAIT_SECONDS
 from affidavit.service.certificates.decisions import (
     DecisionRequest,
@@ -47,7 +47,7 @@ from affidavit.service.core.wire_models import (
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.web.access import Reader, needs
-from affidavit.service.web.dependencies import Services, TheServices
+from affidavit.service.web.dependencies import TheServices
 from affidavit.service.web.openapi import body, problems
 from affidavit.service.web.routing import (
     JSON,
@@ -58,8 +58,6 @@ from affidavit.service.web.routing import (
     read_body,
     syntax_of_body,
 )
-
-SVG = "image/svg+xml"
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?![0-9.])", re.IGNORECASE)
 
@@ -228,33 +226,9 @@ def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> R
 )
 async def curve(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The output of ``affidavit curve --json``: ε at any δ, attacks, beliefs, trade-off."""
-    return Response((await _curves(services, certificate_id)).document, media_type=JSON)
-
-
-@router.get(
-    "/v1/certificates/{certificate_id}/curve.svg",
-    summary="Get a chart of a certificate's privacy curves",
-    response_class=Response,
-    responses={
-        200: {"description": "The chart.", "content": {SVG: {"schema": {"type": "string"}}}},
-        **problems(404),
-    },
-)
-async def chart(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """The output of ``affidavit curve --svg``."""
-    curves = await _curves(services, certificate_id)
-    return Response(
-        curves.svg,
-        media_type=SVG,
-        # Opened directly, an SVG is a document; this one runs no scripts.
-        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
-    )
-
-
-async def _curves(services: Services, certificate_id: str) -> CurvesText:
     stored = await run_in_threadpool(services.store.get, certificate_id)
     try:
-        return await services.draw_certificate.curves(stored)
+        document = await services.draw_certificate.curves(stored)
     except NoCurve as error:
         raise Problem(
             404,
@@ -262,6 +236,7 @@ async def _curves(services: Services, certificate_id: str) -> CurvesText:
             "This certificate has no curve: it claims nothing about its plan, or only at one δ.",
             *error.reasons,
         ) from None
+    return Response(document, media_type=JSON)
 
 
 # ---- approvals and revocations -------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from fastapi.testclient import TestClient
@@ -12,7 +11,6 @@ from fastapi.testclient import TestClient
 from affidavit.assessment import (
     Curves,
     curves,
-    draw_curves,
 )
 from affidavit.plan import plan_from
 from affidavit.service.core.errors import AccountingTimeout
@@ -28,11 +26,6 @@ def test_the_curves_are_those_of_the_plan(client: TestClient, plan: Make, post: 
     assert isinstance(result, Curves)
     assert answer.status_code == 200
     assert answer.json() == result.as_document()
-    drawn = client.get(f"{certificate}/curve.svg")
-    assert drawn.headers["content-type"] == "image/svg+xml"
-    assert "default-src 'none'" in drawn.headers["content-security-policy"]
-    assert drawn.text == draw_curves(result)
-    assert ElementTree.fromstring(drawn.text).tag.endswith("svg")
 
 
 def test_a_question_left_open_is_answered_as_it_was(
@@ -49,11 +42,10 @@ def test_a_refused_plan_has_no_curve_and_says_why(
 ) -> None:
     certificate = post(client, plan(target={"epsilon": 8, "delta": 0.5}))
     assert certificate.json()["verdict"] == "refused"
-    for tail in ("curve", "curve.svg"):
-        answer = client.get(f"{certificate.headers['location']}/{tail}")
-        assert answer.status_code == 404
-        assert answer.json()["code"] == "no_curve"
-        assert [item["code"] for item in answer.json()["reasons"]] == ["large_delta"]
+    answer = client.get(f"{certificate.headers['location']}/curve")
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "no_curve"
+    assert [item["code"] for item in answer.json()["reasons"]] == ["large_delta"]
 
 
 def test_they_are_computed_once(
@@ -67,7 +59,6 @@ def test_they_are_computed_once(
 
     monkeypatch.setattr(AccountingPool, "run", never)
     assert client.get(f"{certificate}/curve").text == first
-    assert client.get(f"{certificate}/curve.svg").status_code == 200
 
 
 def test_accounting_that_is_cut_off_is_a_503_and_may_be_asked_again(

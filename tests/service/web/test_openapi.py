@@ -39,7 +39,6 @@ EXCHANGES: list[tuple[str, str, str, Any, dict[str, str], int]] = [
     ("get", "/v1/certificates/{certificate_id}/bundle", ID, None, {}, 404),
     ("get", "/v1/certificates/{certificate_id}/bundle", "1", None, {}, 422),
     ("get", "/v1/certificates/{certificate_id}/curve", ID, None, {}, 404),
-    ("get", "/v1/certificates/{certificate_id}/curve.svg", "1", None, {}, 422),
     ("get", "/v1/keys", "", None, {}, 200),
     ("get", "/v1/status", "", None, {}, 200),
     ("get", "/v1/certificates/{certificate_id}/issues", ID, None, {}, 404),

@@ -26,7 +26,6 @@ CHANGING = {
     "certifications": "how far long requests are; their certificates are kept elsewhere",
     "log_pending": "entries leave it when they get their places in the tree",
     "run_leases": "who has a run now, under a lock; what became of it is in run_events",
-    "saved_views": "searches that people keep and remove",
     "sessions": "who is signed in with a browser; they end",
     "token_uses": "when a token was last used, for its owner's eyes",
 }
