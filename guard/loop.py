@@ -8,7 +8,7 @@
 Create ``Guard`` before the loop, and call ``step`` between drawing the noise and using it. The
 declared values are compared with the certificate. With ``sums`` (clipped, before noise) and
 ``released`` (after noise) the guard tests the noise of every tensor; without them the noise is only
-declared, which ``notes`` reports. A correct run is stopped with a probability of at most 1e-12
+declared, which ``notes`` reports. A correct run is stopped with a probability of at most 1e-9
 (``affidavit.guard.noise_statistics``). No framework is imported.
 
 ``close``, the end of a ``with`` block, or the end of the process finishes the record.

@@ -1,18 +1,15 @@
 """Test whether the noise added to each sum is the declared Gaussian noise.
 
-In a correct run, the squared norm of a tensor's noise over its variance has a chi-square
-distribution with as many degrees of freedom as the tensor has entries, in one release and summed
-over all. Missing, too small, too large or repeated noise (the difference from the previous or first
-release is too small) has a value of negligible probability.
+Each tensor's noise is tested in one release and summed over all (``mechanisms.noise_law``).
+Missing, too small, too large or repeated noise (the difference from the previous or first release
+is too small) has a norm of negligible probability.
 
 Arrays are NumPy's, PyTorch's (recognised by ``detach``, not imported, and left on their device) or
 convertible to NumPy's. Half precision is measured in float64 with a bound on its rounding.
 
 Guarantees
-    * A correct run is stopped with a probability of at most 1e-12 (``FALSE_ALARM_PROBABILITY``),
-      for any number of steps and tensors: release t spends 6/(π² t²) of it, in equal parts on
-      every test. The noise is modelled as exactly Gaussian, with allowances for the rounding of
-      the sum's type and for a relative ``MODEL_ERROR`` of the generator.
+    * A correct run is stopped with a probability of at most ``noise_law.FALSE_ALARM``, for any
+      number of releases and tensors.
     * In float32, a tensor of 16 entries or more without noise is detected in its first release,
       before it leaves the process; a smaller tensor within a few releases.
 
@@ -38,9 +35,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import gammainc, gammaincc
 
 from affidavit.guard.errors import GuardStop
+from affidavit.mechanisms import noise_law
 
 PROBE_ENTRIES = 64
 """Entries of a tensor's noise that are stored to detect repetitions."""
@@ -96,10 +93,6 @@ def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-FALSE_ALARM_PROBABILITY = 1e-12
-"""Probability that a correct run is ever stopped by the noise test."""
-MODEL_ERROR = 1e-3
-"""Allowed relative error of the generator's standard deviation."""
 TESTS_PER_TENSOR = 6
 """Tests per tensor and release: two sides, of one and of all releases, and two repetitions."""
 MISSING_NOISE_RATIO = 1e-2
@@ -121,8 +114,7 @@ class NoiseTest:
     def check(self, noises: Mapping[str, tuple[Noise, float]]) -> None:
         """Test a release; raises ``GuardStop`` if its noise is not as declared."""
         self._seen += 1
-        share = 6 / (math.pi * self._seen) ** 2
-        level = FALSE_ALARM_PROBABILITY * share / (TESTS_PER_TENSOR * max(1, len(noises)))
+        level = noise_law.level(self._seen, tests=TESTS_PER_TENSOR * max(1, len(noises)))
         probe: list[float] = []
         error = 0.0
         for name, (noise, std) in noises.items():
@@ -146,7 +138,7 @@ class NoiseTest:
             (norm, error, noise.size),
             (math.sqrt(squares), math.sqrt(errors), size),
         ):
-            if entries and min(_tails(root, root_error, entries)) < level:
+            if entries and min(noise_law.tails(root, root_error, entries)) < level:
                 raise self._wrong_noise(name, root / math.sqrt(entries))
 
     def _wrong_noise(self, name: str, ratio: float) -> GuardStop:
@@ -169,7 +161,7 @@ class NoiseTest:
                 continue
             difference = math.dist(earlier, probe) / math.sqrt(2)
             combined_error = (error + self._max_error) / math.sqrt(2)
-            if _tails(difference, combined_error, len(probe))[0] < level:
+            if noise_law.tails(difference, combined_error, len(probe))[0] < level:
                 raise GuardStop(
                     "noise_repeated",
                     f"release {self._seen} repeats the noise of an earlier one: their difference "
@@ -178,15 +170,3 @@ class NoiseTest:
                 )
         self._first = self._first or probe
         self._last, self._max_error = probe, max(self._max_error, error)
-
-
-def _tails(root: float, error: float, entries: int) -> tuple[float, float]:
-    """Return P(chi ≤ ``root`` + ``error``) and P(chi ≥ ``root`` - ``error``).
-
-    Chi has ``entries`` degrees of freedom; ``MODEL_ERROR`` is allowed for.
-    """
-    largest, least = (root + error) * (1 + MODEL_ERROR), max(0.0, root - error) * (1 - MODEL_ERROR)
-    return (
-        float(gammainc(entries / 2, largest**2 / 2)),
-        float(gammaincc(entries / 2, least**2 / 2)),
-    )

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from affidavit.guard import GuardStop, noise_statistics
+from affidavit.guard import GuardStop
 from affidavit.guard.noise_statistics import (
     NoiseTest,
     digest_of_arrays,
     measure_noise,
 )
 from affidavit.guard.sampler import KeyStream
+from affidavit.mechanisms import noise_law
 
 SIZES = {"one": 1, "bias": 7, "weight": 400}
 SUMS = {name: np.linspace(-30, 30, size) for name, size in SIZES.items()}
@@ -59,8 +60,8 @@ def test_right_runs_are_stopped_no_more_often_than_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     promised, runs, alarms = 0.2, 300, 0
-    monkeypatch.setattr(noise_statistics, "FALSE_ALARM_PROBABILITY", promised)
-    monkeypatch.setattr(noise_statistics, "MODEL_ERROR", 0.0)
+    monkeypatch.setattr(noise_law, "FALSE_ALARM", promised)
+    monkeypatch.setattr(noise_law, "MODEL_ERROR", 0.0)
     for seed in range(runs):
         watch, draws = NoiseTest(), np.random.default_rng(seed)
         try:

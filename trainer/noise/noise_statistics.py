@@ -10,16 +10,15 @@ repeated?). Sums run over all steps, so that small errors are found too: noise o
 certified deviation within a hundred steps, if a thousand entries are read per step.
 
 Guarantees
-    * A run with the certified noise is stopped with a probability of at most ``FALSE_ALARM``,
-      however long it is: step t spends 6 / (π² t²) of it, in equal parts on every test. The
-      squares are tested by the exact chi-square tails, the products by the bound
+    * A run with the certified noise is stopped with a probability of at most
+      ``noise_law.FALSE_ALARM``, however long it is (``mechanisms.noise_law``). The squares are
+      tested by the exact chi-square tails, the products by the bound
       P(Σ x_i y_i ≥ s) ≤ exp(-min(s² / (4 n), s / 4)) for independent standard normal x and y.
     * k of a tensor's n sums that did not change in their last steps have, by any choice of them, a
       probability of at most n (n choose k) Π p, where p is that of each to stay in a step: a sum of
       one entry x stays if its noise is below half a unit in the last place of x, or half a step of
       the grid of exact noise, so p ≤ 2^-21 + 2^-24 |x| / σ. A sum of m entries that is below
       2^10 σ √m stays if its own noise is below half a unit in its last place: p ≤ 2^-12.
-    * A relative error of ``MODEL_ERROR`` of the deviation is allowed for rounding.
 
 Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/2) ≤ exp(u²) for
 |u| ≤ 1/√2, with u = s / (2 n) or 1/2 in Chernoff's inequality.
@@ -44,21 +43,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import gammainc, gammaincc
 from torch import Tensor
 
+from affidavit.mechanisms import noise_law
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.norm_bounds import HALF_TYPES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Squares = Mapping[str, tuple[float, int]]
-
-FALSE_ALARM = 1e-9
-"""Probability that a run with the certified noise is ever stopped."""
-
-MODEL_ERROR = 5e-4
-"""Relative error of a standard deviation that is allowed for rounding."""
 
 ROUNDING = 2.0**-16
 """Error of a difference by rounding, in deviations, where few differences are near zero."""
@@ -82,13 +75,13 @@ MAX_CORRELATED_STEPS = 512
 class NoiseTest:
     """A test of the noise of all releases of a run; ``release_of`` and ``sizes`` are by tensor.
 
-    Each of ``ranks`` ranks with their own noise spends an equal part of ``FALSE_ALARM``.
+    Each of ``ranks`` ranks with their own noise spends an equal part of the false-alarm rate.
     """
 
     def __init__(
         self, release_of: Mapping[str, str], sizes: Mapping[str, int], *, ranks: int = 1
     ) -> None:
-        self._false_alarm = FALSE_ALARM / ranks
+        self._ranks = ranks
         sizes = {name: size for name, size in sizes.items() if size}
         release_of = {name: of for name, of in release_of.items() if name in sizes}
         self._names: dict[str, list[str]] = {}
@@ -247,7 +240,7 @@ class NoiseTest:
         """Return the probability that each test of this step spends."""
         releases = len(self._names)
         tests = 2 * (releases + 1 + 3 * releases) + 3 * len(self._order)
-        return self._false_alarm * 6 / (math.pi * self._observations) ** 2 / tests
+        return noise_law.level(self._observations, tests=tests, ranks=self._ranks)
 
     def require_released(self, means: Mapping[str, Tensor | None], divisor: float) -> None:
         """Raise ``RunFailure`` unless ``means`` times ``divisor`` are the tested sums.
@@ -309,7 +302,7 @@ class NoiseTest:
                 ratio = math.sqrt(squares / size)
                 raise _failure(f"{release} has noise of {ratio:.4f} times the certified deviation")
         for pair, (product, size) in self._products.items():
-            room = abs(product) * (1 - 2 * MODEL_ERROR)
+            room = abs(product) * (1 - 2 * noise_law.MODEL_ERROR)
             if not min(room**2 / (4 * size), room / 4) <= -math.log(level):
                 raise _failure(f"the noise of {pair} is not independent")
 
@@ -330,7 +323,7 @@ class NoiseTest:
         return {
             "steps": self._steps,
             "entries": sum(size for _, size in total.values()),
-            "false_alarm": FALSE_ALARM,
+            "false_alarm": noise_law.FALSE_ALARM,
             "scale": {
                 release: round(math.sqrt(squares / size), 6)
                 for release, (squares, size) in total.items()
@@ -340,10 +333,7 @@ class NoiseTest:
 
 def _likelihood(squares: Any, size: Any, rounding: float = ROUNDING) -> Any:
     """Return the probability of sums of squares as far from their mean, by chi-square tails."""
-    root, error = np.sqrt(squares), rounding * np.sqrt(size)
-    low = gammainc(size / 2, (root * (1 + MODEL_ERROR) + error) ** 2 / 2)
-    high = gammaincc(size / 2, np.maximum(root * (1 - MODEL_ERROR) - error, 0.0) ** 2 / 2)
-    return np.minimum(low, high)
+    return np.minimum(*noise_law.tails(np.sqrt(squares), rounding * np.sqrt(size), size))
 
 
 def _count_entries(size: int, length: int) -> Tensor:
