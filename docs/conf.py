@@ -7,7 +7,11 @@ no table of contents leads to, a block in a language that is not one.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from affidavit import __version__
+from affidavit.evidence import verifier_page
 
 project = "Affidavit"
 author = "the authors of Affidavit"
@@ -25,3 +29,13 @@ html_theme = "furo"
 html_title = "Affidavit"
 html_copy_source = False
 html_show_copyright = False
+
+
+def setup(app: Any) -> None:
+    """Put the page that verifies certificates beside the others."""
+
+    def write(app: Any, error: Exception | None) -> None:
+        if error is None and app.builder.format == "html":
+            (Path(app.outdir) / "verify.html").write_bytes(verifier_page())
+
+    app.connect("build-finished", write)

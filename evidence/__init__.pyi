@@ -54,3 +54,4 @@ from .run_record import BrokenLine as BrokenLine
 from .run_record import RecordEntry as RecordEntry
 from .run_record import decode_line as decode_line
 from .run_record import encode_line as encode_line
+from .verifier_assembly import verifier_page as verifier_page

@@ -7,6 +7,7 @@ wherever it is: in a file, in the manifest, or in the structure of the zip.
 
 ========================  ==========================================================================
 ``index.html``            the story in words, derived from the other files
+``verify.html``           a page that verifies such files, and bundles, without the network
 ``manifest.json``         ``{"format": "affidavit-evidence/v1", "files": {name: sha256}}``
 ``about.json``            the certificate, the run, the time and the release that wrote the file
 ``bundle.json``           the certificate's signed bundle, with its place in the log
@@ -53,6 +54,7 @@ from affidavit.trust import StepError
 FORMAT = "affidavit-evidence/v1"
 MANIFEST = "manifest.json"
 STORY = "index.html"
+VERIFIER = "verify.html"
 MAX_BYTES = 1024 * 1024 * 1024
 """The size of an evidence file; a record has at most a quarter of it."""
 NAMES = frozenset(
@@ -60,7 +62,7 @@ NAMES = frozenset(
         *("index.html", "manifest.json", "about.json", "bundle.json", "plan.json", "policy.json"),
         *("waivers.json", "issues.json", "status.json", "keys.json", "keysets.json", "audit.json"),
         *("log/entries.jsonl", "log/proofs.json", "ledger.json", "record.jsonl"),
-        *("conformance.json", "provenance.json"),
+        *("conformance.json", "provenance.json", "verify.html"),
     }
 )
 """The files that there can be."""

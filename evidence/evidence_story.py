@@ -43,6 +43,8 @@ _FILES = {
     "provenance.json": "The worker's signed statement about the run (SLSA provenance in DSSE).",
     "record.jsonl": "The run record: one JSON object a line, chained by digests.",
     "status.json": "The signed list of revoked certificates when this file was made.",
+    "verify.html": "A page that verifies such files without the network. Use a copy that did not "
+    "come with the file.",
     "waivers.json": "What the policy forbids and a waiver allows; signed in the certificate.",
 }
 _EVIDENCE, _DECLARED, _OPEN = "evidence", "declaration", "not in this file"

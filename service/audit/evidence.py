@@ -19,8 +19,8 @@ from sqlalchemy import Engine, select
 from affidavit.accountants import AFFIDAVIT_VERSION, decimal_up
 from affidavit.assessment import PlanNotClosed
 from affidavit.certificate.policy import BUILT_IN
-from affidavit.evidence import check_conformance, tell_story
-from affidavit.evidence.evidence_file import STORY
+from affidavit.evidence import check_conformance, tell_story, verifier_page
+from affidavit.evidence.evidence_file import STORY, VERIFIER
 from affidavit.plan import PlanError, Reason, canonical_json
 from affidavit.service.certificates.decisions import history
 from affidavit.service.certificates.status_list_signing import StatusLists
@@ -91,6 +91,7 @@ class EvidenceCollector:
 
     @staticmethod
     def _with_story(files: dict[str, bytes]) -> dict[str, bytes]:
+        files[VERIFIER] = verifier_page()
         return {**files, STORY: tell_story(files)}
 
     def _files(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from affidavit.evidence import EvidenceError, verify_evidence, write_evidence
-from affidavit.evidence.evidence_file import MANIFEST, STORY, read_evidence
+from affidavit.evidence.evidence_file import MANIFEST, STORY, VERIFIER, read_evidence
 from affidavit.plan import canonical_json
 from affidavit.trust import PublicKey, TrustedKeys
 from tests.service.runs.conftest import ON_SQLITE, Yard
@@ -158,6 +158,7 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
         "conformance.json": (changed("conformance.json", lambda c: {**c, "findings": [1]}), 11),
         "provenance.json": (b"{}", 10),
         STORY: (files[STORY].replace(b"conforms", b"does not conform"), 13),
+        VERIFIER: (files[VERIFIER].replace(b"Rejected", b"Verified"), 13),
     }
     assert files.keys() - forged.keys() == {MANIFEST, "bundle.json", "audit.json"}
     for name, (content, step) in forged.items():

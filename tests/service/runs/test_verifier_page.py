@@ -1,0 +1,364 @@
+"""The page that verifies files in a browser rejects what Python rejects, at the same step."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from affidavit.certificate import VerificationOptions, verify
+from affidavit.certificate.verification.status_list import PAYLOAD_TYPE as STATUS_TYPE
+from affidavit.certificate.verification.status_list import sign_status
+from affidavit.evidence import verify_evidence
+from affidavit.evidence.evidence_file import _write_zip
+from affidavit.plan import canonical_json, load_json
+from affidavit.trust import (
+    KeysetError,
+    Roots,
+    StepError,
+    TrustedKeys,
+    format_instant,
+    read_keyset,
+    sign_envelope,
+    statement_in,
+)
+from affidavit.trust.keyset import PAYLOAD_TYPE as KEYSET_TYPE
+from affidavit.trust.trust_root import accept_keyset
+from tests.browser.conftest import chromium  # noqa: F401
+from tests.service.runs.conftest import ON_SQLITE, Yard
+from tests.service.runs.test_evidence import MANIFEST, Made, made_of
+from tests.support.random_seeds import seeded
+from tests.support.verifier_page import (
+    ROOT,
+    Case,
+    VerifierPage,
+    altered_bytes,
+    altered_json,
+    keyset_files,
+    opened,
+    outcome_of,
+    trust_files,
+)
+from tests.trust.log.logged_certificate import NOW, Log, certified, log_of
+from tests.trust.test_every_verifier import FORGERIES, forge, forge_with
+from tests.trust.test_trust_policy import ALL, SIGNER, STATUS, bundle_of
+
+NOT_HERE = {11, 13}
+"""The steps of evidence that the page performs in part."""
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierPage]:  # noqa: F811
+    with opened(chromium, tmp_path_factory.mktemp("page")) as result:
+        yield result
+
+
+def outcome(check: Callable[[], object]) -> tuple[int, str]:
+    """The step at which Python rejects, and its code; 0 if it does not."""
+    try:
+        check()
+    except StepError as error:
+        return error.step, error.code
+    except KeysetError as error:
+        return 3, error.code
+    return 0, "held"
+
+
+def of_bundle(case: Case, trusted: TrustedKeys) -> tuple[int, str]:
+    options = VerificationOptions(status=case.trust.get("status.json"))
+    return outcome(lambda: verify(case.subject, replace(trusted, at=case.now), options=options))
+
+
+def case_of(bundle: bytes, trusted: TrustedKeys, **more: bytes) -> Case:
+    files = {name.replace("_", "."): raw for name, raw in more.items()}
+    return Case(subject=bundle, trust={**trust_files(trusted), **files}, now=trusted.now())
+
+
+def compare(page: VerifierPage, cases: Sequence[Case], expected: Sequence[tuple[int, str]]) -> None:
+    outcomes = zip(cases, page.outcomes(cases), expected, strict=True)
+    differ = [(found, wanted, case) for case, found, wanted in outcomes if found != wanted]
+    assert not differ, f"{len(differ)} differ, such as {differ[0]}"
+
+
+# ---- Bundles ----------------------------------------------------------------------------
+
+
+def test_both_reject_every_forgery_at_the_same_step(page: VerifierPage, plan: Any) -> None:
+    items = [forge(plan())]
+    for _, how in FORGERIES.values():
+        rest = dict(how)
+        checkpoint = {"at": NOW + rest.pop("dated")} if "dated" in rest else {}
+        items.append(forge_with(plan(), rest, checkpoint))
+    cases = [case_of(item.bundle, item.trusted) for item in items]
+    expected = [of_bundle(case, item.trusted) for case, item in zip(cases, items, strict=True)]
+    assert [code for _, code in expected] == ["held", *(code for code, _ in FORGERIES.values())]
+    compare(page, cases, expected)
+
+
+def signed_status(**changes: Any) -> dict[str, Any]:
+    listed = {
+        **{"envelope": "sha256:" + "1" * 64, "certificate_id": "sha256:" + "2" * 64, "issue": 1},
+        **{"status": "revoked", "reason": "plan_error", "since": format_instant(NOW)},
+    }
+    content = {
+        **{"issuer": "example.com/log", "sequence": 7, "issued_at": format_instant(NOW)},
+        **{"next_update": format_instant(NOW + timedelta(hours=1)), "keyset_version": None},
+        **{"keys": (SIGNER.key_id,), "listed": (listed,)},
+    }
+    raw = sign_status({**content, **changes}, STATUS)
+    result: dict[str, Any] = load_json(raw).data
+    return result
+
+
+def altered_bundles(log: Log, plan: dict[str, Any], count: int) -> Iterator[Case]:
+    """Bundles with altered bytes, fields, statements, log parts, status lists and keysets."""
+    chance = random.Random(seeded(59))
+    trusted = forge(plan).trusted
+    bundle = bundle_of(log, dict.fromkeys(ALL, NOW))
+    alone = {name: part for name, part in bundle.items() if name != "log"}
+    raw, statement = json.dumps(bundle).encode(), log.certificate.statement
+    free = replace(trusted, policy=None)
+    status = signed_status()
+    kinds = ("bytes", "fields", "log", "note", "statement", "approved", "status", "keys", "time")
+    for number in range(count):
+        match kinds[number % len(kinds)]:
+            case "bytes":
+                yield case_of(altered_bytes(raw, chance), trusted)
+            case "fields":
+                yield case_of(altered_json(bundle, chance), trusted)
+            case "log":
+                part = json.loads(altered_json({"log": bundle["log"]}, chance))
+                yield case_of(json.dumps({**alone, **part}).encode(), trusted)
+            case "note":
+                note = altered_bytes(bundle["log"]["checkpoint"].encode(), chance)
+                part = {**bundle["log"], "checkpoint": note.decode(errors="replace")}
+                yield case_of(json.dumps({**bundle, "log": part}).encode(), trusted)
+            case "statement" | "approved" as kind:
+                whole = statement if kind == "statement" else certifying(statement)
+                payload = altered_json(whole, chance)
+                envelope = sign_envelope(payload, SIGNER).as_document()
+                yield case_of(json.dumps({**alone, "envelope": envelope}).encode(), free)
+            case "status":
+                payload = altered_json(signed_content(status), chance)
+                signed = sign_envelope(payload, STATUS, STATUS_TYPE)
+                yield case_of(raw, trusted, status_json=canonical_json(signed.as_document()))
+            case "keys":
+                files = keyset_files(trusted)
+                content = signed_content(load_json(files["keyset.json"]).data)
+                payload = altered_json(content, chance)
+                if chance.random() < 0.7:
+                    payload = canonical_or(payload)
+                signed = sign_envelope(payload, ROOT, KEYSET_TYPE)
+                files["keyset.json"] = canonical_json(signed.as_document())
+                yield Case(subject=raw, trust=files, now=NOW)
+            case _:
+                hours = chance.choice((-9_000, -2, -0.1, -0.02, 0.02, 1, 2, 25, 9_000, 99_000))
+                moved = replace(trusted, at=NOW + timedelta(hours=hours))
+                yield case_of(raw, moved, status_json=canonical_json(status))
+
+
+def certifying(statement: dict[str, Any]) -> dict[str, Any]:
+    """The statement with approvals, which only a certified verdict needs."""
+    given = {"name": "alice", "at": "2026-01-01T00:00:00Z", "comment": "", "envelope": "sha256:0"}
+    changes = {"approvals": {"required": 1, "given": [given]}, "supersedes": "sha256:0"}
+    return {**statement, "predicate": {**statement["predicate"], **changes}}
+
+
+def signed_content(envelope: dict[str, Any]) -> Any:
+    return json.loads(base64.b64decode(envelope["payload"]))
+
+
+def canonical_or(raw: bytes) -> bytes:
+    try:
+        return canonical_json(json.loads(raw))
+    except (ValueError, RecursionError):
+        return raw
+
+
+def expected_of(case: Case, trusted: TrustedKeys) -> tuple[int, str]:
+    if "keyset.json" not in case.trust:
+        policy = trusted.policy if "trust.json" in case.trust else None
+        return of_bundle(case, replace(trusted, policy=policy))
+
+    def check() -> None:
+        roots = Roots.of([ROOT.public], threshold=1)
+        keyset = accept_keyset([read_keyset(case.trust["keyset.json"])], roots, case.now)
+        keys = TrustedKeys(keyset.public_keys(), keyset.trust, case.now)
+        verify(case.subject, keys, options=VerificationOptions())
+
+    return outcome(check)
+
+
+def run_bundles(page: VerifierPage, plan: dict[str, Any], count: int) -> None:
+    log = log_of(certified(plan, SIGNER), 3, 9)
+    trusted = forge(plan).trusted
+    cases = list(altered_bundles(log, plan, count))
+    expected = [expected_of(case, trusted) for case in cases]
+    compare(page, cases, expected)
+    assert {step for step, _ in expected} >= {0, 1, 3, 4, 5, 7, 9, 10, 11, 13}
+
+
+def test_both_reject_altered_bundles_at_the_same_step(page: VerifierPage, plan: Any) -> None:
+    run_bundles(page, plan(), 300)
+
+
+@pytest.mark.soak
+def test_both_reject_20000_altered_bundles(page: VerifierPage, plan: Any) -> None:
+    run_bundles(page, plan(), 20_000)
+
+
+# ---- Evidence files ---------------------------------------------------------------------
+
+
+def altered_evidence(made: Made, count: int) -> Iterator[bytes]:
+    """Altered bytes of the zip, and altered files that the manifest lists."""
+    chance = random.Random(seeded(5900))
+    files = {name: content for name, content in made.files.items() if name != MANIFEST}
+    for number in range(count):
+        if number % 8 == 0:
+            yield altered_bytes(made.raw, chance)
+            continue
+        if number % 8 == 1:
+            manifest = altered_bytes(made.files[MANIFEST], chance)
+            yield b"".join(_write_zip({**files, MANIFEST: manifest}))
+            continue
+        name = chance.choice(sorted(files))
+        content: bytes | None = altered_bytes(files[name], chance)
+        if name.endswith(".json") and chance.random() < 0.7:
+            content = altered_json(load_json(files[name], 1 << 30).data, chance)
+            if chance.random() < 0.8:
+                content = canonical_or(content)
+        if chance.random() < 0.03:
+            content = None
+        yield made.with_files(**{name: content})
+
+
+def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
+    trusted = replace(made.trusted, at=datetime.now(NOW.tzinfo))
+    raws = [made.raw, *altered_evidence(made, count)]
+    cases = [case_of(raw, trusted) for raw in raws]
+    expected = [outcome(lambda raw=raw: verify_evidence(raw, trusted)) for raw in raws]
+    differ = []
+    for wanted, result in zip(expected, page.results(cases), strict=True):
+        found = outcome_of(result)
+        left_out = {item["step"] for item in result["steps"] if not item["checked"]} & NOT_HERE
+        # What only Python checks, the page says that it did not.
+        if found != wanted and not (found[0] == 0 and wanted[0] in left_out):
+            differ.append((found, wanted, result))
+    assert not differ, f"{len(differ)} differ, such as {differ[0]}"
+    assert expected[0] == (0, "held")
+    assert {step for step, _ in expected} >= {0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13}
+
+
+@ON_SQLITE
+def test_both_reject_altered_evidence_at_the_same_step(page: VerifierPage, yard: Yard) -> None:
+    run_evidence(page, made_of(yard, 10), 100)
+
+
+@ON_SQLITE
+@pytest.mark.soak
+def test_both_reject_20000_altered_evidence_files(page: VerifierPage, yard: Yard) -> None:
+    run_evidence(page, made_of(yard, 10), 20_000)
+
+
+# ---- The page ---------------------------------------------------------------------------
+
+
+def dropped(page: VerifierPage, case: Case, name: str) -> str:
+    """Choose the files as a person does, and read what the page says."""
+    files = [{"name": name, "mimeType": "", "buffer": case.subject}]
+    trust = [{"name": n, "mimeType": "", "buffer": raw} for n, raw in case.trust.items()]
+    page.page.click("#clear")
+    page.page.set_input_files("#trust input", trust)
+    page.page.set_input_files("#subject input", files)
+    expect(page.page.locator("#result")).to_be_visible()
+    result: str = page.page.inner_text("#verdict")
+    return result
+
+
+def test_a_person_reads_the_steps_and_what_was_not_checked(page: VerifierPage, plan: Any) -> None:
+    item = forge(plan())
+    case = case_of(item.bundle, item.trusted)
+    said = dropped(page, case, "bundle.json")
+    assert said.startswith("Verified, except what this page does not check.")
+    assert "step 13 (status), proof of ε" in said
+    assert page.page.locator("#steps tr").count() == 14
+    rejected = dropped(page, replace(case, subject=case.subject.replace(b"sig", b"sgi")), "b.json")
+    assert rejected.startswith("Rejected at step 1 (size and form): bad_form")
+    unusable = dropped(page, replace(case, trust={"keys.json": b"{}"}), "bundle.json")
+    assert unusable.startswith("Nothing was verified.")
+    page.page.click("#clear")
+    assert page.page.locator("#result").is_hidden()
+
+
+def test_a_browser_without_ed25519_verifies_nothing(page: VerifierPage, plan: Any) -> None:
+    item = forge(plan())
+    page.page.evaluate(
+        "() => { const whole = SubtleCrypto.prototype.importKey; globalThis.whole = whole;"
+        " SubtleCrypto.prototype.importKey = async () => { throw new Error('unknown'); }; }"
+    )
+    try:
+        said = dropped(page, case_of(item.bundle, item.trusted), "bundle.json")
+    finally:
+        page.page.evaluate("() => { SubtleCrypto.prototype.importKey = globalThis.whole; }")
+    assert said.startswith("Nothing was verified.")
+    assert "Ed25519" in said
+
+
+def test_nothing_in_a_file_becomes_code_or_reaches_the_network(
+    page: VerifierPage, plan: Any
+) -> None:
+    """``opened`` fails for a request, a dialog, an error or a message on the console."""
+    attack = "<img src=x onerror=alert(1)><script>alert(1)</script>\u202egpj"
+    item = forge(plan())
+    case = case_of(item.bundle, item.trusted)
+    key = {**SIGNER.public.as_record(), "label": attack}
+    statement = statement_in(item.bundle)
+    obligations = [{"code": attack, "checked_by": attack}]
+    changes = {"requester": attack, "obligations": obligations, "warnings": [attack]}
+    signed = {**statement, "predicate": {**statement["predicate"], **changes}}
+    envelope = sign_envelope(canonical_json(signed), SIGNER).as_document()
+    document = {**json.loads(item.bundle), "envelope": envelope}
+    del document["log"]
+    hostile = case_of(canonical_json(document), replace(item.trusted, policy=None))
+    polluted = json.dumps([key]).replace('"label"', '"__proto__": {"verdict": "x"}, "label"')
+    for changed in (
+        replace(hostile, trust={f"{attack}.json": polluted.encode()}),
+        replace(case, subject=json.dumps({"bundleType": attack}).encode()),
+        replace(case, trust={"keys.json": json.dumps([{"key_id": attack}]).encode()}),
+        replace(case, trust={attack: b"{"}),
+    ):
+        dropped(page, changed, attack)
+        assert page.page.locator("main img, main script").count() == 0
+        assert "\u202e" not in page.page.inner_text("main")
+    assert page.page.evaluate("({}).verdict === undefined")
+    # A policy of the page itself: even a script that got in could load and send nothing.
+    sent = page.page.evaluate("fetch('https://example.com').then(() => 1, () => 0)")
+    assert sent == 0
+    page.wrong[:] = [text for text in page.wrong if "https://example.com" not in text]
+
+
+def test_large_and_deep_files_are_rejected_and_the_page_lives(
+    page: VerifierPage, plan: Any
+) -> None:
+    trusted = forge(plan()).trusted
+    subjects = (
+        b" " * (8 * 1024 * 1024 + 1),
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'"' + b"\\u0041" * 100_000 + b'"',
+        b"9" * 100_000,
+        # A zip that claims four gigabytes, and one whose only file is compressed.
+        b"PK\x03\x04" + b"\xff" * 26 + b"about.json",
+        b"PK\x03\x04\x14\x00\x00\x08\x08\x00" + bytes(16) + b"\x0a\x00\x00\x00about.jsonPK\x01\x02",
+    )
+    outcomes = page.outcomes([case_of(raw, trusted) for raw in subjects])
+    assert {step for step, _ in outcomes} == {1}
+    assert {code for _, code in outcomes} <= {"bad_form", "evidence_altered", "evidence_form"}
