@@ -91,20 +91,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 
 def _leave_to_the_soak(items: list[pytest.Item], *, whole: bool) -> None:
-    """Mark ``soak`` what ``ordinary`` does not name, which must name something of each test."""
-    named: dict[str, bool] = {}
+    """Mark ``soak`` what ``ordinary`` does not name; each of its patterns must name something."""
+    unmet: dict[str, set[str]] = {}
     for item in items:
         mark = item.get_closest_marker("ordinary")
         if mark is None:
             continue
         test, _, parameters = item.nodeid.partition("[")
-        matches = _named(parameters.removesuffix("]"), mark.args)
-        named[test] = named.get(test, False) or matches
-        if not matches:
+        parameters = parameters.removesuffix("]")
+        patterns = unmet.setdefault(test, set(mark.args))
+        patterns -= {text for text in patterns if _named(parameters, (text.removeprefix("not "),))}
+        if not _named(parameters, mark.args):
             item.add_marker("soak")
-    missed = [test for test, matched in named.items() if whole and not matched]
-    if missed:
-        raise pytest.UsageError(f"ordinary names no parameters of {missed}")
+    stale = {test: patterns for test, patterns in unmet.items() if whole and patterns}
+    if stale:
+        raise pytest.UsageError(f"ordinary names no parameters with {stale}")
 
 
 def _named(parameters: str, patterns: tuple[str, ...]) -> bool:
