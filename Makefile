@@ -10,8 +10,9 @@ NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "
 PIP := -m pip install --quiet --disable-pip-version-check
 # uv downloads and unpacks in parallel, but reads none of pip's settings: where it fails, pip tries.
 WITH_UV = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python $(PIP) --no-compile $(1)
-# Compile with all processors, but not the large parts that nothing here imports.
-COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_inductor|transformers/models)/' .venv/lib || true
+# Compile with all processors, but not the large parts of which little or nothing is imported here.
+SELDOM_IMPORTED := tests?|testing|pip|setuptools|mypyc?|_inductor|transformers/models|sklearn|nltk|fontTools|networkx|sphinx|docutils|lexers|Crypto|graphql
+COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/($(SELDOM_IMPORTED))/' .venv/lib || true
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 17
@@ -25,13 +26,13 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python $(PIP) --no-compile --require-hashes -r .venv/uv.lock
 	$(call WITH_UV,--require-hashes -r requirements.lock)
 	$(call WITH_UV,--no-deps --no-build-isolation --editable .)
-	$(COMPILED)
 	touch $@
 
 install-trainer: $(TRAINER) ## and PyTorch
 
+# What is there is compiled while pip unpacks PyTorch, which takes one processor.
 $(TRAINER): $(STAMP)
-	$(BIN)/python $(PIP) --no-compile --group torch
+	$(COMPILED) & $(BIN)/python $(PIP) --no-compile --group torch && wait
 	$(call WITH_UV,--no-deps --group trainer-tests)
 	$(COMPILED)
 	touch $@
@@ -85,7 +86,8 @@ demo-model: install-trainer ## sign a trained model with its evidence, verify it
 # Processes of one thread each, one more than two cores, because some wait and each imports all
 # tests. Compiled modules are written although the environment may say otherwise: the tests start
 # hundreds of processes.
-test: install-trainer install-browser $(PROGRAMS) ## all tests, with what they need
+test: ## all tests, with what they need
+	@$(MAKE) --no-print-directory --jobs=3 install-trainer install-browser $(PROGRAMS)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal
 
 check: install-trainer ## lint, types, import rules and manifests

@@ -192,6 +192,7 @@ def test_uvx_runs_the_command(installed: Installed, index: Path, tmp_path: Path)
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.soak
 def test_uv_add_brings_the_command(installed: Installed, index: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.11"\n'

@@ -55,7 +55,7 @@ def prepared(bench: Bench, step: str) -> Work:
     return methodcaller("change", created, call("k"), settle, 10, RECORD)
 
 
-@pytest.mark.ordinary("postgresql-reserve", "sqlite-commit", "postgresql-settle")
+@pytest.mark.ordinary("postgresql-reserve", "sqlite-settle")
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_any_statement_nothing_is_half_done_and_a_retry_does_it_once(
     bench: Bench, database_url: str, step: str

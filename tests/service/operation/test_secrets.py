@@ -57,16 +57,16 @@ def require_none(where: str, content: bytes, token: str) -> None:
 
 
 def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
-    server: Any, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    forked_server: Any, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (server.home / "keys").iterdir():
+    for path in (forked_server.home / "keys").iterdir():
         path.unlink()
-    KeyStore(server.home / "keys").save(KEY.public)
+    KeyStore(forked_server.home / "keys").save(KEY.public)
     monkeypatch.setenv(KEY_VARIABLE, PEM)
-    token = token_of(f"sqlite:///{server.home / 'affidavit.db'}")
+    token = token_of(f"sqlite:///{forked_server.home / 'affidavit.db'}")
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    server.start()
-    with httpx.Client(base_url=server.url, headers=headers) as client:
+    forked_server.start()
+    with httpx.Client(base_url=forked_server.url, headers=headers) as client:
         created = client.post("/v1/certificates", content=json.dumps(plan()))
         assert created.status_code == 201
         assert client.post("/v1/certificates", content="{").status_code == 400
@@ -76,9 +76,9 @@ def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
         assert client.get("/metrics").status_code == 200
     signature = created.json()["certificate"]["bundle"]["envelope"]["signatures"][0]
     assert signature["keyid"] == KEY.key_id
-    server.stop(signal.SIGTERM)
-    require_none("the log", "".join(server.log).encode(), token)
-    files = [path for path in server.home.rglob("*") if path.is_file()]
+    forked_server.stop(signal.SIGTERM)
+    require_none("the log", "".join(forked_server.log).encode(), token)
+    files = [path for path in forked_server.home.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {"affidavit.db", f"{KEY.key_id}.json"}
     for path in files:
         if content := path.read_bytes():
