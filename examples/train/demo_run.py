@@ -16,10 +16,7 @@ import os
 import shlex
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -28,15 +25,15 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from affidavit.trust import KeyStore, home
+from affidavit.trust import home
+from examples.train.local_service import AFFIDAVIT, LocalService, free_port, require
 from tests.service import postgresql_server
 from tests.support import ray_cluster, slurm_cluster
 
 HERE = Path(__file__).resolve().parent
 HOME = home() / "demo-run"
-AFFIDAVIT = (sys.executable, "-m", "affidavit")
+SERVICE = LocalService(HOME)
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4, "reason": "a demonstration"}
-START_SECONDS = 300.0
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -81,24 +78,21 @@ def postgresql() -> Iterator[str]:
 def demonstrate(engine: str) -> int:
     """The demonstration, on the database of ``DATABASE_URL``."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread only waits
-    KeyStore(HOME / "service" / "keys").new("service")
-    worker_key = KeyStore(HOME / "worker" / "keys").new("worker")
-    KeyStore(HOME / "service" / "worker-keys").save(worker_key.public)
-    command("service", "migrate")
-    people, work = token("admin", "submit", "audit"), token("work")
+    SERVICE.create()
+    people, work = SERVICE.token("admin", "submit", "audit"), SERVICE.token("work")
     port = free_port()
-    (trusted,) = (HOME / "service" / "keys").glob("*.json")
+    (trusted,) = SERVICE.keys("service")
     worker = [
         *("worker", "--server", f"http://127.0.0.1:{port}", "--microbatch", "1024"),
         *("--keys", str(trusted), "--outputs", str(HOME / "runs")),
     ]
-    with engine_for(engine, worker, work) as dispatch, service(port, **dispatch) as base:
+    with engine_for(engine, worker, work) as dispatch, SERVICE.serve(port, **dispatch) as base:
         embedded = None if dispatch else [*worker, "--once"]
         run = settled(base, people, embedded, work)
     told = f"run {run['id']}: {run['state']}, {run['code']}"
     console.print(f"{told}; {run['steps']['charged']} steps were charged to the ledger")
     console.print(f"its record ends in {run['record']}")
-    audited = command("service", "audit", "verify").returncode == 0
+    audited = SERVICE.command("service", "audit", "verify").returncode == 0
     return 0 if run["code"] == "conformant" and audited else 1
 
 
@@ -147,8 +141,8 @@ def settled(base: str, people: str, worker: list[str] | None, work: str) -> Any:
     yaml = {"content-type": "application/yaml"}
     bearer = {"authorization": f"Bearer {people}"}
     with httpx.Client(base_url=base, timeout=120, headers=bearer) as client:
-        _good(client.post("/v1/ledgers/digits-train/budget", json=BUDGET))
-        result = _good(client.post("/v1/certificates", content=plan, headers=yaml))
+        require(client.post("/v1/ledgers/digits-train/budget", json=BUDGET))
+        result = require(client.post("/v1/certificates", content=plan, headers=yaml))
         certificate = result["certificate"]["id"]
         console.print(f"certified: ε ≤ {result['epsilon']['upper']:.4g} ({certificate[:23]}…)")
         requested = {
@@ -157,76 +151,15 @@ def settled(base: str, people: str, worker: list[str] | None, work: str) -> Any:
             "model": "mlp:64,seed=1,blocks=hidden",
             "output": "digits-dp-muon",
         }
-        run = _good(client.post("/v1/runs", json=requested))
+        run = require(client.post("/v1/runs", json=requested))
         console.print(f"run {run['id']}: {run['state']}, its cost is reserved")
         if worker is not None:
-            command("worker", *worker, AFFIDAVIT_TOKEN=work)
+            SERVICE.command("worker", *worker, AFFIDAVIT_TOKEN=work)
         else:
-            command("service", "runs", "watch", run["id"], "--server", base, AFFIDAVIT_TOKEN=people)
-        return _good(client.get(f"/v1/runs/{run['id']}"))
-
-
-def token(*scopes: str) -> str:
-    """A new token of these scopes."""
-    requested = [part for scope in scopes for part in ("--scope", scope)]
-    return command(
-        "service", "tokens", "new", "--name", "demo", *requested, quiet=True
-    ).stdout.strip()
-
-
-def command(
-    home: str, *arguments: str, quiet: bool = False, **more: str
-) -> subprocess.CompletedProcess[str]:
-    """One command of the command line, with the service's home or the worker's."""
-    environment = {**os.environ, "AFFIDAVIT_HOME": str(HOME / home), **more}
-    provided = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if quiet else {}
-    return subprocess.run(
-        [*AFFIDAVIT, *arguments], env=environment, check=False, text=True, **provided
-    )
-
-
-@contextmanager
-def service(port: int, **dispatch: str) -> Iterator[str]:
-    """The service on a loopback port."""
-    base, environment = f"http://127.0.0.1:{port}", {**os.environ, **dispatch}
-    environment["AFFIDAVIT_HOME"] = str(HOME / "service")
-    with (HOME / "service.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*AFFIDAVIT, "serve", "--port", str(port)], env=environment, stderr=log
-        )
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not _ready(base):
-            if process.poll() is not None:
-                raise SystemExit((HOME / "service.log").read_text())
-            if time.monotonic() > end:
-                raise SystemExit(f"the service is not ready after {START_SECONDS:.0f} seconds")
-            time.sleep(0.1)
-        yield base
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _ready(base: str) -> bool:
-    try:
-        return httpx.get(f"{base}/readyz").is_success
-    except httpx.HTTPError:
-        return False
-
-
-def _good(answer: httpx.Response) -> Any:
-    if not answer.is_success:
-        raise SystemExit(answer.text)
-    return answer.json()
+            SERVICE.command(
+                "service", "runs", "watch", run["id"], "--server", base, AFFIDAVIT_TOKEN=people
+            )
+        return require(client.get(f"/v1/runs/{run['id']}"))
 
 
 if __name__ == "__main__":
