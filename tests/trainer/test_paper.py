@@ -84,7 +84,9 @@ def test_a_slice_ends_in_a_conformant_record_and_scores(
     ours.load_state_dict(state)
     tokens = torch.arange(12).view(2, 6)
     with torch.no_grad():
-        theirs = paper.decoder_of(config, state)(input_ids=tokens).logits
+        theirs = paper.decoder_of(config, state, paper.TOKENIZER.vocabulary)(
+            input_ids=tokens
+        ).logits
         torch.testing.assert_close(ours(tokens), theirs, rtol=1e-5, atol=1e-5)
 
 
