@@ -70,6 +70,13 @@ ENGINE ?= local
 demo-run: install-trainer $(if $(filter ray,$(ENGINE)),install-ray) $(if $(filter slurm,$(ENGINE)),$(PROGRAMS)) ## request, claim, train and settle one run
 	@$(BIN)/python -m examples.train.demo_run $(DATABASE) $(ENGINE)
 
+# Resumable: a run whose result is in build/study is not done again. On a GPU: SIZE=large MINUTES=5.
+DATA ?= ../shared/data
+SIZE ?= small
+study: install-trainer ## docs/cases/dp-muon-at-a-true-epsilon.md, row by row, in hours
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.study --data $(DATA) --out build/study/$(SIZE) --size $(SIZE) $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/python -m examples.study.page build/study/$(SIZE)
+
 # Environments of their own for a dependency group, which see the packages of the developers' one.
 .venv-%/.installed: $(STAMP)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)

@@ -1,0 +1,254 @@
+"""``python -m examples.study.page FOLDER``: the results of a study, and the page that tells them.
+
+Collects FOLDER's results in ``docs/cases/dp-muon-at-a-true-epsilon.json``, and writes page and
+picture from that file alone; without FOLDER it only writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from affidavit.assessment import certify
+from affidavit.plan import plan_from
+from examples.study.rows import PUBLISHED, RECORDS, ROWS, SIZES, plan
+
+PAGE = Path(__file__).parents[2] / "docs/cases/dp-muon-at-a-true-epsilon.md"
+RESULTS, PICTURE = PAGE.with_suffix(".json"), PAGE.with_suffix(".svg")
+NONE = "none"
+HERE = Path(__file__).parent
+TARGETS = FIRST, _ = (8.0, 3.0)
+TITLES = {NONE: "no privacy (AdamW)", **{name: row.title for name, row in ROWS.items()}}
+SCORES = {"nll": 4, "bleu": 2, "nist": 3, "rouge_l": 2, "meteor": 2, "cider": 3}
+"""Scores of a run, and the digits that they are shown with."""
+QUESTIONS = (
+    ("Optimal allocation instead of equal noise", "dp-muon-optimal", "dp-muon"),
+    ("Newton-Schulz from the paper's start instead of the Frobenius norm",
+     "dp-muon-paper-start", "dp-muon"),
+    ("DP-MuonBC's correction", "dp-muonbc", "dp-muon"),
+    ("Denoising DP-Muon", "dp-muon-denoised", "dp-muon"),
+    ("Denoising DP-Adam", "dp-adam-denoised", "dp-adam"),
+    ("DP-AdamBC's correction", "dp-adambc", "dp-adam"),
+    ("DP-Muon instead of DP-Adam", "dp-muon", "dp-adam"),
+    ("The published noise instead of the certified one", PUBLISHED, "dp-muon"),
+)  # fmt: skip
+"""A change, the row with it and the row without it."""
+Runs = Sequence[Mapping[str, Any]]
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """All results of a study, and what was tried on public text."""
+    from examples.study.public import blocks_of  # it loads PyTorch, which the page does not need
+
+    public = folder / "public"
+    names = ("n_layer", "n_head", "n_embd", "vocab_size")
+    config = json.loads((public / "config.json").read_text())
+    paths = sorted((folder / "results").glob("*.json"))
+    return {
+        "size": json.loads((public / "about.json").read_text())["size"],
+        "model": {name: config[name] for name in names},
+        "blocks": {layout: blocks_of(public, layout) for layout in ("all", "hidden", "kinds")},
+        "rates": json.loads((public / "rates.json").read_text()),
+        "runs": [json.loads(path.read_text()) for path in paths],
+    }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and half the width of its 95 % interval by Student's t; NaN for one value."""
+    if len(values) < 2:
+        return values[0], math.nan
+    scale = stdev(values) / math.sqrt(len(values))
+    return fmean(values), float(student.ppf(0.975, len(values) - 1)) * scale
+
+
+def shown(values: Sequence[float], digits: int) -> str:
+    """A mean with its interval."""
+    mean, half = interval(values)
+    return f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+
+
+def of_row(runs: Runs, row: str, target: float) -> Runs:
+    """The runs of a row at a target; the row without privacy is in every table."""
+    return [
+        run
+        for run in runs
+        if (run["row"] == row and row == NONE) or (run["row"] == row and run["target"] == target)
+    ]
+
+
+def table(runs: Runs, target: float) -> Iterable[str]:
+    """The lines of the table of a target, the least loss first."""
+    yield "| row | ε | σ | rate | runs | loss | BLEU | NIST | ROUGE-L | METEOR | CIDEr |"
+    yield "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    rows = {row: some for row in TITLES if (some := of_row(runs, row, target))}
+    for row in sorted(rows, key=lambda row: fmean(run["nll"] for run in rows[row])):
+        some = rows[row]
+        scores = (shown([run[name] for run in some], of) for name, of in SCORES.items())
+        first = some[0]
+        epsilon = "∞" if row == NONE else f"{math.ceil(first['epsilon'] * 1e4) / 1e4:.4f}"
+        noise = sorted(set(first.get("noise_multipliers", {}).values()))
+        sigma = (
+            "0"
+            if row == NONE
+            else " to ".join(f"{of:.4g}" for of in (noise[0], noise[-1])[: len(noise)])
+        )
+        yield (
+            f"| {TITLES[row]} | {epsilon} | {sigma} | {first['rate']:g} | {len(some)} | "
+            f"{' | '.join(scores)} |"
+        )
+
+
+def answers(runs: Runs, target: float) -> Iterable[str]:
+    """What each change does to the loss, where both rows were run."""
+    yield "| change | loss without | loss with | difference | BLEU without | with |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for question, row, other in QUESTIONS:
+        after, before = of_row(runs, row, target), of_row(runs, other, target)
+        if after and before:
+            losses = [[run["nll"] for run in some] for some in (before, after)]
+            texts = [[run["bleu"] for run in some] for some in (before, after)]
+            yield (
+                f"| {question} | {shown(losses[0], 4)} | {shown(losses[1], 4)} | "
+                f"{difference(*losses)} | {shown(texts[0], 2)} | {shown(texts[1], 2)} |"
+            )
+
+
+def difference(before: Sequence[float], after: Sequence[float]) -> str:
+    """The difference of two means, with Welch's 95 % interval if each has two values."""
+    change = fmean(after) - fmean(before)
+    if min(len(before), len(after)) < 2:
+        return f"{change:+.4f}"
+    parts = [stdev(some) ** 2 / len(some) for some in (before, after)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(some) - 1) for part, some in zip(parts, (before, after), strict=True)
+    )
+    return f"{change:+.4f} ± {float(student.ppf(0.975, freedom)) * math.sqrt(sum(parts)):.4f}"
+
+
+def noise_energy(results: Mapping[str, Any], target: float) -> float:
+    """The noise energy of optimal allocation over that of equal noise, Σ σ²C² entries."""
+    energies = []
+    for row in ("dp-muon-optimal", "dp-muon"):
+        blocks = [tuple(of) for of in results["blocks"][ROWS[row].blocks]]
+        document = plan(row, SIZES[results["size"]], target, blocks, 0.01, 0.01)
+        required = certify(plan_from(document), second_opinion=False).releases
+        energies.append(
+            sum(
+                (of.required or 0.0) ** 2 * count * entries
+                for of, (_, count, entries) in zip(required, blocks, strict=True)
+            )
+        )
+    return energies[0] / energies[1]
+
+
+def picture(runs: Runs, target: float) -> str:
+    """A dot for the loss of each run, a line for each row."""
+    rows = {row: [run["nll"] for run in of_row(runs, row, target)] for row in TITLES}
+    rows = {row: losses for row, losses in rows.items() if losses}
+    order = sorted(rows, key=lambda row: fmean(rows[row]))
+    low, high = min(map(min, rows.values())), max(map(max, rows.values()))
+    span = (high - low) or 1.0
+    height = 22 * len(order) + 40
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" '
+        'font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for place, row in enumerate(order):
+        y = 22 * place + 20
+        lines.append(f'<text x="8" y="{y + 4}" fill="#222">{escape(TITLES[row])}</text>')
+        lines.append(f'<line x1="250" x2="700" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        lines += [
+            f'<circle cx="{260 + 430 * (loss - low) / span:.1f}" cy="{y}" r="4" '
+            'fill="#2864b4" fill-opacity="0.7"/>'
+            for loss in rows[row]
+        ]
+    for value, x, anchor in ((low, 260, "start"), (high, 690, "end")):
+        lines.append(
+            f'<text x="{x}" y="{height - 8}" text-anchor="{anchor}" fill="#222">'
+            f"loss {value:.3f}</text>"
+        )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The page."""
+    size, runs, model = SIZES[results["size"]], results["runs"], results["model"]
+    blocks = results["blocks"]
+    counts = sorted({len(some) for row in TITLES if (some := of_row(runs, row, FIRST))})
+    absent = {
+        target: [TITLES[row] for row in TITLES if not of_row(runs, row, target)]
+        for target in TARGETS
+    }
+    shared = [
+        f"{TITLES[name]} takes that of {TITLES[row.rates]}"
+        for name, row in ROWS.items()
+        if row.rates != name
+    ]
+    tables = [
+        f"At ε = {target:g}:\n\n" + "\n".join(table(runs, target))
+        for target in TARGETS
+        if len(absent[target]) < len(TITLES) - 1
+    ]
+    return (HERE / "template.md").read_text().format(
+        millions=f"{sum(count * of for _, count, of in blocks['all']) / 1e6:.2f}",
+        layers=model["n_layer"],
+        width=model["n_embd"],
+        tokens=model["vocab_size"],
+        steps=size.steps,
+        lot=size.lot,
+        passes=f"{size.steps * size.lot / RECORDS:.2f}",
+        tried=", ".join(f"{len(rates)} ({TITLES[of]})" for of, rates in results["rates"].items()),
+        choice_steps=size.choice_steps,
+        shared=f"{'; '.join(shared)}.",
+        meanings=runs[0]["meanings"],
+        tables="\n\n".join(tables),
+        published=published(of_row(runs, PUBLISHED, FIRST), blocks["hidden"]),
+        answers="\n".join(answers(runs, FIRST)),
+        saved=f"{1 - noise_energy(results, FIRST):.0%}",
+        runs=" to ".join(map(str, sorted({counts[0], counts[-1]}))) + " of each row at ε = 8",
+        missing="\n".join(
+            f"- At ε = {target:g}, {', '.join(rows)}: not run."
+            for target, rows in absent.items()
+            if rows
+        ),
+    )  # fmt: skip
+
+
+def published(runs: Runs, blocks: Sequence[Sequence[Any]]) -> str:
+    """What the noise of the paper's derivation costs."""
+    if not runs:
+        return ""
+    sigma = max(runs[0]["noise_multipliers"].values())
+    return (
+        f"The noise of the paper's derivation for ε = 8, σ = {sigma:.4g} for each block, is "
+        f"ε = {rounded_up(runs[0]['epsilon'])} here.\nThe gap grows with the number of blocks: the "
+        f"paper has 49, this model {sum(count for _, count, _ in blocks)}."
+    )
+
+
+def rounded_up(epsilon: float) -> str:
+    """Four decimals, not less than ``epsilon``."""
+    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Collect, if a folder is named, and write."""
+    if arguments:
+        results = collect(Path(arguments[0]))
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(page(results))
+    PICTURE.write_text(picture(results["runs"], FIRST))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
