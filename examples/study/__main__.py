@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 import torch
 
-from affidavit.trust import KeyStore
+from affidavit.trust import KeyStore, statement_in
 from examples.paper.generation import decoder_of, generated, nll
 from examples.paper.scores import scores
 from examples.study import public
@@ -193,14 +193,15 @@ def private_run(
     if run["code"] != "conformant":
         raise SystemExit(f"{output}: {run['state']}, {run['code']}\n{worked.stderr}")
     (attempt,) = (outputs / output).glob(f"{run['id']}-*")
+    stated = statement_in((attempt / "bundle.json").read_bytes())["predicate"]
     return {
         **study.scores(attempt / "run" / "weights.pt"),
-        "epsilon": certified["epsilon"]["upper"],
+        "epsilon": float(stated["guarantee"]["epsilon"]["upper"]),
         "adjacency": document["adjacency"],
         "sampling": document["sampling"]["scheme"],
         "noise_multipliers": {
-            of["name"]: of.get("noise_multiplier", of.get("required"))
-            for of in certified["releases"]
+            of["name"]: float(of["given"] or of["required"])
+            for of in stated["noise_multiplier"]["releases"]
         },
         "rate": rate,
         "record": run["record"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -131,3 +132,12 @@ def test_scores_are_those_of_their_definitions(paper: Any) -> None:
 def test_texts_without_a_word_score_nothing(paper: Any) -> None:
     result = paper.scores(["", ""], REFERENCES)
     assert all(result[name] == 0 for name in ("bleu", "rouge_l", "meteor", "nist", "cider"))
+
+
+def test_small_facts_are_those_of_the_page() -> None:
+    facts = import_module("examples.paper.facts")
+    told = re.findall(r"\d+\.\d{4}", " ".join(facts.facts()))
+    assert told == ["8.8304", "50.2326", "9.1229", "57.8503"]
+    assert all(number in PAGE for number in told)
+    assert facts.wins(facts.SCORES_AT_50_STEPS) == (48, 1, 1)
+    assert facts.wins("1 2 3 4 5 1 3 2 4 6\n") == (2, 2, 1)
