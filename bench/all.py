@@ -3,7 +3,8 @@
 Each bench is a program that prints Markdown. Its output replaces the text between its markers in
 its document (``sections``), with the date, commit, machine and versions. A bench that fails,
 prints no table or exceeds its time limit changes nothing, and this program then exits with 1. The
-output is also stored in ``build/bench``.
+output is also stored in ``build/bench``. Ratios that grew beyond the spread that the document had
+are printed as slower.
 
     python -m bench.all [NAME ...]
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.sections import ROOT, provenance, section, with_section
+from bench.sections import ROOT, provenance, section, slower, with_section
 from tests.service import postgresql_server
 
 KEPT = ROOT / "build" / "bench"
@@ -117,8 +118,11 @@ def chosen(names: Sequence[str]) -> list[Bench]:
 
 
 def measure(bench: Bench) -> str:
-    """Run a bench and write its output into its document; return why not, if it failed."""
-    section(bench.document.read_text(encoding="utf-8"), bench.name)
+    """Run a bench and write its output into its document; return why not, if it failed.
+
+    What became slower than the document had it, by more than both spreads, is printed.
+    """
+    before = section(bench.document.read_text(encoding="utf-8"), bench.name)
     KEPT.mkdir(parents=True, exist_ok=True)
     stored, load, began = KEPT / f"{bench.name}.md", os.getloadavg()[0], time.monotonic()
     with stored.open("wb") as out:
@@ -132,6 +136,8 @@ def measure(bench: Bench) -> str:
         return f"printed no table; {stored} has what it printed"
     # Read anew: hours may have gone by, and another part of the page may have been written.
     text = bench.document.read_text(encoding="utf-8")
+    for line in slower(before, printed):
+        _say(f"slower: {line}")
     whole = f"{provenance(took, load)}\n\n{printed}"
     bench.document.write_text(with_section(text, bench.name, whole), encoding="utf-8")
     return ""

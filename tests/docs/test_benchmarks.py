@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,13 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     result = importlib.import_module("bench.all")
     monkeypatch.setattr(result, "KEPT", tmp_path / "kept")
     return result
+
+
+@pytest.fixture
+def sections(bench: Any) -> Any:
+    """``bench.sections``."""
+    del bench  # it makes the folder importable
+    return importlib.import_module("bench.sections")
 
 
 @pytest.fixture
@@ -91,6 +100,75 @@ def test_a_bench_that_did_not_end_well_changes_nothing(
     before = page.read_text()
     assert ran(bench, page, program, minutes).startswith(why)
     assert page.read_text() == before
+
+
+RATIOS = """
+| a / b | median | least | most |
+|---|---:|---:|---:|
+| cold | {} |
+| warm | 0.37 | 0.24 | 0.48 |
+
+| step | over plain | spread |
+|---|---|---|
+| cold | 1.1 | {} |
+"""
+
+
+def test_what_became_slower_by_more_than_the_spread_is_told(
+    bench: Any, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for table in (
+        RATIOS.format("0.72 | 0.43 | 0.90", "1.05-1.20"),
+        RATIOS.format("0.95 | 0.91 | 0.99", "1.19-1.50"),
+        RATIOS.format("0.80 | 0.79 | 0.95", "1.51-1.60"),
+    ):
+        assert ran(bench, page, f"print({table!r})") == ""
+    assert capsys.readouterr().out.splitlines() == [
+        "slower: cold: 0.91 to 0.99, before 0.43 to 0.9",
+        "slower: cold: 1.51 to 1.6, before 1.19 to 1.5",
+    ]
+
+
+def test_a_section_is_old_after_a_hundred_commits_and_on_another_branch(
+    sections: Any, tmp_path: Path
+) -> None:
+    assert sections.age("commit abcdef0", tmp_path) == 0  # no repository
+    run = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True, text=True)
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.invalid")
+    stream = "".join(
+        f"commit refs/heads/{branch}\ncommitter {branch} <a@b.invalid> {number} +0000\ndata 0\n"
+        for branch, count in (("main", 102), ("other", 1))
+        for number in range(count)
+    )
+    run(["git", "init", "-q", "-b", "main"])
+    run(["git", *identity, "fast-import", "--quiet"], input=stream)
+    other, old, fresh = (
+        run(["git", "rev-parse", "--short=7", name]).stdout.strip()
+        for name in ("other", "main~101", "main~100")
+    )
+    assert sections.age(f"commit {fresh}", tmp_path) == 100
+    assert sections.age(f"commit {fresh} with changes; commit {old}: x", tmp_path) == 101
+    assert sections.age(f"commit {other}", tmp_path) == float("inf")
+    assert sections.age("commit 0123456", tmp_path) == float("inf")
+    text = "".join(
+        f"<!-- bench: {name} -->\ncommit {name}: x\n\n<!-- end: {name} -->\n"
+        for name in (old, fresh)
+    )
+    marked = sections.with_marks(text, tmp_path)
+    assert marked.count(sections.OLD) == 1
+    assert marked.index(sections.OLD) < marked.index(f"bench: {fresh}")
+    assert sections.with_marks(marked, tmp_path) == marked
+
+
+def test_old_sections_of_the_page_are_marked(sections: Any) -> None:
+    """``python -m bench.sections`` marks them. Half as many commits may go by until it is run."""
+    text = (DOCS / "explanation/benchmarks.md").read_text(encoding="utf-8")
+    found = {name: sections.section(text, name) for name in sections.SECTION.findall(text)}
+    assert not [
+        name
+        for name, inside in found.items()
+        if sections.age(inside) > 1.5 * sections.MOST_COMMITS and sections.OLD not in inside
+    ]
 
 
 def test_a_page_without_the_place_is_told_before_anything_is_measured(
