@@ -247,16 +247,13 @@ def print_report(measured: dict[Cell, Measured], cell_count: int) -> None:
         row.refused += of_cell.refused
     out = sys.stdout.write
     out(f"{len(measured)} of {cell_count} cells.\n\n")
-    out("| scheme | unit | adjacency | noise | plans | median | largest | ε there | plan |\n")
-    out("|---|---|---|---|---|---|---|---|---|\n")
+    out("| scheme | unit | adjacency | noise | plans | median | largest |\n")
+    out("|---|---|---|---|---|---|---|\n")
     for key, row in rows.items():
         if row.widths:
-            ratio, lower, upper, document = max(row.widths, key=lambda width: width[0])
-            median = rounded(statistics.median(width[0] for width in row.widths))
-            out(
-                f"| {' | '.join(key)} | {len(row.widths)} | {median} | {rounded(ratio)} "
-                f"| [{lower:.4g}, {upper:.4g}] | {described(document)} |\n"
-            )
+            ratios = [width[0] for width in row.widths]
+            median, largest = rounded(statistics.median(ratios)), rounded(max(ratios))
+            out(f"| {' | '.join(key)} | {len(ratios)} | {median} | {largest} |\n")
     refused: dict[tuple[str, str], list[str]] = defaultdict(list)
     for key, row in rows.items():
         for code, count in row.refused.items():

@@ -26,6 +26,8 @@ Any route can also return these responses:
 """How the page begins."""
 ANYWHERE = ("401", "403", "413", "429", "500", "503")
 """Answers that are listed once."""
+USUAL = ("200", "Successful Response")
+"""The answer that is not listed."""
 
 
 def page() -> str:
@@ -49,13 +51,13 @@ def _answers(operation: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _operation(name: str, operation: dict[str, Any]) -> str:
     about = f"{operation['summary']}. {operation.get('description', '')}".strip()
-    told = [f"## {name}\n", about.replace("``", "`")]
-    told.append(f"\n{_who(operation)}{_body(operation)}\n")
-    if parameters := list(_parameters(operation)):
-        told.append(table(("parameter", "takes", "meaning"), parameters))
-    answers = [answer for answer in _answers(operation) if answer[0] not in ANYWHERE]
-    told.append(table(("answer", "meaning"), answers))
-    return "\n".join(told)
+    told = [f"## {name}\n", about.replace("``", "`") + f" {_who(operation)}{_body(operation)}"]
+    if parameters := [*_parameters(operation)]:
+        told.append(f"\nParameters: {'; '.join(parameters)}.")
+    others = [item for item in _answers(operation) if item[0] not in ANYWHERE and item != USUAL]
+    if others:
+        told.append("\n" + " ".join(f"**{code}** {text}" for code, text in others))
+    return "\n".join(told) + "\n"
 
 
 def _who(operation: dict[str, Any]) -> str:
@@ -73,7 +75,12 @@ def _body(operation: dict[str, Any]) -> str:
     return f" Body: {named}, as {', '.join(sorted(content))}." if content else ""
 
 
-def _parameters(operation: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _parameters(operation: dict[str, Any]) -> Iterator[str]:
+    """Each with what it takes, where that is not any text, and its meaning."""
     for item in operation.get("parameters", ()):
-        takes = words(item["schema"]) if "$ref" not in str(item["schema"]) else "see the schema"
-        yield f"`{item['name']}` ({item['in']})", takes, item.get("description", "")
+        takes = "" if "$ref" in str(item["schema"]) else words(item["schema"])
+        takes = takes.removesuffix(" or null").replace("text", "")
+        where = "" if item["in"] in {"path", "query"} else f"in the {item['in']}"
+        told = ", ".join(part for part in (where, takes) if part)
+        about = item.get("description", "").rstrip(".")
+        yield f"`{item['name']}`" + (f" ({told})" if told else "") + (f": {about}" if about else "")

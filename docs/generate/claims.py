@@ -16,7 +16,7 @@ from docs.generate.tables import table
 
 CLAIMS = Path(__file__).resolve().parents[2] / "claims"
 KEYS = ("Source", "Link", "Reading", "Left out")
-COLUMNS = ("command", "source", "claimed", "proved", "answer", "reading", "left out by the source")
+COLUMNS = ("plan", "claimed", "proved", "answer", "reading")
 ANSWERS = {"claim_below_certified": "refuted", "claim_not_decided": "not decided"}
 """The answer to a claim by the code of its reason."""
 HEAD = """# Published claims
@@ -35,9 +35,9 @@ draws its lots. [Cases](../cases/README.md) explain some of them.
 TAIL = """
 ## Check a row
 
-Every row is a plan that carries its claim. Its command works in the root of the repository, and
-ends with 0 where the claim holds, with 1 where it is refuted, and with 3 where it is not decided.
-All of them together:
+Every row is a plan in `claims/` that carries its claim. `affidavit check claims/PLAN` in the root
+of the repository ends with 0 where the claim holds, with 1 where it is refuted, and with 3 where it
+is not decided. All of them together:
 
 ```sh
 affidavit check claims/ || echo "some claims do not hold: $?"
@@ -82,11 +82,15 @@ class Row:
         epsilon, delta = self.assessment.epsilon, self.assessment.target_delta
         if epsilon is None:
             raise ValueError(f"{self.file.name} is refused")
-        source = f"[{self.facts['Source']}]({self.facts['Link']})"
         proved = f"{decimal_down(epsilon.lower, 4)} to {decimal_up(epsilon.upper, 4)}"
         claimed = f"{self.claimed} at δ = {decimal_up(delta, 6)}"
-        return [f"`affidavit check claims/{self.file.name}`", source, claimed, proved, self.answer,
-                self.facts["Reading"], self.facts["Left out"]]  # fmt: skip
+        return [f"`{self.file.name}`", claimed, proved, self.answer, self.facts["Reading"]]
+
+    @property
+    def source(self) -> str:
+        """Where the numbers are from, and what is not said there."""
+        link = f"[{self.facts['Source']}]({self.facts['Link']})"
+        return f"{link}. Left out: {self.facts['Left out']}."
 
 
 def page() -> str:
@@ -97,4 +101,8 @@ def page() -> str:
         f"{len(rows)} readings of published claims: {held} hold, {refuted} are refuted, and "
         f"{len(rows) - held - refuted} are not decided.\n\n"
     )
-    return HEAD + count + table(COLUMNS, [row.cells() for row in rows]) + TAIL
+    told = {
+        row.source: [other.cells() for other in rows if other.source == row.source] for row in rows
+    }
+    sections = [f"{source}\n\n{table(COLUMNS, cells)}\n" for source, cells in told.items()]
+    return HEAD + count + "".join(sections) + TAIL.lstrip()

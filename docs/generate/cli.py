@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,9 +46,12 @@ cannot show it (`epsilon <= 2`); what programs read (`--json`, `--format`) is UT
 
 
 def page() -> str:
-    """Every command with its arguments and options."""
-    root = get_command(app)
-    return HEAD + "\n".join(_section(path, command) for path, command in _walk(root, "affidavit"))
+    """Every command with its arguments and options; what several take is told once."""
+    sections = list(_walk(get_command(app), "affidavit"))
+    uses = Counter(row for _, command in sections for row in _rows(command))
+    shared = {row for row, times in uses.items() if times > 2}
+    told = f"## Options of several commands\n\n{table(('option', 'meaning'), sorted(shared))}\n"
+    return HEAD + told + "\n".join(_section(*section, shared) for section in sections)
 
 
 def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -61,12 +65,20 @@ def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _walk(result, f"{path} {name}")
 
 
-def _section(path: str, command: Any) -> str:
-    about = re.sub(r"``(.+?)``", r"`\1`", command.help or "").replace("\f", "")
+def _rows(command: Any) -> list[tuple[str, str]]:
     shown = [param for param in command.params if not getattr(param, "hidden", False)]
-    rows = [(_name(item), _help(item)) for item in shown if item.name != "help"]
+    return [(_name(item), _help(item)) for item in shown if item.name != "help"]
+
+
+def _section(path: str, command: Any, shared: set[tuple[str, str]]) -> str:
+    about = re.sub(r"``(.+?)``", r"`\1`", command.help or "").replace("\f", "")
     told = f"## {path}\n\n{about.strip()}\n"
-    return told + (f"\n{table(('', 'meaning'), rows)}" if rows else "")
+    rows = _rows(command)
+    if own := [row for row in rows if row not in shared]:
+        told += f"\n{table(('', 'meaning'), own)}"
+    if also := [name for name, meaning in rows if (name, meaning) in shared]:
+        told += f"\n{'Also' if own else 'Takes'} {', '.join(also)}.\n"
+    return told
 
 
 def _name(parameter: Any) -> str:

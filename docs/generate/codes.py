@@ -53,8 +53,8 @@ Generated from the source by `make docs`; change the source, not this file.
 
 A published code keeps its meaning permanently; a new meaning is a new code. Messages may
 change. `…` stands for a value. A code with several messages is listed with
-the first. `affidavit explain CODE` also says what to do. The mistakes
-that `diagnose` names are in [known mistakes](mistakes.md).
+the first, and a long one is cut; `affidavit explain CODE` shows all of it, and what to do. The
+mistakes that `diagnose` names are in [known mistakes](mistakes.md).
 
 | part | where you see its codes |
 |---|---|
@@ -133,7 +133,7 @@ def page() -> str:
     sections = []
     for room in ROOMS:
         stored = _stored(room)
-        rows = [(f"`{c}`", stored[c].message) for c in sorted(stored)]
+        rows = [(f"`{c}`", _cut(stored[c].message, 110)) for c in sorted(stored)]
         if rows:
             sections.append(f"## {room}\n\n" + table(("code", "says"), rows))
     return HEAD + "\n".join(sections)
@@ -298,8 +298,13 @@ def _constants(value: ast.expr | None) -> Iterator[str]:
 def _first(given: dict[str, ast.expr], names: tuple[str, ...]) -> str:
     for name in names:
         if told := _text(given.get(name)):
-            return told if len(told) <= SHOWN else told[:SHOWN].rsplit(" ", 1)[0] + " …"
+            return _cut(told, SHOWN)
     return ""
+
+
+def _cut(text: str, most: int) -> str:
+    """A text, or the whole words of its first ``most`` characters."""
+    return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
 
 
 def _text(value: ast.expr | None) -> str:

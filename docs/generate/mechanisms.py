@@ -5,10 +5,11 @@ The document is generated, so that what it says is what certifies; a test compar
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator
 
 from affidavit.mechanisms import Mechanism, all_mechanisms
+from docs.generate.tables import table
 
 HEAD = """\
 # Mechanisms
@@ -17,8 +18,9 @@ Generated from the registry by `make docs`; change `mechanisms/`, not this file.
 
 What each optimiser releases, how sensitive that is, and why the rest of it costs nothing. A plan
 names one in `optimizer.name`; a field that it does not have, or noise that it is not defined with,
-is refused. Every certificate lists what its trainer is obliged to. The same is shown by
-`affidavit mechanisms [NAME]` and by `GET /v1/mechanisms`.
+is refused. Every certificate lists what its trainer is obliged to. `affidavit mechanisms NAME` and
+`GET /v1/mechanisms` say the same, with a minimal plan. A field costs nothing of ε unless it says
+that it does.
 
 `dp_dice` is the only one whose state sees raw data; its bounds are proved in
 [theorems/dp-dice.md](../theorems/dp-dice.md).
@@ -30,39 +32,51 @@ is refused. Every certificate lists what its trainer is obliged to. The same is 
 
 def document() -> str:
     """The whole document."""
+    entries = all_mechanisms().values()
     rows = "".join(
         f"| [`{item.name}`](#{item.name}) | {item.title} | "
         f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_description} |\n"
-        for item in all_mechanisms().values()
+        for item in entries
     )
-    return HEAD + rows + "".join(_section(entry) for entry in all_mechanisms().values())
+    uses = Counter(field for item in entries for field in _fields(item))
+    shared = {field for field, times in uses.items() if times > 1}
+    told = [_told(field) for field in sorted(shared)]
+    fields = f"\n## Fields of several\n\n{table(('field', 'takes', 'meaning'), told)}"
+    return HEAD + rows + fields + "".join(_section(item, shared) for item in entries)
 
 
-def _section(mechanism: Mechanism) -> str:
-    return "\n".join(["", f"## {mechanism.name}", "", *_lines(mechanism), ""])
+Field = tuple[str, str, str, bool]
+"""A hyperparameter's name, what it takes, its meaning, and whether it changes the guarantee."""
 
 
-def _lines(mechanism: Mechanism) -> Iterator[str]:
-    yield f"{mechanism.title}."
-    yield ""
+def _fields(mechanism: Mechanism) -> list[Field]:
+    names = ("field", "takes", "meaning", "changes_the_guarantee")
+    return [tuple(item[name] for name in names) for item in mechanism.hyperparameters()]
+
+
+def _told(field: Field) -> tuple[str, str, str]:
+    name, takes, meaning, changes = field
+    return f"`{name}`", takes, f"{meaning}; it changes the guarantee" if changes else meaning
+
+
+def _section(mechanism: Mechanism, shared: set[Field]) -> str:
+    return "\n".join(["", f"## {mechanism.name}", "", *_lines(mechanism, shared), ""])
+
+
+def _lines(mechanism: Mechanism, shared: set[Field]) -> Iterator[str]:
     yield f"* **Releases** {mechanism.releases}."
     yield f"* **Sensitivity** {mechanism.sensitivity}."
     yield f"* **Proof** {mechanism.proof}."
     yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
-    yield f"* **State on raw data** {'; '.join(mechanism.state_on_raw_data) or 'none'}."
+    if mechanism.state_on_raw_data:
+        yield f"* **State on raw data** {'; '.join(mechanism.state_on_raw_data)}."
     yield f"* **Clipping** {mechanism.clipping}."
-    yield f"* **Noise** {mechanism.noise_description}."
     for obligation in mechanism.obligations:
         yield f"* **Obliges the trainer** (`{obligation.code}`): {obligation.text}."
     yield f"* **Sources** {'; '.join(mechanism.sources)}."
-    yield ""
-    yield "| field | takes | meaning | |"
-    yield "|---|---|---|---|"
-    for hyperparameter in mechanism.hyperparameters():
-        cost = "changes the guarantee" if hyperparameter["changes_the_guarantee"] else "free"
-        takes = hyperparameter["takes"].replace("|", "\\|")
-        yield f"| `{hyperparameter['field']}` | {takes} | {hyperparameter['meaning']} | {cost} |"
-    yield ""
-    yield "```json"
-    yield json.dumps(mechanism.minimal_plan(), ensure_ascii=False)
-    yield "```"
+    fields = _fields(mechanism)
+    if names := [f"`{field[0]}`" for field in fields if field in shared]:
+        yield f"* **Fields** {', '.join(names)}."
+    if own := [_told(field) for field in fields if field not in shared]:
+        yield ""
+        yield table(("field", "takes", "meaning"), own).rstrip()

@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 from affidavit.gate.cli import app
 from tests.docs.pages import DOCS, ROOT
 
-ROW = re.compile(
-    r"^\| `(affidavit check claims/[\w.-]+)` (?:\|[^|]*){3}\| ([^|]*) \|", re.MULTILINE
-)
+ROW = re.compile(r"^\| `([\w.-]+\.yaml)` (?:\|[^|]*){2}\| ([^|]*) \|", re.MULTILINE)
 
 
 def rows() -> list[tuple[str, str]]:
@@ -22,7 +20,7 @@ def rows() -> list[tuple[str, str]]:
 
 
 def test_every_claim_has_a_row_with_its_command() -> None:
-    named = sorted(command.removeprefix("affidavit check claims/") for command, _ in rows())
+    named = sorted(name for name, _ in rows())
     assert named == sorted(path.name for path in (ROOT / "claims").glob("*.yaml"))
     assert len(named) >= 60
 
@@ -36,9 +34,9 @@ def test_every_row_is_answered_as_printed_and_soon_from_a_warm_cache(
     spent = 0.0
     for _cold_then_warm in range(2):
         began = time.process_time()
-        for command, answer in rows():
-            result = CliRunner().invoke(app, command.split()[1:])
+        for name, answer in rows():
+            result = CliRunner().invoke(app, ["check", f"claims/{name}"])
             code = {"holds": 0, "refuted": 1, "not decided": 3}[answer]
-            assert result.exit_code == code, (command, answer, result.output)
+            assert result.exit_code == code, (name, answer, result.output)
         spent = time.process_time() - began
     assert spent < 60
