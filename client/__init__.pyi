@@ -1,5 +1,6 @@
 from .calls import CertificateAnswer as CertificateAnswer
 from .calls import Problem as Problem
+from .calls import Recorded as Recorded
 from .calls import Unreachable as Unreachable
 from .calls import read_bounded as read_bounded
 from .calls import segment as segment
@@ -28,6 +29,7 @@ from .models import PolicyVersion as PolicyVersion
 from .models import Proposal as Proposal
 from .models import PublishedKeyset as PublishedKeyset
 from .models import Reading as Reading
+from .models import RecordedRequest as RecordedRequest
 from .models import Remaining as Remaining
 from .models import Reservation as Reservation
 from .models import ResponseModel as ResponseModel

@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -25,6 +26,7 @@ from affidavit.client.models import (
     Page,
     PolicyVersion,
     PublishedKeyset,
+    RecordedRequest,
     Reservation,
     Revocation,
     Run,
@@ -47,6 +49,10 @@ class Problem(Exception):
         self.status = status
         self.code = code
         self.detail = detail
+
+
+class Recorded(Problem):
+    """The request was recorded, and takes effect once enough other people send the same."""
 
 
 class _PolicyFields(BaseModel):
@@ -303,6 +309,14 @@ def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
     )
 
 
+def _refuse_recorded(response: httpx.Response) -> None:
+    """Raise ``Recorded`` for a request that waits for other people."""
+    if response.status_code == httpx.codes.ACCEPTED:
+        with suppress(ValueError):
+            waiting = RecordedRequest.model_validate_json(response.content)
+            raise Recorded(response.status_code, waiting.code, waiting.detail)
+
+
 def exchange(
     call: Call[Answer], server: str
 ) -> Generator[Call[Answer] | float, httpx.Response | Exception | None, Answer]:
@@ -316,6 +330,7 @@ def exchange(
         result = yield call
         response = result if isinstance(result, httpx.Response) else None
         if response is not None and response.is_success:
+            _refuse_recorded(response)
             answer = call.read(response)
             if not isinstance(answer, Call):
                 return answer

@@ -277,6 +277,16 @@ class Proposal(ResponseModel):
     at: Instant
 
 
+class RecordedRequest(ResponseModel):
+    """A request that takes effect once ``required`` people have sent the same by ``expires_at``."""
+
+    code: Literal["second_person_needed"]
+    detail: str
+    agreed: Count
+    required: Count
+    expires_at: Instant
+
+
 class StepCounts(ResponseModel):
     """Steps of a reservation's run; ``run`` is null until it is settled."""
 

@@ -14,7 +14,7 @@ Wire models. An endpoint is one module in ``routes`` and one line in ``routes.MO
     router = APIRouter(route_class=JsonRoute)            # service.routing: strict bodies
 
     class BudgetRequest(RequestModel):                   # service.wire_models: closed, frozen
-        noun, guide = "a budget", "docs/how-to/budgets.md"       # for error messages
+        noun = "a budget"                       # for error messages
         epsilon: Annotated[Real, Field(gt=0)]
 
     @router.post("/v1/budgets", status_code=201, responses=problems(404, 409))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ Every error is a problem document (`application/problem+json`, RFC 9457) with a 
 reasons inside it have codes too ([codes](codes.md)). A route that needs a token names the scope
 that the token must have ([tokens](../how-to/tokens.md)).
 
-Any route can also return these responses:
+Any route can return 401, 403, 413, 429, 500 and 503; others say which they return besides. They
+mean:
 
 """
 """How the page begins."""
 ANYWHERE = ("401", "403", "413", "429", "500", "503")
-"""Answers that are listed once."""
+"""Answers that any route has."""
 USUAL = ("200", "Successful Response")
 """The answer that is not listed."""
 
@@ -38,25 +40,37 @@ def page() -> str:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    answers = {c: t for _, entry in operations for c, t in _answers(entry) if c in ANYWHERE}
+    usual = _usual(entry for _, entry in operations)
     scopes = re.compile(r"has no scope .*")
-    shared = [(code, scopes.sub("lacks the scope.", answers[code])) for code in sorted(answers)]
+    shared = [(code, scopes.sub("lacks the scope.", usual[code])) for code in sorted(usual)]
     head = HEAD + table(("answer", "meaning"), shared) + "\n"
-    return head + "\n".join(_operation(*item) for item in operations)
+    return head + "\n".join(_operation(*item, usual) for item in operations)
+
+
+def _usual(operations: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """What each answer means on most routes that have it."""
+    meanings: dict[str, Counter[str]] = {}
+    for code, text in (answer for entry in operations for answer in _answers(entry)):
+        meanings.setdefault(code, Counter())[text] += 1
+    return {
+        code: counter.most_common(1)[0][0] for code, counter in meanings.items() if int(code) >= 400
+    }
 
 
 def _answers(operation: dict[str, Any]) -> list[tuple[str, str]]:
     return [(code, item["description"]) for code, item in operation["responses"].items()]
 
 
-def _operation(name: str, operation: dict[str, Any]) -> str:
+def _operation(name: str, operation: dict[str, Any], usual: dict[str, str]) -> str:
     about = f"{operation['summary']}. {operation.get('description', '')}".strip()
     told = [f"## {name}\n", about.replace("``", "`") + f" {_who(operation)}{_body(operation)}"]
     if parameters := [*_parameters(operation)]:
         told.append(f"\nParameters: {'; '.join(parameters)}.")
     others = [item for item in _answers(operation) if item[0] not in ANYWHERE and item != USUAL]
-    if others:
-        told.append("\n" + " ".join(f"**{code}** {text}" for code, text in others))
+    if own := [f"**{code}** {text}" for code, text in others if usual.get(code) != text]:
+        told.append("\n" + " ".join(own))
+    if also := [code for code, text in others if usual.get(code) == text]:
+        told.append(f"\nAlso {', '.join(also)}.")
     return "\n".join(told) + "\n"
 
 

@@ -85,8 +85,6 @@ from affidavit.trust import (
     statement_in,
 )
 
-GUIDE = "docs/how-to/approvals-and-revocation.md"
-
 DecisionKind = Literal["approve", "reject"]
 
 
@@ -94,7 +92,6 @@ class DecisionRequest(RequestModel):
     """An approval or a rejection of the envelope with this digest."""
 
     noun = "a decision"
-    guide = GUIDE
     error_code = "malformed_decision"
 
     decision: DecisionKind = "approve"
@@ -112,7 +109,6 @@ class RevocationRequest(RequestModel):
     """A revocation of the current issue; with ``envelope``, only if it is still current."""
 
     noun = "a revocation"
-    guide = GUIDE
     error_code = "malformed_decision"
 
     code: RevocationCode

@@ -118,7 +118,6 @@ class WaiverRequest(RequestModel):
     """A waiver to grant; the granter and the time follow from the request."""
 
     noun = "a waiver"
-    guide = "docs/how-to/policies.md"
     error_code = "malformed_waiver"
 
     rule: WaivableRule

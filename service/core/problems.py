@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -39,6 +40,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate.policy import MalformedPolicy
+from affidavit.client import RecordedRequest
 from affidavit.plan import DocumentSchema, MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.core.database import InvalidCursor
 from affidavit.service.core.errors import (
@@ -67,6 +69,8 @@ log = logging.getLogger("affidavit.service")
 class Problem(Exception):
     """An error response; the client receives its code, detail and reasons."""
 
+    media_type = MEDIA_TYPE
+
     def __init__(
         self,
         status: int,
@@ -89,24 +93,49 @@ class Problem(Exception):
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
             "code": self.code,
-            "detail": self.detail,
-            "reasons": [reason.as_dict() for reason in self.reasons],
+            "detail": _linked(self.detail),
+            "reasons": [
+                {**reason.as_dict(), "remedy": _linked(reason.remedy)} for reason in self.reasons
+            ],
         }
 
     def as_response(self) -> Response:
         """Return the problem as an HTTP response."""
         # ASCII, because a message may repeat text that is not valid UTF-8.
         content = json.dumps(self.document(), ensure_ascii=True).encode("ascii")
-        return _ProblemResponse(self.code, content, self.status, self.headers)
+        return ProblemResponse(self.code, content, self.status, self.headers, self.media_type)
 
 
-class _ProblemResponse(Response):
+def _linked(text: str) -> str:
+    """Return ``text`` with the page of the service instead of a page of the documentation.
+
+    >>> _linked("Correct it; docs/reference/plan.md lists what each field takes.")
+    'Correct it; /docs lists what each field takes.'
+    """
+    return re.sub(r"docs/[a-z/-]+\.md(#[\w-]+)?", "/docs", text)
+
+
+class Recorded(Problem):
+    """A request that was recorded and waits until more people send the same: 202, and no error."""
+
+    media_type = "application/json"
+
+    def __init__(self, waiting: RecordedRequest) -> None:
+        super().__init__(202, waiting.code, waiting.detail)
+        self.waiting = waiting
+
+    def document(self) -> dict[str, Any]:
+        """Return what waits, and for how many."""
+        return self.waiting.model_dump(mode="json")
+
+
+class ProblemResponse(Response):
     """A response that stores its code for logs and metrics when it is sent."""
 
-    media_type = MEDIA_TYPE
-
-    def __init__(self, code: str, content: bytes, status: int, headers: Mapping[str, str]) -> None:
-        super().__init__(content, status, headers)
+    def __init__(
+        self, code: str, content: bytes, status: int, headers: Mapping[str, str], media_type: str
+    ) -> None:
+        super().__init__(content, status, headers, media_type)
         self._code = code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

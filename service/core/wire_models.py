@@ -56,7 +56,7 @@ class RequestModel(StrictModel):
     """
 
     noun: ClassVar[str] = "a request"
-    guide: ClassVar[str] = "/openapi.json"
+    guide: ClassVar[str] = "/docs"
     error_code: ClassVar[str] = "malformed_request"
     max_bytes: ClassVar[int] = 64 * 1024
 

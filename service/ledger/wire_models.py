@@ -73,13 +73,7 @@ ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The rese
 # ---- requests ------------------------------------------------------------------------
 
 
-class LedgerRequest(RequestModel):
-    """Base of requests to a ledger."""
-
-    guide = "docs/how-to/budgets.md"
-
-
-class BudgetRequest(LedgerRequest):
+class BudgetRequest(RequestModel):
     """A version of the budget of one privacy unit and adjacency of a data set."""
 
     noun = "a budget"
@@ -102,7 +96,7 @@ class BudgetRequest(LedgerRequest):
         return {**scope, "epsilon": epsilon, "delta": delta, **owner}
 
 
-class GrantRequest(LedgerRequest):
+class GrantRequest(RequestModel):
     """A team's access to another team's data set."""
 
     noun = "a grant"
@@ -111,20 +105,20 @@ class GrantRequest(LedgerRequest):
     reason: Comment = ""
 
 
-class ReservationRequest(LedgerRequest):
+class ReservationRequest(RequestModel):
     """The certificate to reserve a run of."""
 
     noun = "a reservation"
     certificate: Digest
 
 
-class CommitRequest(LedgerRequest):
+class CommitRequest(RequestModel):
     """An empty object; the path names the reservation."""
 
     noun = "a commitment"
 
 
-class SettlementRequest(LedgerRequest):
+class SettlementRequest(RequestModel):
     """The steps that were run (all if omitted), and the digest of the run's record."""
 
     noun = "a settlement"
@@ -132,7 +126,7 @@ class SettlementRequest(LedgerRequest):
     record: Digest | None = None
 
 
-class ReleaseRequest(LedgerRequest):
+class ReleaseRequest(RequestModel):
     """The reason of a release."""
 
     noun = "a release"

@@ -27,13 +27,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, func, select
 
-from affidavit.client import Proposal
+from affidavit.client import Proposal, RecordedRequest
 from affidavit.plan import digest_of
 from affidavit.service.core.database import (
     Store,
     hold,
 )
-from affidavit.service.core.problems import Problem
+from affidavit.service.core.problems import Problem, Recorded
 from affidavit.service.identity.actor import Actor, Approve, Scope, approve_alone
 from affidavit.service.log.entries import PENDING_LEAF, insert_logged, logged
 from affidavit.service.tables.identity import admin_proposals
@@ -82,7 +82,8 @@ class FourEyes(Store):
     ) -> Result:
         """Carry out ``change`` if enough people requested it; else record the request.
 
-        ``change`` calls its argument in its transaction, before it writes. Raises ``Problem``.
+        ``change`` calls its argument in its transaction, before it writes. Raises ``Recorded`` if
+        others must send the same, and ``Problem`` if the actor has no name.
         """
         required, counts = self._administrators(), actor.may(scope)
         if required < 2 and counts:
@@ -112,12 +113,16 @@ class FourEyes(Store):
                 with self._writer.begin() as connection:
                     agreed = record(connection, to_carry_out=False)
                 break
-        raise Problem(
-            409,
-            "second_person_needed",
-            f"Your request is recorded: {agreed} of {required} {ROLE_NAMES[scope]} have agreed. It "
-            f"takes effect when {required - agreed} more send the same within "
-            f"{PROPOSAL_LIFETIME.days} days.",
+        raise Recorded(
+            RecordedRequest(
+                code="second_person_needed",
+                detail=f"Your request is recorded: {agreed} of {required} {ROLE_NAMES[scope]} have "
+                f"agreed. It takes effect when {required - agreed} more send the same within "
+                f"{PROPOSAL_LIFETIME.days} days.",
+                agreed=agreed,
+                required=required,
+                expires_at=at + PROPOSAL_LIFETIME,
+            )
         )
 
     def decline(self, dataset: str, digest: str, reason: str, actor: Actor, at: datetime) -> bool:

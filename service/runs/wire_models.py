@@ -37,8 +37,6 @@ TRAINER_FIELDS = ("data", "model", "output", "time_limit")
 class RunRequestModel(RequestModel):
     """Base of requests about runs."""
 
-    guide = "docs/how-to/run-a-worker.md"
-
 
 class Requirements(StrictModel):
     """The resources of a run: GPUs on each of its hosts, and memory in MiB (0: engine's default).

@@ -21,9 +21,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import Field
 from pydantic.json_schema import models_json_schema
+from starlette.responses import JSONResponse
 
 from affidavit.certificate.policy import Policy
-from affidavit.client import DIGEST, ResponseModel, RunEvent, RunProgress
+from affidavit.client import DIGEST, RecordedRequest, ResponseModel, RunEvent, RunProgress
 from affidavit.plan import plan_schemas, with_schema_keywords
 from affidavit.service.core.wire_models import DiagnosisRequest, ProblemReason
 from affidavit.service.web.access import (
@@ -200,6 +201,14 @@ class ProblemDocument(ResponseModel):
     reasons: list[ProblemReason]
 
 
+RECORDED_REQUEST: Responses = {
+    202: {
+        "model": RecordedRequest,
+        "description": "Recorded; it takes effect once enough others send the same.",
+    }
+}
+
+
 def problems(*statuses: int) -> Responses:
     """Return the documentation of a route's own error statuses.
 
@@ -228,6 +237,14 @@ def json_body(schema: str, description: str) -> dict[str, Any]:
     """Return the documentation of a request body that must be JSON."""
     content = {JSON: {"schema": _ref(schema)}}
     return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+def document_bytes(app: FastAPI) -> bytes:
+    """Return the document as JSON, made once: by ``serve`` before the first request."""
+    if not hasattr(app.state, "openapi"):
+        app.state.openapi = bytes(JSONResponse(app.openapi()).body)
+    result: bytes = app.state.openapi
+    return result
 
 
 def install(app: FastAPI) -> None:
@@ -323,7 +340,8 @@ def _describe_operation(operation: Schema, access: Guard | Open) -> None:
         responses.setdefault(str(status), problems(status)[status])
     limits = _RATE_LIMIT if 429 in statuses else {}
     for status, response in responses.items():
-        headers = {**_HEADERS.get(int(status), {}), **limits}
+        waits = RecordedRequest.__name__ in str(response)  # without a resource to look at
+        headers = {**({} if waits else _HEADERS.get(int(status), {})), **limits}
         if headers:
             responses[status] = {**response, "headers": headers}
     operation["responses"] = dict(sorted(responses.items()))

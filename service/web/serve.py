@@ -32,6 +32,7 @@ from affidavit.service.keys.keyring import Keyring
 from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.web.app import create_app
+from affidavit.service.web.openapi import document_bytes
 from affidavit.service.web.telemetry import configure_logging, open_tracing
 
 GRACE_SECONDS = 20
@@ -71,6 +72,7 @@ def _run(listening: socket.socket, settings: Settings) -> None:
     configure_logging()
     tracing = open_tracing(os.environ)
     app = create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing)
+    document_bytes(app)
     prepare_process()
     try:
         run_until_stopped(app, listening, app.state.services.run_events.stop)

@@ -88,6 +88,14 @@ def test_a_plan_is_submitted_until_the_service_has_time(ask: Ask) -> None:
     assert str(sent[0].url) == "http://service.example/v1/certificates"
 
 
+def test_what_waits_for_other_people_is_told_apart_from_what_took_effect(ask: Ask) -> None:
+    waiting = {"code": "second_person_needed", "detail": "1 of 2", "agreed": 1, "required": 2}
+    recorded = httpx.Response(202, json={**waiting, "expires_at": "2026-01-08T00:00:00Z"})
+    with pytest.raises(calls.Recorded) as caught:
+        ask("publish_keyset", ({"payload": ""},), [recorded])
+    assert (caught.value.status, caught.value.code) == (202, "second_person_needed")
+
+
 def certification(state: str, **fields: Any) -> dict[str, Any]:
     requested = {"id": "1", "requested_at": "2026-01-01T00:00:00Z"}
     return {**requested, "state": state, "certificate": None, "problem": None, **fields}

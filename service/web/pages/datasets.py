@@ -33,7 +33,7 @@ from affidavit.assessment.charts import (
 from affidavit.client import Composition
 from affidavit.plan import Name
 from affidavit.service.core.errors import MalformedRequest
-from affidavit.service.core.problems import Problem
+from affidavit.service.core.problems import Problem, Recorded
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import (
@@ -170,10 +170,8 @@ def set_budget(
     call = CommandContext.of(actor, request, None, budget)
     try:
         change_budget(services, actor, call, name, budget)
-    except Problem as problem:
-        if problem.code != "second_person_needed":
-            raise
-        return _respond(request, services, values=values, noted=problem.detail)
+    except Recorded as recorded:
+        return _respond(request, services, values=values, noted=recorded.detail)
     return see_other("/datasets", done="set")
 
 
@@ -379,9 +377,7 @@ def grant_use(
         change_grant(services, actor, call, name, grant)
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
-    except Problem as problem:
-        if problem.code != "second_person_needed":
-            raise
+    except Recorded:
         return see_other(f"/datasets/{name}", done="noted")
     return see_other(f"/datasets/{name}", done="granted")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from affidavit.service.core.errors import AccountingUnavailable
-from affidavit.service.core.problems import MEDIA_TYPE, Problem
+from affidavit.service.core.problems import Problem, ProblemResponse
 from affidavit.service.core.problems import unavailable as problem_of
 from affidavit.service.identity.actor import Scope
 from affidavit.service.web.dependencies import services_of
@@ -28,6 +29,7 @@ from affidavit.service.web.pages.text import for_people
 COPIED_HEADERS = ("www-authenticate", "retry-after", "allow")
 """Headers of a problem that its page also has."""
 HEADINGS = {
+    202: "Waiting for others",
     400: "Invalid request",
     401: "Sign in",
     403: "You don't have permission",
@@ -42,6 +44,7 @@ HEADINGS = {
     503: "Temporarily unavailable",
 }
 ADVICE = {
+    202: "Nothing has changed yet. The others agree by sending the same.",
     404: "Check the address, or start from the overview.",
     409: "Nothing was changed. Go back and reload the page to see its current state.",
     422: "Nothing was changed. Go back, correct what is listed above and try again.",
@@ -70,13 +73,14 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
     async def as_page(request: Request, error: Exception) -> Response:
         result = handler(request, error)
         response: Response = await result if isinstance(result, Awaitable) else result
-        if not accepts_html(request) or response.headers.get("content-type") != MEDIA_TYPE:
+        if not accepts_html(request) or not isinstance(response, ProblemResponse):
             return response
         if response.status_code in (404, 405) and not hasattr(request.state, "caller"):
             # No route identified the caller, who needs the navigation if signed in.
             with suppress(SignInRequired, Problem, SQLAlchemyError):
                 await PageGuard(tuple(Scope)).identify(services_of(request), request)
-        problem = json.loads(bytes(response.body))
+        named = {"status": response.status_code, "title": HTTPStatus(response.status_code).phrase}
+        problem = {**named, "reasons": [], **json.loads(bytes(response.body))}
         headers = {
             name: response.headers[name] for name in COPIED_HEADERS if name in response.headers
         }

@@ -28,7 +28,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.web.access import needs, open_to_all
 from affidavit.service.web.dependencies import TheServices
 from affidavit.service.web.middleware import CONTENT_SECURITY_POLICY
-from affidavit.service.web.openapi import problems
+from affidavit.service.web.openapi import document_bytes, problems
 from affidavit.service.web.routing import JSON
 
 router = APIRouter()
@@ -107,10 +107,7 @@ def mechanism(
 @router.get("/openapi.json", dependencies=OPEN, include_in_schema=False)
 async def openapi(request: Request) -> Response:
     """Return the document; FastAPI's own route would declare no access."""
-    state = request.app.state
-    if not hasattr(state, "openapi"):
-        state.openapi = bytes(JSONResponse(request.app.openapi()).body)
-    return Response(state.openapi, media_type=JSON)
+    return Response(document_bytes(request.app), media_type=JSON)
 
 
 # ---- probes and metrics --------------------------------------------------------------

@@ -20,6 +20,7 @@ from affidavit.service.web.access import needs, open_to_all
 from affidavit.service.web.dependencies import TheServices
 from affidavit.service.web.openapi import (
     JSON,
+    RECORDED_REQUEST,
     json_body,
     problems,
 )
@@ -100,6 +101,7 @@ def keyset_version(services: TheServices, version: Version) -> Response:
     responses={
         201: {"description": "Published."},
         200: {"description": "It is already the newest version.", "model": PublishedKeyset},
+        **RECORDED_REQUEST,
         **problems(409),
     },
     openapi_extra=json_body("SignedKeysetEnvelope", "A keyset that enough root keys have signed."),

@@ -30,7 +30,7 @@ from affidavit.service.ledger.wire_models import (
 )
 from affidavit.service.web.access import needs, require_serves
 from affidavit.service.web.dependencies import Services, TheServices
-from affidavit.service.web.openapi import ID_PATTERN, problems
+from affidavit.service.web.openapi import ID_PATTERN, RECORDED_REQUEST, problems
 from affidavit.service.web.routing import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -91,6 +91,7 @@ async def ledger(
     response_description="In force from now on.",
     responses={
         200: {"model": LedgerSummary, "description": "Already set, with this Idempotency-Key."},
+        **RECORDED_REQUEST,
         **problems(409),
     },
 )
@@ -117,7 +118,7 @@ def set_budget(
 def change_budget(
     services: Services, actor: Actor, call: CommandContext, dataset: str, request: BudgetRequest
 ) -> tuple[StoredLedger, bool]:
-    """Set a budget, or record a proposal and raise ``Problem``; for the API and the pages."""
+    """Set a budget, or record a proposal and raise ``Recorded``; for the API and the pages."""
     team = request.team
     if actor.team is not None and team is None and not services.ledger_store.ledgers(dataset):
         team = actor.team  # a data set without an owner, as far as the actor can see
@@ -191,7 +192,7 @@ def grants(
     "/v1/ledgers/{dataset}/grants",
     summary="Grant a team use of a data set",
     response_description="In force from now on.",
-    responses=problems(404, 409),
+    responses={**RECORDED_REQUEST, **problems(404, 409)},
 )
 def grant_use(
     actor: Annotated[Actor, needs(Scope.ADMIN)],
@@ -208,7 +209,7 @@ def grant_use(
 def change_grant(
     services: Services, actor: Actor, call: CommandContext, dataset: str, request: GrantRequest
 ) -> list[RowMapping]:
-    """Grant a team the use of a data set, or record a proposal and raise ``Problem``."""
+    """Grant a team the use of a data set, or record a proposal and raise ``Recorded``."""
     if not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
     if request.may == "nothing":

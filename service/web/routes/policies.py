@@ -30,7 +30,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.web.access import needs
 from affidavit.service.web.dependencies import Services, TheServices
-from affidavit.service.web.openapi import body, problems
+from affidavit.service.web.openapi import RECORDED_REQUEST, body, problems
 from affidavit.service.web.routing import (
     JsonRoute,
     next_page,
@@ -100,6 +100,7 @@ def policy(
     responses={
         201: {"description": "Active from now on."},
         200: {"description": "It is already active.", "model": PolicyVersion},
+        **RECORDED_REQUEST,
         **problems(409),
     },
     openapi_extra=body("Policy", "A policy."),
@@ -120,7 +121,7 @@ def activate_policy(
 def activate_if_agreed(
     services: Services, actor: Actor, policy: Policy
 ) -> tuple[StoredPolicy, bool]:
-    """Activate a policy, or record a proposal and raise ``Problem``; for the API and the pages."""
+    """Activate a policy, or record a proposal and raise ``Recorded``; for the API and the pages."""
     call, key = services.call_of(actor), services.keyring.current()
     return services.four_eyes.carry_out(
         "policy",
@@ -210,6 +211,7 @@ def waiver(_: PolicyReader, services: TheServices, waiver_id: WaiverId) -> Waive
     status_code=201,
     responses={
         201: {"description": "Granted."},
+        **RECORDED_REQUEST,
         **problems(409),
     },
 )
@@ -226,7 +228,7 @@ def grant_waiver(
 
 
 def grant_if_agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
-    """Grant a waiver, or record a proposal and raise ``Problem``; for the API and the pages."""
+    """Grant a waiver, or record a proposal and raise ``Recorded``; for the API and the pages."""
     call, key = services.call_of(actor), services.keyring.current()
     team = request.team or actor.owning_team
     return services.four_eyes.carry_out(
