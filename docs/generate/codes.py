@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from docs.generate.tables import table
 
@@ -113,6 +114,11 @@ def _stored(room: str) -> dict[str, Use]:
         if says_something(stored[code].message):
             raise ValueError(f"{code} of {room} has a message in the source: {TEXTS.name}")
         stored[code] = replace(stored[code], message=message, remedy=remedy)
+    for item in _texts()["remedies"]:
+        for code in item["codes"] if item["part"] == room else ():
+            if stored[code].remedy:
+                raise ValueError(f"{code} of {room} has a remedy in the source: {TEXTS.name}")
+            stored[code] = replace(stored[code], remedy=item["text"])
     return stored
 
 
@@ -122,10 +128,9 @@ def says_something(message: str) -> bool:
 
 
 @cache
-def _texts() -> dict[str, dict[str, tuple[str, str]]]:
-    """The texts of codes whose messages are put together, by room."""
-    texts: dict[str, dict[str, tuple[str, str]]] = tomllib.loads(TEXTS.read_text(encoding="utf-8"))
-    return texts
+def _texts() -> dict[str, Any]:
+    """The texts of codes whose messages are put together, by room, and shared remedies."""
+    return tomllib.loads(TEXTS.read_text(encoding="utf-8"))
 
 
 def page() -> str:

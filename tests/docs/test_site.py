@@ -71,10 +71,11 @@ def test_codes_that_programs_meet_are_found() -> None:
     assert {"tensor_not_noised", "unsound_optimizer", "rules_changed", "key_revoked"} <= result
 
 
-def test_every_code_says_what_happened() -> None:
+def test_every_code_says_what_happened_and_what_to_do() -> None:
     meanings = [item for items in code_meanings().values() for item in items]
     assert len(meanings) > 400
     assert [item for item in meanings if not says_something(item.message)] == []
+    assert [item for item in meanings if not says_something(item.remedy)] == []
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("pictures/*.svg")), ids=lambda path: path.stem)
