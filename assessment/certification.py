@@ -473,7 +473,7 @@ def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
     return Reason(
         code="under_noised",
         pointer="/target/epsilon",
-        message=f"{sigma} gives ε ≤ {high}{known} at δ = {assessment.target_delta:g}"
+        message=f"{sigma} gives ε ≤ {high}{known} at δ = {decimal_up(assessment.target_delta, 6)}"
         f"{assessment.confidence_suffix}; the target is {assessment.target_epsilon:g}.",
         remedy=_noise_remedy(assessment)
         or "No noise meets this target: run fewer steps or raise target.epsilon.",
@@ -503,8 +503,8 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
         code="unproved",
         pointer="/target/epsilon",
         message=f"ε is proved to lie between {low} and {high} at δ = "
-        f"{assessment.target_delta:g}{assessment.confidence_suffix}; whether it meets the target "
-        f"{assessment.target_epsilon:g} is unknown.",
+        f"{decimal_up(assessment.target_delta, 6)}{assessment.confidence_suffix}; whether it meets "
+        f"the target {assessment.target_epsilon:g} is unknown.",
         remedy=plan_summary.narrowing_remedy(answer.lowered.plan) + remedy,
     )
 
@@ -516,7 +516,7 @@ def _require_small_delta(plan: Plan, delta: float) -> None:
     raise RefusedPlan.with_reason(
         code="large_delta",
         pointer="/target/delta",
-        message=f"δ = {delta:g} is not below 1/N = {float(Fraction(1, size)):.3g}: publishing "
-        "one record at random would meet it.",
+        message=f"δ = {decimal_up(delta, 6)} is not below 1/N = {float(Fraction(1, size)):.3g}: "
+        "publishing one record at random would meet it.",
         remedy="Choose a smaller δ, or say why in allow_large_delta.",
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from affidavit.accountants import decimal_up
 from affidavit.assessment.assessment import ReleaseNoise
 from affidavit.assessment.certification import certify
 from affidavit.assessment.charts import (
@@ -91,7 +92,7 @@ class Advice:
     def picture(self) -> str:
         """Return a chart of error against memory, with one panel for each group."""
         charts = [self._chart(adjacency, rows) for adjacency, rows in self.groups]
-        title = f"ε = {self.epsilon:g} at δ = {self.delta:g}, {self.steps} steps"
+        title = f"ε = {self.epsilon:g} at δ = {decimal_up(self.delta, 6)}, {self.steps} steps"
         return draw_panels(title, charts, width=560, height=400, columns=1, standalone=True)
 
     def _chart(self, adjacency: str, rows: tuple[MechanismCost, ...]) -> Chart:

@@ -260,7 +260,8 @@ def profile_chart(curves: Curves) -> Chart:
         marks.append(Dots(name="target", points=((target[0], target[1]),)))
     return Chart(
         title="Privacy profile",
-        description=f"δ falls with ε; at δ = {curves.delta:g} ε is at most {_certified(curves)}.",
+        description=f"δ falls with ε; at δ = {decimal_up(curves.delta, 6)} ε is at most "
+        f"{_certified(curves)}.",
         x=Axis(label="ε (nats)", low=0.0),
         y=Axis(label="δ (probability)", scale="log", low=_MIN_SHOWN_DELTA, high=1.0),
         marks=tuple(marks),
@@ -325,11 +326,13 @@ def belief_chart(curves: Curves) -> Chart:
     return Chart(
         title="Belief about one record",
         description="From a prior belief to the largest belief after the release, which is "
-        f"exceeded with a probability of at most {curves.delta:g}.",
+        f"exceeded with a probability of at most {decimal_up(curves.delta, 6)}.",
         x=Axis(label="belief before", scale="log", low=_PRIORS[0], high=1.0),
         y=Axis(label="belief after", low=0.0, high=1.0),
         marks=(
-            Line(name=f"at most, except with probability {curves.delta:g}", points=after),
+            Line(
+                name=f"at most, except with probability {decimal_up(curves.delta, 6)}", points=after
+            ),
             Line(name="unmoved", points=tuple((prior, prior) for prior in _PRIORS), faint=True),
         ),
     )
@@ -352,7 +355,8 @@ def draw_curves(curves: Curves, kinds: tuple[str, ...] = ()) -> str:
     """
     shown = kinds or tuple(kind for kind in CURVE_CHARTS if kind != "renyi" or curves.renyi)
     name = curves.assessment.plan.get("name")
-    title = f"ε ≤ {_certified(curves)} at δ = {curves.delta:g}, {curves.assessment.adjacency}"
+    delta = decimal_up(curves.delta, 6)
+    title = f"ε ≤ {_certified(curves)} at δ = {delta}, {curves.assessment.adjacency}"
     title = title if name is None else f"{name}: {title}"
     charts = [CURVE_CHARTS[kind](curves) for kind in shown]
     columns = 1 if len(charts) == 1 else 2

@@ -47,16 +47,22 @@ def init(
     optimizer: Annotated[
         str, typer.Option(help="Optimiser; `affidavit mechanisms` lists them.")
     ] = "dp_sgd",
-    size: Annotated[int | None, typer.Option(help="Records in the data set.")] = None,
+    size: Annotated[int | None, typer.Option(help="Records in the data set, N.")] = None,
     sampling: Annotated[str | None, typer.Option(help=f"Sampling scheme: {_SCHEMES}.")] = None,
-    lot_size: Annotated[int | None, typer.Option(help="Records in a lot.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Epochs.")] = None,
+    lot_size: Annotated[
+        int | None, typer.Option(help="Records in a lot, the expected batch of one step.")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data; may be a fraction.")
+    ] = None,
     adjacency: Annotated[
         str | None, typer.Option(help=f"Which data sets are neighbours: {_ADJACENCIES}.")
     ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Clip norm.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target ε.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Target δ.")] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="L2 norm to which a record's gradient is clipped, above 0.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target ε, in nats, above 0.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Target δ, in (0, 1), below 1/N.")] = None,
 ) -> None:
     """Write a plan that solves for its noise; ask for missing values.
 

@@ -214,6 +214,8 @@ def _in_keywords(reason: Reason) -> Reason:
             message=f"{name}= is missing.",
             remedy=f"Give it, as a keyword; {_LIST} lists the fields.",
         )
+    if reason.pointer == "/noise" and reason.code == "wrong_type":
+        return replace(reason, remedy="Did you mean noise_multiplier=? noise= is its kind.")
     return replace(reason, remedy=reason.remedy.replace("`affidavit schema`", _LIST))
 
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -36,6 +37,15 @@ class Plan(PlanDocument):
         return f"<Plan {', '.join(self._summary())}>"
 
     __str__ = __repr__
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]  # pydantic shows it at run time
+        except AttributeError:
+            near = difflib.get_close_matches(name, type(self).model_fields, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            message = f"a plan has no attribute {name!r}.{hint}"
+            raise AttributeError(message, name=name, obj=self) from None
 
     def _repr_html_(self) -> str:
         """Return the summary and the whole plan, folded, for a notebook."""

@@ -334,7 +334,7 @@ def with_claim(plan: Plan, claim: Claim, assessment: Assessment, certify: Certif
 
 def describe_claim(claim: Claim, about: Plan) -> str:
     """Return the claim in words."""
-    delta = f"δ = {about.target.delta:g}"
+    delta = f"δ = {decimal_up(about.target.delta, 6)}"
     if claim.noise_multiplier is None:
         return f"ε = {claim.text} at {delta} is claimed"
     return f"σ = {claim.text} is claimed to reach ε = {about.target.epsilon:g} at {delta}"

@@ -26,6 +26,9 @@ SIGNIFICANT_DIGITS = 7
 TRUNCATION_PERCENTS = (1, 2, 4, 8, 16)
 """Increases of ``max_lot_size`` that are tried as a fix."""
 
+LEAST_SHARE = 4
+"""A fix leaves at least one in so many of the steps, or of a lot's records."""
+
 Tokens = tuple[str | int, ...]
 Change = tuple[Tokens, Any, Any]
 """Path, value before and value after."""
@@ -48,9 +51,9 @@ def _proposals(source: Source, assessment: Assessment) -> Iterator[tuple[str, li
         base = _phases(source.data)[0]
         if larger := assessment.verdict == "unproved" and _larger_truncation(source, base):
             yield "truncate fewer lots: " + ", ".join(_descriptions(source, [larger])), [larger]
-        if fewer := _fewer_steps(source, base):
+        if (fewer := _fewer_steps(source, base)) and _is_similar(fewer):
             yield "or train for fewer steps: " + ", ".join(_descriptions(source, [fewer])), [fewer]
-        if smaller := _smaller_lots(source, base):
+        if (smaller := _smaller_lots(source, base)) and _is_similar(smaller):
             yield "or draw smaller lots: " + ", ".join(_descriptions(source, [smaller])), [smaller]
 
 
@@ -127,6 +130,12 @@ def _smaller_lots(source: Source, base: Tokens) -> Change | None:
         return None
     lot = answer.sampling[0].get("lot_size")
     return ((*base, "sampling", "lot_size"), sampling["lot_size"], int(lot)) if lot else None
+
+
+def _is_similar(change: Change) -> bool:
+    """Return whether the run would still be much like the one that was planned."""
+    _, before, after = change
+    return bool(after * LEAST_SHARE >= before)
 
 
 def _build_fix(source: Source, description: str, changes: list[Change]) -> Fix | None:

@@ -79,7 +79,7 @@ def test_every_command_answers_a_claim_in_one_of_three_ways(
 
 def test_a_privacy_officer_reads_five_things(run: Any) -> None:
     told = run("diagnose", PUBLISHED, "--claimed-epsilon", "7.9852").stdout
-    claimed, true = "ε = 7.9852 at δ = 8e-06 is claimed", "ε is at least 61.97"
+    claimed, true = "ε = 7.9852 at δ = 8e-6 is claimed", "ε is at least 61.97"
     step, source, fix = "20090 releases", "arXiv:2605.12994v1", "one release at the joint noise"
     for part in (claimed, true, step, source, fix, "to make the claim hold: noise multipliers"):
         assert part in told
