@@ -59,12 +59,14 @@ def test_the_recipe_of_conda_needs_what_the_wheel_needs() -> None:
     assert dict([entry.split(" = ")]) == project["scripts"]
 
 
-def test_every_module_of_every_room_is_in_it(wheel: zipfile.Path) -> None:
+def test_every_file_of_every_room_is_in_it(wheel: zipfile.Path) -> None:
+    """Modules, and what they read when they run."""
     rooms = [path for path in (ROOT / "src" / "affidavit").iterdir() if path.is_symlink()]
     expected = {
         "affidavit/" + (Path(room.name) / path.relative_to(room.resolve())).as_posix()
         for room in rooms
-        for path in room.resolve().rglob("*.py")
+        for path in room.resolve().rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert len(expected) > 50
     assert expected <= names(wheel)
