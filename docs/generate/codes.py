@@ -116,8 +116,8 @@ def _stored(room: str) -> dict[str, Use]:
         stored[code] = replace(stored[code], message=message, remedy=remedy)
     for item in _texts()["remedies"]:
         for code in item["codes"] if item["part"] == room else ():
-            if stored[code].remedy:
-                raise ValueError(f"{code} of {room} has a remedy in the source: {TEXTS.name}")
+            if code not in stored or stored[code].remedy:
+                raise ValueError(f"{code} of {room} is gone, or has a remedy: {TEXTS.name}")
             stored[code] = replace(stored[code], remedy=item["text"])
     return stored
 
