@@ -143,10 +143,10 @@ bench: install-trainer ## docs/explanation/benchmarks.md, in hours; BENCHES="gat
 	$(BIN)/python -m bench.all $(BENCHES)
 
 bench-gpu: install-trainer ## check and time everything on a CUDA device
-	$(BIN)/python bench/gpu/run.py
+	PYTHONPATH=. $(BIN)/python bench/gpu/run.py
 
 bench-gpu-model: install-trainer ## count launches and bytes at real sizes, without a device
-	$(BIN)/python bench/gpu/launches.py
+	PYTHONPATH=. $(BIN)/python bench/gpu/launches.py
 
 # Tests that fork are left out: CUDA does not survive it.
 test-gpu: install-trainer ## the trainer's tests, on a CUDA device

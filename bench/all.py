@@ -145,7 +145,9 @@ def measure(bench: Bench) -> str:
 
 def _within(seconds: float, bench: Bench, out: int) -> int | None:
     """Return the exit status, or None if the bench and its processes had to be stopped."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # Another package that benches use installs an "examples" of its own.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
     process = subprocess.Popen(
         [sys.executable, *bench.command],
         cwd=ROOT,

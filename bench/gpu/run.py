@@ -6,7 +6,7 @@ DP-Muon step beside a plain Muon step with the same microbatches, optimiser and 
 memory, the share of the noise and of Newton-Schulz in the private step, and Opacus' ghost
 clipping of GPT-2 where it can be imported. Times are medians of whole steps with the device
 waited for; ratios are of one run. The table goes to the standard error, a JSON document to the
-standard output.
+standard output. ``make bench-gpu`` runs it; by hand, with ``PYTHONPATH=.``:
 
     python bench/gpu/run.py              on a machine with CUDA
     python bench/gpu/run.py --twin       the same on a processor with sizes that take seconds

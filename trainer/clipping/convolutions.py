@@ -100,6 +100,8 @@ class PatchFactors(LinearFactors):
     If each G_i is formed anyway, the CPU convolves one record after the other.
     """
 
+    owned = True, True
+
     def __init__(
         self, x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry, records: int
     ) -> None:

@@ -33,6 +33,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from affidavit.trainer.clipping import device_operations
+from affidavit.trainer.clipping.device_operations import (
+    has_kernels,
+    lie_together,
+    scale_in_halves,
+    zero_records_,
+)
 from affidavit.trainer.errors import MixedRecords
 from affidavit.trainer.norm_bounds import (
     BFLOAT16_ERROR,
@@ -228,14 +235,14 @@ def are_bfloat16(*values: Tensor) -> bool:
     )
 
 
-def batched_matmul(a: Tensor, b: Tensor) -> Tensor:
+def batched_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return a_i b_i for each record, in float32 or float64; bfloat16 operands are not copied.
 
-    Shapes (n, i, j) and (n, j, k) give (n, i, k).
+    Shapes (n, i, j) and (n, j, k) give (n, i, k), in ``out`` if given.
     """
     if a.is_cuda and are_bfloat16(a, b):
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(upcast(a), upcast(b))
+        return torch.bmm(a, b, out_dtype=torch.float32, out=out)
+    return torch.bmm(upcast(a), upcast(b), out=out)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -262,48 +269,34 @@ def grams_of_rows(items: Sequence[tuple[Tensor, int]]) -> Tensor:
 
     Values (n, T, m), each with the length of its parts, give (k, n, T, T).
     """
-    grams: list[Tensor] = []
+    n, steps, _ = items[0][0].shape
+    grams = items[0][0].new_empty(len(items), n, steps, steps, dtype=accumulation_type(items[0][0]))
     others: list[list[Tensor]] = []
-    for values, part in items:
-        first, *rest = (batched_matmul(item, item.mT) for item in values.split(part, -1))
-        grams.append(first)
-        others.append(rest)
+    for gram, (values, part) in zip(grams, items, strict=True):
+        first, *rest = values.split(part, -1)
+        batched_matmul(first, first.mT, out=gram)
+        others.append([batched_matmul(item, item.mT) for item in rest])
     for parts in zip_longest(*others):
         both = [(gram, item) for gram, item in zip(grams, parts, strict=True) if item is not None]
         torch._foreach_add_(*map(list, zip(*both, strict=True)))
-    return torch.stack(grams)
-
-
-def weigh_entries(grams: Tensor, norms: Tensor) -> Tensor:
-    """Return Σ_st norms_s norms_t |grams_st|; (n, T, T) and (n, T) to (n,)."""
-    return (torch.bmm(grams.abs(), norms.unsqueeze(2)).squeeze(2) * norms).sum(1)
+    return grams
 
 
 def _by_tensor(values: Tensor, tensors: int) -> Tensor:
     return values.reshape(tensors, -1, values.shape[-1])
 
 
-def scale_in_halves(weights: Tensor, values: Tensor) -> Tensor:
-    """Return w_i times record i of ``values`` (n, T, m) in bfloat16, as two halves (n, T, 2m).
-
-    The high less the low half differs from the product by 2⁻¹⁶ of it at most.
-    """
-    weights = weights.view(-1, 1, 1)
-    halves = values.new_empty(*values.shape[:2], 2, values.shape[2])
-    high, low = halves.unbind(2)
-    torch.mul(values, weights, out=high)
-    torch.addcmul(high, values, weights, value=-1, out=low)
-    return halves.flatten(2)
-
-
 class LinearFactors(Factors):
     """G_i = B_iᵀ A_i with inputs A (n, T, in) and output gradients B (n, T, out).
 
-    Only what the chosen way to the norm needs is computed.
+    Only what the chosen way to the norm needs is computed. Of a factor that is ``owned``, which
+    nobody sees after the backward pass, the discarded records may be overwritten by zeros.
     """
 
-    def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
-        self.pair = inputs, outputs
+    def __init__(
+        self, inputs: Tensor, outputs: Tensor, *, owned: tuple[bool, bool] = (False, False)
+    ) -> None:
+        self.pair, self.owned = (inputs, outputs), owned
 
     @cached_property
     def gram_bounds(self) -> tuple[Tensor, ...]:
@@ -339,6 +332,27 @@ class LinearFactors(Factors):
         steps, in_size, out_size = self.sizes
         return 1 + self.rounding(steps + max(in_size, out_size) + 8)
 
+    def gram_errors(self, in_part: int, out_part: int, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return the row of ``bounds_of_grams`` for Gram matrices added in parts of these lengths.
+
+        Their entries, and what is computed from them, have the type ``dtype``.
+        """
+        steps, in_size, out_size = self.sizes
+        in_error = self.rounding_in_parts(in_size, in_part)
+        out_error = self.rounding_in_parts(out_size, out_part)
+        return (
+            PRODUCT_UNDERFLOW * in_size**0.5,
+            PRODUCT_UNDERFLOW * out_size**0.5,
+            in_error,
+            out_error,
+            in_error * out_error,
+            rounding_bound(2 * steps + 8, dtype),
+            1 + 4 * self.rounding(steps + in_part + out_part + 8),
+            1 + self.rounding(8),
+            2 * UNDERFLOW * steps,
+            self.reach_margin,
+        )
+
     @property
     def max_norm(self) -> Tensor:
         """At least Σ_t ‖a_t‖ ‖b_t‖, the norm of G_i if nothing cancelled; (n,).
@@ -360,6 +374,23 @@ class LinearFactors(Factors):
     def outputs(self) -> Tensor:
         """B, zero for each discarded record."""
         return self._valid_factors[1]
+
+    def _zeroed(self, side: int) -> Tensor:
+        """Return A (0) or B (1), zero for each discarded record, and in place where that is cheap.
+
+        Norms are computed before. A record that another use of the same memory has not discarded
+        adds zero there. It adds a term less to a sum of several uses of one tensor, whose other
+        terms it may have cancelled, but such uses have copies: their norm takes ``inputs`` and
+        ``outputs``.
+        """
+        values, lost = self.pair[side], self._lost_and_reach[0]
+        if "_valid_factors" in self.__dict__:
+            return self._valid_factors[side]
+        if self.owned[side] and has_kernels(self.device) and lie_together(values):
+            zero_records_(values, lost)
+            return values
+        (result,) = zeroed_if(lost, values)
+        return result
 
     @property
     def is_bfloat16(self) -> bool:
@@ -496,7 +527,8 @@ class LinearFactors(Factors):
         if not self._is_copied:
             return LinearUses([self, *others])
         return LinearFactors(
-            *map(torch.cat, zip(*(of.pair for of in (self, *others)), strict=True))
+            *map(torch.cat, zip(*(of.pair for of in (self, *others)), strict=True)),
+            owned=(True, True),
         )
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -509,15 +541,15 @@ class LinearFactors(Factors):
         In bfloat16, a scaled factor is the difference of two, so that it has sixteen bits. They lie
         side by side, so that the other factor is read once.
         """
-        a, b, tensors = self.inputs, self.outputs, len(weights)
-        scales_inputs = a.shape[2] < b.shape[2]
-        narrow = a if scales_inputs else b
+        tensors = len(weights)
+        scales_inputs = self.sizes[1] < self.sizes[2]
+        narrow, wide = (0, 1) if scales_inputs else (1, 0)
         scaled = (
-            scale_in_halves(weights.flatten(), narrow)
+            scale_in_halves(self.pair[narrow], weights.flatten(), self._lost_and_reach[0])
             if self.is_bfloat16
-            else scale_records(weights.flatten(), upcast(narrow))
+            else scale_records(weights.flatten(), upcast(self._zeroed(narrow)))
         )
-        pair = (scaled, b) if scales_inputs else (a, scaled)
+        pair = (scaled, self._zeroed(wide)) if scales_inputs else (self._zeroed(wide), scaled)
         total: Tensor | None = None
         for left, right in zip(*(item.split(self._step_part, 1) for item in pair), strict=True):
             part = (
@@ -566,42 +598,21 @@ def bounds_from_grams(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Te
     which L multiplies, and conversely. They are computed from the unmodified factors: a discarded
     record affects no other, and its bounds are infinite.
     """
-    steps = uses[0].sizes[0]
     parts = [use.part_lengths for use in uses]
     grams = grams_of_rows(
         [(use.pair[side], of[side]) for side in (0, 1) for use, of in zip(uses, parts, strict=True)]
     ).unflatten(0, (2, -1))
-
-    def by_use(values: Iterable[float]) -> Tensor:
-        return constants(tuple(values), grams.dtype, grams.device).view(-1, len(uses), 1)
-
-    in_errors, out_errors = (
-        [
-            use.rounding_in_parts(use.sizes[1 + side], of[side])
+    errors = constants(
+        tuple(
+            value
             for use, of in zip(uses, parts, strict=True)
-        ]
-        for side in (0, 1)
+            for value in use.gram_errors(*of, grams.dtype)
+        ),
+        grams.dtype,
+        grams.device,
     )
-    least = by_use(PRODUCT_UNDERFLOW * use.sizes[side] ** 0.5 for side in (1, 2) for use in uses)
-    norms = grams.diagonal(dim1=-2, dim2=-1).sqrt() + least.unsqueeze(3)  # (2, k, n, T)
-    reach = (norms[0] * norms[1]).sum(-1)
-    weighed = weigh_entries(grams.flatten(0, 2), norms.flip(0).flatten(0, 2)).view(2, *reach.shape)
-    error = (weighed * by_use([*out_errors, *in_errors])).sum(0)
-    both_errors = by_use(a * b for a, b in zip(in_errors, out_errors, strict=True))[0]
-    error.addcmul_(reach.square(), both_errors)
-    products = grams[0].mul_(grams[1])
-    sizes = torch.linalg.vector_norm(products, 1, dim=(-2, -1))
-    error.add_(sizes, alpha=rounding_bound(2 * steps + 8, grams.dtype))
-    # Each bound was itself computed with rounding.
-    margins = by_use(
-        1 + 4 * use.rounding(steps + sum(of) + 8) for use, of in zip(uses, parts, strict=True)
-    )[0]
-    bounds = products.sum(-1).sum(-1).clamp_(min=0).addcmul_(error, margins).sqrt_()
-    bounds.mul_(by_use(1 + use.rounding(8) for use in uses)[0]).add_(2 * UNDERFLOW * steps)
-    reach.mul_(by_use(use.reach_margin for use in uses)[0])
-    lost = exceed(norms, (0, 3))
-    bounds = torch.minimum(bounds, reach)
-    return lost, infinite_if(lost, reach), infinite_if(lost, bounds)
+    reach, bounds = device_operations.bounds_of_grams(grams, errors.view(len(uses), -1)).unbind()
+    return reach == torch.inf, reach, bounds
 
 
 class LinearUses(Factors):

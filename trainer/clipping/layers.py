@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from affidavit.trainer.clipping import device_operations
 from affidavit.trainer.clipping.ghost_norm import (
     DenseFactors,
     EmbeddingFactors,
@@ -178,7 +179,10 @@ class LinearUse(Function):
         gy = group_by_record(gy, ctx.records)
         if weight_hook is not None:
             pair = flatten_steps(group_by_record(x, ctx.records)), flatten_steps(gy)
-            weight_hook.receive(LinearFactors(*(pair[::-1] if ctx.flipped else pair)), len(gy))
+            owned = ctx.needs_input_grad[0], True  # an input without a gradient may be the data
+            if ctx.flipped:
+                pair, owned = (pair[1], pair[0]), (owned[1], owned[0])
+            weight_hook.receive(LinearFactors(*pair, owned=owned), len(gy))
         receive_sum(bias_hook, gy, 1)
         return gx, None, None, None, None, None
 
@@ -259,19 +263,15 @@ def sums_of_normalized(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_t gy_t and Σ_t gy_t ⊙ (x_t - mean_t) rstd_t of each record, (n, *shape).
 
-    x and gy have shape (n, ..., *shape), like ``weight`` after the steps. Sums over steps are
-    products with a row, so that only gy ⊙ x is formed:
-    Σ_t rstd_t (gy_t ⊙ x_t) - Σ_t (rstd_t mean_t) gy_t.
+    x and gy have shape (n, ..., *shape), like ``weight`` after the steps.
     """
     require_record_dimension(gy, weight.ndim)
     n = len(gy) if len(gy) % records else records
     x, gy = (upcast(item).reshape(n, -1, weight.numel()) for item in (x, gy))
-    mean, rstd = (item.to(gy.dtype).reshape(n, 1, -1) for item in (mean, rstd))
-    rows = rstd.new_ones(n, 2, rstd.shape[2])
-    torch.mul(mean, rstd, out=rows[:, 1:])
-    sums = torch.bmm(rows, gy)
-    of_weight = torch.baddbmm(sums[:, 1:], rstd, gy * x, beta=-1)
-    return sums[:, 0].reshape(n, *weight.shape), of_weight.reshape(n, *weight.shape)
+    mean, rstd = (item.to(gy.dtype).reshape(n, -1) for item in (mean, rstd))
+    sums = device_operations.sums_of_normalized(x, mean, rstd, gy)
+    of_bias, of_weight = sums.view(n, 2, *weight.shape).unbind(1)
+    return of_bias, of_weight
 
 
 class ScaleUse(Function):

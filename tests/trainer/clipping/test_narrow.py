@@ -19,13 +19,14 @@ from affidavit.trainer.norm_bounds import clip_weights
 STEPS, WIDE, HIGH = 6, 10, 8
 
 
-def truncating(a: Tensor, b: Tensor) -> Tensor:
+def truncating(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a b with exact products, added one at a time and cut, not rounded, to 24 bits."""
     left, right = a.double().numpy(), b.double().numpy()
     total = np.zeros((*left.shape[:-1], right.shape[-1]))
     for k in range(left.shape[-1]):
         total = cut(total + left[..., :, k, None] * right[..., k, None, :])
-    return torch.from_numpy(total).float()
+    result = torch.from_numpy(total).float()
+    return result if out is None else out.copy_(result)
 
 
 def cut(values: np.ndarray) -> np.ndarray:

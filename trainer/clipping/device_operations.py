@@ -1,0 +1,175 @@
+"""Operations of per-record clipping that a GPU runs in one kernel.
+
+Each is an operator of PyTorch's dispatcher, so that it has a name and shapes of its own. CUDA runs
+the kernel of ``affidavit.trainer.clipping.fused`` where there is Triton; otherwise, and on other
+devices, it is made of PyTorch's operations here. Both compute the same, which the tests compare.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from affidavit.trainer.noise.normal import has_triton
+from affidavit.trainer.norm_bounds import MAX_ROW_NORM
+
+KERNEL_DEVICES = frozenset({"cuda"})
+"""Devices that run the kernels."""
+
+_LIBRARY = torch.library.Library("affidavit", "DEF")
+_LIBRARY.define("zero_records_(Tensor(a!) values, Tensor lost) -> ()")
+_LIBRARY.define("scale_in_halves(Tensor values, Tensor weights, Tensor lost) -> Tensor")
+_LIBRARY.define("bounds_of_grams(Tensor grams, Tensor errors) -> Tensor")
+_LIBRARY.define("sums_of_normalized(Tensor x, Tensor mean, Tensor rstd, Tensor gy) -> Tensor")
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether ``device`` runs each of these operations in one kernel."""
+    return device.type in KERNEL_DEVICES and has_triton()
+
+
+def lie_together(values: Tensor) -> bool:
+    """Return whether the entries of each record of ``values`` (n, T, m) lie together in memory."""
+    return values.is_contiguous() or values.mT.is_contiguous()
+
+
+def zero_records_(values: Tensor, lost: Tensor) -> None:
+    """Write zeros to each ``lost`` record, (n,), of ``values`` (n, T, m), which ``lie_together``.
+
+    The other records are not touched. Autograd takes no note of it: what it saved for the backward
+    pass of another operation may be the same memory, whose record is then discarded too.
+    """
+    torch.ops.affidavit.zero_records_(values, lost)
+
+
+def scale_in_halves(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
+    """Return w_i times record i of ``values`` (n, T, m) in bfloat16, as two halves (n, T, 2m).
+
+    The high less the low half differs from the product by 2⁻¹⁶ of it at most. Both are zero for a
+    ``lost`` record, (n,), and for one of weight zero.
+    """
+    result: Tensor = torch.ops.affidavit.scale_in_halves(values, weights, lost)
+    return result
+
+
+def sums_of_normalized(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
+    """Return Σ_t gy_t and Σ_t gy_t ⊙ (x_t - mean_t) rstd_t of each record, as (n, 2, m).
+
+    x and gy have shape (n, T, m), mean and rstd (n, T).
+    """
+    result: Tensor = torch.ops.affidavit.sums_of_normalized(x, mean, rstd, gy)
+    return result
+
+
+def bounds_of_grams(grams: Tensor, errors: Tensor) -> Tensor:
+    """Return at least Σ_t ‖a_t‖ ‖b_t‖ and ‖Bᵀ A‖ of each record of k uses, as (2, k, n).
+
+    ``grams`` has A Aᵀ and B Bᵀ of each, (2, k, n, T, T), and a row of ``errors`` (k, 10):
+
+    * what is added to the norm of a row of A, and of B, for its underflow;
+    * the errors of an entry of A Aᵀ, of one of B Bᵀ, and their product, over the norms of its rows;
+    * the relative error of the sum of all products of their entries;
+    * factors that cover the rounding of the error and of the norm, and what is added to the norm;
+    * a factor that covers the rounding of Σ_t ‖a_t‖ ‖b_t‖.
+
+    Both are infinite for a record with a row that is not finite, or longer than ``MAX_ROW_NORM``.
+    """
+    result: Tensor = torch.ops.affidavit.bounds_of_grams(grams, errors)
+    return result
+
+
+def _zero(values: Tensor, lost: Tensor) -> None:
+    values.data.masked_fill_(lost.view(-1, 1, 1), 0.0)
+
+
+def _halves(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
+    n, steps, width = values.shape
+    values = values.masked_fill((lost | (weights == 0)).view(-1, 1, 1), 0.0)
+    weights = weights.view(-1, 1, 1)
+    halves = values.new_empty(n, steps, 2, width)
+    high, low = halves.unbind(2)
+    torch.mul(values, weights, out=high)
+    torch.addcmul(high, values, weights, value=-1, out=low)
+    return halves.flatten(2)
+
+
+def _bounds(grams: Tensor, errors: Tensor) -> Tensor:
+    columns = errors.unsqueeze(2).unbind(1)
+    of_row, of_entry, both, of_sum = errors[:, :2], columns[2:4], columns[4], columns[5]
+    of_error, of_norm, floor, of_reach = columns[6:]
+    norms = grams.diagonal(dim1=-2, dim2=-1).sqrt() + of_row.mT[:, :, None, None]  # (2, k, n, T)
+    reach = (norms[0] * norms[1]).sum(-1)
+    others = norms.flip(0).flatten(0, 2)
+    weighed = torch.bmm(grams.abs().flatten(0, 2), others.unsqueeze(2)).squeeze(2) * others
+    # An error of B Bᵀ counts with the entries of A Aᵀ, and conversely.
+    in_weighed, out_weighed = weighed.sum(1).view(2, *reach.shape)
+    error = in_weighed * of_entry[1] + out_weighed * of_entry[0]
+    error.addcmul_(reach.square(), both)
+    products = grams[0] * grams[1]
+    error.addcmul_(torch.linalg.vector_norm(products, 1, dim=(-2, -1)), of_sum)
+    bounds = products.sum((-2, -1)).clamp_(min=0).addcmul_(error, of_error).sqrt_()
+    bounds.mul_(of_norm).add_(floor)
+    reach.mul_(of_reach)
+    lost = (norms.amax((0, 3)) <= MAX_ROW_NORM).logical_not_()  # nan if any norm is
+    return torch.stack([reach, torch.minimum(bounds, reach)]).masked_fill_(lost, torch.inf)
+
+
+def _sums(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
+    # Sums over steps are products with a row, so that only gy ⊙ x is formed:
+    # Σ_t rstd_t (gy_t ⊙ x_t) - Σ_t (rstd_t mean_t) gy_t.
+    rows = rstd.new_ones(len(rstd), 2, rstd.shape[1])
+    torch.mul(mean, rstd, out=rows[:, 1])
+    sums = torch.bmm(rows, gy)
+    of_weight = torch.baddbmm(sums[:, 1:], rstd.unsqueeze(1), gy * x, beta=-1)
+    return torch.cat([sums[:, :1], of_weight], 1)
+
+
+def _zero_on_device(values: Tensor, lost: Tensor) -> None:
+    if not has_triton():
+        return _zero(values, lost)
+    from affidavit.trainer.clipping import fused
+
+    return fused.zero_records_(values, lost)
+
+
+def _halves_on_device(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
+    if not has_triton():
+        return _halves(values, weights, lost)
+    from affidavit.trainer.clipping import fused
+
+    return fused.scale_in_halves(values, weights, lost)
+
+
+def _bounds_on_device(grams: Tensor, errors: Tensor) -> Tensor:
+    if not has_triton() or grams.dtype != torch.float32:
+        return _bounds(grams, errors)
+    from affidavit.trainer.clipping import fused
+
+    return fused.bounds_of_grams(grams, errors)
+
+
+def _sums_on_device(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
+    if not has_triton() or x.dtype != torch.float32:
+        return _sums(x, mean, rstd, gy)
+    from affidavit.trainer.clipping import fused
+
+    return fused.sums_of_normalized(x, mean, rstd, gy)
+
+
+_LIBRARY.impl("zero_records_", _zero, "CompositeExplicitAutograd")
+_LIBRARY.impl("scale_in_halves", _halves, "CompositeExplicitAutograd")
+_LIBRARY.impl("bounds_of_grams", _bounds, "CompositeExplicitAutograd")
+_LIBRARY.impl("sums_of_normalized", _sums, "CompositeExplicitAutograd")
+_LIBRARY.impl("zero_records_", _zero_on_device, "CUDA")
+_LIBRARY.impl("scale_in_halves", _halves_on_device, "CUDA")
+_LIBRARY.impl("bounds_of_grams", _bounds_on_device, "CUDA")
+_LIBRARY.impl("sums_of_normalized", _sums_on_device, "CUDA")
+
+
+for _name, _shape in (
+    ("zero_records_", lambda *_: None),
+    ("scale_in_halves", lambda x, *_: x.new_empty(*x.shape[:2], 2 * x.shape[2])),
+    ("bounds_of_grams", lambda x, *_: x.new_empty(x.shape[:3])),
+    ("sums_of_normalized", lambda x, *_: x.new_empty(len(x), 2, x.shape[2])),
+):
+    torch.library.register_fake(f"affidavit::{_name}", _shape, lib=_LIBRARY)
