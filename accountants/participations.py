@@ -316,7 +316,7 @@ def distance_if_drawn(leaf: Leaf) -> float:
         case Gaussian() | RandomAllocationGaussian():
             return 1.0
         case ReplacedAllocationGaussian():
-            return 2.0
+            return 1.0 if leaf.place == "zero_out" else 2.0
         case PoissonSubsampledGaussian():
             return 2.0 if leaf.pair == "replace_one" else 1.0
         case PoissonSampledGroupGaussian():

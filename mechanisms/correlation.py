@@ -46,6 +46,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
@@ -61,12 +62,14 @@ from affidavit.mechanisms.noise_files import UnregisteredNoise
 from affidavit.mechanisms.sampling_schemes import (
     DISTANCE,
     SCHEMES,
+    Place,
     Route,
     RunSampler,
     Sampled,
     is_amplified,
     is_placed_at_random,
     lot_distance,
+    place_of,
     record_distance,
     sample_of_lots,
     sample_run,
@@ -375,22 +378,23 @@ class Correlation:
         """Bounds of a record that is in one random lot of each epoch."""
         plan, steps, scheme = self.plan, at.strategy.steps, self._phase.sampling.scheme
         if scheme == "balls_in_bins":
-            is_hidden, reach = is_amplified(plan), 1.0
+            is_hidden, place = is_amplified(plan), None
         elif scheme == "shuffled":
-            is_hidden, reach = is_placed_at_random(plan, self.index, steps), DISTANCE
+            is_hidden, place = is_placed_at_random(plan, self.index, steps), place_of(plan)
         else:
             return
         independent = SCHEMES[scheme].independent
         if not is_hidden or independent is None:
             return
-        # A record and what replaces it are as far apart again.
-        scale, shares = (reach / joint) ** 2, 4 if reach > 1 else 1
-        known = (at.distance * at.sensitivity.value / joint) ** 2 / shares
+        epochs, scale = -(-steps // at.turn), (record_distance(plan) / joint) ** 2
+        known = (at.distance * at.sensitivity.value / joint) ** 2
         stretch, lots, white, apart = math.inf, None, math.inf, math.inf
         with suppress(TooLarge):
             stretch = max_stretch(at.strategy, 1)
-            white = log_divergence(at.turn, -(-steps // at.turn) * stretch**2 * scale)
-        if reach == 1 or steps <= at.turn:  # else each epoch has a lot of its own
+            # Bins are kept, and an order is drawn for each epoch.
+            together, times = (epochs, 1) if place is None else (1, epochs)
+            white = times * log_divergence(at.turn, together * stretch**2 * scale)
+        if place is None or epochs == 1:  # else each epoch has a lot of its own
             with suppress(TooLarge):
                 lots = lots_apart(at.strategy, turn=at.turn, scale=scale)
                 apart = math.inf if lots is None else lots.log_divergence(scale)
@@ -398,8 +402,19 @@ class Correlation:
         if white < most:
             run = independent(plan, self.index).of_run(joint / stretch * _DOWN, steps)
             yield from (bound for bound in alternatives(run) if not is_unsampled(bound))
-        if lots is not None and apart < most:
-            yield from _releases_apart(lots, joint / reach, is_replaced=reach > 1)
+        if lots is None:
+            return
+        if place is None:
+            if apart < most:
+                yield _allocated_apart(lots, joint)
+            return
+        if apart < most and not lots.common:
+            yield _placed_apart(lots, joint, place)
+        scale = (DISTANCE / joint) ** 2
+        revealed = lots_apart(at.strategy, turn=at.turn, scale=scale)
+        # Two links, each as far apart as two records.
+        if revealed is not None and revealed.log_divergence(scale) < known / 4:
+            yield ChainOfNeighbours(event=_allocated_apart(revealed, joint / DISTANCE), links=2)
 
     def _placed_user(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """The bound of a user whose records are each in a random lot of the epoch."""
@@ -877,21 +892,28 @@ def _attained(correlation: Correlation, joint: float, steps: int) -> Event:
     return correlation.find_attained(joint, steps)
 
 
-def _releases_apart(lots: LotsApart, joint: float, *, is_replaced: bool) -> Iterator[Event]:
-    """Yield the cost of ``lots`` at σ_joint, in the distance that a record moves a lot."""
-    alone = joint / math.sqrt(lots.own) * _DOWN
-    allocated: Event = RandomAllocationGaussian(
-        bins=lots.lots, noise_multiplier=alone, released=lots.released
+def _allocated_apart(lots: LotsApart, joint: float) -> Event:
+    """Return the cost of ``lots`` at σ_joint, in the distance that a record moves a lot."""
+    allocated = RandomAllocationGaussian(
+        bins=lots.lots,
+        noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
+        released=lots.released,
     )
-    if lots.common:
-        shared = Gaussian(noise_multiplier=joint / math.sqrt(lots.common) * _DOWN)
-        allocated = Composed(events=(shared, allocated))
-    if not is_replaced:
-        yield allocated
-        return
     if not lots.common:
-        yield ReplacedAllocationGaussian(bins=lots.lots, noise_multiplier=alone)
-    yield ChainOfNeighbours(event=allocated, links=2)
+        return allocated
+    shared = Gaussian(noise_multiplier=joint / math.sqrt(lots.common) * _DOWN)
+    return Composed(events=(shared, allocated))
+
+
+def _placed_apart(lots: LotsApart, joint: float, place: Place) -> Event:
+    """Return the cost of ``lots`` with nothing in common for a record in another's place."""
+    released = lots.released or lots.lots
+    return ReplacedAllocationGaussian(
+        bins=released,
+        noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
+        drawn=min(1.0, schedule.double_up(Fraction(released, lots.lots))),
+        place=place,
+    )
 
 
 def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: SubsampledPair) -> Event:

@@ -95,6 +95,7 @@ _MAX_RATIO = 0.5
 """
 _UP = 1 + 4 * 2.0**-53
 """Rounds a root, a product and a quotient up."""
+Place = Literal["replace_one", "zero_out"]
 Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 """How a run of correlated noise is certified (``correlation``)."""
 StepEvent = Callable[[float], Leaf]
@@ -397,13 +398,19 @@ def is_placed_at_random(plan: Plan, index: int, steps: int) -> bool:
     return plan.dataset.records_per_unit == 1 and lots > 1 and min(steps, lots) * lot < size
 
 
+def place_of(plan: Plan) -> Place:
+    """Return what a record in the place of another is compared with, at a fixed size."""
+    return "replace_one" if plan.adjacency == "replace_one" else "zero_out"
+
+
 def _shuffled(plan: Plan, index: int) -> Sampled:
     """A fixed order that is drawn for each epoch.
 
     The lots of one epoch amplify as one sample without replacement, so that only the lots that are
     left out count. If others fill the lots of each epoch, a record takes the place of one of them
-    in a random lot, as does what replaces it. For lower bounds, a record is in a random lot of each
-    epoch. Under replace_one all others have the opposite gradient, and so has its replacement.
+    in a random lot, as does what replaces it, or a record that contributes nothing. For lower
+    bounds, a record is in a random lot of each epoch. Under replace_one all others have the
+    opposite gradient, and so has its replacement.
     Without ``drop_last`` an epoch leaves out nothing; the attacks then look at full lots.
     Source: docs/theorems/shuffled-lots.md.
     """
@@ -426,14 +433,18 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
             )
         )
 
+    def in_place(joint: float, released: int) -> ReplacedAllocationGaussian:
+        drawn = schedule.double_up(Fraction(released * lot, size))
+        return ReplacedAllocationGaussian(
+            bins=released, noise_multiplier=joint, drawn=min(1.0, drawn), place=place_of(plan)
+        )
+
     def placed_at_random(joint: float, steps: int) -> Iterator[Event]:
-        epochs, alone = schedule.participations(plan, plan.phases[index], steps), joint / DISTANCE
-        # As far from others' records as these are from what replaces it.
-        known, square = epochs * (distance / joint) ** 2 / 4, 1 / alone**2
-        if log_divergence(lots, epochs * square) < _MAX_RATIO * known:
-            in_all = alone / math.sqrt(epochs) * (1 - 4 * 2.0**-53)
-            yield ReplacedAllocationGaussian(bins=lots, noise_multiplier=in_all)
-        if epochs * log_divergence(lots, square) < _MAX_RATIO * known:
+        known, alone = (distance / joint) ** 2, joint / DISTANCE
+        if log_divergence(lots, known) < _MAX_RATIO * known:
+            yield composed(partial(in_place, joint), steps)
+        # The checker has a statement for a record that is not there, twice as far from others.
+        if log_divergence(lots, 1 / alone**2) < _MAX_RATIO * known / 4:
             passes = composed(partial(_allocation, lots, alone), steps)
             yield ChainOfNeighbours(event=passes, links=2)
 

@@ -298,12 +298,24 @@ class RandomAllocationGaussian(_Validated):
 class ReplacedAllocationGaussian(_Validated):
     """``RandomAllocationGaussian`` for a record that is replaced by another.
 
-    It is dominated by (1/b Σ_i N(e_i, σ² I_b), 1/b Σ_i N(-e_i, σ² I_b)). No lower bound uses it.
-    Source: docs/theorems/random-allocation.md.
+    With probability ``drawn`` the record is in one of the ``bins`` that are released, each with the
+    same, and else in none, and so is its replacement. If it takes the ``place`` of another record,
+    so does what replaces it, or a record that contributes nothing; no more is known of the place.
+    Without a place both have a bin of their own. No lower bound uses it. Source:
+    docs/theorems/random-allocation.md, Theorem 7; shuffled-lots.md, Theorem 6.
     """
 
     bins: int
     noise_multiplier: float
+    drawn: float = 1.0
+    place: Literal["replace_one", "zero_out"] | None = None
+
+    def __post_init__(self) -> None:
+        _Validated.__post_init__(self)
+        if self.bins < 1:
+            raise ValueError(f"bins must be at least 1, got {self.bins}")
+        if not 0 < self.drawn <= 1:
+            raise ValueError(f"drawn must lie in (0, 1], got {self.drawn!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,7 +70,7 @@ from affidavit.accountants.random_allocation.renyi import (
     RenyiAllocationAccountant,
     check_range,
 )
-from affidavit.accountants.random_allocation.replaced import ReplacedCurve
+from affidavit.accountants.random_allocation.replaced import ReplacedCurve, replaced_orders
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.plan import (
     Composed,
@@ -80,6 +80,7 @@ from affidavit.plan import (
     ReplacedAllocationGaussian,
 )
 
+Allocation = RandomAllocationGaussian | ReplacedAllocationGaussian
 MIN_WIDTH = 1e-6
 """Width (nats) below which a bracket of ε is not narrowed."""
 MIN_DELTA, MAX_DELTA = 1e-15, 0.5
@@ -188,8 +189,8 @@ class AllocationAccountant:
     def curve(self, event: Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         match leaves(event):
-            case ((ReplacedAllocationGaussian(bins=bins, noise_multiplier=sigma), 1),):
-                return ReplacedCurve(bins=bins, rate=1 / sigma)
+            case ((ReplacedAllocationGaussian() as leaf, 1),):
+                return ReplacedCurve(tuple(dict.fromkeys(replaced_orders(leaf))))
         above, below = self._curves(event)
         least = above
         if isinstance(above, ComposedAllocationCurve):
@@ -231,15 +232,14 @@ class AllocationAccountant:
         parts = leaves(event)
         if not parts:
             return EMPTY_CURVE, EMPTY_CURVE
-        allocations = [
-            (leaf, count) for leaf, count in parts if isinstance(leaf, RandomAllocationGaussian)
-        ]
+        allocations = [(leaf, count) for leaf, count in parts if isinstance(leaf, Allocation)]
         if not allocations:
             raise Unsupported(
                 "this run does not use random allocation.", "Use the fourier or rdp accountant."
             )
         for leaf, _ in allocations:
-            check_range(leaf)
+            if isinstance(leaf, RandomAllocationGaussian):
+                check_range(leaf)
         runs = [(_orders(leaf), count) for leaf, count in allocations]
         attained = [run for leaf, count in allocations for run in _attained(leaf, count)]
         build: Callable[[list[tuple[Orders, int]]], PrivacyCurve]
@@ -249,7 +249,7 @@ class AllocationAccountant:
             beside = tuple(
                 Repeated(event=leaf, count=count)
                 for leaf, count in parts
-                if not isinstance(leaf, RandomAllocationGaussian)
+                if not isinstance(leaf, Allocation)
             )
             others = directions(Composed(events=beside))
             build = partial(_composed_curve, others)
@@ -263,8 +263,10 @@ class AllocationAccountant:
         return AllocationCurve(directions=orders, relative_width=self.relative_width)
 
 
-def _orders(leaf: RandomAllocationGaussian) -> Orders:
+def _orders(leaf: Allocation) -> Orders:
     """Return both orders of the pair that dominates ``leaf``."""
+    if isinstance(leaf, ReplacedAllocationGaussian):
+        return replaced_orders(leaf)
     if leaf.released is None:
         return _full_pass(leaf.bins, leaf.noise_multiplier)
     remove, add = _full_pass(leaf.released, leaf.noise_multiplier)
@@ -279,8 +281,10 @@ def _full_pass(bins: int, noise_multiplier: float) -> tuple[Direction, Direction
     )
 
 
-def _attained(leaf: RandomAllocationGaussian, count: int) -> list[tuple[Orders, int]]:
+def _attained(leaf: Allocation, count: int) -> list[tuple[Orders, int]]:
     """Return the pairs that ``count`` of ``leaf`` attain, or none if none is known."""
+    if isinstance(leaf, ReplacedAllocationGaussian):
+        return []
     if leaf.attained_at is None or leaf.released is not None:
         return [(_orders(leaf), count)]
     if leaf.attained_at <= MAX_NOISE:

@@ -48,9 +48,10 @@ from affidavit.accountants.random_allocation.directions import (
     Direction,
     PartialDirection,
 )
+from affidavit.accountants.random_allocation.replaced import ReplacedDirection
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 
-Ordered = Direction | PartialDirection
+Ordered = Direction | PartialDirection | ReplacedDirection
 Orders = tuple[Ordered, Ordered]
 """Both orders of a pair, the one of a removed record first."""
 

@@ -175,6 +175,28 @@ def random_moves(draw: random.Random, case: Case, replaced: bool) -> Pair:
     return there, Law(-other.centres, other.weights)
 
 
+def random_lots(draw: random.Random, case: Case, place: str) -> Pair:
+    """A record among others in the lots of an order, and its replacement, or zero, in its place."""
+    others = [random_vector(draw, 1)[0] for _ in range(case.size - 1)]
+    if draw.random() < 0.6:
+        others = [draw.choice((-1.0, 1.0, 0.0))] * (case.size - 1)
+
+    def released(record: float) -> Law:
+        centres = np.array(
+            [
+                [sum(lot) for lot in _in_lots(order, case.lot, case.bins)]
+                for order in itertools.permutations([record, *others])
+            ]
+        )
+        return merged(centres, np.full(len(centres), 1 / len(centres)))
+
+    return released(1.0), released(-1.0 if place == "replace_one" else 0.0)
+
+
+def _in_lots(order: Sequence[float], lot: int, lots: int) -> list[Sequence[float]]:
+    return [order[place * lot : (place + 1) * lot] for place in range(lots)]
+
+
 def random_bins(draw: random.Random, case: Case, *, replaced: bool = False) -> Pair:
     """A record, or its replacement, and others that are alike, each in one of the bins."""
     number = case.released or case.bins

@@ -1,7 +1,8 @@
 """One release of each kind is certified for no less than any data set shows.
 
 Here the bound is the product's, so that laws without a row are attacked too: users in lots that are
-cut or of a fixed size, and replaced records in bins. A direction at α < 1 is the other at 1/α.
+cut or of a fixed size, and replaced records in bins and in shuffled lots. A direction at α < 1 is
+the other at 1/α.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tests.accountants.falsifier.data_sets import (
     poisson_lots,
     random_bins,
     random_data_set,
+    random_lots,
 )
 from tests.accountants.falsifier.hockey_sticks import excesses
 from tests.accountants.falsifier.rows import Case, table
@@ -46,6 +48,8 @@ WITHOUT_A_ROW = (
     "users in cut lots, replace_one",
     "users in fixed lots",
     "replaced in bins",
+    "in place of another, replace_one",
+    "in place of another, zero_out",
 )
 
 
@@ -58,6 +62,18 @@ def random_event(name: str, draw: random.Random) -> tuple[Event, Pair, float]:
     if name == "replaced in bins":
         case = Case("ReplacedAllocationGaussian", sigma, bins=draw.choice((2, 3)))
         return event(case), random_bins(draw, case, replaced=True), sigma
+    if name.startswith("in place of another"):
+        place, lot, lots = name.rpartition(" ")[2], draw.choice((1, 2)), draw.choice((1, 2, 2, 3))
+        size = min(lot * lots + draw.choice((1, 1, 2)), 7)
+        case = Case(
+            "ReplacedAllocationGaussian",
+            sigma,
+            where={"place": place},
+            size=size,
+            lot=lot,
+            bins=min(lots, (size - 1) // lot),
+        )
+        return event(case), random_lots(draw, case, place), sigma
     neighbours = "replace_one" if name == "users in fixed lots" else name.rpartition(" ")[2]
     others = draw.choice((1, 2, 4, 30))
     size = others + (0 if neighbours == "add_remove" else records)
@@ -101,7 +117,8 @@ def event(case: Case) -> Event:
         case "RandomAllocationGaussian":
             return RandomAllocationGaussian(bins=case.bins, released=case.released or None, **noise)
         case "ReplacedAllocationGaussian":
-            return ReplacedAllocationGaussian(bins=case.bins, **noise)
+            drawn = case.bins * case.lot / case.size if case.size else 1.0
+            return ReplacedAllocationGaussian(bins=case.bins, drawn=drawn, **noise)  # type: ignore[arg-type]
         case unknown:
             raise AssertionError(f"no event for a release of the kind {unknown}")
 
@@ -112,7 +129,8 @@ def test_no_data_set_shows_more_than_a_release_is_certified_for(name: str) -> No
     draw = random.Random(seeded(name))
     for _ in range(2):
         release, pair, sigma = random_event(name, draw)
-        engine = "allocation" if name in ("random_allocation", "replaced in bins") else "fourier"
+        allocated = "random_allocation", "replaced in bins", "in place of another"
+        engine = "allocation" if name.startswith(allocated) else "fourier"
         curve = accountant(engine).curve(release)
         for over, under in (pair, pair[::-1]):
             alphas, truth = excesses(over, under, sigma)

@@ -9,7 +9,26 @@ import numpy as np
 import pytest
 
 from affidavit import delta
-from affidavit.accountants.random_allocation.replaced import ReplacedCurve
+from affidavit.accountants import FourierAccountant
+from affidavit.accountants.random_allocation import AllocationAccountant
+from affidavit.accountants.random_allocation.replaced import (
+    Order,
+    ReplacedCurve,
+    ReplacedDirection,
+)
+from affidavit.plan import (
+    Composed,
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    ReplacedAllocationGaussian,
+    WithoutReplacementGaussian,
+)
+
+
+def curve(bins: int, rate: float, order: Order = "independent") -> ReplacedCurve:
+    return ReplacedCurve((ReplacedDirection(bins=bins, rate=rate, order=order),))
 
 
 def released(bins: int, rate: float, sign: float, line: np.ndarray) -> np.ndarray:
@@ -32,13 +51,56 @@ def test_the_upper_end_is_hardly_above_what_few_bins_show(
     line = np.linspace(-8 - rate, 8 + rate, 161 if bins == 3 else 801)
     p, q = (released(bins, rate, sign, line) for sign in (1.0, -1.0))
     truth = float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
-    upper = ReplacedCurve(bins=bins, rate=rate).delta(epsilon).upper
+    upper = curve(bins, rate).delta(epsilon).upper
     assert truth * (1 - 2e-4) <= upper <= truth * 1.1
 
 
+@pytest.mark.parametrize("order", ["zeroed", "restored"])
+@pytest.mark.parametrize(("rate", "epsilon"), [(0.4, 0.3), (1.0, 1.0)])
+def test_a_record_in_the_place_of_another_costs_hardly_more_than_an_attack(
+    order: Order, rate: float, epsilon: float
+) -> None:
+    """All others lie at -1, or contribute nothing, in two lots."""
+    line, truth = np.linspace(-8 - 2 * rate, 8 + 2 * rate, 801), 0.0
+    for there, gone in ((2.0, 1.0), (1.0, 0.0)):
+        moves = (there, gone) if order == "zeroed" else (gone, there)
+        p, q = (released(2, rate * distance, 1.0, line) for distance in moves)
+        truth = max(truth, float(np.maximum(p - math.exp(epsilon) * q, 0).sum()))
+    upper = curve(2, rate, order).delta(epsilon).upper
+    assert truth * (1 - 2e-4) <= upper <= truth * 1.35
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.2])
+@pytest.mark.parametrize("steps", [1, 40])
+def test_one_bin_that_may_stay_empty_is_a_sampled_release(rate: float, steps: int) -> None:
+    q, sigma = 0.05, 1 / rate
+    sampled: list[tuple[ReplacedAllocationGaussian, Event]] = [
+        (
+            ReplacedAllocationGaussian(bins=1, noise_multiplier=sigma, drawn=q),
+            PoissonSubsampledGaussian(
+                sampling_probability=q, noise_multiplier=sigma, pair="replace_one"
+            ),
+        ),
+        (
+            ReplacedAllocationGaussian(
+                bins=1, noise_multiplier=sigma, drawn=q, place="replace_one"
+            ),
+            WithoutReplacementGaussian(dataset_size=100, sample_size=5, noise_multiplier=sigma),
+        ),
+    ]
+    beside = Gaussian(noise_multiplier=20.0)
+    for one, other in sampled:
+        own, known = (
+            Composed(events=(Repeated(event=event, count=steps), beside)) for event in (one, other)
+        )
+        least = FourierAccountant().curve(known).epsilon(1e-5).upper
+        assert least * (1 - 1e-4) <= AllocationAccountant().curve(own).epsilon(1e-5).upper
+        assert AllocationAccountant().curve(own).epsilon(1e-5).upper <= 1.05 * least
+
+
 def test_epsilon_is_about_where_delta_is() -> None:
-    curve = ReplacedCurve(bins=100, rate=1.58)
-    assert curve.delta(curve.epsilon(1e-6).upper).upper == pytest.approx(1e-6, rel=0.1)
+    one = curve(100, 1.58)
+    assert one.delta(one.epsilon(1e-6).upper).upper == pytest.approx(1e-6, rel=0.1)
 
 
 def test_a_plan_of_several_epochs_is_bounded_by_it() -> None:
@@ -51,5 +113,5 @@ def test_a_plan_of_several_epochs_is_bounded_by_it() -> None:
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4.0}],
         "target": {"delta": 1e-4},
     }
-    own = ReplacedCurve(bins=10, rate=0.5).delta(1.0).upper
+    own = curve(10, 0.5).delta(1.0).upper
     assert delta(document, epsilon=1.0) == pytest.approx(own, rel=1e-3)
