@@ -9,6 +9,7 @@ const NOT_HERE = {
     "have to load it, and a Python interpreter, from a registry; this page loads nothing. " +
     "`affidavit verify --recompute` computes ε again.",
 };
+const RESULTS = { holds: "holds", rejected: "rejected", unchecked: "not checked" };
 const MAX_SHOWN = 2000;
 
 const element = (id) => document.getElementById(id);
@@ -98,7 +99,7 @@ function showSteps({ steps, error, outcome }) {
   table.replaceChildren();
   const line = (number, name, state, detail) => {
     const row = table.insertRow();
-    for (const text of [number, name, state, detail]) add(row, "td", text);
+    for (const text of [number, name, RESULTS[state], detail]) add(row, "td", text);
     row.className = state;
   };
   for (const { step, name, detail, checked } of steps) {

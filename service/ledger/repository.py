@@ -282,6 +282,13 @@ def reservations_before(
     return [(row.seq, by_id[row.reservation_id]) for row in rows]
 
 
+def first_reservation(connection: Connection, ledger_id: int) -> datetime | None:
+    """Return when the first reservation of a ledger was made, or None."""
+    events = ledger_events.c
+    query = select(events.at).where(events.ledger_id == ledger_id, events.kind == "reserve")
+    return connection.execute(query.order_by(events.seq).limit(1)).scalar_one_or_none()
+
+
 def open_costs(connection: Connection, ledger_id: int, orders: int) -> dict[str, Cost]:
     """Return the summed costs of reserved and of committed reservations, by state."""
     events = ledger_events.c
@@ -312,6 +319,16 @@ def runs_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str,
         runs.c.reservation_id.in_(reservation_ids)
     )
     return {row.reservation_id: row.id for row in connection.execute(query)}
+
+
+def models_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str, str]:
+    """Return the models that runs of reservations train, by reservation id."""
+    query = select(runs.c.reservation_id, runs.c.request).where(
+        runs.c.reservation_id.in_(reservation_ids)
+    )
+    return {
+        row.reservation_id: json.loads(row.request)["model"] for row in connection.execute(query)
+    }
 
 
 def states_of(

@@ -303,14 +303,17 @@ def amounts_of(ledger: StoredLedger, open_: Mapping[str, Cost]) -> dict[str, Dec
     return {**result, "free": max(Decimal(0), budget - before)}
 
 
-def marginal_epsilon(ledger: StoredLedger, run: StoredReservation) -> float | None:
-    """Return by how much the filter's ε would fall without ``run``, or None if it is not bounded.
+def marginal_epsilon(ledger: StoredLedger, *runs: StoredReservation) -> float | None:
+    """Return by how much the filter's ε would fall without ``runs``, or None if it is not bounded.
 
     The filter composes all runs and converts to ε once, so these do not sum to the ε in use.
     """
-    if run.state == "released":
+    charged = [run for run in runs if run.state != "released"]
+    if not charged:
         return 0.0
-    without = ledger.state.with_release(run.charged, run.rule)
+    without = ledger.state
+    for run in charged:
+        without = without.with_release(run.charged, run.rule)
     before = 0.0
     if without.spent != Cost.zero(len(without.spent.renyi)):
         before = replace(ledger, state=without).spent_epsilon()

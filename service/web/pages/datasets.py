@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -70,6 +71,7 @@ from affidavit.service.web.pages.charts import (
     unit_of,
 )
 from affidavit.service.web.pages.forms import SubmittedForm, number
+from affidavit.service.web.pages.ledger_shares import GROUPINGS, Grouping, Share, shares_of
 from affidavit.service.web.pages.policies import PolicyLine, policy_line
 from affidavit.service.web.pages.response import (
     ListPage,
@@ -86,6 +88,7 @@ from affidavit.service.web.pages.text import (
     messages_of,
     round_down,
     round_up,
+    short_id,
 )
 from affidavit.service.web.routes.ledgers import (
     ProposalDigest,
@@ -246,6 +249,13 @@ AMOUNTS = {
 """The parts of a budget in their order in the bar."""
 Before = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
+Quarter = Annotated[str | None, Query(pattern=r"^[0-9]{4}-Q[1-4]$|^$")]
+MAX_QUARTERS = 8
+"""The latest quarters of which the page offers a report."""
+MAX_REPORTED = 10_000
+"""The latest reservations among which a report looks for those of its quarter."""
+MAX_CHOICES = 50
+"""The latest certificates that the page offers to forecast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,6 +280,8 @@ class EntryLine:
     mu: str | None
     record: str | None
     by: str
+    team: str
+    model: str | None
     at: Any
     changed_at: Any
 
@@ -279,7 +291,9 @@ class Dataset:
     """A data set: its ledgers, and the reservations and chart of the ``shown`` one.
 
     ``not_conformant`` are the latest runs whose record does not conform; no charge bounds their
-    cost. ``forecast`` is for a run like the latest one. ``composed`` is None until it is computed.
+    cost. ``forecast`` is for a run like the latest one, ``choices`` are the ids and names of
+    certificates to forecast. ``composed`` is None until it is computed. ``shares`` are those by
+    ``grouping``, and a report can be had of each of ``quarters``.
     """
 
     name: str
@@ -300,6 +314,11 @@ class Dataset:
     grants: tuple[Mapping[str, Any], ...] = ()
     requested_forecast: str | None = None
     requested_forecast_of: str | None = None
+    choices: tuple[tuple[str, str], ...] = ()
+    groupings: tuple[Grouping, ...] = GROUPINGS
+    grouping: Grouping = "person"
+    shares: tuple[Share, ...] = ()
+    quarters: tuple[str, ...] = ()
     meaning: tuple[str, ...] = ()
 
 
@@ -313,14 +332,15 @@ async def dataset(
     before: Before = None,
     composed: Annotated[str | None, Query(max_length=8)] = None,
     certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
+    by: Grouping = "person",
 ) -> Response:
     """Show a data set: its ledger with reservations, chart and forecast, and its policy.
 
-    ``composed`` requests the non-adaptive composition, which requires accounting; ``certificate``
-    requests a forecast for that certificate. A data set that a policy or certificate names has a
-    page before it has a budget.
+    ``by`` is what the use of the budget is shared out by. ``composed`` requests the non-adaptive
+    composition, which requires accounting; ``certificate`` requests a forecast for that
+    certificate. A data set that a policy or certificate names has a page before it has a budget.
     """
-    view, stored, chart = await run_in_threadpool(_read, services, actor, name, ledger, before)
+    view, stored, chart = await run_in_threadpool(_read, services, actor, name, ledger, before, by)
     if stored is not None and composed:
         view = _with_composition(view, await services.ledger.compose(stored))
     elif stored is not None:
@@ -346,10 +366,16 @@ def ledger_csv(
     name: DatasetName,
     ledger: LedgerName = None,
     before: Before = None,
+    quarter: Quarter = None,
 ) -> Response:
-    """Download the reservations that the page shows."""
-    view, _, _ = _read(services, actor, name, ledger, before)
-    return download_csv(EntryLine, view.entries, f"{name}.csv")
+    """Download the reservations that the page shows, or those of a quarter."""
+    view, stored, _ = _read(services, actor, name, ledger, before)
+    if not quarter or stored is None:
+        return download_csv(EntryLine, view.entries, f"{name}.csv")
+    with services.engine.connect() as connection:
+        numbered = repository.reservations_before(connection, stored.id, None, MAX_REPORTED)
+        made = [entry for _, entry in numbered if quarter_of(entry.reserved_at) == quarter]
+        return download_csv(EntryLine, _lines(connection, stored, made), f"{name}-{quarter}.csv")
 
 
 @action(router, f"{ONE}/proposals/{{digest}}")
@@ -414,14 +440,13 @@ def dataset_view(
     forecast = None
     if latest is not None:  # the privacy filter decides, because the ledger is not empty
         forecast = forecast_of(chosen, latest.cost, latest.certificate_id, certain=False).message
-    run_ids = repository.runs_of(connection, [entry.id for entry in entries])
     return replace(
         view,
         amounts=amounts,
         budget_sum=decimal(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
-        entries=tuple(_entry(chosen, entry, run_ids.get(entry.id)) for entry in entries),
+        entries=_lines(connection, chosen, entries),
         before=before,
         next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
         forecast=forecast,
@@ -429,6 +454,52 @@ def dataset_view(
         not_conformant=_not_conformant(connection, chosen),
         meaning=_meaning(chosen),
     ), chosen
+
+
+def _lines(
+    connection: Connection, ledger: StoredLedger, entries: Sequence[StoredReservation]
+) -> tuple[EntryLine, ...]:
+    ids = [entry.id for entry in entries]
+    runs_of = repository.runs_of(connection, ids)
+    models_of = repository.models_of(connection, ids)
+    return tuple(
+        _entry(ledger, entry, runs_of.get(entry.id), models_of.get(entry.id)) for entry in entries
+    )
+
+
+def quarter_of(at: datetime) -> str:
+    """Return the quarter of a time in UTC.
+
+    >>> from datetime import UTC
+    >>> quarter_of(datetime(2027, 2, 14, tzinfo=UTC))
+    '2027-Q1'
+    """
+    return f"{at.year}-Q{(at.month + 2) // 3}"
+
+
+def _quarters(connection: Connection, ledger: StoredLedger, now: datetime) -> tuple[str, ...]:
+    """Return the quarters since the ledger's first reservation, the latest first."""
+    first = repository.first_reservation(connection, ledger.id)
+    if first is None:
+        return ()
+    last = 4 * now.year + (now.month + 2) // 3
+    begun = 4 * first.year + (first.month + 2) // 3
+    count = min(MAX_QUARTERS, last - begun + 1)
+    return tuple(f"{(at - 1) // 4}-Q{(at - 1) % 4 + 1}" for at in range(last, last - count, -1))
+
+
+def _choices(connection: Connection, dataset: str) -> tuple[tuple[str, str], ...]:
+    """Return the latest certified plans for ``dataset``: ids, and names with dates."""
+    query = (
+        select(certificates.c.id, certificates.c.name, certificates.c.created_at)
+        .where(certificates.c.dataset == dataset, certificates.c.verdict == "certified")
+        .order_by(certificates.c.created_at.desc())
+        .limit(MAX_CHOICES)
+    )
+    latest: dict[str, str] = {}
+    for row in connection.execute(query):
+        latest.setdefault(row.id, f"{row.name or short_id(row.id)}, {row.created_at:%Y-%m-%d}")
+    return tuple(latest.items())
 
 
 def _meaning(ledger: StoredLedger) -> tuple[str, ...]:
@@ -472,7 +543,12 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
 
 
 def _read(
-    services: Services, actor: Actor, name: str, ledger: str | None, before: int | None
+    services: Services,
+    actor: Actor,
+    name: str,
+    ledger: str | None,
+    before: int | None,
+    by: Grouping = "person",
 ) -> tuple[Dataset, StoredLedger | None, str | None]:
     """Return the view, its ledger and its chart; raises ``Problem``."""
     rules = services.policies.policy_set()
@@ -488,7 +564,16 @@ def _read(
         if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
             grants = repository.grants_of(connection, name)
         view = replace(view, proposals=tuple(map(dict, proposals)), grants=tuple(map(dict, grants)))
-        return view, stored, None if stored is None else spent_chart(connection, stored)
+        if stored is None:
+            return view, None, None
+        view = replace(
+            view,
+            choices=_choices(connection, name),
+            grouping=by,
+            shares=shares_of(connection, stored, by),
+            quarters=_quarters(connection, stored, services.clock.now()),
+        )
+        return view, stored, spent_chart(connection, stored)
 
 
 async def _with_quick_composition(
@@ -531,7 +616,9 @@ def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, An
     return tuple(lines)
 
 
-def _entry(ledger: StoredLedger, reservation: StoredReservation, run: str | None) -> EntryLine:
+def _entry(
+    ledger: StoredLedger, reservation: StoredReservation, run: str | None, model: str | None
+) -> EntryLine:
     reserved = charge_of(reservation.cost)
     adds = marginal_epsilon(ledger, reservation)
     ended = reservation.state in ("settled", "released")
@@ -539,6 +626,7 @@ def _entry(ledger: StoredLedger, reservation: StoredReservation, run: str | None
         EntryLine,
         reservation,
         run=run,
+        model=model,
         certificate=reservation.certificate_id,
         steps_certified=reservation.certified_steps,
         reserved=round_up(reserved.epsilon),

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -284,6 +285,40 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
         assert answer.status_code == status, (fields, answer.text)
         assert MARKUP not in answer.text
     assert _view(yard, "/datasets")["datasets"]["lines"][0]["epsilon"] == "9"
+
+
+def test_what_a_group_adds_is_the_use_without_it(yard: Yard) -> None:
+    """Of one group, all that is in use; of two, at most that, and more than one run of them."""
+    yard.request(yard.certify())
+    yard.request(yard.certify())
+    other = yard.ask("POST", "/v1/certificates", "submit", yard.document(name="other")).json()
+    yard.request(other["certificate"]["id"], model="mlp:16")
+    (ledger,) = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["items"]
+    spent = float(ledger["spent"]["filter"]["epsilon"])
+    now = datetime.now(UTC)
+    for by, names in (
+        ("person", {"token:submit"}),
+        ("team", {"default"}),
+        ("month", {f"{now:%Y-%m}"}),
+        ("plan", {"quick", "other"}),
+        ("model", {"mlp:8", "mlp:16"}),
+    ):
+        shares = _view(yard, f"/datasets/toy?by={by}")["shares"]
+        assert {item["name"] for item in shares} == names
+        assert sum(item["runs"] for item in shares) == 3
+        added = [float(item["adds"]) for item in shares]
+        if len(names) == 1:
+            assert added[0] == pytest.approx(spent, abs=1e-3)
+        else:
+            assert max(added) < spent
+            assert sum(added) <= spent
+    view = _view(yard, "/datasets/toy?by=plan")
+    assert float(view["shares"][0]["adds"]) > max(float(row["adds"]) for row in view["entries"])
+    assert [name for _, name in view["choices"]] == [f"other, {now:%F}", f"quick, {now:%F}"]
+    (quarter,) = view["quarters"]
+    report = _csv(yard, f"/datasets/toy/ledger.csv?quarter={quarter}")
+    assert sorted(row["model"] for row in report) == ["mlp:16", "mlp:8", "mlp:8"]
+    assert _csv(yard, "/datasets/toy/ledger.csv?quarter=2001-Q1") == []
 
 
 def test_a_named_data_set_has_a_page_before_it_has_a_budget(yard: Yard) -> None:
