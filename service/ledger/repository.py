@@ -102,6 +102,12 @@ def all_ledgers(connection: Connection, dataset: str | None = None) -> list[Stor
     return [_ledger_of(row) for row in connection.execute(query)]
 
 
+def dataset_names(connection: Connection) -> list[str]:
+    """Return the names of the data sets that have a budget."""
+    query = select(ledgers.c.dataset).distinct().order_by(ledgers.c.dataset)
+    return list(connection.execute(query).scalars())
+
+
 def ledgers_after(
     connection: Connection, after: LedgerScope | None, limit: int
 ) -> list[StoredLedger]:

@@ -1,7 +1,9 @@
 """``/audit``: the log's entries with proofs, verified ranges, and a comparison of checkpoints.
 
-Entries are listed newest first, in pages with a cursor; searches by kind or subject use an index.
-Only entries that a checkpoint covers are shown; pending ones are counted.
+Entries are listed newest first, in pages with a cursor. They can be searched by kind, subject,
+actor, data set and day; the address of a search is its permalink. A search for an actor reads the
+entries in order, the others use an index. Only entries that a checkpoint covers are shown; pending
+ones are counted.
 
 The page also compares a checkpoint that an auditor saved elsewhere with the current log, to detect
 a rewritten log: the current tree must begin with the saved one. The consistency proof
@@ -13,20 +15,22 @@ which remembers the last checkpoint.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field
-from sqlalchemy import Connection, Row, Select, func, select
+from pydantic import AfterValidator, Field
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select
 
 from affidavit.evidence.log_sentences import sentence_of
+from affidavit.plan import canonical_json
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.errors import NotLogged
 from affidavit.service.core.wire_models import QueryModel
+from affidavit.service.ledger import repository
 from affidavit.service.log.entries import EntryKind
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.stored_tree import (
@@ -35,11 +39,14 @@ from affidavit.service.log.stored_tree import (
     last_checkpoint,
     verify_range,
 )
+from affidavit.service.tables.certificates import certificates
+from affidavit.service.tables.ledger import ledgers, reservations
 from affidavit.service.tables.log import (
     log_entries,
     log_leaves,
     log_pending,
 )
+from affidavit.service.tables.runs import runs
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.pages.access import Auditor
 from affidavit.service.web.pages.response import (
@@ -50,12 +57,7 @@ from affidavit.service.web.pages.response import (
     respond,
     view_of,
 )
-from affidavit.service.web.pages.text import (
-    capitalized,
-    short_id,
-    truncate,
-    words,
-)
+from affidavit.service.web.pages.text import capitalized
 from affidavit.service.web.routes.log import TEXT
 from affidavit.trust import PublicKey
 from affidavit.trust.log import (
@@ -144,29 +146,46 @@ PAGE_SIZE, MAX_EXPORTED = 20, 1000
 """Entries on a page, and in an export."""
 MAX_WAITING = 1000
 """Waiting entries that are counted."""
-_SUMMARY_FIELDS = 3
-_SUMMARY_LENGTH = 64
 _OF_CERTIFICATES = frozenset({"certificate", "refusal", "approval", "revocation"})
-_OMITTED_FIELDS = frozenset(
-    {"key_id", "expires_at", "digest", "envelope", "envelope_digest", "state_digest", "seq"}
-    | {"certain", "fence", "issue", "plan_digest"}
-)
-"""Fields that summaries omit; the entry's own page shows them."""
-_FIRST_FIELDS = frozenset({"event", "action", "verdict", "decision", "code"})
-_ID = re.compile(r"sha256:[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_CODE = re.compile(r"[a-z]+(_[a-z]+)+")
+
+
+def _validate_day(text: str) -> str:
+    if text:
+        _day(text)
+    return text
+
+
+def _day(text: str) -> datetime:
+    """Return the beginning of a day in UTC; raises ``ValueError``."""
+    return datetime.combine(date.fromisoformat(text), time(), UTC)
+
 
 Index = Annotated[int, Path(ge=0, le=MAX_LEAVES)]
 Text = Annotated[str, Field(max_length=255)]
 Number = Annotated[str, Field(max_length=20)]
+Day = Annotated[str, Field(max_length=10), AfterValidator(_validate_day)]
 
 
 class Search(QueryModel):
-    """A search of the log by kind or subject, before an entry."""
+    """A search of the log, before an entry; ``since`` and ``until`` are days in UTC, included.
+
+    ``raw`` shows the entries as they were logged instead of in sentences.
+    """
 
     kind: Text = ""
     subject: Text = ""
+    actor: Text = ""
+    dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    since: Day = ""
+    until: Day = ""
+    raw: Literal["", "yes"] = ""
     before: Annotated[int, Field(ge=0, le=MAX_LEAVES)] | None = None
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The fields that restrict the search."""
+        names = ("kind", "subject", "actor", "dataset", "since", "until")
+        return {name: text for name in names if (text := getattr(self, name))}
 
 
 class AuditQuery(Search):
@@ -180,7 +199,10 @@ class AuditQuery(Search):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A log entry in a sentence and a summary of its body; ``page`` is its subject's, or None."""
+    """A log entry in a sentence that begins with its actor, and the content as it was logged.
+
+    ``page`` is that of its subject, or None.
+    """
 
     index: int
     kind: str
@@ -188,7 +210,7 @@ class Entry:
     actor: str
     at: str
     sentence: str
-    summary: str
+    content: str
     leaf_hash: str
     page: str | None
 
@@ -197,9 +219,10 @@ class Entry:
 def audit(
     request: Request, _: Auditor, services: TheServices, parameters: Annotated[AuditQuery, Query()]
 ) -> Response:
-    """List the newest entries, or those of a kind or subject."""
-    search = Search(
-        kind=parameters.kind, subject=parameters.subject.strip(), before=parameters.before
+    """List the newest entries, or those of a search."""
+    search = Search.model_validate(
+        {name: getattr(parameters, name) for name in Search.model_fields}
+        | {"subject": parameters.subject.strip(), "actor": parameters.actor.strip()}
     )
     checked, wrong = _verify_requested_range(services, parameters)
     comparison, comparison_error = _checkpoint_comparison(services, parameters.saved_checkpoint)
@@ -207,12 +230,14 @@ def audit(
         checkpoint = checkpoint_of(connection)
         rows = _rows(connection, search, checkpoint, PAGE_SIZE + 1)
         waiting = _waiting(connection)
-    cursor = "id" if search.kind or search.subject else "leaf_index"
+        datasets = repository.dataset_names(connection)
+    cursor = "id" if search.filters else "leaf_index"
     view = {
         "checkpoint": checkpoint,
         "waiting": waiting,
         "search": search,
         "kinds": KINDS,
+        "datasets": datasets,
         "entries": [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:PAGE_SIZE]],
         # The cursor of the next page.
         "next": getattr(rows[PAGE_SIZE - 1], cursor) if len(rows) > PAGE_SIZE else None,
@@ -234,7 +259,7 @@ def audit(
 
 @page(router, "/audit.csv")
 def audit_csv(_: Auditor, services: TheServices, search: Annotated[Search, Query()]) -> Response:
-    """Download the newest entries, or those of a kind or subject."""
+    """Download the newest entries, or those of a search."""
     with snapshot(services.engine) as connection:
         rows = _rows(connection, search, checkpoint_of(connection), MAX_EXPORTED)
     return download_csv(
@@ -307,7 +332,7 @@ def _entries(search: Search, size: int) -> Select[Any]:
     )
     query = select(*columns).select_from(log_leaves.join(log_entries))
     query = query.where(log_leaves.c.leaf_index < size)
-    if not search.kind and not search.subject:
+    if not search.filters:
         if search.before is not None:
             query = query.where(log_leaves.c.leaf_index < search.before)
         return query.order_by(log_leaves.c.leaf_index.desc())
@@ -315,9 +340,37 @@ def _entries(search: Search, size: int) -> Select[Any]:
         query = query.where(log_entries.c.kind == search.kind)
     if search.subject:
         query = query.where(log_entries.c.subject == search.subject)
+    if search.actor:
+        # The content is canonical JSON, of which the actor is the first field.
+        begins = f'{{"actor":{canonical_json(search.actor).decode()},'
+        query = query.where(func.substr(log_entries.c.content, 1, len(begins)) == begins)
+    if search.dataset:
+        query = query.where(_is_about(search.dataset))
+    if search.since:
+        query = query.where(log_entries.c.at >= _day(search.since))
+    if search.until:
+        query = query.where(log_entries.c.at < _day(search.until) + timedelta(days=1))
     if search.before is not None:
         query = query.where(log_entries.c.id < search.before)
     return query.order_by(log_entries.c.id.desc())
+
+
+def _is_about(dataset: str) -> ColumnElement[bool]:
+    """Whether an entry's subject is a budget, certificate, reservation or run of a data set."""
+    subject = log_entries.c.subject
+    of_ledger = ledgers.c.dataset == dataset
+    own_reservations = select(reservations.c.id).join(ledgers).where(of_ledger)
+    return or_(
+        subject == dataset,
+        subject.in_(
+            select(ledgers.c.dataset + "/" + ledgers.c.unit + "/" + ledgers.c.adjacency).where(
+                of_ledger
+            )
+        ),
+        subject.in_(select(certificates.c.id).where(certificates.c.dataset == dataset)),
+        subject.in_(own_reservations),
+        subject.in_(select(runs.c.id).where(runs.c.reservation_id.in_(own_reservations))),
+    )
 
 
 def _waiting(connection: Connection) -> int:
@@ -333,7 +386,7 @@ def _entry(index: int, leaf: bytes, content: str) -> Entry:
         entry,
         index=index,
         sentence=sentence_of(entry),
-        summary=_summary(entry["body"]),
+        content=content,
         leaf_hash=bytes(leaf).hex(),
         page=_page(entry["kind"], entry["subject"], entry["body"]),
     )
@@ -360,29 +413,6 @@ def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
         case "keyset":
             return "/keys"
     return None
-
-
-def _summary(body: Mapping[str, Any]) -> str:
-    """Return the first scalar fields of a body in one line, its event first.
-
-    >>> _summary({"name": "ci", "action": "created", "scopes": ["submit"]})
-    'action: created, name: ci'
-    """
-    plain = [
-        f"{name.replace('_', ' ')}: {_plain(value)}"
-        for name, value in sorted(body.items(), key=lambda field: field[0] not in _FIRST_FIELDS)
-        if isinstance(value, str | int | float) and name not in _OMITTED_FIELDS and value != ""
-    ]
-    return ", ".join(plain[:_SUMMARY_FIELDS])
-
-
-def _plain(value: str | float) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    text = str(value)
-    if _ID.fullmatch(text):
-        return short_id(text)
-    return words(text) if _CODE.fullmatch(text) else truncate(text, _SUMMARY_LENGTH + 1)
 
 
 def _verify_requested_range(services: Services, query: AuditQuery) -> tuple[RangeCheck | None, str]:
