@@ -21,11 +21,11 @@ COLOURS = {"good", "warn", "bad", "plain"}
 EVERYDAY = re.findall(
     r"\w+",
     """
-    activate administrators all another back claim clear choose continue correlated create current
-    decline delete digits download draft filters finished first fix happened hash json label last
-    latest more new next none notebook options other overview page person protects public question
-    revoke root run save say script search set sign source started stop subject table this topic
-    until up use utc waiting weeks yaml yet your
+    activate administrators all another back claim clear choose continue correlated create csv
+    current decline delete digits download draft filters finished first fix happened hash json
+    label last latest more new next none notebook options other overview page person protects
+    public quarter question revoke root run save say script search set sign source started stop
+    subject table this topic until up use utc waiting weeks yaml yet your
     """,
 )
 """Words that name nothing of the product."""
