@@ -14,6 +14,7 @@ from .lower_end import explain_lower_end as explain_lower_end
 from .meaning import Meaning as Meaning
 from .meaning import explain_guarantee as explain_guarantee
 from .meaning import meaning_of as meaning_of
+from .meaning import signed_bounds as signed_bounds
 from .mechanism_advice import Advice as Advice
 from .mechanism_advice import advise as advise
 from .plan_comparison import ChangeEffect as ChangeEffect
@@ -32,6 +33,7 @@ from .privacy_curves import curves as curves
 from .privacy_curves import draw_curves as draw_curves
 from .privacy_curves import profile_chart as profile_chart
 from .privacy_curves import trade_off_chart as trade_off_chart
+from .recognition_chart import recognition_chart as recognition_chart
 from .run_cost import CertificateDiffers as CertificateDiffers
 from .run_cost import CertifiedRun as CertifiedRun
 from .run_cost import composed_epsilon as composed_epsilon

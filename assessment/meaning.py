@@ -36,6 +36,8 @@ FALSE_ALARM_RATE = 0.01
 ROUNDING = 1e-12
 """More than the rounding errors of the formulas below; it is added to every bound."""
 _NORMAL = NormalDist()
+Point = tuple[float, float]
+"""An ε in nats and the δ with which a guarantee holds at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +62,24 @@ class Meaning:
         )
 
 
-def meaning_of(points: Iterable[tuple[float, float]], mu: float | None = None) -> Meaning:
+def meaning_of(points: Iterable[Point], mu: float | None = None) -> Meaning:
     """Return what a guarantee means that holds at each of ``points`` (ε in nats, δ).
 
     ``mu`` is an upper bound of the Gaussian-DP parameter, if there is one.
     """
-    recognised, guessed = [1.0], [1.0]
-    for epsilon, delta in points:
-        recognised.append(_power(epsilon, delta))
-        guessed.append(_right_guesses(epsilon, delta))
+    points = list(points)
+    guessed = [1.0, *(_right_guesses(epsilon, delta) for epsilon, delta in points)]
     if mu is not None:
-        recognised.append(_NORMAL.cdf(_NORMAL.inv_cdf(FALSE_ALARM_RATE) + mu) + ROUNDING)
         guessed.append(_NORMAL.cdf(mu / 2) + ROUNDING)
-    return Meaning(_exact(min(recognised), FALSE_ALARM_RATE), _exact(min(guessed), 0.5))
+    return Meaning(recognised_at(FALSE_ALARM_RATE, points, mu), _exact(min(guessed), 0.5))
+
+
+def recognised_at(rate: float, points: Iterable[Point], mu: float | None = None) -> float:
+    """Return the most that a test recognises whose rate of false alarms is ``rate``."""
+    recognised = [1.0, *(_power(rate, epsilon, delta) for epsilon, delta in points)]
+    if mu is not None and 0 < rate < 1:
+        recognised.append(_NORMAL.cdf(_NORMAL.inv_cdf(rate) + mu) + ROUNDING)
+    return _exact(min(recognised), rate)
 
 
 def explain_guarantee(guarantee: Mapping[str, Any]) -> tuple[str, ...]:
@@ -80,12 +87,19 @@ def explain_guarantee(guarantee: Mapping[str, Any]) -> tuple[str, ...]:
 
     There is no sentence for a bound that holds only with a confidence.
     """
-    if guarantee.get("confidence") is not None:
+    bounds = signed_bounds(guarantee)
+    if bounds is None:
         return ()
+    return meaning_of(*bounds).sentences(guarantee["unit"], guarantee["adjacency"])
+
+
+def signed_bounds(guarantee: Mapping[str, Any]) -> tuple[list[Point], float | None] | None:
+    """Return the points and μ of a signed guarantee, or None if it holds with a confidence."""
+    if guarantee.get("confidence") is not None:
+        return None
     mu = guarantee.get("mu")
     point = float(guarantee["epsilon"]["upper"]), float(guarantee["delta"]["upper"])
-    meaning = meaning_of([point], None if mu is None else float(mu))
-    return meaning.sentences(guarantee["unit"], guarantee["adjacency"])
+    return [point], None if mu is None else float(mu)
 
 
 def percent(probability: float) -> str:
@@ -97,8 +111,7 @@ def percent(probability: float) -> str:
     return f"{decimal_up(min(100.0, 100 * probability), 3)} %"
 
 
-def _power(epsilon: float, delta: float) -> float:
-    alpha = FALSE_ALARM_RATE
+def _power(alpha: float, epsilon: float, delta: float) -> float:
     upper = math.inf if epsilon > 700 else math.exp(epsilon) * alpha + delta
     return min(upper, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - alpha)) + ROUNDING
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from affidavit.accountants import decimal_up
-from affidavit.assessment import explain_guarantee
+from affidavit.assessment import explain_guarantee, recognition_chart, signed_bounds
+from affidavit.assessment.charts import draw
 from affidavit.evidence.log_sentences import sentence_of
 from affidavit.plan import printable
 from affidavit.trust import read_envelope
@@ -146,6 +147,8 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
         yield f"{level} ({_text(adjacency)}, for one {_text(guarantee['unit'])}).</p>"
         for text in explain_guarantee(guarantee):
             yield f"<p>{_text(text)}</p>"
+        if (bounds := signed_bounds(guarantee)) is not None:
+            yield draw(recognition_chart(*bounds), width=320, height=260)
     approvals = predicate["approvals"]
     if isinstance(approvals, dict) and approvals["given"]:
         names = ", ".join(_text(item["name"]) for item in approvals["given"])

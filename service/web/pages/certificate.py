@@ -17,7 +17,7 @@ from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.openapi import JSON
 from affidavit.service.web.pages.access import Reader
 from affidavit.service.web.pages.certificate_view import CertificateView, certificate_view
-from affidavit.service.web.pages.charts import chart_response, figure_of
+from affidavit.service.web.pages.charts import chart_response, figure_of, meaning_figure
 from affidavit.service.web.pages.documents import technical_documentation
 from affidavit.service.web.pages.response import (
     download,
@@ -42,7 +42,7 @@ async def certificate(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
     """Show a certificate; charts that are not cached are loaded as images."""
-    _stored, view = await run_in_threadpool(_read, services, certificate_id)
+    stored, view = await run_in_threadpool(_read, services, certificate_id)
     in_memory = services.draw_certificate.charts_in_memory(view.id, view.steps_run)
     charts = {} if in_memory is None else in_memory.charts
     svgs = {
@@ -51,6 +51,7 @@ async def certificate(
         else ""
         for name in CHARTS
     }
+    svgs["meaning_svg"] = meaning_figure(statement_in(stored.bundle)["predicate"]["guarantee"])
     return respond(
         request,
         view,

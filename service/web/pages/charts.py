@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from itertools import chain, pairwise
@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from affidavit.assessment import recognition_chart, signed_bounds
 from affidavit.assessment.charts import (
     Band,
     Chart,
@@ -40,6 +41,12 @@ def figure_of(chart: Chart, *, width: int, height: int) -> str:
     """Return ``chart`` as SVG in an element with its data."""
     svg = draw(chart, width=width, height=height)
     return f'<div class="chart" data-chart="{escape(data_of(chart))}">{svg}</div>'
+
+
+def meaning_figure(guarantee: Mapping[str, Any] | None) -> str:
+    """Return the chart of what a signed guarantee means; empty if there is none."""
+    bounds = None if guarantee is None else signed_bounds(guarantee)
+    return "" if bounds is None else draw(recognition_chart(*bounds), width=300, height=220)
 
 
 def chart_response(request: Request, chart: Chart, *, width: int, height: int) -> Response:

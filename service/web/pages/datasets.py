@@ -24,12 +24,13 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
-from affidavit.assessment import meaning_of
+from affidavit.assessment import meaning_of, recognition_chart
 from affidavit.assessment.charts import (
     Axis,
     Chart,
     Line,
     ReferenceLine,
+    draw,
 )
 from affidavit.client import Composition
 from affidavit.plan import Name
@@ -350,11 +351,14 @@ async def dataset(
         view = replace(
             view, requested_forecast=forecast.message, requested_forecast_of=forecast.certificate
         )
+    drawn = (
+        "" if stored is None else draw(recognition_chart(_budget_of(stored)), width=300, height=220)
+    )
     return respond(
         request,
         view,
         template="dataset.html",
-        charts={} if chart is None else {"chart": chart},
+        charts={"chart": chart or "", "meaning_svg": drawn},
         fragment="composed",
     )
 
@@ -504,9 +508,13 @@ def _choices(connection: Connection, dataset: str) -> tuple[tuple[str, str], ...
 
 def _meaning(ledger: StoredLedger) -> tuple[str, ...]:
     """Return what the whole budget means, which the filter guarantees of all runs together."""
-    budget = ledger.state.budget
-    meaning = meaning_of([(float(budget.epsilon), float(budget.delta))])
+    meaning = meaning_of(_budget_of(ledger))
     return meaning.sentences(ledger.scope.unit, ledger.scope.adjacency)
+
+
+def _budget_of(ledger: StoredLedger) -> list[tuple[float, float]]:
+    budget = ledger.state.budget
+    return [(float(budget.epsilon), float(budget.delta))]
 
 
 def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:

@@ -41,7 +41,7 @@ from affidavit.service.web.pages.access import (
     Submitter,
     page_actor,
 )
-from affidavit.service.web.pages.charts import chart_response
+from affidavit.service.web.pages.charts import chart_response, meaning_figure
 from affidavit.service.web.pages.forms import (
     Form,
     SubmittedForm,
@@ -309,7 +309,7 @@ def _fields(form: Form) -> dict[str, object]:
 @page(router, "/runs/{run_id}")
 async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId) -> Response:
     """Show the progress of a run, its events, its record and its charge."""
-    view, stored = await run_in_threadpool(_read, services, run_id)
+    view, stored, guarantee = await run_in_threadpool(_read, services, run_id)
     if view["ended"] and is_fragment(request):
         # The run has ended, which changes the whole page.
         return Response(headers={"HX-Refresh": "true"})
@@ -318,7 +318,13 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
         if progress.spent is not None and math.isfinite(progress.spent.epsilon):
             view["so_far"] = round_up(progress.spent.epsilon)
             view["so_far_steps"] = progress.spent.steps
-    return respond(request, view, template="run.html", fragment="live")
+    return respond(
+        request,
+        view,
+        template="run.html",
+        fragment="live",
+        charts={"meaning_svg": meaning_figure(guarantee)},
+    )
 
 
 @page(router, "/runs/{run_id}/record.jsonl")
@@ -351,7 +357,9 @@ async def steps_chart(
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)
 
 
-def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
+def _read(
+    services: Services, run_id: str
+) -> tuple[dict[str, Any], StoredRun, Mapping[str, Any] | None]:
     """Return the view of a run, and the run; raises ``UnknownRun``.
 
     ``granted`` are the steps that workers may have charged, ``engine`` starts the workers,
@@ -369,31 +377,35 @@ def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
     record = read_provenance(outcome.get("provenance"))
     charged = outcome.get("steps_charged")
     done = run.steps if charged is None else charged
-    return {
-        "line": _line(run, reservation.name, reservation.scope.dataset),
-        "ended": run.outcome is not None,
-        "certified_steps": reservation.certified_steps,
-        "share": min(1.0, done / reservation.certified_steps),
-        "reservation": reservation.id,
-        "reservation_state": reservation.state,
-        "reserved": round_up(charge_of(reservation.cost).epsilon),
-        "charged": round_up(charge_of(reservation.charged).epsilon),
-        "steps_charged": charged,
-        **{name: run.request[name] for name in ("data", "model", "output", "time_limit")},
-        "message": _message(outcome),
-        "events": events,
-        "story": _story(events, record),
-        "record": record,
-        "unit": reservation.scope.unit,
-        "adjacency": reservation.scope.adjacency,
-        "granted": run.granted,
-        "engine": ENGINES[type(services.dispatcher.engine).__name__],
-        "meaning": () if guarantee is None else explain_guarantee(guarantee),
-        "certificate_status": certificate.status.value,
-        "job_page": services.dispatcher.dashboard_url(run),
-        "refusal": services.dispatcher.refusal(run),
-        **{"so_far": None, "so_far_steps": None},
-    }, run
+    return (
+        {
+            "line": _line(run, reservation.name, reservation.scope.dataset),
+            "ended": run.outcome is not None,
+            "certified_steps": reservation.certified_steps,
+            "share": min(1.0, done / reservation.certified_steps),
+            "reservation": reservation.id,
+            "reservation_state": reservation.state,
+            "reserved": round_up(charge_of(reservation.cost).epsilon),
+            "charged": round_up(charge_of(reservation.charged).epsilon),
+            "steps_charged": charged,
+            **{name: run.request[name] for name in ("data", "model", "output", "time_limit")},
+            "message": _message(outcome),
+            "events": events,
+            "story": _story(events, record),
+            "record": record,
+            "unit": reservation.scope.unit,
+            "adjacency": reservation.scope.adjacency,
+            "granted": run.granted,
+            "engine": ENGINES[type(services.dispatcher.engine).__name__],
+            "meaning": () if guarantee is None else explain_guarantee(guarantee),
+            "certificate_status": certificate.status.value,
+            "job_page": services.dispatcher.dashboard_url(run),
+            "refusal": services.dispatcher.refusal(run),
+            **{"so_far": None, "so_far_steps": None},
+        },
+        run,
+        guarantee,
+    )
 
 
 def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[str, Any], ...]:
