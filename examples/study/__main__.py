@@ -81,7 +81,7 @@ class Study:
             generated(decoder, chosen, of.tokenizer, of.tokenizer.decode, batch=128, beams=1)
         )
         result |= scores(written, [references[source] for source in chosen])
-        return result | {"meanings": len(chosen), "example": written[0]}
+        return result | {"meanings": len(chosen)}
 
     def without_privacy(self, seed: int) -> dict[str, Any]:
         """The public model trained further on the private records by AdamW."""

@@ -19,7 +19,7 @@ from scipy.stats import t as student
 
 from affidavit.assessment import certify
 from affidavit.plan import plan_from
-from examples.study.rows import PUBLISHED, RECORDS, ROWS, SIZES, plan
+from examples.study.rows import CLIP_NORM, MUON, PUBLISHED, RECORDS, ROWS, SIZES, plan
 
 PAGE = Path(__file__).parents[2] / "docs/cases/dp-muon-at-a-true-epsilon.md"
 RESULTS, PICTURE = PAGE.with_suffix(".json"), PAGE.with_suffix(".svg")
@@ -51,13 +51,13 @@ def collect(folder: Path) -> dict[str, Any]:
     public = folder / "public"
     names = ("n_layer", "n_head", "n_embd", "vocab_size")
     config = json.loads((public / "config.json").read_text())
-    paths = sorted((folder / "results").glob("*.json"))
+    runs = [json.loads(path.read_text()) for path in sorted((folder / "results").glob("*.json"))]
     return {
         "size": json.loads((public / "about.json").read_text())["size"],
         "model": {name: config[name] for name in names},
         "blocks": {layout: blocks_of(public, layout) for layout in ("all", "hidden", "kinds")},
         "rates": json.loads((public / "rates.json").read_text()),
-        "runs": [json.loads(path.read_text()) for path in paths],
+        "runs": runs,
     }
 
 
@@ -182,22 +182,17 @@ def picture(runs: Runs, target: float) -> str:
 def page(results: Mapping[str, Any]) -> str:
     """The page."""
     size, runs, model = SIZES[results["size"]], results["runs"], results["model"]
-    blocks = results["blocks"]
+    blocks, rates = results["blocks"], results["rates"]
     counts = sorted({len(some) for row in TITLES if (some := of_row(runs, row, FIRST))})
-    absent = {
-        target: [TITLES[row] for row in TITLES if not of_row(runs, row, target)]
-        for target in TARGETS
-    }
-    shared = [
-        f"{TITLES[name]} takes that of {TITLES[row.rates]}"
-        for name, row in ROWS.items()
-        if row.rates != name
-    ]
+    absent = {target: [row for row in ROWS if not of_row(runs, row, target)] for target in TARGETS}
+    chosen = [(min(losses, key=losses.__getitem__), [*losses]) for losses in rates.values()]
     tables = [
         f"At ε = {target:g}:\n\n" + "\n".join(table(runs, target))
         for target in TARGETS
-        if len(absent[target]) < len(TITLES) - 1
+        if len(absent[target]) < len(ROWS)
     ]
+    orthogonalisations, frobenius = orthogonal(results)
+    itself, *others = (float(line.split("|")[3]) for line in orthogonalisations[2:])
     return (HERE / "template.md").read_text().format(
         millions=f"{sum(count * of for _, count, of in blocks['all']) / 1e6:.2f}",
         layers=model["n_layer"],
@@ -206,33 +201,67 @@ def page(results: Mapping[str, Any]) -> str:
         steps=size.steps,
         lot=size.lot,
         passes=f"{size.steps * size.lot / RECORDS:.2f}",
-        tried=", ".join(f"{len(rates)} ({TITLES[of]})" for of, rates in results["rates"].items()),
+        tried=" or ".join(sorted({str(len(grid)) for _, grid in chosen})),
+        ends=sum(rate in (grid[0], grid[-1]) for rate, grid in chosen),
+        grids=len(chosen),
         choice_steps=size.choice_steps,
-        shared=f"{'; '.join(shared)}.",
         meanings=runs[0]["meanings"],
         tables="\n\n".join(tables),
-        published=published(of_row(runs, PUBLISHED, FIRST), blocks["hidden"]),
+        published=published(results),
         answers="\n".join(answers(runs, FIRST)),
+        orthogonal="\n".join(orthogonalisations),
+        itself=itself,
+        least=min(others),
+        most=max(others),
+        frobenius=f"{frobenius:.2f}",
+        shape=f"{model['n_embd']} rows and {4 * model['n_embd']} columns",
         saved=f"{1 - noise_energy(results, FIRST):.0%}",
         runs=" to ".join(map(str, sorted({counts[0], counts[-1]}))) + " of each row at ε = 8",
         missing="\n".join(
-            f"- At ε = {target:g}, {', '.join(rows)}: not run."
+            f"- At ε = {target:g}, "
+            + ("any row" if len(rows) == len(ROWS) else "; ".join(TITLES[row] for row in rows))
+            + ". It was not run."
             for target, rows in absent.items()
             if rows
         ),
     )  # fmt: skip
 
 
-def published(runs: Runs, blocks: Sequence[Sequence[Any]]) -> str:
+def published(results: Mapping[str, Any]) -> str:
     """What the noise of the paper's derivation costs."""
-    if not runs:
-        return ""
-    sigma = max(runs[0]["noise_multipliers"].values())
+    blocks = [tuple(of) for of in results["blocks"][ROWS[PUBLISHED].blocks]]
+    document = plan(PUBLISHED, SIZES[results["size"]], FIRST, blocks, 0.01, 0.01)
+    epsilon = certify(plan_from(document), second_opinion=False).epsilon
+    assert epsilon is not None
     return (
-        f"The noise of the paper's derivation for ε = 8, σ = {sigma:.4g} for each block, is "
-        f"ε = {rounded_up(runs[0]['epsilon'])} here.\nThe gap grows with the number of blocks: the "
+        f"The noise of the paper's derivation for ε = {FIRST:g}, "
+        f"σ = {document['releases'][0]['noise_multiplier']:.4g} for each block, is "
+        f"ε = {rounded_up(epsilon.upper)} here.\nThe gap grows with the number of blocks: the "
         f"paper has 49, this model {sum(count for _, count, _ in blocks)}."
     )
+
+
+def uniform(results: Mapping[str, Any]) -> tuple[float, int, int]:
+    """σ of DP-Muon's matrices with equal noise; rows and columns of the widest."""
+    blocks = [tuple(of) for of in results["blocks"]["hidden"]]
+    document = plan("dp-muon", SIZES[results["size"]], FIRST, blocks, 0.01, 0.01)
+    required = certify(plan_from(document), second_opinion=False).releases[0].required
+    assert required is not None
+    width = results["model"]["n_embd"]
+    return required, width, 4 * width
+
+
+def orthogonal(results: Mapping[str, Any]) -> tuple[list[str], float]:
+    """The table of orthogonalisations, and the Frobenius norm of the momentum's noise."""
+    from examples.study.orthogonal import table as lines  # it loads PyTorch
+
+    (sigma, rows, columns), size = uniform(results), SIZES[results["size"]]
+    noise_std, beta = sigma * CLIP_NORM / size.lot, MUON["momentum"]
+    kept = (1 - beta ** (2 * size.steps)) / (1 - beta**2)
+    table_lines = lines(
+        noise_std, CLIP_NORM, steps=size.steps, rows=rows, columns=columns, beta=beta
+    )
+    return [*table_lines], noise_std * math.sqrt(kept * rows * columns)
 
 
 def rounded_up(epsilon: float) -> str:

@@ -10,7 +10,9 @@ import pytest
 
 from tests.docs.pages import DOCS, ROOT, Ran, blocks, commands, run
 
-CASES = sorted(path for path in (DOCS / "cases").glob("*.md") if path.name != "README.md")
+OTHERS = ("README.md", "dp-muon-at-a-true-epsilon.md")
+"""Pages that are no claim of somebody."""
+CASES = sorted(path for path in (DOCS / "cases").glob("*.md") if path.name not in OTHERS)
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*:)")
 
 
