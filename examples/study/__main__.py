@@ -36,9 +36,10 @@ from examples.study.data import e2e, e2e_texts, prepared
 from examples.study.rows import ROWS, SIZES, Size, plan
 from examples.train.local_service import LocalService, free_port, require
 
-NONE = "none"
-"""The row without privacy."""
+START, NONE = "start", "none"
+"""The public model alone, and trained further without privacy."""
 NONE_RATE = 0.003
+ALL = (START, NONE, *ROWS)
 BUDGET = {"adjacency": "add_remove", "epsilon": 5000, "delta": 0.01, "reason": "a study"}
 """The ledger adds up what all runs of the study cost together; E2E is public, so it may."""
 
@@ -62,10 +63,10 @@ class Study:
 
     def result(self, row: str, epsilon: float, seed: int) -> Path:
         """The file of a run's result."""
-        of = row if row == NONE else f"{row}-{epsilon:g}"
+        of = f"{row}-{epsilon:g}" if row in ROWS else row
         return self.folder / "results" / f"{of}-{seed}.json"
 
-    def scores(self, weights: Path) -> dict[str, Any]:
+    def scores(self, weights: Path | None) -> dict[str, Any]:
         """Loss on the references of every so manieth test meaning, and scores of greedy texts."""
         of = prepared(str(self.public))
         references: dict[str, list[str]] = defaultdict(list)
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[8.0, 3.0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", nargs="+", choices=[NONE, *ROWS], default=[NONE, *ROWS])
+    parser.add_argument("--rows", nargs="+", choices=ALL, default=ALL)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run later")
     options = parser.parse_args(arguments)
     end = time.monotonic() + 60 * options.minutes
@@ -121,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
         for epsilon in options.epsilon
         for seed in range(1, options.seeds + 1)
         for row in options.rows
-        if not study.result(row, epsilon, seed).exists()
+        if not study.result(row, epsilon, seed).exists() and (row != START or seed == 1)
     ]
     if not wanted:
         return 0
@@ -136,7 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
             if path.exists():  # a row without privacy has no ε
                 continue
             began = time.process_time() + children()
-            if row == NONE:
+            if row == START:
+                result = study.scores(None) | {"rate": 0.0}
+            elif row == NONE:
                 result = study.without_privacy(seed) | {"rate": NONE_RATE}
             else:
                 result = private_run(study, base, tokens, rates, row, epsilon, seed)

@@ -23,10 +23,14 @@ from examples.study.rows import CLIP_NORM, MUON, PUBLISHED, RECORDS, ROWS, SIZES
 
 PAGE = Path(__file__).parents[2] / "docs/cases/dp-muon-at-a-true-epsilon.md"
 RESULTS, PICTURE = PAGE.with_suffix(".json"), PAGE.with_suffix(".svg")
-NONE = "none"
+START, NONE = "start", "none"
 HERE = Path(__file__).parent
 TARGETS = FIRST, _ = (8.0, 3.0)
-TITLES = {NONE: "no privacy (AdamW)", **{name: row.title for name, row in ROWS.items()}}
+TITLES = {
+    START: "the public model alone",
+    NONE: "no privacy (AdamW)",
+    **{name: row.title for name, row in ROWS.items()},
+}
 SCORES = {"nll": 4, "bleu": 2, "nist": 3, "rouge_l": 2, "meteor": 2, "cider": 3}
 """Scores of a run, and the digits that they are shown with."""
 QUESTIONS = (
@@ -76,11 +80,9 @@ def shown(values: Sequence[float], digits: int) -> str:
 
 
 def of_row(runs: Runs, row: str, target: float) -> Runs:
-    """The runs of a row at a target; the row without privacy is in every table."""
+    """The runs of a row at a target; those without privacy are in every table."""
     return [
-        run
-        for run in runs
-        if (run["row"] == row and row == NONE) or (run["row"] == row and run["target"] == target)
+        run for run in runs if run["row"] == row and (row not in ROWS or run["target"] == target)
     ]
 
 
@@ -93,13 +95,9 @@ def table(runs: Runs, target: float) -> Iterable[str]:
         some = rows[row]
         scores = (shown([run[name] for run in some], of) for name, of in SCORES.items())
         first = some[0]
-        epsilon = "∞" if row == NONE else f"{math.ceil(first['epsilon'] * 1e4) / 1e4:.4f}"
-        noise = sorted(set(first.get("noise_multipliers", {}).values()))
-        sigma = (
-            "0"
-            if row == NONE
-            else " to ".join(f"{of:.4g}" for of in (noise[0], noise[-1])[: len(noise)])
-        )
+        epsilon = {START: "0", NONE: "∞"}.get(row) or rounded_up(first["epsilon"])
+        noise = first.get("noise_multipliers", {"": 0.0}).values()
+        sigma = " to ".join(f"{of:.4g}" for of in sorted({min(noise), max(noise)}))
         yield (
             f"| {TITLES[row]} | {epsilon} | {sigma} | {first['rate']:g} | {len(some)} | "
             f"{' | '.join(scores)} |"

@@ -101,3 +101,19 @@ def test_intervals_are_those_of_student(page: Any) -> None:
     told = page.difference([1.0, 2.0, 3.0], [2.0, 3.0, 4.0])
     assert told == f"+1.0000 ± {2.776445 * np.sqrt(2 / 3):.4f}"
     assert page.difference([1.0], [0.5, 0.7]) == "-0.4000"
+
+
+def test_the_page_is_that_of_its_results(page: Any) -> None:
+    """``python -m examples.study.page`` writes it."""
+    results = json.loads(page.RESULTS.read_text())
+    assert page.PAGE.read_text() == page.page(results)
+    assert page.PICTURE.read_text() == page.picture(results["runs"], 8.0)
+
+
+def test_every_private_run_kept_its_target_and_has_evidence(page: Any, rows: Any) -> None:
+    runs = [run for run in json.loads(page.RESULTS.read_text())["runs"] if run["row"] in rows.ROWS]
+    assert runs
+    for run in runs:
+        assert (run["epsilon"] <= run["target"]) == (run["row"] != rows.PUBLISHED)
+        assert run["evidence"].startswith("sha256:")
+    assert len({run["evidence"] for run in runs}) == len(runs)
