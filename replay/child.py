@@ -13,13 +13,13 @@ import contextlib
 import importlib
 import json
 import os
-import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType
 
+from affidavit.replay.process_limits import limit_process
 from affidavit.replay.settings import Job
 from affidavit.replay.traced_run import prepare, run_command
 
@@ -51,7 +51,7 @@ def fork(job: Job, deadline: float, run: Callable[[Job], None]) -> int:
         status = 1
         try:
             os.setsid()
-            _set_limits(job)
+            limit_process(memory=job.memory, written=LARGEST_FILE)
             run(job)
             status = 0
         except BaseException:
@@ -73,17 +73,6 @@ def fork(job: Job, deadline: float, run: Callable[[Job], None]) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(status)
-
-
-def _set_limits(job: Job) -> None:
-    for kind, amount in (
-        (resource.RLIMIT_DATA, job.memory),
-        (resource.RLIMIT_FSIZE, LARGEST_FILE),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, most = resource.getrlimit(kind)
-        limit = amount if most == resource.RLIM_INFINITY else min(amount, most)
-        resource.setrlimit(kind, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Generic, NoReturn, TypeVar
 
+from affidavit.replay.process_limits import limit_process
+
 T = TypeVar("T")
 
 MAX_WRITTEN_BYTES = 1 << 26
@@ -31,7 +33,7 @@ OUT_OF_MEMORY, TOO_DEEP = 70, 71
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Processor time for each file and of all children together, and memory of a child."""
+    """Processor time for each file, and of all children with their parent; memory of a child."""
 
     file_seconds: float = 60.0
     total_seconds: float = 600.0
@@ -96,10 +98,10 @@ def run_in_box(work: Work[T], *, asks_service: bool = False) -> Iterator[Begun |
 
 
 class _Box(Generic[T]):
-    """Starts children one after another, and adds up their processor time."""
+    """Starts children one after another, and adds up their processor time and this process's."""
 
     def __init__(self, work: Work[T]) -> None:
-        self._work, self._limits, self._used = work, Limits(), 0.0
+        self._work, self._limits, self._used = work, Limits(), -time.process_time()
         self.why: str | None = None
         """Why the last child was ended, or None if it finished."""
 
@@ -164,16 +166,16 @@ class _Box(Generic[T]):
             os._exit(code)
 
     def _send(self, stream: BinaryIO, done: frozenset[str]) -> int:
-        _limit_resources(self._limits)
+        _limit(self._limits)
         try:
             for message in self._work(done):
-                sent: Begun | Limits | T = message
+                if isinstance(message, Begun):
+                    self._begin(message, stream)
+                    continue
                 if isinstance(message, Limits):
                     self._limits = message
-                    _limit_resources(message)
-                elif isinstance(message, Begun):
-                    sent = self._begin(message)
-                _tell(stream, sent)
+                    _limit(message)
+                _tell(stream, message)
         except MemoryError:
             return OUT_OF_MEMORY
         except (RecursionError, SystemError):  # CPython 3.11 can lose the former, deep in C code
@@ -183,13 +185,14 @@ class _Box(Generic[T]):
             _tell(stream, _Failed(_picklable(error)))
         return 0
 
-    def _begin(self, begun: Begun) -> Begun:
-        """Set the timer for an item."""
-        left = self._limits.total_seconds - self._used - time.process_time()
-        of_total = left < self._limits.file_seconds
-        seconds = max(1e-3, min(left, self._limits.file_seconds))
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        return replace(begun, of_total=of_total)
+    def _begin(self, begun: Begun, stream: BinaryIO) -> None:
+        """Tell that an item is begun, and set the timer for it."""
+        used = self._used + time.process_time() + _time_of_parent()
+        left = self._limits.total_seconds - used
+        _tell(stream, replace(begun, of_total=left < self._limits.file_seconds))
+        if left <= 0:
+            signal.raise_signal(signal.SIGPROF)  # the timer would let what is short pass
+        signal.setitimer(signal.ITIMER_PROF, min(left, self._limits.file_seconds))
 
 
 def _tell(stream: BinaryIO, message: object) -> None:
@@ -205,18 +208,22 @@ def _picklable(error: Exception) -> Exception:
     return error
 
 
-def _limit_resources(limits: Limits) -> None:
-    """Bound the memory, open files, and sizes of written files of this process."""
-    import resource  # POSIX only, as is this module's only caller
+def _limit(limits: Limits) -> None:
+    # The settings may set others later.
+    limit_process(
+        memory=limits.memory_mebibytes << 20,
+        written=MAX_WRITTEN_BYTES,
+        open_files=MAX_OPEN_FILES,
+        is_final=False,
+    )
 
-    bounds = {
-        resource.RLIMIT_DATA: limits.memory_mebibytes << 20,
-        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
-        resource.RLIMIT_FSIZE: MAX_WRITTEN_BYTES,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, bound in bounds.items():
-        with suppress(ValueError, OSError):  # macOS has not all of them
-            hard = resource.getrlimit(kind)[1]
-            lower = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-            resource.setrlimit(kind, (lower, hard))
+
+def _time_of_parent() -> float:
+    """Return the processor time of the parent in seconds, or 0 where the system has no such clock.
+
+    The clock is that of clock_getcpuclockid(3) on Linux.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return time.clock_gettime(~os.getppid() << 3 | 2)
+    return 0.0

@@ -296,6 +296,8 @@ def _read_base(file: str, base: str) -> bytes | None:
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+        # A folder of the repository may have the form of another one, with its own commits.
+        command = ["git", "-c", "safe.bareRepository=explicit", *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, check=False)
     except OSError as error:
         raise UnreadableBase(f"cannot run git: {error.strerror}") from None

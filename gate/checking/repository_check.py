@@ -5,7 +5,9 @@ What is found is yielded as it is found, because the child may be ended at any t
 
 from __future__ import annotations
 
+import os
 import stat
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,17 @@ from affidavit.gate.checking.discovery import (
     candidates,
     limits,
 )
-from affidavit.gate.checking.finding import CheckResult, Fix, UnreadableBase, unreadable_result
+from affidavit.gate.checking.finding import (
+    CheckResult,
+    Fix,
+    GateFinding,
+    UnreadableBase,
+    unreadable_result,
+)
 from affidavit.gate.checking.source import Source, read_sources
+from affidavit.gate.exit_codes import Exit
 from affidavit.mechanisms import read_bytes
-from affidavit.plan import MalformedPlan, printable
+from affidavit.plan import MalformedPlan, Reason, printable
 from affidavit.trust import write_atomically
 
 if TYPE_CHECKING:
@@ -39,6 +48,8 @@ __all__ = [
 ]
 
 SCRIPT_SUFFIXES = (".py", ".ipynb")
+MAX_ERROR_LENGTH = 200
+"""Characters of the text of an internal error, which may have a whole file in it."""
 SEARCH = "affidavit check"
 """The name of the search for files, as of something that is checked."""
 
@@ -112,7 +123,12 @@ class RepositoryCheck:
                 continue
             if not item.explicit and item.file.lower().endswith(SCRIPT_SUFFIXES):
                 yield Searched(item.file)
-            yield from self._check(item)
+            try:
+                yield from self._check(item)
+            except (UnwritableFix, UnreadableBase, MemoryError, RecursionError, SystemError):
+                raise
+            except Exception as error:  # the other files keep their results
+                yield Checked(_failed_result(item.file, error))
 
     def _limits(self) -> Iterator[Told]:
         """Yield the limits of the settings; other errors are told where a setting is needed."""
@@ -173,6 +189,20 @@ class RepositoryCheck:
         lines = tuple(f"{printable(source.name)}: fixed: {fix.description}" for fix in fixes)
         fixed = source.find_same(text.encode())
         return result if fixed is None else self.evaluator.evaluate(fixed), lines
+
+
+def _failed_result(file: str, error: Exception) -> CheckResult:
+    """Return the result of a file in whose reading this program failed."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_LENGTH]
+    place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    reason = Reason(
+        code="internal_error",
+        message=f"{file} was not checked: internal error ({text}, {place}).",
+        remedy="Please report the file.",
+    )
+    finding = GateFinding.of(file, reason)
+    return CheckResult(file=file, name=file, exit=Exit.UNDECIDED, findings=(finding,))
 
 
 def _fixes(result: CheckResult) -> list[Fix]:

@@ -32,7 +32,7 @@ NON_LAUNCH_SUFFIXES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv",
                ".lock", ".svg", ".log")  # fmt: skip
 PROCESS_STARTERS = ("subprocess", "os.system", "os.exec", "os.popen", "runpy")
 DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
-MAX_FILES = 400
+MAX_FILES = 1_000
 MAX_FILE = 1 << 18
 COMMAND_ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
 VARIABLE = re.compile(r"^\s*+(?:export\s++)?+([A-Z][A-Z0-9_]*+)=(\S*+)")
@@ -72,6 +72,11 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
                 for key, setting in variables.items():
                     settings[key].append(setting)
     return settings
+
+
+def has_unread(folder: Path | None) -> bool:
+    """Whether more files beside a script may launch it than are read."""
+    return folder is not None and sum(1 for _ in _files(folder, MAX_FILES + 1)) > MAX_FILES
 
 
 def find_mention(
@@ -261,8 +266,8 @@ def yaml_of(text: str) -> Any:
         raise ValueError(type(error).__name__) from None
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Yield the files that may launch the script."""
+def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
+    """Yield the files that may launch the script, ``most`` of them at most."""
     seen: set[str] = set()
     root = Path.cwd().resolve()
     for place in SEARCH_FOLDERS:
@@ -276,7 +281,7 @@ def _files(folder: Path) -> Iterator[str]:
                 if file in seen or suffix in NON_LAUNCH_SUFFIXES or not os.path.isfile(file):
                     continue
                 seen.add(file)
-                if len(seen) > MAX_FILES:
+                if len(seen) > most:
                     return
                 yield file
 

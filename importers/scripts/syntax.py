@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.launches import read_launches
+from affidavit.importers.scripts.launches import has_unread, read_launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 Definition = ast.FunctionDef | ast.ClassDef
@@ -66,6 +66,11 @@ class Script:
     def launches(self) -> dict[str, list[tuple[str, str]]]:
         """Options and environment variables that shell scripts set when they run this script."""
         return read_launches(self.folder, self.name)
+
+    @cached_property
+    def has_unread_launches(self) -> bool:
+        """Whether more files may set them than are read."""
+        return has_unread(self.folder)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:

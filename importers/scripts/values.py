@@ -29,7 +29,12 @@ from affidavit.importers.scripts.aliases import (
     reference_name,
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.launches import differs_from_yaml, find_mention, option_name
+from affidavit.importers.scripts.launches import (
+    MAX_FILES,
+    differs_from_yaml,
+    find_mention,
+    option_name,
+)
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
@@ -420,13 +425,16 @@ class Evaluator:
 
     def launch_override(self, value: Any, *names: str) -> Unreadable | None:
         """Return the launch script that overrides an option, if one does."""
-        launches = (self.main_script or self.script).launches
+        script = self.main_script or self.script
+        launches = script.launches
+        if script.has_unread_launches:
+            message = f"more than {MAX_FILES:,} files beside the script may set {names[0]}"
+            return Unreadable(self.script.tree, message)
         for key in map(option_name, names):
             for text, where in launches.get(key, ()):
                 if differs_from_yaml(value, text):
                     return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
             if key.startswith("$"):
-                script = self.main_script or self.script
                 read = [where for _, where in launches.get(key, ())]
                 if (file := find_mention(script.folder, script.name, key[1:], read)) is not None:
                     return Unreadable(self.script.tree, f"{file} names {key} and may set it")

@@ -89,6 +89,21 @@ def test_a_launch_file_is_read_once_for_all_scripts_beside_it(
     assert max(imported.values(), default=0) <= 2
 
 
+@pytest.mark.usefixtures("folder")
+def test_more_launch_files_than_are_read_leave_an_option_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rules() -> list[str]:
+        (found,) = check("scripts/train_0.py")
+        return [item.rule for item in found.result.findings if item.blocks]
+
+    settled = rules()
+    monkeypatch.setattr(launches, "MAX_FILES", 2)
+    (found,) = check("scripts/train_0.py")
+    assert rules() != settled
+    assert "more than" in found.result.findings[-1].text
+
+
 def test_a_launch_file_that_changes_is_read_again(folder: Path) -> None:
     def noise() -> Any:
         (found,) = check("scripts/train_0.py")

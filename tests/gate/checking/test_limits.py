@@ -102,6 +102,25 @@ def test_no_more_is_spent_than_the_whole_may() -> None:
     assert after.children_user - before.children_user < 1.7
 
 
+def test_what_this_process_spends_on_the_results_counts_too() -> None:
+    def work(done: frozenset[str]) -> Any:
+        yield Limits(file_seconds=0.3, total_seconds=0.4)
+        for item in range(60):
+            if str(item) not in done:
+                yield Begun(str(item))
+                yield bytes(1 << 17)  # more than a pipe holds
+
+    before, got = time.process_time(), []
+    for message in run_in_box(work):
+        until = time.process_time() + 0.02
+        while time.process_time() < until:
+            pass
+        got.append(message)
+    assert isinstance(got[-1], Ended)
+    assert got[-1].is_over
+    assert time.process_time() - before < 0.4 + 1
+
+
 def test_an_error_in_the_child_is_raised_here() -> None:
     def work(_: frozenset[str]) -> Any:
         yield Begun("one")
@@ -147,9 +166,14 @@ def test_settings_that_are_no_limits_are_refused(checked: Any, line: str) -> Non
     assert (code, document["plans"][0]["findings"][0]["rule"]) == (2, "wrong_limit")
 
 
+def fail() -> None:
+    raise KeyError("of the check itself")
+
+
 @pytest.mark.parametrize(("noise", "code"), [("0.8123", 3), ("0.2", 1)])
-def test_a_file_at_its_deadline_leaves_the_others_their_results(
-    checked: Any, monkeypatch: pytest.MonkeyPatch, noise: str, code: int
+@pytest.mark.parametrize(("act", "rule"), [(spend_in_c, "limit_reached"), (fail, "internal_error")])
+def test_a_file_at_its_deadline_or_at_a_fault_leaves_the_others_their_results(
+    checked: Any, monkeypatch: pytest.MonkeyPatch, noise: str, code: int, act: Any, rule: str
 ) -> None:
     for name in "abc":
         Path(f"{name}.yaml").write_text(PLAN.replace("0.8123", noise))
@@ -157,7 +181,7 @@ def test_a_file_at_its_deadline_leaves_the_others_their_results(
 
     def read(candidate: Any) -> Any:
         if candidate.file == "b.yaml":
-            pow(7, 10**9)
+            act()
         return original(candidate)
 
     from affidavit.gate.checking import repository_check
@@ -172,7 +196,7 @@ def test_a_file_at_its_deadline_leaves_the_others_their_results(
         for plan in document["plans"]
     }
     assert list(rules) == ["a.yaml", "b.yaml", "c.yaml"]
-    assert rules["b.yaml"] == ["limit_reached"]
+    assert rules["b.yaml"] == [rule]
     assert rules["a.yaml"] == rules["c.yaml"]
 
 
