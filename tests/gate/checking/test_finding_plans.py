@@ -303,8 +303,9 @@ def test_an_answer_is_judged_once_until_its_text_changes(
     assert checked("plan.yaml") == first
     for text in (WEAK + "# more\n", WEAK.replace("0.8123", "0.8124")):
         Path("plan.yaml").write_text(text)
-        with pytest.raises(AssertionError):
-            checked("plan.yaml")
+        code, document = checked("plan.yaml")
+        (finding,) = document["plans"][0]["findings"]
+        assert (code, finding["rule"]) == (3, "internal_error")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", None])
@@ -344,6 +345,31 @@ def test_the_change_that_moved_epsilon_comes_first(run: Any) -> None:
     assert "alone: ε ≤" in "".join(told)
     Path("base.yaml").write_text(sampled)
     assert run("check", "plan.yaml", "--diff", "base.yaml").stderr.splitlines() == told
+
+
+def test_a_folder_in_the_form_of_a_repository_is_not_compared_with(run: Any) -> None:
+    """A pull request can add one, with a branch of any name in which nothing is changed."""
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *arguments], check=True, capture_output=True)
+
+    for folder, plan in (("plans", WEAK), ("copy", WEAK.replace("0.8123", "0.2"))):
+        Path(folder).mkdir()
+        Path(folder, "plan.yaml").write_text(plan)
+    git("init", "-qb", "trusted")
+    git("add", "plans")
+    git("commit", "-qm", "first")
+    assert " alone: " not in run("check", "plans/plan.yaml", "--diff=trusted").stderr
+    git("init", "-qb", "trusted", "copy")
+    git("-C", "copy", "add", ".")
+    git("-C", "copy", "commit", "-qm", "forged")
+    git("-C", "copy", "config", "core.bare", "true")
+    for part in Path("copy/.git").iterdir():
+        part.rename(Path("plans", part.name))
+    Path("plans/plan.yaml").write_text(WEAK.replace("0.8123", "0.2"))
+    result = run("check", "plans/plan.yaml", "--diff=trusted")
+    assert result.exit_code == 2 or " alone: " in result.stderr
 
 
 @pytest.mark.parametrize("base", ["no-such-ref", "--output=x", "HEAD", "x" * 300])
