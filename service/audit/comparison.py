@@ -11,16 +11,17 @@ ids do not become visible in order; those that are pending are read each time.
 Tables that people's decisions fill are read whole. If neither their rows nor their entries changed,
 the last result stands; otherwise rows that are new or changed are encoded and compared. Of tables
 that grow with requests, the rows about the newest subjects are compared each time, because a table
-that was put back lacks them, and all rows are counted when a process starts. What an older row says
-is compared where it is used. Thus the cost of a comparison does not grow with certificates, runs
-and entries; it grows with the number of decisions, by about 5 ms for each thousand.
+that was put back lacks them, and those about a few others in turn, so that all are reached in time.
+All rows are counted when a process starts. What a row says is also compared where it is used. Thus
+the cost of a comparison does not grow with certificates, runs and entries; it grows with the number
+of decisions, by about 5 ms for each thousand.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -153,8 +154,9 @@ def compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
 
 # ---- in a running service ------------------------------------------------------------
 
-MAX_RECENT_SUBJECTS = 16
-"""Subjects of the newest entries whose rows in growing tables are compared each time."""
+MAX_SUBJECTS = 16
+"""Entries whose subjects' rows in a growing table are compared each time: of the newest entries,
+and of those whose turn it is."""
 
 _COMPARED = tuple(entry_type for entry_type in ENTRY_TYPES if not entry_type.grows)
 _GROWING = tuple(entry_type for entry_type in ENTRY_TYPES if entry_type.grows)
@@ -187,6 +189,7 @@ class LogComparison:
         self._entries = EntryIndex()
         self._compared: defaultdict[str, _Compared] = defaultdict(_Compared)
         self._counted: set[str] = set()
+        self._passed: defaultdict[str, int] = defaultdict(int)
 
     def contradictions(self, connection: Connection) -> dict[str, AuditFinding]:
         """Return the first finding in each table that contradicts the log, by the table's name.
@@ -205,8 +208,9 @@ class LogComparison:
         first[keysets.name] = first[keysets.name] or next(compare_keysets(connection), None)
         for entry_type in _GROWING:
             recent = _compare_recent(connection, entry_type)
+            others = self._compare_others(connection, entry_type)
             counted = self._count(connection, entry_type)
-            first[entry_type.table.name] = next(chain(recent, counted), None)
+            first[entry_type.table.name] = next(chain(recent, others, counted), None)
         return {table: finding for table, finding in first.items() if finding is not None}
 
     def _read_leaves(self, connection: Connection) -> None:
@@ -244,6 +248,21 @@ class LogComparison:
             last.state = state
         return last.finding
 
+    def _compare_others(
+        self, connection: Connection, entry_type: EntryType
+    ) -> Iterator[AuditFinding]:
+        """Compare the rows about the next subjects of a table; those that differ stay the next."""
+        query = (
+            select(log_entries.c.id, log_entries.c.subject)
+            .where(log_entries.c.kind.in_(entry_type.kinds))
+            .where(log_entries.c.id > self._passed[entry_type.table.name])
+            .order_by(log_entries.c.id)
+            .limit(MAX_SUBJECTS)
+        )
+        entries = connection.execute(query).all()
+        yield from _compare_subjects(connection, entry_type, [entry.subject for entry in entries])
+        self._passed[entry_type.table.name] = entries[-1].id if entries else 0
+
     def _count(self, connection: Connection, entry_type: EntryType) -> Iterator[AuditFinding]:
         """Count the rows and the entries of a table, until their numbers were once equal."""
         table = entry_type.table
@@ -268,16 +287,23 @@ def _add(entries: EntryIndex, row: Any) -> None:
 
 
 def _compare_recent(connection: Connection, entry_type: EntryType) -> Iterator[AuditFinding]:
-    """Compare the rows about the subjects of a table's newest entries with all their entries."""
-    if entry_type.subject is None:
-        return
+    """Compare the rows about the subjects of a table's newest entries."""
     newest = (
         select(log_entries.c.subject)
         .where(log_entries.c.kind.in_(entry_type.kinds))
         .order_by(log_entries.c.id.desc())
-        .limit(MAX_RECENT_SUBJECTS)
+        .limit(MAX_SUBJECTS)
     )
-    for subject in dict.fromkeys(connection.execute(newest).scalars()):
+    yield from _compare_subjects(connection, entry_type, connection.execute(newest).scalars())
+
+
+def _compare_subjects(
+    connection: Connection, entry_type: EntryType, subjects: Iterable[str]
+) -> Iterator[AuditFinding]:
+    """Compare the rows about subjects with all their entries."""
+    if entry_type.subject is None:
+        return
+    for subject in dict.fromkeys(subjects):
         try:
             is_same = is_as_logged(connection, entry_type, subject)
         except UNREADABLE:

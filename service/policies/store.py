@@ -331,7 +331,12 @@ def policy_entry(row: Any) -> LogEntry:
 
 def waiver_entry(row: Any) -> LogEntry:
     """Build the log entry of a row of ``waivers``."""
-    body = {"event": "granted", "key_id": row.key_id, "waiver": _predicate(row.envelope)}
+    body = {
+        "event": "granted",
+        "key_id": row.key_id,
+        "team": row.team,
+        "waiver": _predicate(row.envelope),
+    }
     return _entry("waiver", row.waiver_id, row, body)
 
 

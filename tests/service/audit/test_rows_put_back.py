@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, Table, create_engine, delete, insert, select, text, update
 
+from affidavit.service.audit import comparison
 from affidavit.service.audit.comparison import LogComparison
 from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.core.database import snapshot
@@ -130,6 +131,11 @@ def put_back(connection: Any, table: Table) -> None:
     assert connection.execute(change).rowcount == 1
 
 
+def move(connection: Any, table: Table) -> None:
+    """Give all rows to another team."""
+    connection.execute(update(table).values(team="others"))
+
+
 AT = {"at", "created_at", "revoked_at", "published_at"}
 
 
@@ -235,6 +241,8 @@ def test_no_replica_writes_on_rows_that_the_log_contradicts(site: Site, plan: An
         for change in (remove, add) if name == "certificates" else (remove, add, put_back):
             with site.tampered((name, change)):
                 site.refuses(plan, replica := 1 - replica, name)
+    with site.tampered(("waivers", move)):
+        site.refuses(plan, 0, "waivers")
     _tell_pairs(site, Random(seeded(3)).sample(PAIRS, 13))
 
 
@@ -309,6 +317,21 @@ def test_grants_in_another_order_are_noticed(site: Site, plan: Any) -> None:
         site.refuses(plan, 0, "dataset_grants")
 
 
+def test_an_older_row_of_a_growing_table_is_told_in_its_turn(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_first(connection: Any, table: Table) -> None:
+        first = select(table.c.id).order_by(*table.primary_key).limit(1).scalar_subquery()
+        connection.execute(delete(table).where(table.c.id == first))
+
+    monkeypatch.setattr(comparison, "MAX_SUBJECTS", 1)
+    assert site.told(0) == set()
+    with site.tampered(("certificates", remove_first)):
+        turns = [site.told(0) for _ in range(8)]
+        assert turns[-2:] == [{"certificates"}] * 2
+    assert site.told(0) == set()
+
+
 def test_what_is_written_meanwhile_never_looks_altered(engine: Engine) -> None:
     """Whatever is between a row and its entry, and between an entry and its place."""
     tokens, ledgers = TokenRepository(engine), LedgerStore(engine)
@@ -344,15 +367,15 @@ def test_what_is_written_meanwhile_never_looks_altered(engine: Engine) -> None:
     threads = [working(work) for work in (revoke, revoke, grant)]
     for thread in (sequencing, *threads):
         thread.start()
-    comparison = LogComparison()
+    compared = LogComparison()
     try:
         while any(thread.is_alive() for thread in threads):
             with snapshot(engine) as connection:
-                assert comparison.contradictions(connection) == {}
+                assert compared.contradictions(connection) == {}
     finally:
         stopped.set()
         for thread in (*threads, sequencing):
             thread.join()
     assert not failed
     with snapshot(engine) as connection:
-        assert comparison.contradictions(connection) == LogComparison().contradictions(connection)
+        assert compared.contradictions(connection) == LogComparison().contradictions(connection)
