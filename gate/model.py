@@ -169,9 +169,10 @@ def verify_model(
     --root alone uses the keyset in the folder; --keyset gives a newer one.
     """
     try:
-        if root is not None and not keyset:
+        within = folder if root is not None and not keyset else None
+        if within is not None:
             keyset = [folder / KEYSET_FILE]
-        trusted = TrustRoot(keys, keyset, root, trust).load()
+        trusted = TrustRoot(keys, keyset, root, trust, within).load()
         options = verification_options(
             trusted,
             checkpoints=checkpoint_store,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
+from affidavit.plan import MalformedPlan, canonical_json, load_json, read_inside, read_limited
 from affidavit.trust.atomic_write import locked, write_atomically
 from affidavit.trust.errors import KeysetError, VerificationError
 from affidavit.trust.key import (
@@ -40,6 +40,7 @@ from affidavit.trust.key_store import (
     read_public_keys,
 )
 from affidavit.trust.keyset import (
+    MAX_BYTES,
     Keyset,
     Roots,
     SignedKeyset,
@@ -89,13 +90,15 @@ class TrustedKeys:
 class TrustRoot:
     """The options of the command line: files of keys, or keysets with a trusted root.
 
-    ``trust`` is the file of a trust policy, which replaces that of the keyset.
+    ``trust`` is the file of a trust policy, which replaces that of the keyset. Keysets ``within`` a
+    folder of somebody else must be regular files that lie in it, with no link that leads out.
     """
 
     keys: Sequence[Path] | None
     keysets: Sequence[Path] | None = None
     root: Path | None = None
     trust: Path | None = None
+    within: Path | None = None
 
     def load(self) -> TrustedKeys:
         """Return the trusted keys under the trust policy given, or that of their keyset.
@@ -137,7 +140,7 @@ class TrustRoot:
 
     def _accepted(self, root: Path) -> Keyset:
         try:
-            chain = [read_keyset(_read(path)) for path in self.keysets or ()]
+            chain = [read_keyset(_read(path, self.within)) for path in self.keysets or ()]
             anchor = read_anchor(_read(root))
             store = _store_of(anchor)
             seen = _load_seen(store)
@@ -172,8 +175,10 @@ def read_trust_policy(path: Path | None) -> TrustPolicy | None:
         raise KeyFailure(f"{path} is not a trust policy: {error}.") from None
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, within: Path | None = None) -> bytes:
     try:
+        if within is not None:
+            return read_inside(path, within, MAX_BYTES)
         return read_limited(path)
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -145,3 +146,17 @@ def test_exports_are_written_and_signed_and_another_form_is_refused(
     assert (tmp_path / "model" / "affidavit" / "model.cdx.json").is_file()
     assert "## Differential privacy" in (tmp_path / "model" / "README.md").read_text()
     assert verify().exit_code == 0
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_keyset_in_the_folder_is_a_file_of_the_folder(
+    verify: Any, sign: Any, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """A pipe would be waited for, and a link would have another file told."""
+    assert sign().exit_code == 0
+    path = tmp_path / "model" / KEYSET_FILE
+    path.unlink()
+    make(path)
+    result = verify()
+    assert result.exit_code == 2
+    assert "keyset.json cannot be read" in result.stderr
