@@ -27,12 +27,11 @@ from pebble import ProcessExpired, ProcessPool
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from affidavit.assessment import certify, malformed_result
+from affidavit import assessment, mechanisms
 from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
-from affidavit.mechanisms import load_noise_files
 from affidavit.plan import MalformedPlan, Reason, parse_plan
 from affidavit.trust import write_all
 
@@ -41,6 +40,8 @@ TIMEOUT_SECONDS = 120.0
 LINES_PER_PROCESS = 8
 """Lines in flight."""
 CURRENT_FOLDER = Path()
+PRELOADED = ["affidavit.gate.batch", "affidavit.assessment.certification"]
+"""Modules that processes of the pool share; help and a resumed batch import none of them."""
 Result = tuple[dict[str, Any], Exit]
 Item = TypeVar("Item")
 
@@ -69,6 +70,8 @@ def batch(
         file, earlier_exits = (None, []) if output is None else _resume(output)
         exits.update(earlier_exits)
         progress.advance(task, len(earlier_exits))
+        if total is not None:  # more processes than plans only take time to start
+            jobs = max(1, min(jobs, total - len(earlier_exits)))
         lines = _remaining_lines(plans, stream, len(earlier_exits))
         results = certify_lines(lines, jobs=jobs, engine=engine, **options)
         with nullcontext() if file is None else file:
@@ -144,11 +147,11 @@ def certify_line(
     """Certify one line; return its result document and exit code. Never raises."""
     try:
         plan = parse_plan(line, "json")
-        load_noise_files(plan, directory)
-        assessment = certify(plan, engine=engine, second_opinion=second_opinion)
-        return assessment.as_result(), exit_of_verdict(assessment.verdict, assessment.codes)
+        mechanisms.load_noise_files(plan, directory)
+        result = assessment.certify(plan, engine=engine, second_opinion=second_opinion)
+        return result.as_result(), exit_of_verdict(result.verdict, result.codes)
     except MalformedPlan as error:
-        return malformed_result(error.reasons), Exit.USAGE
+        return assessment.malformed_result(error.reasons), Exit.USAGE
     except Exception as error:  # the other lines must still be certified
         return _undecided(
             "internal_error", f"internal error ({error!r}).", "Please report the plan."
@@ -173,7 +176,7 @@ def certify_lines(
         return
     forks = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
-    context.set_forkserver_preload(["affidavit.gate.batch"])
+    context.set_forkserver_preload(PRELOADED)
     if forks:
         with _without_stderr():  # or each process prints a traceback if Ctrl-C ends its start
             forkserver.ensure_running()
@@ -239,7 +242,7 @@ def _result_of(future: Future[Result]) -> Result:
 
 def _undecided(code: str, message: str, remedy: str) -> Result:
     reason = Reason(code=code, message=message, remedy=remedy)
-    return {**malformed_result((reason,)), "verdict": "undecided"}, Exit.UNDECIDED
+    return {**assessment.malformed_result((reason,)), "verdict": "undecided"}, Exit.UNDECIDED
 
 
 def _open(name: str) -> BinaryIO:

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
 
+from affidavit import assessment, mechanisms
 from affidavit.accountants import decimal_up
-from affidavit.assessment import (
-    Advice,
-    Assessment,
-    MechanismCost,
-    PlanComparison,
-    StrategyComparison,
-    certify,
-    compare_plans,
-)
-from affidavit.assessment import advise as find_advice
-from affidavit.assessment import compare as compare_strategies
 from affidavit.gate.console import (
     err,
     exit_with_assessment,
@@ -38,9 +26,20 @@ from affidavit.gate.console import (
 from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.gate.render import plain_table
-from affidavit.mechanisms import content_digest
-from affidavit.mechanisms.strategies import Strategy, TooLarge
-from affidavit.plan import Plan, RefusedPlan
+from affidavit.plan import RefusedPlan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from affidavit.assessment import (
+        Advice,
+        Assessment,
+        MechanismCost,
+        PlanComparison,
+        StrategyComparison,
+    )
+    from affidavit.mechanisms.strategies import Strategy
+    from affidavit.plan import Plan
 
 MAX_VALUE_LENGTH = 32
 """Characters of a value in the table; the JSON document has the whole value."""
@@ -66,11 +65,11 @@ def compare(
     with err.status("certifying both plans ...") as status:
 
         def assess(plan: Plan) -> Assessment:
-            assessment = certify(plan, second_opinion=False)
+            result = assessment.certify(plan, second_opinion=False)
             status.update("certifying each change alone ...")
-            return assessment
+            return result
 
-        comparison = compare_plans(plans[0].plan, plans[1].plan, assess)
+        comparison = assessment.compare_plans(plans[0].plan, plans[1].plan, assess)
     if as_json:
         print_json(comparison.as_document())
     else:
@@ -156,10 +155,10 @@ def strategy(
     file = load_plan(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:
-            result = compare_strategies(file.plan, lambda label: status.update(f"{label} ..."))
+            result = assessment.compare(file.plan, lambda label: status.update(f"{label} ..."))
     except RefusedPlan as refusal:
         exit_with_reasons(plan, file.locate(refusal.reasons), Exit.BLOCKED, as_json=as_json)
-    if isinstance(result, Assessment):
+    if isinstance(result, assessment.Assessment):
         exit_with_assessment(file, result, Exit.BLOCKED, as_json=as_json)
     written = _write_files(result, svg, export)
     if as_json:
@@ -175,6 +174,8 @@ def _write_files(
     result: StrategyComparison, svg: Path | None, export: Path | None
 ) -> dict[str, str]:
     """Write the requested files, and return their digests by path."""
+    from affidavit.mechanisms.strategies import TooLarge
+
     contents: dict[Path, bytes] = {}
     if svg is not None:
         contents[svg] = result.picture().encode()
@@ -185,7 +186,7 @@ def _write_files(
             stop(f"--export: {error} is too large to write.")
     for path, content in contents.items():
         write(path, content)
-    return {str(path): content_digest(content) for path, content in contents.items()}
+    return {str(path): mechanisms.content_digest(content) for path, content in contents.items()}
 
 
 def _export_noise(strategy: Strategy) -> bytes:
@@ -193,6 +194,8 @@ def _export_noise(strategy: Strategy) -> bytes:
 
     Raises ``TooLarge``. A matrix that is not square is reported, because no plan can name it.
     """
+    import numpy as np
+
     column = strategy.noise_coefficients
     noise = strategy.noise_matrix() if column is None else np.trim_zeros(column, "b")
     if noise.ndim == 2 and noise.shape[0] != noise.shape[1]:
@@ -267,7 +270,7 @@ def advise(
     file = load_plan(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:
-            result = find_advice(file.plan, lambda label: status.update(f"{label} ..."))
+            result = assessment.advise(file.plan, lambda label: status.update(f"{label} ..."))
     except RefusedPlan as refusal:
         exit_with_reasons(plan, file.locate(refusal.reasons), Exit.USAGE, as_json=as_json)
     if svg is not None:

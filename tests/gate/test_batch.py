@@ -88,7 +88,7 @@ def test_a_fault_of_ours_is_one_lines_answer_and_stops_nothing(
             raise TypeError("a fault")
         return certify(plan, **options)
 
-    monkeypatch.setattr(batch, "certify", certify_or_fail)
+    monkeypatch.setattr(batch.assessment, "certify", certify_or_fail)
     content = "\n".join(json.dumps(document(steps=steps)) for steps in (1, 2, 3))
     result = run("batch", save(content, "plans.jsonl"), "--jobs", "1")
     first, failed, last = results(result.stdout)
@@ -207,6 +207,13 @@ def test_a_pipe_is_read_once(document: Make, affidavit: Any) -> None:
 def test_a_line_without_an_end_is_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_io, "MAX_BYTES", 1 << 17)
     assert run("batch", "/dev/zero", "--jobs", "1").exit_code == 2
+
+
+def test_one_plan_starts_no_process(
+    document: Make, save: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "ProcessPool", None)
+    assert run("batch", save(json.dumps(document()), "one.jsonl"), "--jobs", "4").exit_code == 0
 
 
 def test_its_processes_tell_nobody_where_they_were_interrupted(

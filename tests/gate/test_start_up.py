@@ -44,6 +44,8 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
     "command",
     [
         "--help",
+        "advise --help",
+        "batch --help",
         "certify --help",
         "check --help",
         "explain under_noised",
@@ -68,7 +70,14 @@ UNUSED = MODELS | {"numpy", "rich.table", "sqlalchemy", "alembic", "affidavit.im
 
 @pytest.mark.parametrize(
     "command",
-    ["certify --help", "check --help", "explain under_noised", "keys list", "serve --help"],
+    [
+        "certify --help",
+        "check --help",
+        "compare --help",
+        "explain under_noised",
+        "keys list",
+        "serve --help",
+    ],
 )
 def test_help_codes_and_keys_need_no_models(tmp_path: Path, command: str) -> None:
     loaded = imported(tmp_path, *command.split())

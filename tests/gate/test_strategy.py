@@ -109,8 +109,7 @@ def test_a_folder_that_is_missing_is_named_before_any_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for work in ("compare_strategies", "find_advice"):
-        monkeypatch.delattr(compare_commands, work)
+    monkeypatch.delattr(compare_commands, "assessment")
     missing = run(command, plan(), option, str(tmp_path / "nowhere" / "a.npz"))
     assert missing.exit_code == 2
     assert "cannot write" in missing.stderr
