@@ -60,7 +60,7 @@ from affidavit.service.web.pages.response import (
     respond,
     view_of,
 )
-from affidavit.service.web.pages.text import round_up
+from affidavit.service.web.pages.text import round_up, short_id
 
 PATH = "/certificates"
 PAGE_SIZE = 50
@@ -374,6 +374,28 @@ def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]
 # ---- the page ------------------------------------------------------------------------
 
 router = APIRouter()
+
+
+MAX_CHOICES = 50
+"""The latest issues among which a form lets one choose."""
+
+
+def certified_choices(
+    connection: Connection, dataset: str | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Return the latest certified plans, of ``dataset`` if one is named: ids, names with dates."""
+    query = (
+        select(certificates.c.id, certificates.c.name, certificates.c.created_at)
+        .where(certificates.c.verdict == "certified")
+        .order_by(certificates.c.created_at.desc())
+        .limit(MAX_CHOICES)
+    )
+    if dataset is not None:
+        query = query.where(certificates.c.dataset == dataset)
+    latest: dict[str, str] = {}
+    for row in connection.execute(query):
+        latest.setdefault(row.id, f"{row.name or short_id(row.id)}, {row.created_at:%Y-%m-%d}")
+    return tuple(latest.items())
 
 
 @page(router, PATH)

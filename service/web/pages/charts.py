@@ -46,7 +46,12 @@ def figure_of(chart: Chart, *, width: int, height: int) -> str:
 def meaning_figure(guarantee: Mapping[str, Any] | None) -> str:
     """Return the chart of what a signed guarantee means; empty if there is none."""
     bounds = None if guarantee is None else signed_bounds(guarantee)
-    return "" if bounds is None else draw(recognition_chart(*bounds), width=300, height=220)
+    return "" if bounds is None else recognition_figure(*bounds)
+
+
+def recognition_figure(points: Sequence[tuple[float, float]], mu: float | None = None) -> str:
+    """Return the chart of what a guarantee with these points (ε, δ) means."""
+    return draw(recognition_chart(points, mu), width=360, height=230)
 
 
 def chart_response(request: Request, chart: Chart, *, width: int, height: int) -> Response:

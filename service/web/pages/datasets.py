@@ -24,13 +24,12 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
-from affidavit.assessment import meaning_of, recognition_chart
+from affidavit.assessment import meaning_of
 from affidavit.assessment.charts import (
     Axis,
     Chart,
     Line,
     ReferenceLine,
-    draw,
 )
 from affidavit.client import Composition
 from affidavit.plan import Name
@@ -66,8 +65,10 @@ from affidavit.service.web.pages.access import (
     RevokingAdmin,
     page_actor,
 )
+from affidavit.service.web.pages.certificates import certified_choices
 from affidavit.service.web.pages.charts import (
     figure_of,
+    recognition_figure,
     step_points,
     unit_of,
 )
@@ -89,7 +90,6 @@ from affidavit.service.web.pages.text import (
     messages_of,
     round_down,
     round_up,
-    short_id,
 )
 from affidavit.service.web.routes.ledgers import (
     ProposalDigest,
@@ -255,8 +255,6 @@ MAX_QUARTERS = 8
 """The latest quarters of which the page offers a report."""
 MAX_REPORTED = 10_000
 """The latest reservations among which a report looks for those of its quarter."""
-MAX_CHOICES = 50
-"""The latest certificates that the page offers to forecast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,9 +349,7 @@ async def dataset(
         view = replace(
             view, requested_forecast=forecast.message, requested_forecast_of=forecast.certificate
         )
-    drawn = (
-        "" if stored is None else draw(recognition_chart(_budget_of(stored)), width=300, height=220)
-    )
+    drawn = "" if stored is None else recognition_figure(_budget_of(stored))
     return respond(
         request,
         view,
@@ -492,20 +488,6 @@ def _quarters(connection: Connection, ledger: StoredLedger, now: datetime) -> tu
     return tuple(f"{(at - 1) // 4}-Q{(at - 1) % 4 + 1}" for at in range(last, last - count, -1))
 
 
-def _choices(connection: Connection, dataset: str) -> tuple[tuple[str, str], ...]:
-    """Return the latest certified plans for ``dataset``: ids, and names with dates."""
-    query = (
-        select(certificates.c.id, certificates.c.name, certificates.c.created_at)
-        .where(certificates.c.dataset == dataset, certificates.c.verdict == "certified")
-        .order_by(certificates.c.created_at.desc())
-        .limit(MAX_CHOICES)
-    )
-    latest: dict[str, str] = {}
-    for row in connection.execute(query):
-        latest.setdefault(row.id, f"{row.name or short_id(row.id)}, {row.created_at:%Y-%m-%d}")
-    return tuple(latest.items())
-
-
 def _meaning(ledger: StoredLedger) -> tuple[str, ...]:
     """Return what the whole budget means, which the filter guarantees of all runs together."""
     meaning = meaning_of(_budget_of(ledger))
@@ -576,7 +558,7 @@ def _read(
             return view, None, None
         view = replace(
             view,
-            choices=_choices(connection, name),
+            choices=certified_choices(connection, name),
             grouping=by,
             shares=shares_of(connection, stored, by),
             quarters=_quarters(connection, stored, services.clock.now()),

@@ -41,6 +41,7 @@ from affidavit.service.web.pages.access import (
     Submitter,
     page_actor,
 )
+from affidavit.service.web.pages.certificates import certified_choices
 from affidavit.service.web.pages.charts import chart_response, meaning_figure
 from affidavit.service.web.pages.forms import (
     Form,
@@ -91,7 +92,7 @@ ENGINES = {
 }
 """Names of the engines that start workers, by class."""
 RUN_FIELDS = (
-    ("certificate", "Certificate", "The full id: sha256: and 64 hexadecimal digits"),
+    ("certificate", "Certificate", "Choose a plan, or enter the full id: sha256:…"),
     ("data", "Data", "As for affidavit train, for example digits:part=train"),
     ("model", "Model", "As for affidavit train, for example mlp:32,seed=1,blocks=all"),
     ("output", "Output", "A folder below the worker's output folder"),
@@ -133,12 +134,14 @@ class RunLine:
 class RunForm:
     """The submitted values of the form of a new run, and their errors.
 
-    ``part`` is true for a fragment, which contains only the errors.
+    ``part`` is true for a fragment, which contains only the errors. ``choices`` are the ids and
+    names of certified plans.
     """
 
     values: dict[str, str]
     reasons: tuple[Reason, ...] = ()
     part: bool = False
+    choices: tuple[tuple[str, str], ...] = ()
 
     @property
     def fields(self) -> tuple[tuple[str, str, str], ...]:
@@ -238,10 +241,14 @@ def _line(run: StoredRun, name: str | None, dataset: str | None) -> RunLine:
 def new_run(
     request: Request,
     _: Submitter,
+    services: TheServices,
     certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
 ) -> Response:
     """Show the form of a new run."""
-    return respond(request, RunForm(values={"certificate": certificate or ""}), template=NEW)
+    with services.engine.connect() as connection:
+        choices = certified_choices(connection)
+    view = RunForm(values={"certificate": certificate or ""}, choices=choices)
+    return respond(request, view, template=NEW)
 
 
 @action(router, "/runs/new")

@@ -315,6 +315,7 @@ def test_what_a_group_adds_is_the_use_without_it(yard: Yard) -> None:
     view = _view(yard, "/datasets/toy?by=plan")
     assert float(view["shares"][0]["adds"]) > max(float(row["adds"]) for row in view["entries"])
     assert [name for _, name in view["choices"]] == [f"other, {now:%F}", f"quick, {now:%F}"]
+    assert _view(yard, "/runs/new", "submit")["choices"] == view["choices"]
     (quarter,) = view["quarters"]
     report = _csv(yard, f"/datasets/toy/ledger.csv?quarter={quarter}")
     assert sorted(row["model"] for row in report) == ["mlp:16", "mlp:8", "mlp:8"]
