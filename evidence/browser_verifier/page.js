@@ -14,6 +14,7 @@ const MAX_SHOWN = 2000;
 
 const element = (id) => document.getElementById(id);
 const chosen = { subject: null, trust: [] };
+let verifications = 0;
 
 // Text of others: what is invisible or reorders other text is escaped.
 function printable(text) {
@@ -52,11 +53,12 @@ function show() {
 
 async function verifyChosen() {
   const result = element("result");
-  if (chosen.subject === null || !chosen.trust.length) {
-    result.hidden = true;
-    return;
-  }
+  result.hidden = true;
+  const verification = ++verifications;
+  if (chosen.subject === null || !chosen.trust.length) return;
   const found = await verifyFiles({ subject: chosen.subject.bytes, trust: chosen.trust });
+  // Files that were chosen meanwhile are not those that were verified.
+  if (verification !== verifications) return;
   result.hidden = false;
   showVerdict(found);
   showSteps(found);
