@@ -14,6 +14,7 @@ for); ``Lowered.event`` fills them in.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -36,11 +37,13 @@ from affidavit.plan import (
     Composed,
     EitherBound,
     Event,
+    Gaussian,
     MalformedPlan,
     Plan,
     RandomAllocationGaussian,
     Reason,
     RefusedPlan,
+    Repeated,
     ReplacedAllocationGaussian,
     alternatives,
     as_document,
@@ -90,12 +93,12 @@ class Lowered:
         if all(map(is_unsampled, links)):
             return direct
         is_user_level = self.plan.dataset.records_per_unit > 1
-        replaced = () if is_user_level else _replaced_in_bins(links)
+        replaced = () if is_user_level else _replaced_in_bins(links, phases)
         chain = ChainOfNeighbours(
             event=one.extra.compose_with(tuple(map(_without_replaced, links))),
             links=int(distance_of(self.plan) / distance_of(one.plan)),
         )
-        in_bins = (one.extra.compose_with((bound,)) for bound in replaced)
+        in_bins = map(self.extra.compose_with, replaced)
         return EitherBound(events=(*alternatives(direct), *in_bins, chain))
 
     def _attains_event(
@@ -157,18 +160,48 @@ def _without_replaced(link: Event) -> Event:
     return EitherBound(events=bounds) if len(bounds) > 1 else bounds[0]
 
 
-def _replaced_in_bins(links: tuple[Event, ...]) -> tuple[ReplacedAllocationGaussian, ...]:
-    """Return the costs of a replaced record where ``links`` may be one allocation.
+def _replaced_in_bins(
+    links: tuple[Event, ...], phases: tuple[Event, ...]
+) -> tuple[tuple[Event, ...], ...]:
+    """Return the costs of a replaced record, phase by phase, where it is allocated in some of them.
 
-    ``links`` are the cost of a missing record; a partial pass costs at most the whole.
+    ``links`` are the cost of a missing record. Phases that allocate nothing cost as ``phases`` say.
     """
-    if len(links) > 1:
+    found = [_each_replaced(link) for link in links]
+    if not any(found):
         return ()
-    return tuple(
-        ReplacedAllocationGaussian(bins=bound.bins, noise_multiplier=bound.noise_multiplier)
-        for bound in alternatives(links[0])
-        if isinstance(bound, RandomAllocationGaussian) and bound.bins > 1
-    )
+    if len(found) == 1:
+        return tuple((bound,) for bound in found[0])
+    return (tuple(one[0] if one else phase for one, phase in zip(found, phases, strict=True)),)
+
+
+def _each_replaced(link: Event) -> list[Event]:
+    """Return the bounds of ``link`` that are allocations, for a replaced record."""
+    bounds = (_replaced(bound) for bound in alternatives(link))
+    return [bound for bound in bounds if bound is not None and not is_unsampled(bound)]
+
+
+def _replaced(bound: Event) -> Event | None:
+    """Return an allocation of a missing record for a replaced one, or None if it is none.
+
+    Releases beside it show the record as it is, or what replaces it, at twice the distance.
+    """
+    match bound:
+        case RandomAllocationGaussian(bins=bins, released=released, noise_multiplier=sigma):
+            shown = released or bins
+            drawn = min(1.0, schedule.double_up(Fraction(shown, bins)))
+            return ReplacedAllocationGaussian(bins=shown, noise_multiplier=sigma, drawn=drawn)
+        case Gaussian(noise_multiplier=sigma):
+            return Gaussian(noise_multiplier=sigma / 2)
+        case Repeated(event=inner, count=count):
+            one = _replaced(inner)
+            return None if one is None else Repeated(event=one, count=count)
+        case Composed(events=events):
+            parts = [_replaced(event) for event in events]
+            known = tuple(part for part in parts if part is not None)
+            return Composed(events=known) if len(known) == len(parts) else None
+        case _:
+            return None
 
 
 @lru_cache(maxsize=64)

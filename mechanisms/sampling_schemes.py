@@ -18,7 +18,8 @@ cyclic              zero_out, replace_one  Gaussian, per participation (k = epoc
                                            fill
 shuffled            zero_out, replace_one  the same, or one sample without replacement per epoch,
                                            of all its lots, or one random allocation to these
-fixed_size          zero_out, replace_one  sampling without replacement, per step
+fixed_size          zero_out, replace_one  sampling without replacement, per step, or under zero_out
+                                           a record in the place of another
 truncated_poisson   any                    truncated Poisson at q and the largest lot, per step
 balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ_joint / √E for E
                                            epochs (a partial last epoch counts in full); with
@@ -93,6 +94,8 @@ sample costs as much as a known lot, which moves half as far if a record is set 
 _MAX_RATIO = 0.5
 """The estimated divergence of a slow bound, over that of a known lot, up to which it is computed.
 """
+MIN_PLACED_NOISE = 0.8
+"""Least σ_joint for a record that is zero in the place of another; less amplifies nothing."""
 _UP = 1 + 4 * 2.0**-53
 """Rounds a root, a product and a quotient up."""
 Place = Literal["replace_one", "zero_out"]
@@ -491,8 +494,9 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
     """A fresh sample of the lot size, without replacement, in each step.
 
     A record that is set to zero is replaced by one, so that the bound of ``replace_one`` holds, as
-    does that of a lot that is known. It is in the lot with probability B/N, which is attained where
-    all others contribute nothing. Source: docs/theorems/without-replacement.md.
+    do that of a lot that is known and that of a record in the place of another. It is in the lot
+    with probability B/N, which is attained where all others contribute nothing. Source:
+    docs/theorems/without-replacement.md; shuffled-lots.md, Theorem 6.
     """
     if plan.adjacency == "add_remove":
         raise _refused(
@@ -524,7 +528,15 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
     def run(joint: float, steps: int) -> Event:
         sampled = Repeated(event=result.event(joint), count=steps)
         known = Repeated(event=Gaussian(noise_multiplier=joint / result.distance), count=steps)
-        return EitherBound(events=(sampled, known))
+        if plan.dataset.records_per_unit > 1 or joint < MIN_PLACED_NOISE:
+            return EitherBound(events=(sampled, known))
+        placed = ReplacedAllocationGaussian(
+            bins=1,
+            noise_multiplier=joint,
+            drawn=min(1.0, schedule.double_up(Fraction(lot, size))),
+            place="zero_out",
+        )
+        return EitherBound(events=(sampled, known, Repeated(event=placed, count=steps)))
 
     def attained(joint: float, steps: int) -> Event:
         drawn = result.event(joint)

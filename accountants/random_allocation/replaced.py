@@ -82,7 +82,7 @@ _MAX_STEP_SHARE, _MIN_MEDIAN = 0.2, 0.02
 """The longest step over the size of most terms, and the least size of these over e^ε."""
 _TAIL_SHARE = 0.02
 """Share of δ above the cut. A smaller share needs a longer lattice."""
-_NODE_RATIO = 1.5
+_NODE_RATIO = 1.35
 """Ratio of δ at two nodes of a curve, between which it is bounded by a chord."""
 MIN_DELTA = 1e-15
 _MIN_ROUGH_DELTA, _ROUGH_FALL = 1e-20, 2.0

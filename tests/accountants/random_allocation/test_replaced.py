@@ -115,3 +115,20 @@ def test_a_plan_of_several_epochs_is_bounded_by_it() -> None:
     }
     own = curve(10, 0.5).delta(1.0).upper
     assert delta(document, epsilon=1.0) == pytest.approx(own, rel=1e-3)
+
+
+def test_replaced_records_compose_over_epochs_and_over_steps_drawn_for_each_record() -> None:
+    document = {
+        "version": 1,
+        "adjacency": "replace_one",
+        "dataset": {"size": 1000},
+        "sampling": {"scheme": "balls_in_bins", "lot_size": 100, "bins_drawn": "each_epoch"},
+        "epochs": 4,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4.0}],
+        "target": {"delta": 1e-4},
+    }
+    passes = Repeated(event=ReplacedAllocationGaussian(bins=10, noise_multiplier=4.0), count=4)
+    own = AllocationAccountant().curve(passes).delta(1.0).upper
+    assert delta(document, epsilon=1.0) == pytest.approx(own, rel=1e-3)
+    steps = {**document, "sampling": {"scheme": "random_allocation", "participations": 4}}
+    assert delta({**steps, "steps": 40, "epochs": None}, epsilon=1.0) <= own * (1 + 1e-3)
