@@ -69,14 +69,14 @@ class EvidenceCollector:
                 parts = repository.final_record(connection, run_id)
             except NoRecord:
                 parts = []
-        if run.outcome is None:
+        if not run.has_ended:
             raise EvidenceIncomplete("the run has not ended.", "Wait until it has.")
-        issue = self.store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
+        issue = self.store.issue(run.certificate, run.issue, untrusted=run.untrusted)
         files = self._files(issue, run, now)
-        provenance = run.outcome.get("provenance")
+        provenance = run.provenance
         if provenance is not None:
             files["provenance.json"] = canonical_json(provenance)
-        if parts and run.outcome.get("record") is not None:
+        if parts and run.record is not None:
             record = b"".join(map(zlib.decompress, parts))
             files["record.jsonl"] = record
             try:
@@ -86,7 +86,7 @@ class EvidenceCollector:
                     "the certificate has no plan that can be run.", "Ask the operator."
                 ) from None
             files["conformance.json"] = canonical_json(result.as_dict())
-        files["ledger.json"] = canonical_json(self._ledger(run.reservation_id))
+        files["ledger.json"] = canonical_json(self._ledger(run.reservation))
         return self._with_story(files)
 
     @staticmethod
@@ -102,7 +102,7 @@ class EvidenceCollector:
             raise EvidenceIncomplete(
                 "the certificate has no place in the log yet.", "Try again in some seconds."
             )
-        subjects = [issue.id] if run is None else [issue.id, run.reservation_id, run.id]
+        subjects = [issue.id] if run is None else [issue.id, run.reservation, run.id]
         revealed = self.log.reveal(subjects, since=part.checkpoint)
         predicate = statement_in(issue.bundle)["predicate"]
         documents = {

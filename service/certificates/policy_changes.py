@@ -42,7 +42,6 @@ from affidavit.client import (
     Page,
     PolicyDocument,
     PolicyReference,
-    PolicySummary,
     PolicyVersion,
     ResponseModel,
 )
@@ -90,28 +89,18 @@ from affidavit.trust import (
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 
 
-def summary_of(stored: StoredPolicy, policies: PolicySet) -> PolicySummary:
-    """Build the response for ``stored``."""
-    return PolicySummary(**_fields_of(stored, policies))
-
-
 def version_of(stored: StoredPolicy, policies: PolicySet) -> PolicyVersion:
-    """Build the response for ``stored``, with its document and statement."""
+    """Return ``stored`` as the API and the pages show it."""
+    document = stored.policy.as_document()
     return PolicyVersion(
-        **_fields_of(stored, policies),
-        policy=PolicyDocument(stored.policy.as_document()),
+        **stored.policy.reference(),
+        datasets=document["datasets"],
+        active=policies.is_active(stored.policy),
+        created_by=stored.created_by,
+        created_at=stored.created_at,
+        policy=PolicyDocument(document),
         envelope=None if stored.envelope is None else json.loads(stored.envelope),
     )
-
-
-def _fields_of(stored: StoredPolicy, policies: PolicySet) -> dict[str, Any]:
-    return {
-        **stored.policy.reference(),
-        "datasets": stored.policy.as_document()["datasets"],
-        "active": policies.is_active(stored.policy),
-        "created_by": stored.created_by,
-        "created_at": stored.created_at,
-    }
 
 
 class WaiverRequest(RequestModel):

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
@@ -40,6 +40,7 @@ from affidavit.plan import (
 )
 from affidavit.service.core.errors import MalformedRequest
 
+Value = TypeVar("Value")
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 # Tabs and line ends are the only control characters in text; PostgreSQL refuses NUL.
 _PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
@@ -98,6 +99,9 @@ class QueryModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+
+Kept = Annotated[Value, Field(exclude=True, repr=False)]
+"""A field of a stored resource that no answer contains."""
 
 Position = Annotated[int | None, Field(ge=1, exclude_if=is_none)]
 """A line or column, omitted if the text has no positions."""

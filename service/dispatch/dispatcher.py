@@ -116,10 +116,12 @@ class Dispatcher:
             return None
         return self.engine.dashboard_url(job_id_of(run.id, run.job))
 
-    def refusal(self, run: StoredRun) -> str | None:
-        """Return the engine's last refusal of the job of a waiting run."""
+    def with_refusal(self, run: StoredRun) -> StoredRun:
+        """Return ``run`` with the engine's last refusal of its job, if it waits."""
         refusal = self._refusals.get(run.id)
-        return None if refusal is None or run.state != "queued" else refusal.message
+        if refusal is None or run.state != "queued":
+            return run
+        return run.model_copy(update={"refusal": refusal.message})
 
     def _loop(self) -> None:
         rounds = 0
@@ -198,7 +200,7 @@ class Dispatcher:
         """
         try:
             engine.submit(
-                Job(run=run.id, number=run.job, queue=run.queue, **run.request["requirements"])
+                Job(run=run.id, number=run.job, queue=run.queue, **dict(run.requirements))
             )
         except JobRefused as error:
             message, earlier = str(error), self._refusals.get(run.id)

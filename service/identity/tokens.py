@@ -51,7 +51,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -174,6 +174,12 @@ class Token:
         """The holder; tokens of one person, or else of one name in one team, have one holder."""
         name = self.name if self.team is None else f"{self.team}/{self.name}"
         return Actor(self.person or f"token:{name}", frozenset(self.scopes), self.team, self.serves)
+
+    def state_at(self, now: datetime) -> Literal["active", "expired", "revoked"]:
+        """Return whether it can be used at ``now``, or why not."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at <= now else "active"
 
     @property
     def serves_text(self) -> str:

@@ -128,7 +128,7 @@ def require_logged(connection: Connection, reservation: StoredReservation) -> No
     event = connection.execute(_RESERVE_EVENT, {"reservation": reservation.id}).one()
     stated = json.loads(event.body)
     is_same = Cost.read(stated["cost"]) == reservation.cost and all(
-        getattr(reservation, name) == stated[name] for name in (*RESERVATION_FACTS, "rule")
+        stated[name] == value for name, value in reservation.facts().items()
     )
     if not is_same or not is_logged(connection, event_entry(reservation.scope, event)):
         raise _altered(reservation.scope, f"reservation {reservation.id} is not the one in the log")

@@ -10,7 +10,7 @@ would have one number, and the primary key would refuse the second.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any
@@ -39,6 +39,7 @@ from affidavit.service.ledger.state import (
     LedgerState,
     StoredLedger,
     StoredReservation,
+    charge_of,
 )
 from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.entries import PENDING_LEAF, insert_logged, logged
@@ -245,12 +246,17 @@ def find_repeated(connection: Connection, context: CommandContext) -> Row[Any] |
 
 _RESERVATIONS = (
     select(
-        reservations,
+        *(column for column in reservations.c if column.name not in ("certificate_id", "rule")),
+        reservations.c.certificate_id.label("certificate"),
+        reservations.c.rule.label("admitted_by"),
+        runs.c.id.label("run"),
+        runs.c.request.label("run_request"),
         *_NAME,
         *(ledger_events.c[name] for name in ("kind", "seq", "at", "actor", "steps_run", "body")),
     )
     .join(ledgers, ledgers.c.id == reservations.c.ledger_id)
     .join(ledger_events, ledger_events.c.reservation_id == reservations.c.id)
+    .outerjoin(runs, runs.c.reservation_id == reservations.c.id)
     .order_by(ledger_events.c.seq)
 )
 """Reservations, one row for each event."""
@@ -317,24 +323,6 @@ def open_costs(connection: Connection, ledger_id: int, orders: int) -> dict[str,
     for row in connection.execute(query):
         result[STATES[row.kind]] += Cost.read(json.loads(row.cost))
     return result
-
-
-def runs_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str, str]:
-    """Return the ids of the runs of reservations, by reservation id."""
-    query = select(runs.c.reservation_id, runs.c.id).where(
-        runs.c.reservation_id.in_(reservation_ids)
-    )
-    return {row.reservation_id: row.id for row in connection.execute(query)}
-
-
-def models_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str, str]:
-    """Return the models that runs of reservations train, by reservation id."""
-    query = select(runs.c.reservation_id, runs.c.request).where(
-        runs.c.reservation_id.in_(reservation_ids)
-    )
-    return {
-        row.reservation_id: json.loads(row.request)["model"] for row in connection.execute(query)
-    }
 
 
 def states_of(
@@ -407,22 +395,22 @@ def _reservation(first: Row[Any], last: Row[Any]) -> StoredReservation:
         charged = Cost.read(body["cost"])
     elif last.kind == "release":
         charged = Cost.zero(len(cost.renyi))
-    plain = (
-        *("id", "ledger_id", "certificate_id", "issue", "untrusted", "plan_digest", "name"),
-        *("certified_steps", "rule", "team"),
-    )
-    return StoredReservation(
-        **{name: getattr(first, name) for name in plain},
-        scope=LedgerScope.of(first),
-        cost=cost,
-        event=json.loads(first.event),
-        state=STATES[last.kind],
-        charged=charged,
-        steps_run=last.steps_run,
-        record=body.get("record") if last.kind == "settle" else None,
-        reserved_by=first.actor,
-        reserved_at=first.at,
-        changed_at=last.at,
+    return StoredReservation.model_validate(
+        {
+            **first._mapping,
+            "steps": {"certified": first.certified_steps, "run": last.steps_run},
+            "cost": cost,
+            "current_cost": charged,
+            "reserved": charge_of(cost),
+            "charged": charge_of(charged),
+            "event": json.loads(first.event),
+            "model": None if first.run is None else json.loads(first.run_request)["model"],
+            "state": STATES[last.kind],
+            "record": body.get("record") if last.kind == "settle" else None,
+            "reserved_by": first.actor,
+            "reserved_at": first.at,
+            "changed_at": last.at,
+        }
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from affidavit.assessment import (
     interval,
     run_of,
 )
-from affidavit.client import Composition, Forecast, Ledger
+from affidavit.client import Composition, Forecast, Ledger, LedgerSummary
 from affidavit.plan import (
     Composed,
     Plan,
@@ -52,7 +53,7 @@ from affidavit.service.ledger.store import (
     find_repeated_reservation,
     require_usable,
 )
-from affidavit.service.ledger.wire_models import forecast_of, ledger_of, position_of
+from affidavit.service.ledger.wire_models import forecast_of, position_of
 from affidavit.trust import statement_in
 
 # ---- costs, in the accounting pool ---------------------------------------------------
@@ -139,6 +140,8 @@ def _costed(run: CertifiedRun, steps_run: int) -> RunCost | str:
 # ---- the service ---------------------------------------------------------------------
 
 MAX_CACHED_RESULTS = 512
+MAX_ENTRIES = 200
+"""Reservations in a ledger's response, latest first; ``entries_total`` counts all."""
 
 
 class NotAccountable(DomainError):
@@ -209,7 +212,7 @@ class LedgerService:
 
     async def cost_of_steps(self, reservation: StoredReservation, steps: int) -> Cost | None:
         """Return the cost of the first ``steps`` steps of a reserved run, or None for all steps."""
-        if steps >= reservation.certified_steps:
+        if steps >= reservation.steps.certified:
             return None
         certificate = await run_in_threadpool(self._issue_of, reservation)
         return (await self._cost(certificate, steps)).cost
@@ -229,7 +232,7 @@ class LedgerService:
             if cost is not None and certificate_id is not None:
                 forecast = await _forecast(ledger, cost, certificate_id)
             result.append(
-                await run_in_threadpool(ledger_of, ledger, reservations, composed, forecast)
+                await run_in_threadpool(_with_entries, ledger, reservations, composed, forecast)
             )
         return result
 
@@ -285,11 +288,10 @@ class LedgerService:
             if reservation.state == "released":
                 continue
             event = reservation.event
-            if reservation.state == "settled" and (
-                reservation.steps_run != reservation.certified_steps
-            ):
+            steps = reservation.steps
+            if reservation.state == "settled" and steps.run != steps.certified:
                 certificate = await run_in_threadpool(self._issue_of, reservation)
-                event = (await self._cost(certificate, reservation.steps_run)).event
+                event = (await self._cost(certificate, steps.run)).event
             counts[json.dumps(event, sort_keys=True)] += 1
         events = [(json.loads(text), count) for text, count in sorted(counts.items())]
         delta = ledger.state.budget.delta
@@ -316,7 +318,7 @@ class LedgerService:
         # Everybody who sees a ledger sees the composition of all its runs, of every team.
         with acting_for(None), suppress(NoResultFound):
             issue, untrusted = reservation.issue, reservation.untrusted
-            return self._certificates.issue(reservation.certificate_id, issue, untrusted=untrusted)
+            return self._certificates.issue(reservation.certificate, issue, untrusted=untrusted)
         raise CertificateNotUsable(
             f"the certificate of reservation {reservation.id} is not stored here.",
             "Settle in full, without steps_run.",
@@ -342,3 +344,16 @@ async def _forecast(ledger: StoredLedger, cost: RunCost, certificate_id: str) ->
     return await run_in_threadpool(
         forecast_of, ledger, cost.cost, certificate_id, certain=cost.certain
     )
+
+
+def _with_entries(
+    ledger: StoredLedger,
+    reservations: Sequence[StoredReservation],
+    composed: Composition,
+    forecast: Forecast | None,
+) -> Ledger:
+    """Return ``ledger`` with all its ``reservations``, latest first."""
+    summary = dict(LedgerSummary.model_validate(ledger))
+    summary["spent"] = summary["spent"].model_copy(update={"composed": composed})
+    entries = list(reservations[:MAX_ENTRIES])
+    return Ledger(**summary, entries=entries, entries_total=len(reservations), forecast=forecast)

@@ -32,12 +32,16 @@ No constraint can enforce the budget; ``integrity.check_ledgers`` finds a row th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, Self
 
+from pydantic import InstanceOf
+
+from affidavit.accountants import decimal_down, decimal_up
 from affidavit.accountants.privacy_filter import (
     DELTA_UNIT,
     UNIT,
@@ -48,8 +52,11 @@ from affidavit.accountants.privacy_filter import (
     Step,
     admits_alone,
 )
+from affidavit.client import Budget as SetBudget
+from affidavit.client import Reading, Remaining, Reservation, RunCharge, Spent
 from affidavit.plan import event_document, parse_event
 from affidavit.service.core.teams import DEFAULT
+from affidavit.service.core.wire_models import Kept
 
 Rule = Literal["filter", "alone"]
 ZERO = Coordinate()
@@ -216,9 +223,21 @@ class LedgerState:
         )
 
 
+FILTER_MEANING = (
+    "The least ε at which the filter that decides would have admitted what was spent; valid "
+    "when later plans are chosen in view of earlier results. A run whose record does not conform "
+    "is counted as certified, and may have spent more."
+)
+SUM_MEANING = "The certificates' ε and δ added up; it decides nothing."
+NEARLY_SPENT_SHARE = 0.8
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredLedger:
-    """A ledger's row with the state after its last event."""
+    """A ledger's row with the state after its last event.
+
+    Its properties are the fields of ``LedgerSummary``, which the API shows.
+    """
 
     id: int
     scope: LedgerScope
@@ -233,6 +252,77 @@ class StoredLedger:
         """
         return _spent_epsilon(self.state, self.filter)
 
+    @property
+    def dataset(self) -> str:
+        """The data set of its scope."""
+        return self.scope.dataset
+
+    @property
+    def unit(self) -> str:
+        """The privacy unit of its scope."""
+        return self.scope.unit
+
+    @property
+    def adjacency(self) -> str:
+        """The adjacency of its scope."""
+        return self.scope.adjacency
+
+    @property
+    def runs(self) -> int:
+        """The runs that are reserved, committed or settled."""
+        return self.state.runs
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget in force does not admit the spent cost."""
+        return self.state.exhausted(self.filter)
+
+    @property
+    def budget(self) -> SetBudget:
+        """The budget in force, as numbers."""
+        budget = self.state.budget
+        epsilon, delta = float(budget.epsilon), float(budget.delta)
+        return SetBudget(version=budget.number, epsilon=epsilon, delta=delta)
+
+    @property
+    def spent(self) -> Spent:
+        """The spending by the filter, which decides, and by the plain sum, rounded up."""
+        plain = charge_of(self.state.spent)
+        filtered = as_upper_bound(self.spent_epsilon())
+        return Spent(
+            filter=Reading(
+                epsilon=filtered, delta=self.budget.delta, decides=True, meaning=FILTER_MEANING
+            ),
+            sum=Reading(
+                epsilon=plain.epsilon, delta=plain.delta, decides=False, meaning=SUM_MEANING
+            ),
+        )
+
+    @property
+    def remaining(self) -> Remaining:
+        """The budget that remains by the filter, rounded down."""
+        left = _subtract_down(self.budget.epsilon, self.spent_epsilon())
+        return Remaining(epsilon=float(decimal_down(left)))
+
+    @property
+    def share(self) -> float:
+        """The share of the budget's ε that is spent, or infinity."""
+        return self.spent_epsilon() / self.budget.epsilon
+
+    @property
+    def is_nearly_spent(self) -> bool:
+        """Whether the budget is exhausted or nearly spent."""
+        return self.exhausted or self.share >= NEARLY_SPENT_SHARE
+
+
+def _subtract_down(budget: float, spent: float) -> float:
+    """Return ``budget`` minus ``spent``, rounded down and at least 0."""
+    if spent >= budget:
+        return 0.0
+    nearest = budget - spent
+    exact = Fraction(budget) - Fraction(spent)
+    return nearest if nearest <= exact else math.nextafter(nearest, 0.0)
+
 
 @lru_cache(maxsize=1024)
 def _spent_epsilon(state: LedgerState, filter_: Filter) -> float:
@@ -246,31 +336,55 @@ def _spent_epsilon(state: LedgerState, filter_: Filter) -> float:
     return replace(state, alone=ZERO).budget_for(filter_).spent(state.spent)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredReservation:
-    """A reservation's row with its later events.
+class StoredReservation(Reservation):
+    """A reservation, as the API shows it, with what only the service reads of its row.
 
-    ``state`` is reserved, committed, settled or released. ``cost`` is the reserved cost and
-    ``charged`` the current charge. ``steps_run`` is known after settlement.
+    ``cost`` is the reserved cost and ``current_cost`` what it is charged now; ``run`` is the id of
+    its run, and ``model`` what that trains.
     """
 
-    id: str
-    ledger_id: int
-    scope: LedgerScope
-    certificate_id: str
-    issue: int
-    untrusted: bool
-    plan_digest: str
-    name: str | None
-    certified_steps: int
-    rule: Rule
-    cost: Cost
-    event: dict[str, Any]
-    state: str
-    charged: Cost
-    steps_run: int | None
-    record: str | None
-    reserved_by: str
-    reserved_at: datetime
-    changed_at: datetime
-    team: str = DEFAULT
+    ledger_id: Kept[int]
+    untrusted: Kept[bool]
+    cost: Kept[InstanceOf[Cost]]
+    current_cost: Kept[InstanceOf[Cost]]
+    event: Kept[dict[str, Any]]
+    run: Kept[str | None]
+    model: Kept[str | None]
+    team: Kept[str]
+
+    @property
+    def scope(self) -> LedgerScope:
+        """The scope of its ledger."""
+        return LedgerScope.of(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its charge is final."""
+        return self.state in ("settled", "released")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the log says of a reservation, but its cost."""
+        return {
+            "certificate_id": self.certificate,
+            "issue": self.issue,
+            "untrusted": self.untrusted,
+            "plan_digest": self.plan_digest,
+            "certified_steps": self.steps.certified,
+            "rule": self.admitted_by,
+        }
+
+
+def charge_of(cost: Cost) -> RunCharge:
+    """Return ``cost`` as the API shows it, rounded up."""
+    mu_squared = cost.mu_squared.value(UNIT)
+    is_gaussian = math.isfinite(mu_squared)
+    return RunCharge(
+        epsilon=as_upper_bound(cost.epsilon.value(UNIT)),
+        delta=as_upper_bound(cost.delta.value(DELTA_UNIT)),
+        mu=as_upper_bound(math.sqrt(mu_squared) * (1 + 1e-15)) if is_gaussian else None,
+    )
+
+
+def as_upper_bound(value: float) -> float:
+    """Round ``value`` up to the digits of a certificate."""
+    return float(decimal_up(value))

@@ -179,8 +179,8 @@ def require_reserved_usable(
     Raises ``CertificateNotUsable``, and ``NotGenuine`` for a tampered certificate.
     """
     return require_usable(
-        current(connection, reservation.certificate_id),
-        reservation.scope.dataset,
+        current(connection, reservation.certificate),
+        reservation.dataset,
         allow_untrusted=reservation.untrusted,
         issue=reservation,
     )
@@ -365,7 +365,7 @@ class LockedReservation:
             return False
         if reservation.state != "reserved":
             raise self._wrong_state("Settle a run that has begun, by the steps it took.")
-        state = self.ledger.state.with_release(reservation.cost, reservation.rule)
+        state = self.ledger.state.with_release(reservation.cost, reservation.admitted_by)
         self._add_event("release", state, {"reason": reason})
         return True
 
@@ -374,7 +374,7 @@ class LockedReservation:
 
         Raises ``StepsAboveCertificate`` or ``RecordRequired`` besides.
         """
-        reservation, certified = self.reservation, self.reservation.certified_steps
+        reservation, certified = self.reservation, self.reservation.steps.certified
         if steps_run > certified:
             raise StepsAboveCertificate(
                 f"{steps_run} steps were run and {certified} are certified.",
@@ -384,7 +384,7 @@ class LockedReservation:
         if steps_run < certified and record is None:
             raise _record_required(steps_run, certified)
         if reservation.state == "settled":
-            if (reservation.steps_run, reservation.record) == (steps_run, record):
+            if (reservation.steps.run, reservation.record) == (steps_run, record):
                 return False
             raise self._wrong_state("A run can be settled only once.")
         if reservation.state != "committed":
@@ -404,7 +404,7 @@ class LockedReservation:
         The digest of a record proves nothing: only a record that the service itself holds and has
         verified (``runs.queue.LockedRun``) reduces a charge.
         """
-        certified = self.reservation.certified_steps
+        certified = self.reservation.steps.certified
         steps_run = certified if reported is None else reported
         if self.reservation.state == "committed" and steps_run < certified:
             raise _record_required(steps_run, certified)
@@ -422,7 +422,7 @@ class LockedReservation:
             body,
             self.context,
             reservation_id=self.reservation.id,
-            certified_steps=self.reservation.certified_steps,
+            certified_steps=self.reservation.steps.certified,
             steps_run=steps_run,
         )
 
@@ -536,8 +536,7 @@ class LedgerStore(Store):
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
             hold_certificate(connection, get_reservation(connection, reservation_id).certificate_id)
             locked = lock_reservation(connection, reservation_id, context)
-            run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
-            if run_id is not None:
+            if (run_id := locked.reservation.run) is not None:
                 raise HeldByRun(
                     f"reservation {reservation_id} belongs to run {run_id}, which commits, "
                     "settles and releases it by its record.",

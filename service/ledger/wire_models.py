@@ -13,10 +13,9 @@ affidavit.service.core.errors.MalformedRequest: invalid_value at /steps_run: ...
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
-from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from fastapi import Path as PathParameter
@@ -24,7 +23,6 @@ from pydantic import Field
 
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.accountants.privacy_filter import (
-    DELTA_UNIT,
     MAX_EPSILON,
     MAX_FORECAST,
     UNIT,
@@ -32,16 +30,7 @@ from affidavit.accountants.privacy_filter import (
 )
 from affidavit.client import (
     Adjacency,
-    Budget,
-    Composition,
     Forecast,
-    Ledger,
-    LedgerSummary,
-    Reading,
-    Remaining,
-    Reservation,
-    RunCharge,
-    Spent,
     Unit,
 )
 from affidavit.plan import Integer, Real
@@ -52,17 +41,11 @@ from affidavit.service.core.wire_models import (
     Digest,
     RequestModel,
 )
-from affidavit.service.ledger.state import StoredLedger, StoredReservation
-
-MAX_ENTRIES = 200
-"""Reservations in a ledger's response, latest first; ``entries_total`` counts all."""
-
-FILTER_MEANING = (
-    "The least ε at which the filter that decides would have admitted what was spent; valid "
-    "when later plans are chosen in view of earlier results. A run whose record does not conform "
-    "is counted as certified, and may have spent more."
+from affidavit.service.ledger.state import (
+    StoredLedger,
+    StoredReservation,
+    charge_of,
 )
-SUM_MEANING = "The certificates' ε and δ added up; it decides nothing."
 
 DatasetName = Annotated[
     str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="As plans name it.")
@@ -136,75 +119,6 @@ class ReleaseRequest(RequestModel):
 # ---- responses -----------------------------------------------------------------------
 
 
-def budget_of(ledger: StoredLedger) -> Budget:
-    """Build the response for the budget of ``ledger``."""
-    budget = ledger.state.budget
-    return Budget(version=budget.number, epsilon=float(budget.epsilon), delta=float(budget.delta))
-
-
-def charge_of(cost: Cost) -> RunCharge:
-    """Build the response for ``cost``, rounded up."""
-    mu_squared = cost.mu_squared.value(UNIT)
-    is_gaussian = math.isfinite(mu_squared)
-    return RunCharge(
-        epsilon=_up(cost.epsilon.value(UNIT)),
-        delta=_up(cost.delta.value(DELTA_UNIT)),
-        mu=_up(math.sqrt(mu_squared) * (1 + 1e-15)) if is_gaussian else None,
-    )
-
-
-def summary_of(ledger: StoredLedger) -> LedgerSummary:
-    """Build the summary of ``ledger``."""
-    return LedgerSummary(**_fields_of(ledger))
-
-
-def _fields_of(ledger: StoredLedger, composed: Composition | None = None) -> dict[str, Any]:
-    state, spent = ledger.state, ledger.spent_epsilon()
-    budget = budget_of(ledger)
-    return {
-        **ledger.scope.as_dict(),
-        "budget": budget,
-        "runs": state.runs,
-        "exhausted": state.exhausted(ledger.filter),
-        "spent": Spent(
-            filter=Reading(
-                epsilon=_up(spent), delta=budget.delta, decides=True, meaning=FILTER_MEANING
-            ),
-            sum=Reading(
-                epsilon=_up(state.spent.epsilon.value(UNIT)),
-                delta=_up(state.spent.delta.value(DELTA_UNIT)),
-                decides=False,
-                meaning=SUM_MEANING,
-            ),
-            composed=composed,
-        ),
-        "remaining": Remaining(epsilon=float(decimal_down(_subtract_down(budget.epsilon, spent)))),
-    }
-
-
-def reservation_of(stored: StoredReservation) -> Reservation:
-    """Build the response for ``stored``."""
-    return Reservation.model_validate(
-        {
-            "id": stored.id,
-            **stored.scope.as_dict(),
-            "certificate": stored.certificate_id,
-            "issue": stored.issue,
-            "plan_digest": stored.plan_digest,
-            "name": stored.name,
-            "state": stored.state,
-            "steps": {"certified": stored.certified_steps, "run": stored.steps_run},
-            "record": stored.record,
-            "admitted_by": stored.rule,
-            "reserved": charge_of(stored.cost),
-            "charged": charge_of(stored.charged),
-            "reserved_by": stored.reserved_by,
-            "reserved_at": stored.reserved_at,
-            "changed_at": stored.changed_at,
-        }
-    )
-
-
 def forecast_of(
     ledger: StoredLedger, cost: Cost, certificate_id: str, *, certain: bool
 ) -> Forecast:
@@ -226,21 +140,6 @@ def forecast_of(
         if runs
         else f"no run of this size fits: it needs {epsilons[1]} of {state.budget.epsilon}.",
         cost=charge_of(cost),
-    )
-
-
-def ledger_of(
-    ledger: StoredLedger,
-    reservations: Sequence[StoredReservation],
-    composed: Composition,
-    forecast: Forecast | None,
-) -> Ledger:
-    """Build the response for ``ledger`` and all its ``reservations``, latest first."""
-    return Ledger(
-        **_fields_of(ledger, composed),
-        entries=[reservation_of(stored) for stored in reservations[:MAX_ENTRIES]],
-        entries_total=len(reservations),
-        forecast=forecast,
     )
 
 
@@ -276,11 +175,6 @@ def position_of(
     }
 
 
-def _up(value: float) -> float:
-    """Round ``value`` up to the digits of a certificate."""
-    return float(decimal_up(value))
-
-
 def amounts_of(ledger: StoredLedger, open_: Mapping[str, Cost]) -> dict[str, Decimal] | None:
     """Split the budget's ε into spent, committed, reserved and free amounts.
 
@@ -313,18 +207,9 @@ def marginal_epsilon(ledger: StoredLedger, *runs: StoredReservation) -> float | 
         return 0.0
     without = ledger.state
     for run in charged:
-        without = without.with_release(run.charged, run.rule)
+        without = without.with_release(run.current_cost, run.admitted_by)
     before = 0.0
     if without.spent != Cost.zero(len(without.spent.renyi)):
         before = replace(ledger, state=without).spent_epsilon()
     spent = ledger.spent_epsilon()
     return max(0.0, spent - before) if math.isfinite(spent) else None
-
-
-def _subtract_down(budget: float, spent: float) -> float:
-    """Return ``budget`` minus ``spent``, rounded down and at least 0."""
-    if spent >= budget:
-        return 0.0
-    nearest = budget - spent
-    exact = Fraction(budget) - Fraction(spent)
-    return nearest if nearest <= exact else math.nextafter(nearest, 0.0)

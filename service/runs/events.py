@@ -32,10 +32,9 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.client import ResponseModel, RunProgress, StepsSpent
 from affidavit.service.core.errors import AccountingUnavailable, DomainError
 from affidavit.service.ledger.service import LedgerService
-from affidavit.service.ledger.wire_models import charge_of
+from affidavit.service.ledger.state import charge_of
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.repository import ENDED, STATES, StoredRun, round_up_steps
-from affidavit.service.runs.wire_models import event_of
+from affidavit.service.runs.repository import StoredRun, round_up_steps
 
 KEEPALIVE_SECONDS = 15.0
 MAX_STREAM_SECONDS = 300.0
@@ -88,7 +87,7 @@ class RunEvents:
     def is_over(self, run_id: str, last: EventId) -> bool:
         """Return whether the run has ended and all events were sent; raises ``UnknownRun``."""
         run = self._queue.find(run_id)
-        return run.state in ENDED and last.seq >= run.events[-1].seq
+        return run.has_ended and last.seq >= run.events[-1].seq
 
     async def stream(self, run_id: str, last: EventId, caller: str) -> AsyncIterator[bytes]:
         """Yield the events of a run after ``last``, for ``caller``."""
@@ -107,7 +106,7 @@ class RunEvents:
                         # Escaped to ASCII, so that it contains no line end.
                         text = json.dumps(data.model_dump(mode="json"))
                         yield f"id: {event_id}\nevent: {kind}\ndata: {text}\n\n".encode("ascii")
-                    if run.state in ENDED:
+                    if run.has_ended:
                         return
                 if time.monotonic() - sent_at > KEEPALIVE_SECONDS:
                     sent_at = time.monotonic()
@@ -121,28 +120,27 @@ class RunEvents:
         self, run: StoredRun, last: EventId
     ) -> AsyncIterator[tuple[EventId, str, ResponseModel]]:
         """Yield the events after ``last``: states, progress, and the end."""
-        state, steps = "queued", max([run.steps, *(attempt.granted for attempt in run.attempts)])
-        end = run.events[-1:] if run.state in ENDED else ()
-        for event in run.events[: len(run.events) - len(end)]:
-            state = STATES.get(event.kind, state)
+        steps = max([run.steps.reported, *(attempt.granted for attempt in run.attempts)])
+        before = run.events[:-1] if run.has_ended else run.events
+        for event in before:
             if event.seq > last.seq:
                 last = last._replace(seq=event.seq)
-                yield last, "state", event_of(event, state)
+                yield last, "state", event
         if run.has_begun and steps > last.steps:
             last = last._replace(steps=steps)
             yield last, "progress", await self.progress(run, steps)
-        for event in end:
+        for event in run.events[len(before) :]:
             if event.seq > last.seq:
-                yield last._replace(seq=event.seq), "state", event_of(event, run.state)
+                yield last._replace(seq=event.seq), "state", event
 
     async def progress(self, run: StoredRun, steps: int) -> RunProgress:
         """Return the cost of ``steps`` steps, rounded up."""
-        charged, spent = round_up_steps(steps, run.certified_steps), None
+        charged, spent = round_up_steps(steps, run.steps.certified), None
         with suppress(AccountingUnavailable, DomainError, TimeoutError):
             async with asyncio.timeout(ACCOUNTING_SECONDS):
                 find = self._ledger.store.reservation
-                reservation = await run_in_threadpool(find, run.reservation_id)
+                reservation = await run_in_threadpool(find, run.reservation)
                 cost = await self._ledger.cost_of_steps(reservation, charged)
                 charge = charge_of(reservation.cost if cost is None else cost)
                 spent = StepsSpent(steps=charged, epsilon=charge.epsilon, delta=charge.delta)
-        return RunProgress(steps=steps, certified=run.certified_steps, spent=spent)
+        return RunProgress(steps=steps, certified=run.steps.certified, spent=spent)

@@ -85,22 +85,24 @@ class LockedRun:
     def cancel(self, reason: str) -> StoredRun:
         """End a queued run, or ask the worker of another run to stop. Raises ``WrongState``."""
         run, body = self.run, {"code": "cancelled", "message": reason}
-        if run.state == "cancelled" or (run.cancel_asked and run.outcome is None):
+        if run.state == "cancelled" or (run.cancel_asked and not run.has_ended):
             return run
-        if run.outcome is not None:
+        if run.has_ended:
             raise WrongState(
                 f"run {run.id} is {run.state}.", "Only a run that has not ended can be cancelled."
             )
         if run.state == "queued":
-            return replace(self, run=replace(run, cancel_asked=True))._end_without_record(body)
+            marked = run.model_copy(update={"cancel_asked": True})
+            return replace(self, run=marked)._end_without_record(body)
         return self._write("cancel_asked", body, cancel=True)
 
     # ---- workers ---------------------------------------------------------------------
 
     def claim(self, worker: str, lease: int, secret: str) -> StoredRun:
         """Lease a queued run to a worker for ``lease`` seconds, under the next fencing token."""
-        fence = self.run.fence + 1
-        return replace(self, run=replace(self.run, fence=fence))._write(
+        fence = self.run.claims + 1
+        claimed = self.run.model_copy(update={"claims": fence})
+        return replace(self, run=claimed)._write(
             "claimed",
             {"fence": fence, "worker": worker},
             state="claimed",
@@ -125,15 +127,15 @@ class LockedRun:
             return run  # it was started under this token, and the response was lost
         if (obstacle := self._find_obstacle(request.plan_digest)) is not None:
             return self._end_without_record(obstacle)
-        body: dict[str, Any] = {"fence": run.fence, "plan_digest": run.plan_digest}
-        lease: dict[str, Any] = {"state": "running", "previous": run.fence, "head": None}
+        body: dict[str, Any] = {"fence": run.claims, "plan_digest": run.plan_digest}
+        lease: dict[str, Any] = {"state": "running", "previous": run.claims, "head": None}
         if search is not None:
             # Trials of a lost worker cannot be continued, and the number cannot be drawn again.
             wants = None
-            opening = SearchOpening.create(run.certificate_id, search["choices"], search["score"])
+            opening = SearchOpening.create(run.certificate, search["choices"], search["score"])
             lease["search"], body["search"] = json.dumps(opening.as_document()), opening.digest
         body["granted"] = granted = (
-            run.certified_steps if wants is None else self._compute_grant(wants)
+            run.steps.certified if wants is None else self._compute_grant(wants)
         )
         return self._write(
             "resumed" if run.has_begun else "running", body, granted=granted, **lease
@@ -146,17 +148,17 @@ class LockedRun:
         Granted steps are spent if another worker has to continue the run.
         """
         self._require_claim(report)
-        run, granted = self.run, self.run.granted
+        run, granted = self.run, self.run.steps.granted
         if run.state == "running":
             # Logged only before this attempt is granted a step.
             before = max((attempt.granted for attempt in run.attempts), default=0)
             if report.head is not None and run.head is None and granted == before:
                 repository.log_record_head(self.connection, run, report.head, self.context)
             granted = self._compute_grant(max(report.steps, report.wants))
-            if granted > run.granted:
+            if granted > run.steps.granted:
                 repository.log_grant(self.connection, run, granted, self.context)
         return self._renew(
-            granted, steps=max(run.steps, report.steps), head=report.head or run.head
+            granted, steps=max(run.steps.reported, report.steps), head=report.head or run.head
         )
 
     def add_record_part(self, report: RecordPartRequest) -> Renewal:
@@ -164,7 +166,7 @@ class LockedRun:
         self._require_claim(report, running=True)
         content = report.lines.encode("utf-8", "surrogatepass")
         repository.add_record_part(self.connection, self.run.id, report.fence, report.part, content)
-        return self._renew(self.run.granted)
+        return self._renew(self.run.steps.granted)
 
     def complete(
         self, report: CompletionRequest, checked: Conformance | None, cost: Cost | None
@@ -178,7 +180,7 @@ class LockedRun:
             return self.run
         self._require_claim(report, running=True)
         end, code = self._classify_end(checked)
-        steps, record, message = self.run.certified_steps, None, "no record was sent."
+        steps, record, message = self.run.steps.certified, None, "no record was sent."
         if checked is not None:
             steps = steps if cost is None else checked.steps_to_charge
             record = checked.head
@@ -187,7 +189,7 @@ class LockedRun:
         body = {
             "code": code,
             "message": message,
-            "fence": self.run.fence,
+            "fence": self.run.claims,
             "steps_charged": self._settle(steps, record, cost),
             "record": record,
             "provenance": report.provenance,
@@ -209,7 +211,7 @@ class LockedRun:
         """End a current lease under ``fence``; with ``expired`` only if it was not renewed."""
         run = self.run
         renewed = expired and run.expires_at is not None and run.expires_at >= self.context.at
-        if run.fence != fence or run.state not in HELD_STATES or renewed:
+        if run.claims != fence or run.state not in HELD_STATES or renewed:
             return False
         message = f"worker {run.worker}: {reason}"
         self._requeue({"code": "lease_lost", "message": message, "fence": fence})
@@ -222,7 +224,7 @@ class LockedRun:
         """
         if (self.run.state, self.run.job) != ("queued", number):
             return None
-        unclaimed = number - self.run.fence
+        unclaimed = number - self.run.claims
         if refusal is None and unclaimed < MAX_FAILED_ATTEMPTS:
             self._change_lease(job=number + 1)
             return self._changed()
@@ -248,7 +250,7 @@ class LockedRun:
     def _write(self, kind: Kind, body: dict[str, Any], **lease: Any) -> StoredRun:
         """Change the lease, insert the event with its log entry, and return the run."""
         self._change_lease(**lease)
-        fence = None if kind == "cancel_asked" else self.run.fence or None
+        fence = None if kind == "cancel_asked" else self.run.claims or None
         begun = self.run.has_begun
         repository.add_event(
             self.connection, self.run.id, kind, body, self.context, fence=fence, begun=begun
@@ -258,7 +260,7 @@ class LockedRun:
     def _require_claim(self, report: FencedRequest, *, running: bool = False) -> None:
         run = self.run
         genuine = run.secret is not None and compare_digest(run.secret, _digest_of(report.secret))
-        current_claim = (run.fence, run.holder) == (report.fence, self.context.actor)
+        current_claim = (run.claims, run.holder) == (report.fence, self.context.actor)
         states = ("running",) if running else HELD_STATES
         if not (genuine and current_claim and run.state in states):
             raise LeaseLost(
@@ -274,7 +276,7 @@ class LockedRun:
             return {"code": "cancelled", "message": "it was cancelled before it began."}
         if plan_digest != run.plan_digest:
             return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
-        hold_certificate(self.connection, run.certificate_id)
+        hold_certificate(self.connection, run.certificate)
         locked = self._lock_reservation()
         reservation = locked.reservation
         if reservation.state != ("committed" if run.has_begun else "reserved"):
@@ -288,14 +290,14 @@ class LockedRun:
         return None
 
     def _lock_reservation(self) -> LockedReservation:
-        return lock_reservation(self.connection, self.run.reservation_id, self.context)
+        return lock_reservation(self.connection, self.run.reservation, self.context)
 
     def _compute_grant(self, wants: int) -> int:
         """Return the new number of granted steps: never fewer, and never uncertified steps.
 
         It is rounded up to hundredths of the run, because each grant is logged.
         """
-        return max(self.run.granted, round_up_steps(wants, self.run.certified_steps))
+        return max(self.run.steps.granted, round_up_steps(wants, self.run.steps.certified))
 
     def _classify_end(self, checked: Conformance | None) -> tuple[End, str]:
         """Return how a run ended by its worker's report, and the code of the reason."""
@@ -307,7 +309,7 @@ class LockedRun:
             return "cancelled", "cancelled"
         if not conformant:
             return "failed", "no_record" if checked is None else "not_conformant"
-        limit, began = self.run.request["time_limit"], self.run.began_at
+        limit, began = self.run.time_limit, self.run.began_at
         late = limit and began and self.context.at >= began + timedelta(seconds=limit)
         return "failed", "time_limit" if late else "stopped"
 
@@ -315,14 +317,14 @@ class LockedRun:
         """Charge the run for ``steps``, at most once; return the charged steps."""
         locked = self._lock_reservation()
         if locked.reservation.state == "settled":
-            return int(locked.reservation.steps_run or 0)
+            return int(locked.reservation.steps.run or 0)
         locked.settle(steps, record, cost)
         return steps
 
     def _end_without_record(self, body: dict[str, Any]) -> StoredRun:
         """End the run: charged in full if it has begun, else released."""
         if self.run.has_begun:
-            charged = self._settle(self.run.certified_steps, None, None)
+            charged = self._settle(self.run.steps.certified, None, None)
             body = {**body, "steps_charged": charged}
         else:
             locked = self._lock_reservation()
@@ -336,10 +338,11 @@ class LockedRun:
         earlier = (attempt.body.get("further", False) for attempt in reversed(run.attempts))
         progress = (run.made_progress, *earlier)
         failed = sum(1 for _ in takewhile(lambda further: not further, progress))
-        spent = run.has_begun and run.granted >= run.certified_steps
+        spent = run.has_begun and run.steps.granted >= run.steps.certified
         if run.cancel_asked or spent or failed >= MAX_FAILED_ATTEMPTS:
             return self._end_without_record(body)
-        attempt = {"granted": run.granted, "steps": run.steps, "head": run.head}
+        steps = run.steps
+        attempt = {"granted": steps.granted, "steps": steps.reported, "head": run.head}
         body = {**body, **attempt, "begun": run.has_begun, "further": run.made_progress}
         return self._write("requeued", body, state="queued", expires_at=None, secret=None)
 
@@ -405,9 +408,8 @@ class RunQueue(Store):
     def start(self, run_id: str, request: StartRequest, context: CommandContext) -> StoredRun:
         """Start or continue a run; raises ``RunNotStarted`` if it was ended instead."""
         run = self.change(run_id, context, LockedRun.start, request)
-        if run.outcome is not None:
-            message = f"{run.outcome['code']}: {run.outcome['message']}"
-            raise RunNotStarted(message, "Claim another run.")
+        if run.has_ended:
+            raise RunNotStarted(f"{run.code}: {run.message}", "Claim another run.")
         return run
 
     def expire_leases(self, context: CommandContext) -> int:

@@ -26,20 +26,18 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self
 
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
-from affidavit.evidence import SearchOpening
-from affidavit.service.core.database import (
-    page_of,
-)
+from affidavit.client import Run, RunEvent
+from affidavit.service.core.database import page_of
 from affidavit.service.core.errors import DomainError
+from affidavit.service.core.wire_models import Kept
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log import entries
-from affidavit.service.tables.ledger import reservations
+from affidavit.service.tables.ledger import ledgers, reservations
 from affidavit.service.tables.runs import run_events, run_leases, run_records, runs
 from affidavit.trust.log import LogEntry
 
@@ -53,6 +51,8 @@ STATES: Mapping[str, str] = {
 }
 """The state of a run after each kind of event; ``cancel_asked`` does not change it."""
 UNIQUE_KINDS = {"queued", "cancel_asked", "running"}
+OUTCOME = ("code", "message", "record", "provenance")
+"""What the event that ended a run says of it, beside the charged steps."""
 
 STEP_PARTS = 100
 """Parts of a run, in which steps are granted and accounted."""
@@ -94,22 +94,18 @@ class RecordRefused(DomainError):
     code = "record_refused"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRunEvent:
-    """An event of a run; the log has the same ``body``.
+class StoredRunEvent(RunEvent):
+    """An event of a run, as the API shows it, with what only the service reads.
 
-    ``requeued`` ends a worker's attempt under ``fence``. Its body has ``granted``, the steps
-    granted to all attempts so far, ``further``, whether the attempt finished a step, and ``head``,
-    the last reported digest of a line of its record.
+    ``body`` is what the log has of it, and ``token`` the fencing token under which it happened.
+    ``requeued`` ends a worker's attempt. Its body has ``granted``, the steps granted to all
+    attempts so far, ``further``, whether the attempt finished a step, and ``head``, the last
+    reported digest of a line of its record.
     """
 
-    run_id: str
-    seq: int
-    kind: str
-    at: datetime
-    actor: str
-    fence: int | None
-    body: dict[str, Any]
+    actor: Kept[str]
+    token: Kept[int | None]
+    body: Kept[dict[str, Any]]
 
     @property
     def granted(self) -> int:
@@ -117,72 +113,69 @@ class StoredRunEvent:
         return int(self.body.get("granted", 0))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRun:
-    """A run: its request, its lease, and its events.
+class StoredRun(Run):
+    """A run, as the API shows it, with what only the service reads of its request and its lease.
 
-    ``steps``, of ``certified_steps``, and ``head`` of the record are the worker's last report.
-    ``granted`` is the number of steps that all holders may have charged, ``previous`` the token
-    under which the run was last started. ``search`` is secret; ``secret`` is a digest.
+    ``name`` and ``dataset`` are the plan's. ``claims`` is also the fencing token of the last claim,
+    ``previous`` that under which the run was last started, and ``head`` the last reported digest of
+    a line of the record. ``search`` is the secret opening of a search; ``secret`` is a digest.
     """
 
-    id: str
-    certificate_id: str
-    issue: int
-    untrusted: bool
-    plan_digest: str
-    reservation_id: str
-    queue: str
-    request: dict[str, Any]
-    requested_by: str
-    requested_at: datetime
-    request_digest: str | None
-    certified_steps: int
-    state: str
-    fence: int
-    secret: str | None
-    job: int
-    holder: str | None
-    worker: str | None
-    seconds: int | None
-    expires_at: datetime | None
-    steps: int
-    cancel_asked: bool
-    granted: int
-    head: str | None
-    previous: int | None
-    search: SearchOpening | None
-    events: tuple[StoredRunEvent, ...]
+    name: Kept[str | None]
+    dataset: Kept[str]
+    untrusted: Kept[bool]
+    request: Kept[dict[str, Any]]
+    request_digest: Kept[str | None]
+    secret: Kept[str | None]
+    job: Kept[int]
+    holder: Kept[str | None]
+    seconds: Kept[int | None]
+    expires_at: Kept[datetime | None]
+    head: Kept[str | None]
+    previous: Kept[int | None]
+    search: Kept[dict[str, Any] | None]
+    events: Kept[tuple[StoredRunEvent, ...]]
 
     @classmethod
     def of(cls, row: Row[Any], events: Sequence[StoredRunEvent]) -> Self:
         """Build the run of a row of ``_RUNS`` and its ``events``."""
-        last = events[-1].kind
-        read = {
-            "request": json.loads(row.request),
-            "search": None if row.search is None else SearchOpening.read(json.loads(row.search)),
-            "state": last if last in ENDED else row.state,
+        request, last = json.loads(row.request), events[-1]
+        outcome = last.body if last.event in ENDED else {}
+        steps = {
+            "certified": row.certified_steps,
+            "granted": row.granted,
+            "reported": row.steps,
+            "charged": outcome.get("steps_charged"),
         }
-        return cls(**{**row._mapping, **read}, events=tuple(events))
+        read = {
+            "request": request,
+            "search": None if row.search is None else json.loads(row.search),
+            "state": last.event if last.event in ENDED else row.state,
+            "steps": steps,
+            "changed_at": last.at,
+            "events": events,
+        }
+        ended = {name: outcome.get(name) for name in OUTCOME}
+        return cls.model_validate({**request, **row._mapping, **ended, **read})
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further event can follow."""
+        return self.state in ENDED
 
     @property
     def began_at(self) -> datetime | None:
         """The time at which the first step was started."""
-        return next((event.at for event in self.events if event.kind == "running"), None)
+        return next((event.at for event in self.events if event.event == "running"), None)
 
     @property
     def attempts(self) -> tuple[StoredRunEvent, ...]:
         """The ``requeued`` events, which end attempts, oldest first."""
-        return tuple(event for event in self.events if event.kind == "requeued")
-
-    @property
-    def outcome(self) -> dict[str, Any] | None:
-        """The body of the event that ended the run."""
-        return self.events[-1].body if self.state in ENDED else None
+        return tuple(event for event in self.events if event.event == "requeued")
 
     def was_ended_by(self, provenance: dict[str, Any]) -> bool:
         """Return whether a worker's report with this provenance ended the run."""
-        return self.outcome is not None and self.outcome.get("provenance") == provenance
+        return self.has_ended and self.provenance == provenance
 
     @property
     def has_begun(self) -> bool:
@@ -190,9 +183,9 @@ class StoredRun:
         return self.began_at is not None
 
     @property
-    def changed_at(self) -> datetime:
-        """The time of the last event."""
-        return self.events[-1].at
+    def steps_done(self) -> int:
+        """The steps charged to a run that has ended, and those reported of another."""
+        return self.steps.reported if self.steps.charged is None else self.steps.charged
 
     @property
     def made_progress(self) -> bool:
@@ -201,18 +194,33 @@ class StoredRun:
         An attempt that charged two steps beyond the earlier grants has finished the first of them.
         """
         granted = self.attempts[-1].granted if self.attempts else 0
-        return self.has_begun and self.steps >= granted + 2
+        return self.has_begun and self.steps.reported >= granted + 2
 
 
+_PLAIN = ("id", "issue", "untrusted", "plan_digest", "queue", "request")
 _ROW = (
-    *(column for column in runs.c if column.name not in ("idempotency_key", "team")),
-    *(column for column in run_leases.c if column.name not in (*runs.c.keys(), "run_id", "cancel")),
+    *(runs.c[name] for name in (*_PLAIN, "requested_by", "requested_at", "request_digest")),
+    *(run_leases.c[name] for name in ("state", "secret", "job", "holder", "worker", "seconds")),
+    *(run_leases.c[name] for name in ("expires_at", "steps", "granted", "head", "previous")),
+    run_leases.c.search,
+    runs.c.certificate_id.label("certificate"),
+    runs.c.reservation_id.label("reservation"),
+    run_leases.c.fence.label("claims"),
     run_leases.c.cancel.label("cancel_asked"),
     reservations.c.certified_steps,
+    reservations.c.name,
+    ledgers.c.dataset,
 )
-_RUNS: Select[Any] = select(*_ROW).join_from(runs, run_leases).join_from(runs, reservations)
+_RUNS: Select[Any] = (
+    select(*_ROW)
+    .join_from(runs, run_leases)
+    .join_from(runs, reservations)
+    .join_from(reservations, ledgers)
+)
 _EVENTS = select(
-    *(column for column in run_events.c if column.name not in ("once", "follows"))
+    *(run_events.c[name] for name in ("run_id", "seq", "at", "actor", "body")),
+    run_events.c.kind.label("event"),
+    run_events.c.fence.label("token"),
 ).order_by(run_events.c.seq)
 
 
@@ -271,9 +279,11 @@ def _load(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredRun]:
     """Load the runs of rows of ``_RUNS`` with their events."""
     events: dict[str, list[StoredRunEvent]] = defaultdict(list)
     query = _EVENTS.where(run_events.c.run_id.in_([row.id for row in rows]))
-    for event in connection.execute(query).mappings() if rows else ():
-        body = json.loads(event["body"])
-        events[event["run_id"]].append(StoredRunEvent(**{**event, "body": body}))
+    for row in connection.execute(query).mappings() if rows else ():
+        of_run, body = events[row["run_id"]], json.loads(row["body"])
+        state = STATES.get(row["event"]) or of_run[-1].state
+        event = {**body, **row, "body": body, "state": state}
+        of_run.append(StoredRunEvent.model_validate(event))
     return [StoredRun.of(row, events[row.id]) for row in rows]
 
 
@@ -320,7 +330,7 @@ def log_grant(
     connection: Connection, run: StoredRun, granted: int, context: CommandContext
 ) -> None:
     """Log that steps up to ``granted`` may be charged."""
-    body = {"fence": run.fence, "granted": granted}
+    body = {"fence": run.claims, "granted": granted}
     entries.append(connection, "steps", run.id, body, actor=context.actor, at=context.at)
 
 
@@ -331,7 +341,7 @@ def log_record_head(
     connection: Connection, run: StoredRun, head: str, context: CommandContext
 ) -> None:
     """Log the digest of a record's first line, which commits to data and canaries."""
-    body = {"fence": run.fence, "record": head}
+    body = {"fence": run.claims, "record": head}
     entries.append(connection, "record", run.id, body, actor=context.actor, at=context.at)
 
 
@@ -373,10 +383,10 @@ def final_record(connection: Connection, run_id: str) -> list[bytes]:
     Raises ``UnknownRun`` and ``NoRecord``.
     """
     run = find(connection, run_id)
-    parts = records_of(connection, run_id).get(run.events[-1].fence or 0, [])
-    if run.outcome is None or not parts:
+    parts = records_of(connection, run_id).get(run.events[-1].token or 0, [])
+    if not run.has_ended or not parts:
         raise NoRecord(
-            f"run {run_id} has {'sent no record' if run.outcome else 'not ended'}.",
+            f"run {run_id} has {'sent no record' if run.has_ended else 'not ended'}.",
             "Only a run that was reported with a record has one.",
         )
     return parts

@@ -33,6 +33,7 @@ from affidavit.evidence import (
     BrokenLine,
     Conformance,
     ConformanceFinding,
+    SearchOpening,
     check_conformance,
     decode_line,
     read_provenance,
@@ -188,9 +189,9 @@ class RunService:
             return run
         checked = await self._pool.run(check_record, sent) if sent.parts else None
         cost = None
-        if checked is not None and checked.steps_to_charge < run.certified_steps:
+        if checked is not None and checked.steps_to_charge < run.steps.certified:
             store = self._ledger.store
-            reservation = await run_in_threadpool(store.reservation, run.reservation_id)
+            reservation = await run_in_threadpool(store.reservation, run.reservation)
             cost = await self._ledger.cost_of_steps(reservation, checked.steps_to_charge)
         complete = LockedRun.complete
         return await run_in_threadpool(
@@ -211,10 +212,10 @@ class RunService:
                 "a keyset revokes the key that signed it.", "Give the worker a new key."
             )
         subject = (signed.run, signed.certificate, signed.plan_digest)
-        if subject != (run.id, run.certificate_id, run.plan_digest):
+        if subject != (run.id, run.certificate, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")
         records = self.queue.read(repository.records_of, run.id)
-        issue = self._store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
+        issue = self._store.issue(run.certificate, run.issue, untrusted=run.untrusted)
         return SentRecord(
             run=run,
             bundle=issue.bundle,
@@ -232,7 +233,7 @@ def _insert_run(
     hold_certificate(connection, request.certificate)
     # Held, so that it is not released meanwhile.
     reservation = lock_reservation(connection, reservation_id, context).reservation
-    if reservation.certificate_id != request.certificate:
+    if reservation.certificate != request.certificate:
         raise ReservationNotUsable(
             f"reservation {reservation_id} is not for this certificate.",
             "Leave `reservation` out to have one made.",
@@ -348,7 +349,8 @@ def _find_contradictions(
             message="The log did not have the record's first line, which commits to the plan's "
             "canaries, before a step was granted.",
         )
-    opening = sent.run.search
+    search = sent.run.search
+    opening = None if search is None else SearchOpening.read(search)
     if header.get("search") != (None if opening is None else opening.digest):
         yield ConformanceFinding(
             code="other_search",

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from affidavit.client import Run, RunEvent
+from affidavit.client import Run
 from affidavit.evidence import read_choices
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.core.wire_models import (
@@ -23,12 +23,10 @@ from affidavit.service.core.wire_models import (
     Digest,
     RequestModel,
 )
-from affidavit.service.runs.repository import StoredRun, StoredRunEvent
-from affidavit.worker import Fence, Job, Output, Reference, Secret, Steps
+from affidavit.worker import Fence, Output, Reference, Secret, Steps
 from affidavit.worker import RunId as AnyRun
 
 RunId = Annotated[str, Path(pattern=UUID, description="The run's `id`.")]
-TRAINER_FIELDS = ("data", "model", "output", "time_limit")
 
 
 # ---- requests ------------------------------------------------------------------------
@@ -157,61 +155,7 @@ class FailureRequest(FencedRequest):
 # ---- responses -----------------------------------------------------------------------
 
 
-def run_of(run: StoredRun, refusal: str | None = None) -> Run:
-    """Build the response for ``run``, whose job the engine refused for ``refusal``."""
-    outcome = run.outcome or {}
-    copied = (
-        *("id", "state", "issue", "plan_digest", "queue", "worker"),
-        *("cancel_asked", "requested_by", "requested_at", "changed_at"),
-    )
-    steps = {
-        "certified": run.certified_steps,
-        "granted": run.granted,
-        "reported": run.steps,
-        "charged": outcome.get("steps_charged"),
-    }
-    return Run.model_validate(
-        {
-            **{name: getattr(run, name) for name in copied},
-            **{name: run.request[name] for name in ("requirements", *TRAINER_FIELDS)},
-            **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
-            "certificate": run.certificate_id,
-            "reservation": run.reservation_id,
-            "claims": run.fence,
-            "steps": steps,
-            "refusal": refusal,
-        }
-    )
-
-
-def event_of(event: StoredRunEvent, state: str) -> RunEvent:
-    """Build the response for ``event``, after which the run is in ``state``."""
-    optional = ("code", "message", "worker", "fence", "steps_charged", "record")
-    facts = {"seq": event.seq, "event": event.kind, "state": state, "at": event.at}
-    return RunEvent.model_validate({**facts, **{name: event.body.get(name) for name in optional}})
-
-
-def job_of(run: StoredRun, secret: str) -> Job:
-    """Build the job of a run that was claimed with ``secret``."""
-    return Job(
-        run=run.id,
-        fence=run.fence,
-        secret=secret,
-        certificate=run.certificate_id,
-        plan_digest=run.plan_digest,
-        granted=run.granted,
-        previous=run.previous,
-        **{name: run.request[name] for name in TRAINER_FIELDS},
-    )
-
-
 class StartedRun(Run):
     """A run that has begun; ``search`` is the secret opening of a search."""
 
     search: dict[str, Any] | None
-
-
-def started_run(run: StoredRun) -> StartedRun:
-    """Build the response to the worker of ``run``."""
-    opening = None if run.search is None else run.search.as_document()
-    return StartedRun(**dict(run_of(run)), search=opening)

@@ -5,8 +5,9 @@ How to add a page
 A page is one module, named after its subject, and one template. The module has
 
 1. a *view* with the data to show, and one function that reads it from the database. A view is a
-   mapping, or a frozen dataclass where Python code reads it too. Table rows are dataclasses. A view
-   contains no HTML; clocks and limits are arguments;
+   mapping, or a frozen dataclass where Python code reads it too. It hands on the stored resources
+   and SQL rows as they are: templates read their fields and round and format them with filters. A
+   view contains no HTML; clocks and limits are arguments;
 2. the route, which takes an actor, builds the view and calls ``respond``::
 
     router = APIRouter()
@@ -17,8 +18,7 @@ A page is one module, named after its subject, and one template. The module has
         return respond(request, view, template="tokens.html")
 
 and one line in ``MODULES``. ``charts`` of ``respond`` are SVGs. Path parameters have FastAPI's
-syntax, as in ``/certificates/{certificate_id}``. ``view_of`` fills a dataclass from an object or a
-row. Programs use the API: a page has no second form.
+syntax, as in ``/certificates/{certificate_id}``. Programs use the API: a page has no second form.
 
 A form posts to ``@action(router, "/tokens")``. The guard reads the form and checks its token
 before the route runs; ``SubmittedForm`` is the form. The route calls the same use case as the API

@@ -32,12 +32,10 @@ from affidavit.service.web.pages.certificates import CertificateSearch, conditio
 from affidavit.service.web.pages.forms import SubmittedForm
 from affidavit.service.web.pages.plan_form import label_of
 from affidavit.service.web.pages.response import (
-    ListPage,
     action,
     page,
     respond,
     see_other,
-    view_of,
 )
 from affidavit.service.web.pages.text import messages_of, round_up
 from affidavit.service.web.routing import CertificateId
@@ -54,24 +52,6 @@ PAGE_SIZE = 50
 MAX_REQUESTERS = 5
 MAX_VALUE_LENGTH = 2000
 """Longest value on the page, in characters."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PendingLine:
-    """A certificate that awaits approval; ε and δ are rounded up."""
-
-    id: str
-    untrusted: bool
-    name: str | None
-    dataset: str | None
-    verdict: str
-    epsilon: str | None
-    delta: str | None
-    adjacency: str
-    given: int
-    required: int
-    created_at: datetime
-    not_after: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,12 +112,12 @@ def decide(
     return _respond(request, services, certificate_id, status, wrong=wrong, comment=comment)
 
 
-def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:
+def pending(connection: Connection, now: datetime, cursor: str | None) -> dict[str, Any]:
     """Return certificates that await approval, newest first; raises ``InvalidCursor``."""
     sort_key = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
     query = select(*(certificates.c[name] for name in COLUMNS)).where(*conditions_of(AWAITING, now))
     rows, following = page_of(connection, query, sort_key, cursor, PAGE_SIZE)
-    return ListPage(lines=tuple(map(_line, rows)), next=following)
+    return {"certificates": rows, "next": following}
 
 
 def approval_request(connection: Connection, certificate_id: str) -> dict[str, Any]:
@@ -146,10 +126,7 @@ def approval_request(connection: Connection, certificate_id: str) -> dict[str, A
     base = _previous_certificate(connection, certificate)
     predicate = statement_in(certificate.bundle)["predicate"]
     return {
-        "line": _line(certificate),
-        "envelope": certificate.envelope_digest,
-        "issue": certificate.issue,
-        "status": certificate.status.value,
+        "certificate": certificate,
         "guarantee": _guarantee(certificate),
         "base": None if base is None else _guarantee(base),
         "guarantees": () if base is None else _compared(_guarantee(base), _guarantee(certificate)),
@@ -247,18 +224,6 @@ def _compared(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, 
     return tuple(lines)
 
 
-def _line(row: Any) -> PendingLine:
-    """Return the table row of a stored certificate or a row of ``certificates``."""
-    return view_of(
-        PendingLine,
-        row,
-        epsilon=round_up(row.epsilon_upper),
-        delta=round_up(row.delta),
-        given=row.approvals_given,
-        required=row.approvals_required,
-    )
-
-
 def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple[str, ...]:
     query = (
         select(requests.c.requester)
@@ -275,7 +240,7 @@ def _respond(
     """Show a pending approval, with the submitted ``form`` and its error."""
     with services.engine.connect() as connection:
         approval = approval_request(connection, certificate_id)
-    is_open = approval["status"] == Status.AWAITING_APPROVAL.value
+    is_open = approval["certificate"].status is Status.AWAITING_APPROVAL
     issues = tuple(history(services.engine, certificate_id))
     view = {"request": approval, "issues": issues, "open": is_open, "wrong": None, "comment": ""}
     view |= form

@@ -42,8 +42,8 @@ async def certificate(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
     """Show a certificate; charts that are not cached are loaded as images."""
-    stored, view = await run_in_threadpool(_read, services, certificate_id)
-    in_memory = services.draw_certificate.charts_in_memory(view.id, view.steps_run)
+    view = await run_in_threadpool(_read, services, certificate_id)
+    in_memory = services.draw_certificate.charts_in_memory(certificate_id, view.steps_run)
     charts = {} if in_memory is None else in_memory.charts
     svgs = {
         f"{name.replace('-', '_')}_svg": figure_of(charts[name], width=WIDTH, height=HEIGHT)
@@ -51,7 +51,7 @@ async def certificate(
         else ""
         for name in CHARTS
     }
-    svgs["meaning_svg"] = meaning_figure(statement_in(stored.bundle)["predicate"]["guarantee"])
+    svgs["meaning_svg"] = meaning_figure(view.predicate["guarantee"])
     return respond(
         request,
         view,
@@ -65,8 +65,8 @@ async def chart(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId, name: str
 ) -> Response:
     """Draw one chart as a file."""
-    stored, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = (await services.draw_certificate.charts(stored, view.steps_run)).charts
+    view = await run_in_threadpool(_read, services, certificate_id)
+    charts = (await services.draw_certificate.charts(view.certificate, view.steps_run)).charts
     if name not in charts:
         raise Problem(404, "no_chart", "this certificate has no such chart.")
     return chart_response(request, charts[name], width=WIDTH, height=HEIGHT)
@@ -75,7 +75,7 @@ async def chart(
 @router.get(f"{ONE}/documentation.md", include_in_schema=False, response_class=Response)
 def documentation(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """Download the technical documentation as Markdown, to be completed."""
-    _stored, view = _read(services, certificate_id)
+    view = _read(services, certificate_id)
     content = technical_documentation(view, services.clock.now())
     name = f"documentation-{certificate_id[7:19]}.md"
     return download(content, "text/markdown; charset=utf-8", name)
@@ -140,6 +140,5 @@ def _correction(corrected: dict[str, Any] | None) -> str | None:
     )
 
 
-def _read(services: Services, certificate_id: str) -> tuple[StoredCertificate, CertificateView]:
-    stored = services.store.get(certificate_id)
-    return stored, certificate_view(services, stored, services.clock.now())
+def _read(services: Services, certificate_id: str) -> CertificateView:
+    return certificate_view(services, services.store.get(certificate_id), services.clock.now())

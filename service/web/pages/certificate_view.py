@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from affidavit.assessment import explain_guarantee, goal_of, verdict_sentence
 from affidavit.certificate import (
@@ -48,13 +48,11 @@ from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.web.dependencies import Services
-from affidavit.service.web.pages.response import view_of
 from affidavit.service.web.pages.runs import read_provenance
 from affidavit.service.web.pages.text import (
     ADJACENCIES,
     capitalized,
     decimal,
-    round_down,
     round_up,
 )
 from affidavit.trust import (
@@ -65,134 +63,37 @@ from affidavit.trust import (
     read_keyset,
     statement_in,
 )
+from affidavit.trust.log import Inclusion
 
 # ---- the signed statement ------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Guarantee:
-    """The proved bracket of ε in nats at δ, as decimals rounded outward.
-
-    ``digits`` are the bounds and δ with all digits, as signed.
-    """
-
-    epsilon_at_most: str
-    epsilon_at_least: str
-    delta: str
-    adjacency: str
-    unit: str
-    confidence: str | None
-    target_epsilon: str | None
-    mu: str | None
-    meaning: tuple[str, ...]
-    digits: tuple[tuple[str, str], ...]
-
-    @property
-    def words(self) -> str:
-        """The guarantee in one line, with δ, adjacency and unit."""
-        chance = "" if self.confidence is None else f" with confidence {self.confidence}"
-        return (
-            f"ε ≤ {self.epsilon_at_most} at δ = {self.delta}{chance} "
-            f"({self.adjacency}, per {self.unit})"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Noise:
-    """The noise multiplier of one release, over its clip norm on the sum."""
-
-    release: str
-    blocks: int
-    given: str | None
-    required: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Engine:
-    """The bracket of ε of one engine at the certificate's δ."""
-
-    name: str
-    version: str
-    at_least: str
-    at_most: str
-    decides: bool
-    agrees: str
-
-
-def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
-    """Return the guarantee, or None if nothing is proved."""
-    guarantee = predicate["guarantee"]
-    if guarantee is None:
-        return None
-    return Guarantee(
-        epsilon_at_most=round_up(guarantee["epsilon"]["upper"]),
-        epsilon_at_least=round_down(guarantee["epsilon"]["lower"]),
-        delta=round_up(guarantee["delta"]["upper"]),
-        adjacency=ADJACENCIES.get(guarantee["adjacency"], guarantee["adjacency"]),
-        unit=guarantee["unit"],
-        confidence=guarantee.get("confidence"),
-        target_epsilon=_rounded(guarantee["target"]["epsilon"]),
-        mu=round_up(guarantee["mu"]),
-        meaning=explain_guarantee(guarantee),
-        digits=(
-            ("ε at most", str(guarantee["epsilon"]["upper"])),
-            ("ε at least", str(guarantee["epsilon"]["lower"])),
-            ("δ", str(guarantee["delta"]["upper"])),
-        ),
-    )
-
-
-def noise_of(release: Mapping[str, Any]) -> Noise:
-    """Return the noise of one release."""
-    phase = f"phase {release['phase'] + 1}, " if "phase" in release else ""
-    return Noise(
-        release=f"{phase}{release['name']}",
-        blocks=release["count"],
-        given=round_down(release["given"], 7),
-        required=round_up(release["required"]),
-    )
-
-
-def engines_of(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
-    """Return the engines, the decisive one first."""
-    accountants = predicate["accountants"]
-    return tuple(
-        Engine(
-            name=accountant["name"],
-            version=accountant["version"],
-            at_least=round_down(accountant["epsilon"]["lower"], 8),
-            at_most=round_up(accountant["epsilon"]["upper"], 8),
-            decides=number == 0,
-            agrees="decides"
-            if not number
-            else "meets"
-            if brackets_meet(accountants[0]["epsilon"], accountant["epsilon"])
-            else "near",
-        )
-        for number, accountant in enumerate(accountants)
-    )
-
-
-def claim_of(plan: Mapping[str, Any]) -> str | None:
-    """Return the ε that the plan claims, or None."""
-    epsilon = (plan.get("claim") or {}).get("epsilon")
-    return None if epsilon is None else str(epsilon)
-
-
-def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
+def sentence(predicate: Mapping[str, Any]) -> str:
     """Return the verdict in one sentence."""
     codes = [reason["code"] for reason in predicate["reasons"]]
-    target = None if guarantee is None else guarantee.target_epsilon
-    return verdict_sentence(
-        predicate["verdict"],
-        None if guarantee is None else guarantee.words,
-        goal_of(predicate["plan"], target, codes),
-        codes,
-    )
+    guarantee, target, words = predicate["guarantee"], None, None
+    if guarantee is not None:
+        target = guarantee["target"]["epsilon"]
+        words = (
+            f"ε ≤ {round_up(guarantee['epsilon']['upper'])} at "
+            f"δ = {round_up(guarantee['delta']['upper'])}{_confidence(guarantee)} "
+            f"({ADJACENCIES[guarantee['adjacency']]}, per {guarantee['unit']})"
+        )
+    goal = goal_of(predicate["plan"], None if target is None else decimal(float(target)), codes)
+    return verdict_sentence(predicate["verdict"], words, goal, codes)
 
 
-def _rounded(text: str | None) -> str | None:
-    return None if text is None else decimal(float(text))
+def _confidence(guarantee: Mapping[str, Any]) -> str:
+    confidence = guarantee.get("confidence")
+    return "" if confidence is None else f" with confidence {confidence}"
+
+
+def engines(predicate: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the engines, the decisive one first, each with how it agrees with that one."""
+    accountants = predicate["accountants"]
+    for number, accountant in enumerate(accountants):
+        meets = brackets_meet(accountants[0]["epsilon"], accountant["epsilon"])
+        yield accountant, "decides" if not number else "meets" if meets else "near"
 
 
 Mark = Literal["checked", "declared", "open"]
@@ -402,75 +303,49 @@ MAX_RUNS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunView:
-    """A run of the certificate, with its record and released weights."""
-
-    id: str
-    state: str
-    steps: int | None
-    record: str | None
-    weights: str | None
-    requested_by: str
-    changed_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateView:
-    """A certificate with everything that its page shows."""
+    """A certificate with everything that its page shows.
 
-    id: str
-    issue: int
-    untrusted: bool
-    name: str | None
-    verdict: str
-    status: Status
+    ``predicate`` is the signed statement, whose numbers the page rounds outward. ``place`` is the
+    place in the log, and ``neighbour`` the id and name of the certificate that the page offers for
+    comparison.
+    """
+
+    certificate: StoredCertificate
+    predicate: Mapping[str, Any]
     sentence: str
     standing: str | None
-    guarantee: Guarantee | None
-    joint_noise: str | None
-    noise: tuple[Noise, ...]
-    sampling: tuple[dict[str, Any], ...]
-    strategies: tuple[dict[str, Any], ...]
-    engines: tuple[Engine, ...]
-    proof: tuple[str, ...]
-    """Statements of the signed proof."""
-    groups: tuple[dict[str, Any], ...]
+    meaning: tuple[str, ...]
+    engines: tuple[tuple[dict[str, Any], str], ...]
     checks: tuple[Check, ...]
-    reasons: tuple[dict[str, Any], ...]
-    warnings: tuple[dict[str, str], ...]
-    plan: dict[str, Any]
-    plan_digest: str
-    dataset: str | None
-    mechanism: str
-    claim: str | None
-    policy: dict[str, Any]
-    waived: tuple[dict[str, Any], ...]
-    requester: str
-    created_at: datetime
-    not_after: datetime
-    key_id: str
-    envelope_digest: str
-    leaf: int | None
-    tree_size: int | None
+    place: Inclusion | None
     verification: dict[str, Any]
     checklist: tuple[Item, ...]
-    runs: tuple[RunView, ...]
+    runs: tuple[StoredRun, ...]
     issues: tuple[Issue, ...]
-    may_be_approved: bool
-    neighbour: dict[str, Any] | None
-    """Id and name of the certificate that the page offers for comparison."""
+    neighbour: Row[Any, Any] | None
     approved_by: tuple[str, ...]
-    approvals_required: int
+
+    @property
+    def mechanism(self) -> str:
+        """The plan's optimiser."""
+        return str(self.predicate["plan"].get("optimizer", {}).get("name", "dp_sgd"))
 
     @property
     def plan_text(self) -> str:
         """The plan as indented JSON."""
-        return json.dumps(self.plan, indent=2, ensure_ascii=False)
+        return json.dumps(self.predicate["plan"], indent=2, ensure_ascii=False)
 
     @property
     def steps_run(self) -> int | None:
         """The charged steps of the latest run that ended."""
-        return next((run.steps for run in self.runs if run.steps is not None), None)
+        charged = (run.steps.charged for run in self.runs)
+        return next((steps for steps in charged if steps is not None), None)
+
+    def weights(self, run: StoredRun) -> str | None:
+        """Return the digest of the weights that a run released."""
+        record = read_provenance(run.provenance)
+        return None if record is None else record.subject_digest
 
 
 def certificate_view(
@@ -482,54 +357,30 @@ def certificate_view(
         runs, _ = repository.page(connection, None, MAX_RUNS, certificate_id=certificate.id)
         neighbour = _neighbour(connection, certificate)
     place = services.log.part_of(certificate.bundle)
-    plan = predicate["plan"]
     issues = tuple(history(services.engine, certificate.id))
     unusable = explain_unusable(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
-    bundle = with_log_part(certificate.bundle, place)
-    guarantee = guarantee_of(predicate)
-    engines = engines_of(predicate)
+    bundle, guarantee = with_log_part(certificate.bundle, place), predicate["guarantee"]
     conformant = next((run.id for run in runs if run.state == "settled"), None)
-    return view_of(
-        CertificateView,
-        certificate,
-        sentence=sentence(predicate, guarantee),
+    return CertificateView(
+        certificate=certificate,
+        predicate=predicate,
+        sentence=sentence(predicate),
         standing=unusable,
-        guarantee=guarantee,
-        joint_noise=round_down(predicate["noise_multiplier"]["joint"]),
-        noise=tuple(map(noise_of, predicate["noise_multiplier"]["releases"])),
-        sampling=tuple(predicate["sampling"]),
-        strategies=tuple(predicate["strategies"]),
-        engines=engines,
-        proof=tuple((predicate.get("proof") or {}).get("statements", ())),
-        groups=tuple(
-            {**bound, "epsilon_at_most": round_up(bound["epsilon"]["upper"])}
-            for bound in predicate.get("groups", ())
-        ),
+        meaning=() if guarantee is None else explain_guarantee(guarantee),
+        engines=tuple(engines(predicate)),
         checks=checks_of(predicate),
-        reasons=tuple({"pointer": "", "remedy": "", **reason} for reason in predicate["reasons"]),
-        warnings=tuple(predicate["warnings"]),
-        plan=plan,
-        mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
-        claim=claim_of(plan),
-        policy=dict(predicate["policy"]),
-        waived=tuple(map(_waived, predicate["waived"])),
-        requester=predicate["requester"],
-        leaf=None if place is None else place.leaf_index,
-        tree_size=None if place is None else place.tree_size,
+        place=place,
         verification=verification(bundle, trusted_keys(services, now), revoked),
         checklist=checklist(predicate, conformant),
-        runs=tuple(map(_run, runs)),
+        runs=tuple(runs),
         issues=issues,
         neighbour=neighbour,
-        may_be_approved=certificate.status is Status.AWAITING_APPROVAL,
         approved_by=_approved_by(certificate, issues),
     )
 
 
-def _neighbour(
-    connection: Connection, certificate: StoredCertificate
-) -> dict[str, str | None] | None:
+def _neighbour(connection: Connection, certificate: StoredCertificate) -> Row[Any, Any] | None:
     """Return the latest other certificate with the same name, or else the same data set.
 
     It has an ε and the same adjacency.
@@ -543,8 +394,8 @@ def _neighbour(
             .order_by(table.created_at.desc())
             .limit(1)
         )
-        if row := connection.execute(query).mappings().first():
-            return {"id": row["id"], "name": row["name"]}
+        if (row := connection.execute(query).first()) is not None:
+            return row
     return None
 
 
@@ -588,22 +439,3 @@ def _explain_decision(issues: tuple[Issue, ...], kind: str, template: str) -> st
         if decision is not None:
             return template.format(**{"comment": "no reason was given", **decision.model_dump()})
     return template.split(" by ", maxsplit=1)[0] + "."
-
-
-def _waived(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy rule that the certificate breaks, with its waiver."""
-    waiver = rule["waiver"]
-    terms = {name: waiver[name] for name in ("reason", "owner", "granted_by", "expires")}
-    return {"code": rule["code"], "message": rule["message"], "waiver": waiver["id"], **terms}
-
-
-def _run(run: StoredRun) -> RunView:
-    outcome = run.outcome or {}
-    record = read_provenance(outcome.get("provenance"))
-    return view_of(
-        RunView,
-        run,
-        steps=outcome.get("steps_charged"),
-        record=outcome.get("record"),
-        weights=None if record is None else record.subject_digest,
-    )

@@ -45,7 +45,7 @@ from affidavit.service.core.database import (
     any_of,
     page_of,
 )
-from affidavit.service.core.wire_models import QueryModel, Status, Verdict
+from affidavit.service.core.wire_models import QueryModel, Verdict
 from affidavit.service.tables.certificates import (
     approvals,
     certificate_facets,
@@ -58,9 +58,8 @@ from affidavit.service.web.pages.access import Reader
 from affidavit.service.web.pages.response import (
     page,
     respond,
-    view_of,
 )
-from affidavit.service.web.pages.text import round_up, short_id
+from affidavit.service.web.pages.text import short_id
 
 PATH = "/certificates"
 PAGE_SIZE = 50
@@ -117,35 +116,14 @@ class CertificateSearch(QueryModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CertificateLine:
-    """A row of the list; ε, an upper bound in nats, and δ are rounded up."""
-
-    id: str
-    issue: int
-    untrusted: bool
-    name: str | None
-    dataset: str | None
-    verdict: str
-    status: Status
-    epsilon_at_most: str | None
-    delta: str | None
-    adjacency: str
-    mechanism: str | None
-    requester: str | None
-    plan_digest: str
-    created_at: datetime
-    not_after: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateList:
     """A page of the list; ``total`` has a plus sign if not all certificates were counted.
 
-    ``order`` is the column by which the lines are sorted, in descending order.
+    ``order`` is the column by which the rows are sorted, in descending order.
     """
 
     order: Time
-    lines: tuple[CertificateLine, ...]
+    certificates: Sequence[Row[Any]]
     total: str
     facets: tuple[dict[str, Any], ...]
     filters: dict[str, str]
@@ -169,7 +147,7 @@ def certificate_list(
         exact = _tally(connection, tally_query(search, now, revoked))
     return CertificateList(
         order=_time_column(search),
-        lines=tuple(map(_line, rows)),
+        certificates=rows,
         total=exact.count(search.filters),
         facets=tuple(_facets(search, tally)),
         filters=search.filters,
@@ -307,16 +285,6 @@ def _status_conditions(
             return [*undecided, columns.not_after >= now, is_pending]
         case "active":
             return [*undecided, columns.not_after >= now, ~is_pending]
-
-
-def _line(row: Row[Any]) -> CertificateLine:
-    return view_of(
-        CertificateLine,
-        row,
-        status=Status(row.status),
-        epsilon_at_most=round_up(row.epsilon_upper),
-        delta=round_up(row.delta),
-    )
 
 
 # ---- facets -------------------------------------------------------------------------

@@ -10,7 +10,6 @@ on request.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,7 +30,8 @@ from affidavit.assessment.charts import (
     Line,
     ReferenceLine,
 )
-from affidavit.client import Composition
+from affidavit.certificate.policy import Policy
+from affidavit.client import Composition, Forecast
 from affidavit.plan import Name
 from affidavit.service.core.errors import MalformedRequest
 from affidavit.service.core.problems import Problem, Recorded
@@ -47,13 +47,10 @@ from affidavit.service.ledger.wire_models import (
     DatasetName,
     GrantRequest,
     amounts_of,
-    charge_of,
     forecast_of,
     marginal_epsilon,
-    summary_of,
 )
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.tables.ledger import reservations
 from affidavit.service.tables.runs import run_events, runs
@@ -74,21 +71,17 @@ from affidavit.service.web.pages.charts import (
 )
 from affidavit.service.web.pages.forms import SubmittedForm, number
 from affidavit.service.web.pages.ledger_shares import GROUPINGS, Grouping, Share, shares_of
-from affidavit.service.web.pages.policies import PolicyLine, policy_line
 from affidavit.service.web.pages.response import (
-    ListPage,
     action,
     download_csv,
     page,
     respond,
     see_other,
-    view_of,
 )
 from affidavit.service.web.pages.text import (
     date_time,
     decimal,
     messages_of,
-    round_down,
     round_up,
 )
 from affidavit.service.web.routes.ledgers import (
@@ -103,7 +96,6 @@ router = APIRouter()
 
 PAGE_SIZE = 50
 """Ledgers on the list, or reservations on the page of a data set."""
-NEARLY_SPENT_SHARE = 0.8
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
 MAX_QUERY_LENGTH = 64
 """Characters of a form field that the URL fills in."""
@@ -112,35 +104,6 @@ _NAME: TypeAdapter[str] = TypeAdapter(Name)
 ScopeName = Annotated[
     str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}/[a-z_]{1,16}/[a-z_]{1,32}$")
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerLine:
-    """A row of the list; ε and δ are rounded outward, and ``share`` is the share spent."""
-
-    dataset: str
-    unit: str
-    adjacency: str
-    epsilon: str
-    delta: str
-    spent: str
-    sum: str
-    sum_delta: str
-    remaining: str
-    share: float
-    runs: int
-    exhausted: bool
-    policy: str
-
-    @property
-    def is_nearly_spent(self) -> bool:
-        """Whether the budget is exhausted or nearly spent."""
-        return self.exhausted or self.share >= NEARLY_SPENT_SHARE
-
-    @property
-    def percent(self) -> int:
-        """The share in per cent, rounded up, at most 100."""
-        return min(100, math.ceil(100 * self.share))
 
 
 @page(router, "/datasets")
@@ -180,39 +143,16 @@ def set_budget(
 
 
 def ledger_page(
-    connection: Connection, rules: PolicySet, cursor: str | None
-) -> ListPage[LedgerLine]:
-    """Return the page of ledgers after ``cursor``, which is the scope of a ledger as text."""
+    connection: Connection, cursor: str | None
+) -> tuple[list[StoredLedger], str | None]:
+    """Return a page of ledgers and the next cursor, which is the scope of a ledger as text."""
     after = None
     if cursor is not None:
         dataset, unit, adjacency = cursor.split("/")
         after = LedgerScope(dataset=dataset, unit=unit, adjacency=adjacency)
     ledgers = repository.ledgers_after(connection, after, PAGE_SIZE + 1)
-    lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:PAGE_SIZE])
     more = len(ledgers) > PAGE_SIZE
-    return ListPage(lines=lines, next=str(ledgers[PAGE_SIZE - 1].scope) if more else None)
-
-
-def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
-    """Return the table row of a ledger."""
-    summary = summary_of(ledger)
-    spent = ledger.spent_epsilon()
-    share = spent / float(ledger.state.budget.epsilon)
-    policy = rules.policy_of(ledger.scope.dataset)
-    return view_of(
-        LedgerLine,
-        ledger.scope,
-        epsilon=ledger.state.budget.epsilon,
-        delta=ledger.state.budget.delta,
-        spent=round_up(spent),
-        sum=round_up(summary.spent.sum.epsilon),
-        sum_delta=round_up(summary.spent.sum.delta),
-        remaining=round_down(summary.remaining.epsilon),
-        share=share if math.isfinite(share) else 1e9,
-        runs=ledger.state.runs,
-        exhausted=summary.exhausted,
-        policy=f"{policy.name} v{policy.version}",
-    )
+    return ledgers[:PAGE_SIZE], str(ledgers[PAGE_SIZE - 1].scope) if more else None
 
 
 def _respond(
@@ -223,9 +163,15 @@ def _respond(
     If several administrators are required, ``noted`` says who else must agree.
     """
     with services.engine.connect() as connection:
-        ledgers = ledger_page(connection, services.policies.policy_set(), after)
-    view = {"datasets": ledgers, "wrong": None, "noted": None, **form}
-    view["administrators"] = services.keysets.administrators()
+        ledgers, following = ledger_page(connection, after)
+    view = {
+        "ledgers": ledgers,
+        "next": following,
+        "policy_of": services.policies.policy_set().policy_of,
+        "administrators": services.keysets.administrators(),
+        **{"wrong": None, "noted": None},
+        **form,
+    }
     status = 422 if view["wrong"] else 200
     return respond(request, view, template="datasets.html", status=status)
 
@@ -248,6 +194,11 @@ AMOUNTS = {
     "free": "for further runs",
 }
 """The parts of a budget in their order in the bar."""
+COLUMNS = (
+    *("id", "run", "name", "certificate", "issue", "state", "steps_certified", "steps_run"),
+    *("reserved", "charged", "adds", "mu", "record", "by", "team", "model", "at", "changed_at"),
+)
+"""The columns of a ledger as CSV."""
 Before = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
 Quarter = Annotated[str | None, Query(pattern=r"^[0-9]{4}-Q[1-4]$|^$")]
@@ -258,37 +209,10 @@ MAX_REPORTED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EntryLine:
-    """A reservation with its reserved and its charged amount.
-
-    ``charged`` is None before settlement. ``adds`` is by how much the ε in use would fall without
-    this run, None if that is not bounded.
-    """
-
-    id: str
-    run: str | None
-    name: str | None
-    certificate: str
-    issue: int
-    state: str
-    steps_certified: int
-    steps_run: int | None
-    reserved: str
-    charged: str | None
-    adds: str | None
-    mu: str | None
-    record: str | None
-    by: str
-    team: str
-    model: str | None
-    at: Any
-    changed_at: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """A data set: its ledgers, and the reservations and chart of the ``shown`` one.
 
+    Each of ``entries`` is a reservation and by how much the ε in use would fall without it.
     ``not_conformant`` are the latest runs whose record does not conform; no charge bounds their
     cost. ``forecast`` is for a run like the latest one, ``choices`` are the ids and names of
     certificates to forecast. ``composed`` is None until it is computed. ``shares`` are those by
@@ -296,23 +220,20 @@ class Dataset:
     """
 
     name: str
-    lines: tuple[LedgerLine, ...] = ()
-    shown: LedgerLine | None = None
+    ledgers: tuple[StoredLedger, ...] = ()
+    shown: StoredLedger | None = None
     amounts: tuple[dict[str, Any], ...] = ()
     budget_sum: str = ""
-    entries: tuple[EntryLine, ...] = ()
+    entries: tuple[tuple[StoredReservation, str | None], ...] = ()
     before: int | None = None
     next: str | None = None
-    forecast: str | None = None
-    forecast_of: str | None = None
-    policy: PolicyLine
+    forecast: Forecast | None = None
+    policy: Policy
     not_conformant: tuple[str, ...] = ()
-    composed: str | None = None
-    composed_by: str | None = None
+    composed: Composition | None = None
     proposals: tuple[dict[str, Any], ...] = ()
     grants: tuple[Mapping[str, Any], ...] = ()
-    requested_forecast: str | None = None
-    requested_forecast_of: str | None = None
+    requested_forecast: Forecast | None = None
     choices: tuple[tuple[str, str], ...] = ()
     groupings: tuple[Grouping, ...] = GROUPINGS
     grouping: Grouping = "person"
@@ -339,16 +260,15 @@ async def dataset(
     composition, which requires accounting; ``certificate`` requests a forecast for that
     certificate. A data set that a policy or certificate names has a page before it has a budget.
     """
-    view, stored, chart = await run_in_threadpool(_read, services, actor, name, ledger, before, by)
+    view, chart = await run_in_threadpool(_read, services, actor, name, ledger, before, by)
+    stored = view.shown
     if stored is not None and composed:
-        view = _with_composition(view, await services.ledger.compose(stored))
+        view = replace(view, composed=await services.ledger.compose(stored))
     elif stored is not None:
-        view = await _with_quick_composition(view, services, stored)
+        view = replace(view, composed=await _quick_composition(services, stored))
     if stored is not None and certificate:
         forecast = await services.ledger.forecast(stored, certificate)
-        view = replace(
-            view, requested_forecast=forecast.message, requested_forecast_of=forecast.certificate
-        )
+        view = replace(view, requested_forecast=forecast)
     drawn = "" if stored is None else recognition_figure(_budget_of(stored))
     return respond(
         request,
@@ -369,13 +289,29 @@ def ledger_csv(
     quarter: Quarter = None,
 ) -> Response:
     """Download the reservations that the page shows, or those of a quarter."""
-    view, stored, _ = _read(services, actor, name, ledger, before)
-    if not quarter or stored is None:
-        return download_csv(EntryLine, view.entries, f"{name}.csv")
+    view, _ = _read(services, actor, name, ledger, before)
+    if not quarter or view.shown is None:
+        return download_csv(COLUMNS, [_row(*entry) for entry in view.entries], f"{name}.csv")
     with services.engine.connect() as connection:
-        numbered = repository.reservations_before(connection, stored.id, None, MAX_REPORTED)
-        made = [entry for _, entry in numbered if quarter_of(entry.reserved_at) == quarter]
-        return download_csv(EntryLine, _lines(connection, stored, made), f"{name}-{quarter}.csv")
+        numbered = repository.reservations_before(connection, view.shown.id, None, MAX_REPORTED)
+    made = [entry for _, entry in numbered if quarter_of(entry.reserved_at) == quarter]
+    rows = [_row(entry, _adds(view.shown, entry)) for entry in made]
+    return download_csv(COLUMNS, rows, f"{name}-{quarter}.csv")
+
+
+def _row(reservation: StoredReservation, adds: str | None) -> dict[str, Any]:
+    """Return the line of a reservation; ``adds`` is what the ε in use would fall without it."""
+    return {
+        **dict(reservation),
+        "steps_certified": reservation.steps.certified,
+        "steps_run": reservation.steps.run,
+        "reserved": round_up(reservation.reserved.epsilon),
+        "charged": round_up(reservation.charged.epsilon) if reservation.has_ended else None,
+        "adds": adds,
+        "mu": round_up(reservation.reserved.mu),
+        "by": reservation.reserved_by,
+        "at": reservation.reserved_at,
+    }
 
 
 @action(router, f"{ONE}/proposals/{{digest}}")
@@ -414,57 +350,39 @@ def dataset_view(
     name: str,
     scope: tuple[str, str] | None,
     before: int | None,
-) -> tuple[Dataset, StoredLedger | None]:
-    """Return the view of the ledger of ``scope`` (unit, adjacency) or the first, and the ledger.
+) -> Dataset:
+    """Return the view of the ledger of ``scope`` (unit, adjacency) or the first.
 
     Reservations are listed before the event number ``before``.
     """
-    ledgers = repository.all_ledgers(connection, name)
-    in_scope = [
-        ledger for ledger in ledgers if scope in (None, (ledger.scope.unit, ledger.scope.adjacency))
-    ]
-    policy = rules.policy_of(name)
-    caps = policy.cap(name)
-    line = policy_line(StoredPolicy(policy=policy), rules)
-    view = Dataset(
-        name=name,
-        policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),
-    )
-    if not in_scope:
-        return view, None
-    chosen = in_scope[0]
+    ledgers = tuple(repository.all_ledgers(connection, name))
+    view = Dataset(name=name, ledgers=ledgers, policy=rules.policy_of(name))
+    chosen = next((item for item in ledgers if scope in (None, (item.unit, item.adjacency))), None)
+    if chosen is None:
+        return replace(view, ledgers=())
     numbered = repository.reservations_before(connection, chosen.id, before, PAGE_SIZE + 1)
     entries = [reservation for _, reservation in numbered[:PAGE_SIZE]]
-    latest = entries[0] if entries and before is None else None
-    amounts = _amounts(connection, chosen)
-    forecast = None
-    if latest is not None:  # the privacy filter decides, because the ledger is not empty
-        forecast = forecast_of(chosen, latest.cost, latest.certificate_id, certain=False).message
+    amounts, forecast = _amounts(connection, chosen), None
+    if entries and before is None:  # the privacy filter decides, because the ledger is not empty
+        latest = entries[0]
+        forecast = forecast_of(chosen, latest.cost, latest.certificate, certain=False)
     return replace(
         view,
         amounts=amounts,
         budget_sum=decimal(float(sum((Decimal(part["epsilon"]) for part in amounts), Decimal(0)))),
-        lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
-        shown=ledger_line(chosen, rules),
-        entries=_lines(connection, chosen, entries),
+        shown=chosen,
+        entries=tuple((entry, _adds(chosen, entry)) for entry in entries),
         before=before,
         next=str(numbered[PAGE_SIZE - 1][0]) if len(numbered) > PAGE_SIZE else None,
         forecast=forecast,
-        forecast_of=None if latest is None else latest.certificate_id,
         not_conformant=_not_conformant(connection, chosen),
         meaning=_meaning(chosen),
-    ), chosen
-
-
-def _lines(
-    connection: Connection, ledger: StoredLedger, entries: Sequence[StoredReservation]
-) -> tuple[EntryLine, ...]:
-    ids = [entry.id for entry in entries]
-    runs_of = repository.runs_of(connection, ids)
-    models_of = repository.models_of(connection, ids)
-    return tuple(
-        _entry(ledger, entry, runs_of.get(entry.id), models_of.get(entry.id)) for entry in entries
     )
+
+
+def _adds(ledger: StoredLedger, reservation: StoredReservation) -> str | None:
+    adds = marginal_epsilon(ledger, reservation)
+    return None if adds is None else decimal_up(adds, 4)
 
 
 def quarter_of(at: datetime) -> str:
@@ -539,54 +457,41 @@ def _read(
     ledger: str | None,
     before: int | None,
     by: Grouping = "person",
-) -> tuple[Dataset, StoredLedger | None, str | None]:
-    """Return the view, its ledger and its chart; raises ``Problem``."""
+) -> tuple[Dataset, str | None]:
+    """Return the view and its chart; raises ``Problem``."""
     rules = services.policies.policy_set()
     unit, _, adjacency = (ledger or "").partition("/")
     scope = (unit, adjacency) if ledger else None
     with services.engine.connect() as connection:
-        view, stored = dataset_view(connection, rules, name, scope, before)
+        view = dataset_view(connection, rules, name, scope, before)
         proposals = services.four_eyes.waiting(actor, services.clock.now(), name)
         exists = proposals or is_known(connection, rules, name)
-        if stored is None and (ledger is not None or not exists):
+        if view.shown is None and (ledger is not None or not exists):
             raise Problem(404, "not_found", f"the data set {name} has no budget.")
         grants: Sequence[RowMapping] = ()
         if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
             grants = repository.grants_of(connection, name)
         view = replace(view, proposals=tuple(map(dict, proposals)), grants=tuple(map(dict, grants)))
-        if stored is None:
-            return view, None, None
+        shown = view.shown
+        if shown is None:
+            return view, None
         view = replace(
             view,
             choices=certified_choices(connection, name),
             grouping=by,
-            shares=shares_of(connection, stored, by),
-            quarters=_quarters(connection, stored, services.clock.now()),
+            shares=shares_of(connection, shown, by),
+            quarters=_quarters(connection, shown, services.clock.now()),
         )
-        return view, stored, spent_chart(connection, stored)
+        return view, spent_chart(connection, shown)
 
 
-async def _with_quick_composition(
-    view: Dataset, services: Services, ledger: StoredLedger
-) -> Dataset:
-    """Add the composition if it is quick; otherwise it continues, for a later request."""
+async def _quick_composition(services: Services, ledger: StoredLedger) -> Composition | None:
+    """Return the composition if it is quick; otherwise it continues, for a later request."""
     task = asyncio.create_task(services.ledger.compose(ledger))
     # Errors are reported when the user requests the composition.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait({task}, timeout=COMPOSITION_WAIT_SECONDS)
-    if task.done() and task.exception() is None:
-        return _with_composition(view, task.result())
-    return view
-
-
-def _with_composition(view: Dataset, composed: Composition) -> Dataset:
-    """Add the non-adaptive composition to ``view``."""
-    epsilon = composed.epsilon
-    if epsilon is None:
-        return replace(view, composed="not bounded by any engine")
-    upper = epsilon.upper
-    text = "not bounded" if upper is None else round_up(upper)
-    return replace(view, composed=text, composed_by=composed.engine)
+    return task.result() if task.done() and task.exception() is None else None
 
 
 def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, Any], ...]:
@@ -604,28 +509,6 @@ def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, An
         lines.append({**line, "start": start, "share": share})
         start += share
     return tuple(lines)
-
-
-def _entry(
-    ledger: StoredLedger, reservation: StoredReservation, run: str | None, model: str | None
-) -> EntryLine:
-    reserved = charge_of(reservation.cost)
-    adds = marginal_epsilon(ledger, reservation)
-    ended = reservation.state in ("settled", "released")
-    return view_of(
-        EntryLine,
-        reservation,
-        run=run,
-        model=model,
-        certificate=reservation.certificate_id,
-        steps_certified=reservation.certified_steps,
-        reserved=round_up(reserved.epsilon),
-        charged=round_up(charge_of(reservation.charged).epsilon) if ended else None,
-        adds=None if adds is None else decimal_up(adds, 4),
-        mu=round_up(reserved.mu),
-        by=reservation.reserved_by,
-        at=reservation.reserved_at,
-    )
 
 
 def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, ...]:

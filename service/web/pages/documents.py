@@ -21,6 +21,9 @@ from affidavit.service.web.pages.text import (
     capitalized,
     escape_invisible,
     group_digits,
+    release_name,
+    round_down,
+    round_up,
 )
 
 FILL_IN = "FILL IN"
@@ -33,29 +36,33 @@ def technical_documentation(view: CertificateView, now: datetime) -> str:
 
 
 def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
-    yield f"# Technical documentation: {_plain(view.name or 'unnamed plan')}"
+    certificate, predicate = view.certificate, view.predicate
+    yield f"# Technical documentation: {_plain(certificate.name or 'unnamed plan')}"
     yield ""
-    yield f"Certificate `{view.id}`, issue {view.issue}, as of {now:%Y-%m-%d %H:%M:%S} UTC."
+    yield (
+        f"Certificate `{certificate.id}`, issue {certificate.issue}, "
+        f"as of {now:%Y-%m-%d %H:%M:%S} UTC."
+    )
     if view.standing is not None:
         yield f"\n**Do not use: {_plain(view.standing)}**"
-    if view.untrusted:
+    if certificate.untrusted:
         yield "\n**Untrusted: signed with a development key.**"
     yield "\n## 1. Purpose\n"
     yield f"{FILL_IN}: what the model is for, who provides it, and whom it affects."
     yield "\n## 2. Data\n"
-    dataset = view.plan["dataset"]
-    yield f"- Data set: {_plain(view.dataset or 'not named')}"
+    dataset = predicate["plan"]["dataset"]
+    yield f"- Data set: {_plain(certificate.dataset or 'not named')}"
     size = dataset.get("size")
     yield f"- Size: {group_digits(size) + ' records' if size else 'not in the plan'}"
     yield f"- Privacy unit: one {dataset['unit']}"
     yield f"- Origin, legal basis and preparation: {FILL_IN}"
     yield "\n## 3. Method\n"
     yield f"- Mechanism: {_plain(view.mechanism)}"
-    for noise in view.noise:
-        sigma = noise.given or noise.required or "not solved for"
-        blocks = "1 block" if noise.blocks == 1 else f"{noise.blocks} blocks"
-        yield f"- Release {_plain(noise.release)}, {blocks}: noise multiplier {sigma}"
-    yield f"- Plan: `{view.plan_digest}`"
+    for noise in predicate["noise_multiplier"]["releases"]:
+        sigma = round_down(noise["given"], 7) or round_up(noise["required"]) or "not solved for"
+        blocks = "1 block" if noise["count"] == 1 else f"{noise['count']} blocks"
+        yield f"- Release {_plain(release_name(noise))}, {blocks}: noise multiplier {sigma}"
+    yield f"- Plan: `{certificate.plan_digest}`"
     yield "\n```json"
     yield escape_invisible(view.plan_text).replace(
         "<", "\\u003c"
@@ -63,25 +70,25 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     yield "```"
     yield "\n## 4. Guarantee\n"
     yield _plain(view.sentence)
-    if view.guarantee is not None:
-        yield f"\nLower bound of ε, no guarantee: {view.guarantee.epsilon_at_least}."
+    if (guarantee := predicate["guarantee"]) is not None:
+        yield f"\nLower bound of ε, no guarantee: {round_down(guarantee['epsilon']['lower'])}."
     yield "\n### What the checks cover\n"
     for check in view.checks:
         yield f"- {capitalized(check.covers)}: {_plain(check.sentence)}"
-    for reason in view.reasons:
-        yield "\n- " + _plain("{code}: {message} {remedy}".format_map(reason))
+    for reason in predicate["reasons"]:
+        yield "\n- " + _plain(f"{reason['code']}: {reason['message']} {reason.get('remedy', '')}")
     yield from _items("Covered, by item of NIST SP 800-226", view, marks=("checked", "declared"))
     yield "\n### Approvals and runs\n"
-    no_one = "no one yet" if view.approvals_required else "no approval required"
+    no_one = "no one yet" if certificate.approvals_required else "no approval required"
     yield f"- Approved by: {_plain(', '.join(view.approved_by) or no_one)}"
     yield from (
-        f"- Run `{run.id}`, {run.state}: {run.steps or 0} steps charged, record "
-        f"`{run.record or 'none'}`, weights `{run.weights or 'none'}`"
+        f"- Run `{run.id}`, {run.state}: {run.steps.charged or 0} steps charged, record "
+        f"`{run.record or 'none'}`, weights `{view.weights(run) or 'none'}`"
         for run in view.runs
     )
     yield "\n## 5. Residual risk\n"
     yield "ε bounds what one unit can change. It does not say that the data may be used."
-    yield from (f"\n- {_plain(warning['message'])}" for warning in view.warnings)
+    yield from (f"\n- {_plain(warning['message'])}" for warning in predicate["warnings"])
     yield from _items("Open, by item of NIST SP 800-226", view, marks=("open",))
     yield "\n## Verification\n"
     yield "This document is not a proof. Verify the signed bundle with keys that you trust:\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,30 +12,10 @@ from affidavit.service.web.pages.access import Anyone
 from affidavit.service.web.pages.response import (
     page,
     respond,
-    view_of,
 )
 from affidavit.trust import PublicKey, read_keyset
 
 router = APIRouter()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """A key; ``state`` is one of signing, valid, expired, revoked, not_yet_valid.
-
-    ``signs`` names its roles; empty means all roles.
-    """
-
-    key_id: str
-    label: str
-    signs: str
-    not_before: datetime
-    not_after: datetime
-    state: str
-    revoked_since: str | None
-    reason: str
-    development: bool
-    public_key: str
 
 
 @page(router, "/keys")
@@ -47,7 +26,11 @@ def keys(request: Request, _: Anyone, services: TheServices) -> Response:
 
 
 def keys_view(services: Services, now: datetime) -> dict[str, Any]:
-    """Return the keys with their states at ``now``, and the newest keyset or None."""
+    """Return the keys, newest first, and the newest keyset or None.
+
+    Each key comes with its state at ``now`` (signing, valid, expired, revoked, not_yet_valid), its
+    revocation or None, and its public key as text.
+    """
     public_keys = map(PublicKey.from_record, services.key_records())
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)
@@ -57,17 +40,8 @@ def keys_view(services: Services, now: datetime) -> dict[str, Any]:
     for public in sorted(public_keys, key=lambda key: (key.not_before, key.key_id), reverse=True):
         revocation = revocations.get(public.key_id)
         since = None if revocation is None else revocation.since
-        keys.append(
-            view_of(
-                Key,
-                public,
-                signs=", ".join(sorted(public.roles or ())),
-                state=_state(public, signing, since, now),
-                revoked_since=since,
-                reason="" if revocation is None else revocation.reason,
-                public_key=public.as_record()["public_key"],
-            )
-        )
+        text = public.as_record()["public_key"]
+        keys.append((public, _state(public, signing, since, now), revocation, text))
     keyset = None
     if signed is not None:
         roots = signed.keyset.roots

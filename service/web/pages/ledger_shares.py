@@ -7,7 +7,7 @@ therefore the ε by which the use would fall without these runs; shares need not
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,13 +24,12 @@ MAX_RUNS = 2000
 """The latest reservations that are shared out."""
 MAX_SHARES = 12
 """Groups on the page; the others are one more."""
-Models = Mapping[str, str]
-_GROUP_OF: dict[Grouping, Callable[[StoredReservation, Models], str]] = {
-    "person": lambda run, _: run.reserved_by,
-    "team": lambda run, _: run.team,
-    "plan": lambda run, _: run.name or "without a name",
-    "model": lambda run, models: models.get(run.id, "not stated"),
-    "month": lambda run, _: f"{run.reserved_at:%Y-%m}",
+_GROUP_OF: dict[Grouping, Callable[[StoredReservation], str]] = {
+    "person": lambda run: run.reserved_by,
+    "team": lambda run: run.team,
+    "plan": lambda run: run.name or "without a name",
+    "model": lambda run: run.model or "not stated",
+    "month": lambda run: f"{run.reserved_at:%Y-%m}",
 }
 
 
@@ -49,12 +48,9 @@ def shares_of(
     """Return the shares of a ledger's latest runs, the largest first."""
     numbered = repository.reservations_before(connection, ledger.id, None, MAX_RUNS)
     runs = [run for _, run in numbered if run.state != "released"]
-    models: Models = {}
-    if grouping == "model":
-        models = repository.models_of(connection, [run.id for run in runs])
     groups: dict[str, list[StoredReservation]] = defaultdict(list)
     for run in runs:
-        groups[_GROUP_OF[grouping](run, models)].append(run)
+        groups[_GROUP_OF[grouping](run)].append(run)
     shares = sorted(
         (_share(ledger, name, members) for name, members in groups.items()),
         key=lambda share: (-float(share.adds or "inf"), share.name),

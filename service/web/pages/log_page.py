@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import quote
@@ -55,7 +54,6 @@ from affidavit.service.web.pages.response import (
     is_fragment,
     page,
     respond,
-    view_of,
 )
 from affidavit.service.web.pages.text import capitalized
 from affidavit.service.web.routes.log import TEXT
@@ -197,22 +195,8 @@ class AuditQuery(Search):
     done: Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A log entry in a sentence that begins with its actor, and the content as it was logged.
-
-    ``page`` is that of its subject, or None.
-    """
-
-    index: int
-    kind: str
-    subject: str
-    actor: str
-    at: str
-    sentence: str
-    content: str
-    leaf_hash: str
-    page: str | None
+COLUMNS = ("index", "kind", "subject", "actor", "at", "sentence", "content", "leaf_hash", "page")
+"""The columns of the log as CSV."""
 
 
 @page(router, "/audit")
@@ -263,7 +247,7 @@ def audit_csv(_: Auditor, services: TheServices, search: Annotated[Search, Query
     with snapshot(services.engine) as connection:
         rows = _rows(connection, search, checkpoint_of(connection), MAX_EXPORTED)
     return download_csv(
-        Entry, [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows], "audit.csv"
+        COLUMNS, [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows], "audit.csv"
     )
 
 
@@ -379,17 +363,20 @@ def _waiting(connection: Connection) -> int:
     return int(connection.execute(select(func.count()).select_from(waiting)).scalar_one())
 
 
-def _entry(index: int, leaf: bytes, content: str) -> Entry:
-    entry: Mapping[str, Any] = json.loads(content)
-    return view_of(
-        Entry,
-        entry,
-        index=index,
-        sentence=sentence_of(entry),
-        content=content,
-        leaf_hash=bytes(leaf).hex(),
-        page=_page(entry["kind"], entry["subject"], entry["body"]),
-    )
+def _entry(index: int, leaf: bytes, content: str) -> dict[str, Any]:
+    """Return a log entry in a sentence that begins with its actor, and its content as logged.
+
+    ``page`` is that of its subject, or None.
+    """
+    entry: dict[str, Any] = json.loads(content)
+    return {
+        **entry,
+        "index": index,
+        "sentence": sentence_of(entry),
+        "content": content,
+        "leaf_hash": bytes(leaf).hex(),
+        "page": _page(entry["kind"], entry["subject"], entry["body"]),
+    }
 
 
 def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:

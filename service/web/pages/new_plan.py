@@ -15,7 +15,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -59,7 +59,6 @@ from affidavit.service.web.pages.response import (
     page,
     respond,
     see_other,
-    view_of,
 )
 from affidavit.service.web.pages.text import (
     draft_sentence,
@@ -75,15 +74,6 @@ WIDTH, HEIGHT = 440, 320
 RARE_FIELDS = ("adjacency", "sampling.scheme", "dataset.size", "target.epsilon", "target.delta")
 """Fields that documents of other libraries rarely contain."""
 Mode = Literal["form", "yaml", "document"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldView(Field):
-    """A field with its value and errors."""
-
-    id: str
-    value: str
-    errors: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +103,7 @@ class NewPlan:
     no_curve: str | None = None
     noise: tuple[dict[str, Any], ...] | None = None
     document: str = ""
-    lacking: tuple[FieldView, ...] = ()
+    lacking: tuple[dict[str, Any], ...] = ()
     read: ReadDocument | None = None
     part: bool = False
 
@@ -355,16 +345,16 @@ def _document_view(
     )
 
 
-def _field(field: Field, name: str, form: PlanForm, parsed: ParsedPlan) -> FieldView:
+def _field(field: Field, name: str, form: PlanForm, parsed: ParsedPlan) -> dict[str, Any]:
+    """Return a field with its value and errors."""
     reasons = parsed.at_field.get(name, ())
-    return view_of(
-        FieldView,
-        field,
-        name=name,
-        id="f-" + name.replace(".", "-").replace("_", "-"),
-        value=form.value(name),
-        errors=tuple(f"{reason.message} {reason.remedy}" for reason in reasons),
-    )
+    return {
+        **asdict(field),
+        "name": name,
+        "id": "f-" + name.replace(".", "-").replace("_", "-"),
+        "value": form.value(name),
+        "errors": tuple(f"{reason.message} {reason.remedy}" for reason in reasons),
+    }
 
 
 def _budget(ledger: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, select
 
 from affidavit.assessment.charts import (
     Axis,
@@ -25,7 +25,7 @@ from affidavit.service.core.database import snapshot
 from affidavit.service.core.wire_models import Status
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.repository import ledgers_after, states_of
-from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.ledger.state import StoredLedger
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.tables.ledger import reservations
 from affidavit.service.tables.runs import (
@@ -42,12 +42,11 @@ from affidavit.service.web.pages.charts import (
     step_points,
     unit_of,
 )
-from affidavit.service.web.pages.datasets import LedgerLine, ledger_page
+from affidavit.service.web.pages.datasets import ledger_page
 from affidavit.service.web.pages.log_page import checkpoint_of
 from affidavit.service.web.pages.response import (
     page,
     respond,
-    view_of,
 )
 from affidavit.service.web.pages.text import date, words
 
@@ -64,22 +63,9 @@ MAX_LINES, MAX_CHANGES = 5, 60
 """Ledgers in the chart, and the latest changes of each."""
 MAX_SEARCHED = 500
 """Certificates that expire first, and runs that failed last, that are searched."""
+Items = tuple[Row[Any], ...]
+"""Certificates that need attention: id, name, data set, verdict as ``code``, and a time."""
 NOT_CERTIFIED = ("refused", "under_noised", "unproved", "undecided")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """Something that needs attention: a certificate, a failed run, a budget or the service itself.
-
-    ``code`` is the verdict, or the code of the failure or problem.
-    """
-
-    what: str
-    id: str
-    name: str | None = None
-    dataset: str | None = None
-    code: str
-    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +84,13 @@ class Overview:
 
     sees_certificates: bool
     totals: Totals
-    at_risk: tuple[LedgerLine, ...]
+    at_risk: tuple[StoredLedger, ...]
     more_ledgers: bool
-    awaiting: tuple[Item, ...]
-    expiring: tuple[Item, ...]
+    awaiting: Items
+    expiring: Items
     more_expiring: bool
-    refused: tuple[Item, ...]
-    failed: tuple[Item, ...]
+    refused: Items
+    failed: tuple[dict[str, Any], ...]
     checkpoint: dict[str, Any] | None
     troubles: tuple[Reason, ...]
     anything: bool
@@ -115,10 +101,9 @@ class Overview:
 def overview(request: Request, actor: Anyone, services: TheServices) -> Response:
     """Show what needs attention and ``actor`` may see."""
     reasons = services.readiness().reasons
-    rules = services.policies.policy_set()
     with snapshot(services.engine) as connection:
         now = services.clock.now()
-        view = overview_view(connection, rules, actor, reasons, now)
+        view = overview_view(connection, actor, reasons, now)
         charts = {"spending": spending_chart(connection, now)}
     if actor.may(Scope.ADMIN):
         proposals = services.four_eyes.waiting(actor, now)[:MAX_ITEMS]
@@ -135,14 +120,13 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
 
 def overview_view(
     connection: Connection,
-    rules: PolicySet,
     actor: Actor,
     reasons: tuple[Reason, ...],
     now: datetime,
 ) -> Overview:
     """Return the view for ``actor``; ``reasons`` say why the service is not ready."""
     sees = any(actor.may(scope) for scope in (Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT))
-    at_risk, more_ledgers = _at_risk(connection, rules)
+    at_risk, more_ledgers = _at_risk(connection)
     expiring, more_expiring = _expiring(connection, now) if sees else ((), False)
     return Overview(
         sees_certificates=sees,
@@ -246,24 +230,23 @@ def spending_chart(connection: Connection, now: datetime) -> str:
     return figure_of(chart, width=460, height=240)
 
 
-def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine, ...], bool]:
+def _at_risk(connection: Connection) -> tuple[tuple[StoredLedger, ...], bool]:
     """Return nearly spent budgets, fullest first, and whether the search is incomplete."""
-    at_risk: list[LedgerLine] = []
+    at_risk: list[StoredLedger] = []
     cursor = None
     for _ in range(MAX_LEDGER_PAGES):
-        ledgers = ledger_page(connection, rules, cursor)
-        at_risk += [line for line in ledgers.lines if line.is_nearly_spent]
-        cursor = ledgers.next
+        ledgers, cursor = ledger_page(connection, cursor)
+        at_risk += [ledger for ledger in ledgers if ledger.is_nearly_spent]
         if cursor is None:
             break
-    at_risk.sort(key=lambda line: line.share, reverse=True)
+    at_risk.sort(key=attrgetter("share"), reverse=True)
     return tuple(at_risk[:MAX_ITEMS]), cursor is not None
 
 
-def _expiring(connection: Connection, now: datetime) -> tuple[tuple[Item, ...], bool]:
+def _expiring(connection: Connection, now: datetime) -> tuple[Items, bool]:
     """Return active certificates that expire soon, and whether the search is incomplete."""
     candidates = (
-        _select_items("expiring", certificates.c.not_after)
+        _select_items(certificates.c.not_after)
         .add_columns(status_at(now).label("status"))
         .where(certificates.c.not_after > now, certificates.c.not_after <= now + EXPIRING_SOON)
         .order_by(certificates.c.not_after)
@@ -272,27 +255,23 @@ def _expiring(connection: Connection, now: datetime) -> tuple[tuple[Item, ...], 
     )
     rows = connection.execute(select(candidates).order_by(candidates.c.at)).all()
     expiring = [
-        view_of(Item, row)
-        for row in rows
-        if row.status == Status.ACTIVE.value and row.code == "certified"
+        row for row in rows if row.status == Status.ACTIVE.value and row.code == "certified"
     ]
     return tuple(expiring[:MAX_ITEMS]), len(rows) == MAX_SEARCHED and len(expiring) < MAX_ITEMS
 
 
-def _awaiting(connection: Connection, now: datetime) -> tuple[Item, ...]:
+def _awaiting(connection: Connection, now: datetime) -> Items:
     """Return the newest certificates that await approval."""
-    query = _select_items("awaiting approval", certificates.c.created_at).where(
-        *conditions_of(AWAITING, now)
-    )
+    query = _select_items(certificates.c.created_at).where(*conditions_of(AWAITING, now))
     return _items(connection, query.order_by(certificates.c.created_at.desc()).limit(MAX_ITEMS))
 
 
-def _refused(connection: Connection) -> tuple[Item, ...]:
+def _refused(connection: Connection) -> Items:
     """Return the newest plans that were not certified; an index finds each verdict."""
-    refused: list[Item] = []
+    refused: list[Row[Any]] = []
     for verdict in NOT_CERTIFIED:
         query = (
-            _select_items("not certified", certificates.c.created_at)
+            _select_items(certificates.c.created_at)
             .where(certificates.c.verdict == verdict)
             .order_by(certificates.c.created_at.desc())
             .limit(MAX_ITEMS)
@@ -301,7 +280,7 @@ def _refused(connection: Connection) -> tuple[Item, ...]:
     return tuple(sorted(refused, key=attrgetter("at"), reverse=True)[:MAX_ITEMS])
 
 
-def _failed(connection: Connection) -> tuple[Item, ...]:
+def _failed(connection: Connection) -> tuple[dict[str, Any], ...]:
     """Return the latest failed runs, those whose record does not conform first."""
     query = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body)
@@ -314,23 +293,22 @@ def _failed(connection: Connection) -> tuple[Item, ...]:
         .limit(MAX_SEARCHED)
     )
     failed = [
-        Item(
-            what="failed run",
-            id=row.run_id,
-            name=row.name,
-            code=str(json.loads(row.body).get("code") or "failed"),
-            at=row.at,
-        )
+        {
+            "id": row.run_id,
+            "name": row.name,
+            "dataset": None,
+            "code": str(json.loads(row.body).get("code") or "failed"),
+            "at": row.at,
+        }
         for row in connection.execute(query)
     ]
-    return tuple(sorted(failed, key=lambda run: run.code != "not_conformant")[:MAX_ITEMS])
+    return tuple(sorted(failed, key=lambda run: run["code"] != "not_conformant")[:MAX_ITEMS])
 
 
-def _select_items(kind: str, at: ColumnElement[datetime]) -> Select[Any]:
-    table, what = certificates.c, literal(kind).label("what")
-    columns = (table.id, table.name, table.dataset, table.verdict.label("code"), at.label("at"))
-    return select(*columns, what)
+def _select_items(at: ColumnElement[datetime]) -> Select[Any]:
+    table = certificates.c
+    return select(table.id, table.name, table.dataset, table.verdict.label("code"), at.label("at"))
 
 
-def _items(connection: Connection, query: Select[Any]) -> tuple[Item, ...]:
-    return tuple(view_of(Item, row) for row in connection.execute(query))
+def _items(connection: Connection, query: Select[Any]) -> Items:
+    return tuple(connection.execute(query))

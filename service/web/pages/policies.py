@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -28,15 +27,17 @@ from affidavit.plan import Reason
 from affidavit.service.certificates.policy_changes import Simulation as PolicySimulation
 from affidavit.service.certificates.policy_changes import (
     WaiverRequest,
+    WaiverView,
     revoke,
     simulate,
+    version_of,
 )
 from affidavit.service.core.errors import DomainError, MalformedRequest
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
-from affidavit.service.policies.store import StoredPolicy, StoredWaiver
+from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.pages.access import (
     Approver,
@@ -46,14 +47,11 @@ from affidavit.service.web.pages.access import (
 from affidavit.service.web.pages.forms import SubmittedForm, number
 from affidavit.service.web.pages.plan_form import yaml_of
 from affidavit.service.web.pages.response import (
-    ListPage,
     action,
     page,
     respond,
     see_other,
-    view_of,
 )
-from affidavit.service.web.pages.text import round_up
 from affidavit.service.web.routes.policies import (
     PolicyName,
     Version,
@@ -65,41 +63,12 @@ from affidavit.service.web.routes.policies import (
 router = APIRouter()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyLine:
-    """A version of a policy; the built-in one has no creator and time."""
-
-    name: str
-    version: int
-    digest: str
-    datasets: tuple[str, ...]
-    active: bool
-    epsilon_cap: float | None
-    delta_cap: float | None
-    approvals: int
-    budget: str
-    valid_days: int
-    created_by: str | None
-    created_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleLine:
-    """A rule of a version with its previous value; None if absent."""
-
-    rule: str
-    value: str | None
-    before: str | None
-    changed: bool
-
-
 @page(router, "/policies")
 def policies(request: Request, _: PolicyReader, services: TheServices) -> Response:
     """List all versions."""
     rules = services.policies.policy_set()
-    lines = tuple(policy_line(stored, rules) for stored in services.policies.versions())
-    view = ListPage(lines=lines)
-    return respond(request, view, template="policies.html")
+    versions = [version_of(stored, rules) for stored in services.policies.versions()]
+    return respond(request, {"versions": versions}, template="policies.html")
 
 
 @page(router, "/policies/{name}/{version}")
@@ -122,43 +91,30 @@ def policy_page(
         return None
     current, previous = versions[version], versions.get(version - 1)
     return {
-        "line": policy_line(current, rules),
+        "version": version_of(current, rules),
         "rules": _rules(current.policy, None if previous is None else previous.policy),
         "yaml": yaml_of(current.policy.as_document()),
         "versions": sorted(versions, reverse=True),
     }
 
 
-def policy_line(stored: StoredPolicy, rules: PolicySet) -> PolicyLine:
-    """Return the table row of a version."""
-    policy = stored.policy
-    return view_of(
-        PolicyLine,
-        policy,
-        digest=policy.digest(),
-        datasets=("all others",) if policy.datasets == "default" else policy.datasets,
-        active=rules.is_active(policy),
-        created_by=stored.created_by,
-        created_at=stored.created_at,
-    )
-
-
 _OTHER_FIELDS = frozenset({"schema_version", "name", "version"})
 
 
-def _rules(policy: Policy, previous: Policy | None) -> tuple[RuleLine, ...]:
+def _rules(policy: Policy, previous: Policy | None) -> list[dict[str, Any]]:
+    """Return each rule with its value, its previous value, and whether it changed."""
     now = policy.as_document()
     before = {} if previous is None else previous.as_document()
-    return tuple(
-        RuleLine(
-            rule=name,
-            value=_text(now.get(name)),
-            before=_text(before.get(name)),
-            changed=previous is not None and now.get(name) != before.get(name),
-        )
+    return [
+        {
+            "rule": name,
+            "value": _text(now.get(name)),
+            "before": _text(before.get(name)),
+            "changed": previous is not None and now.get(name) != before.get(name),
+        }
         for name in Policy.model_fields
         if name not in _OTHER_FIELDS and (name in now or name in before)
-    )
+    ]
 
 
 def _text(value: Any) -> str | None:
@@ -195,24 +151,10 @@ class DraftQuery(QueryModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeLine:
-    """A certificate whose verdict the draft would change."""
-
-    certificate: str
-    name: str | None
-    dataset: str | None
-    epsilon: str | None
-    delta: str | None
-    verdict: str
-    would_be: str
-    messages: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
     """A draft with the changed verdicts of a page of certificates, or its errors.
 
-    ``judged`` counts the certificates of this page to which the draft applies.
+    ``result`` is None for an invalid draft, and before it is simulated.
     """
 
     yaml: str
@@ -220,9 +162,7 @@ class Simulation:
     of_policy: str
     known: tuple[str, ...]
     reasons: tuple[Reason, ...] = ()
-    judged: int | None = None
-    lines: tuple[ChangeLine, ...] = ()
-    next: str | None = None
+    result: PolicySimulation | None = None
 
 
 @page(router, "/policies/draft")
@@ -296,22 +236,7 @@ def _simulate(services: Services, view: Simulation, cursor: str | None) -> Simul
         result = simulate(services.policies, services.store, draft, cursor, SIMULATION_PAGE_SIZE)
     except PolicyConflict as error:
         return replace(view, reasons=(error.reason,))
-    return replace(view, judged=result.judged, lines=_changes(result), next=result.next)
-
-
-def _changes(result: PolicySimulation) -> tuple[ChangeLine, ...]:
-    return tuple(
-        view_of(
-            ChangeLine,
-            change.certificate,
-            certificate=change.certificate.id,
-            epsilon=round_up(change.certificate.epsilon_upper),
-            delta=round_up(change.certificate.delta),
-            would_be=change.would_be,
-            messages=tuple(reason.message for reason in change.reasons),
-        )
-        for change in result.changes
-    )
+    return replace(view, result=result)
 
 
 def _activate(request: Request, actor: Actor, services: Services, view: Simulation) -> Response:
@@ -341,24 +266,6 @@ def _respond_draft(request: Request, view: Simulation, status: int = 200) -> Res
 
 WAIVER_FIELDS = ("rule", "policy", "plan_digest", "dataset", "owner", "reason", "expires_at")
 MAX_REASON_LENGTH = 2000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaiverLine:
-    """A row of the list of waivers."""
-
-    id: str
-    status: str
-    rule: str
-    plan_digest: str | None
-    dataset: str | None
-    policy: str
-    owner: str
-    reason: str
-    granted_by: str
-    expires_at: str
-    revoked_by: str | None
-    revoked_because: str | None
 
 
 @page(router, "/waivers")
@@ -406,20 +313,6 @@ def _with_zone(values: Mapping[str, str]) -> dict[str, str]:
     return zoned
 
 
-def _waiver_line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> WaiverLine:
-    """Return the table row of a waiver; ``policies`` are policy names by digest."""
-    waiver = stored.waiver
-    return view_of(
-        WaiverLine,
-        waiver,
-        status=stored.status_at(now),
-        policy=policies.get(waiver.policy, waiver.policy),
-        granted_by=waiver.created_by,
-        revoked_by=stored.revoked_by,
-        revoked_because=stored.revocation_reason,
-    )
-
-
 def _respond_waivers(
     request: Request, services: Services, status: int = 200, **form: Any
 ) -> Response:
@@ -427,9 +320,9 @@ def _respond_waivers(
     versions = (stored.policy for stored in services.policies.versions())
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
     now = services.clock.now()
-    lines = tuple(_waiver_line(waiver, names, now) for waiver in services.policies.granted())
     view = {
-        "waivers": ListPage(lines=lines),
+        "waivers": [WaiverView.of(waiver, now) for waiver in services.policies.granted()],
+        "names": names,
         "rules": sorted(WAIVABLE),
         "policies": sorted(services.policies.policy_set().policies),
         **{"values": {}, "reasons": ()},

@@ -2,12 +2,7 @@
 
 Responses are never cached, because they depend on the user.
 
->>> from dataclasses import dataclass
->>> @dataclass(frozen=True)
-... class Row:
-...     name: str
-...     steps: int
->>> to_csv(Row, [Row("=1+1", -3)])
+>>> to_csv(["name", "steps"], [{"name": "=1+1", "steps": -3}])
 b"name,steps\\r\\n'=1+1,-3\\r\\n"
 
 References: RFC 4180 (CSV); OWASP, CSV injection.
@@ -16,12 +11,10 @@ References: RFC 4180 (CSV); OWASP, CSV injection.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -44,8 +37,6 @@ from affidavit.service.web.pages.text import spreadsheet_safe
 
 _API_PATHS = ("/v1/", "/static/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
-T = TypeVar("T")
-
 
 # ---- content negotiation ------------------------------------------------------------
 
@@ -62,37 +53,13 @@ def accepts_html(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "") or is_fragment(request)
 
 
-# ---- views --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListPage(Generic[T]):
-    """A page of a list; ``next`` is the cursor of the following page, or None."""
-
-    lines: tuple[T, ...]
-    next: str | None = None
-
-
-def view_of(cls: type[T], source: Any, **changes: Any) -> T:
-    """Return the dataclass ``cls``, filled from ``changes`` and the fields of ``source``.
-
-    ``source`` is an object or a mapping. Raises ``TypeError`` for a field that neither has.
-    """
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    if not isinstance(source, Mapping):
-        shared = [name for name in names if name not in changes and hasattr(source, name)]
-        source = {name: getattr(source, name) for name in shared}
-    return cls(**{name: source[name] for name in names if name in source} | changes)
-
-
-def to_csv(row_type: type, rows: Iterable[Any]) -> bytes:
-    """Return a header line with the fields of ``row_type``, and one line per row, in UTF-8."""
-    names = [field.name for field in dataclasses.fields(row_type)]
+def to_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return a header line with ``names``, and one line per row, in UTF-8."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\r\n")
     writer.writerow(names)
     for row in rows:
-        writer.writerow([_cell(to_jsonable_python(getattr(row, name))) for name in names])
+        writer.writerow([_cell(to_jsonable_python(row[name])) for name in names])
     return output.getvalue().encode("utf-8")
 
 
@@ -167,9 +134,9 @@ def download(
     return Response(content, status, headers, media_type=media_type)
 
 
-def download_csv(row_type: type, rows: Iterable[Any], name: str) -> Response:
+def download_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]], name: str) -> Response:
     """Return a table as a CSV file that the browser saves as ``name``."""
-    return download(to_csv(row_type, rows), "text/csv; charset=utf-8", name)
+    return download(to_csv(names, rows), "text/csv; charset=utf-8", name)
 
 
 def html(

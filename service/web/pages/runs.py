@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.assessment import explain_guarantee
@@ -27,12 +26,10 @@ from affidavit.service.core.errors import DomainError, MalformedRequest
 from affidavit.service.core.problems import Problem
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository as ledger_repository
-from affidavit.service.ledger.wire_models import charge_of
 from affidavit.service.runs import repository
 from affidavit.service.runs.queue import LockedRun
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent, round_up_steps
 from affidavit.service.runs.wire_models import CancelRequest, RunId, RunRequest
-from affidavit.service.tables.certificates import certificates
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.openapi import ID_PATTERN, JSON
 from affidavit.service.web.pages.access import (
@@ -49,21 +46,18 @@ from affidavit.service.web.pages.forms import (
     number,
 )
 from affidavit.service.web.pages.response import (
-    ListPage,
     action,
     download,
     is_fragment,
     page,
     respond,
     see_other,
-    view_of,
 )
 from affidavit.service.web.pages.text import (
     TONES,
     elapsed,
     group_digits,
     messages_of,
-    round_up,
     words,
 )
 from affidavit.service.web.routes.runs import BYTES, bundle_of
@@ -110,27 +104,6 @@ QueueName = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunLine:
-    """A run; ``steps`` were reported, and ``steps_charged`` is set for one that ended."""
-
-    id: str
-    state: str
-    queue: str
-    certificate: str
-    name: str | None
-    dataset: str | None
-    worker: str | None
-    steps: int
-    steps_certified: int
-    steps_charged: int | None
-    cancel_asked: bool
-    code: str | None
-    by: str
-    requested_at: datetime
-    changed_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunForm:
     """The submitted values of the form of a new run, and their errors.
 
@@ -155,19 +128,6 @@ class RunForm:
         return messages_of(
             tuple(reason for reason, name in about if (name if name in names else "") == field)
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventLine:
-    """An event of a run."""
-
-    kind: str
-    tells: str
-    at: datetime
-    actor: str
-    worker: str | None
-    code: str | None
-    message: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,35 +163,8 @@ def queue(
     filters: dict[str, Any] = {"state": state or None, "queue": queue or None}
     with services.engine.connect() as connection:
         runs, following = repository.page(connection, cursor, PAGE_SIZE, **filters)
-        lines = _lines(connection, runs)
-    list_page = ListPage(lines=lines, next=following)
-    view = {"runs": list_page, "state": state, "queue": queue or ""}
+    view = {"runs": runs, "next": following, "state": state, "queue": queue or ""}
     return respond(request, view, template="runs.html")
-
-
-def _lines(connection: Connection, runs: list[StoredRun]) -> tuple[RunLine, ...]:
-    """Return the table rows of ``runs``, with the names of their plans."""
-    ids = {run.certificate_id for run in runs}
-    query = select(certificates.c.id, certificates.c.name, certificates.c.dataset).where(
-        certificates.c.id.in_(ids)
-    )
-    names = {row.id: (row.name, row.dataset) for row in connection.execute(query)}
-    return tuple(_line(run, *names.get(run.certificate_id, (None, None))) for run in runs)
-
-
-def _line(run: StoredRun, name: str | None, dataset: str | None) -> RunLine:
-    outcome = run.outcome or {}
-    return view_of(
-        RunLine,
-        run,
-        certificate=run.certificate_id,
-        name=name,
-        dataset=dataset,
-        steps_certified=run.certified_steps,
-        steps_charged=outcome.get("steps_charged"),
-        code=outcome.get("code"),
-        by=run.requested_by,
-    )
 
 
 # ---- starting and stopping ----------------------------------------------------------
@@ -316,21 +249,20 @@ def _fields(form: Form) -> dict[str, object]:
 @page(router, "/runs/{run_id}")
 async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId) -> Response:
     """Show the progress of a run, its events, its record and its charge."""
-    view, stored, guarantee = await run_in_threadpool(_read, services, run_id)
-    if view["ended"] and is_fragment(request):
+    view = await run_in_threadpool(_read, services, run_id)
+    run = view["run"]
+    if run.has_ended and is_fragment(request):
         # The run has ended, which changes the whole page.
         return Response(headers={"HX-Refresh": "true"})
-    if not view["ended"] and stored.steps:
-        progress = await services.run_events.progress(stored, stored.steps)
-        if progress.spent is not None and math.isfinite(progress.spent.epsilon):
-            view["so_far"] = round_up(progress.spent.epsilon)
-            view["so_far_steps"] = progress.spent.steps
+    if not run.has_ended and run.steps.reported:
+        spent = (await services.run_events.progress(run, run.steps.reported)).spent
+        view["spent"] = spent if spent is not None and math.isfinite(spent.epsilon) else None
     return respond(
         request,
         view,
         template="run.html",
         fragment="live",
-        charts={"meaning_svg": meaning_figure(guarantee)},
+        charts={"meaning_svg": meaning_figure(view["guarantee"])},
     )
 
 
@@ -354,9 +286,10 @@ async def steps_chart(
 ) -> Response:
     """Draw ε over the steps of the run, with the certified maximum."""
     run = await run_in_threadpool(services.runs.queue.find, run_id)
-    charged = (run.outcome or {}).get("steps_charged")
-    steps = round_up_steps(run.steps, run.certified_steps) if charged is None else charged
-    stored = await run_in_threadpool(services.store.get, run.certificate_id)
+    steps = run.steps.charged
+    if steps is None:
+        steps = round_up_steps(run.steps.reported, run.steps.certified)
+    stored = await run_in_threadpool(services.store.get, run.certificate)
     result = await services.draw_certificate.charts(stored, steps or None)
     chart = result.charts.get("steps")
     if chart is None:
@@ -364,58 +297,36 @@ async def steps_chart(
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)
 
 
-def _read(
-    services: Services, run_id: str
-) -> tuple[dict[str, Any], StoredRun, Mapping[str, Any] | None]:
-    """Return the view of a run, and the run; raises ``UnknownRun``.
+def _read(services: Services, run_id: str) -> dict[str, Any]:
+    """Return the view of a run; raises ``UnknownRun``.
 
-    ``granted`` are the steps that workers may have charged, ``engine`` starts the workers,
-    ``job_page`` is a URL of its dashboard, and ``refusal`` says why it refused the last job. The
-    first ``so_far_steps`` steps cost at most ``so_far``, or None if it is unknown.
+    ``engine`` starts the workers, ``job_page`` is a URL of its dashboard, and ``spent`` is what the
+    reported steps cost, or None if it is unknown.
     """
     with services.engine.connect() as connection:
         run = repository.find(connection, run_id)
-        reservation = ledger_repository.find_reservation(connection, run.reservation_id)
-        certificate = current(connection, run.certificate_id)
+        reservation = ledger_repository.find_reservation(connection, run.reservation)
+        certificate = current(connection, run.certificate)
     assert reservation is not None
     assert certificate is not None
     guarantee = statement_in(certificate.bundle)["predicate"]["guarantee"]
-    outcome, events = run.outcome or {}, tuple(map(_event, run.events))
-    record = read_provenance(outcome.get("provenance"))
-    charged = outcome.get("steps_charged")
-    done = run.steps if charged is None else charged
-    return (
-        {
-            "line": _line(run, reservation.name, reservation.scope.dataset),
-            "ended": run.outcome is not None,
-            "certified_steps": reservation.certified_steps,
-            "share": min(1.0, done / reservation.certified_steps),
-            "reservation": reservation.id,
-            "reservation_state": reservation.state,
-            "reserved": round_up(charge_of(reservation.cost).epsilon),
-            "charged": round_up(charge_of(reservation.charged).epsilon),
-            "steps_charged": charged,
-            **{name: run.request[name] for name in ("data", "model", "output", "time_limit")},
-            "message": _message(outcome),
-            "events": events,
-            "story": _story(events, record),
-            "record": record,
-            "unit": reservation.scope.unit,
-            "adjacency": reservation.scope.adjacency,
-            "granted": run.granted,
-            "engine": ENGINES[type(services.dispatcher.engine).__name__],
-            "meaning": () if guarantee is None else explain_guarantee(guarantee),
-            "certificate_status": certificate.status.value,
-            "job_page": services.dispatcher.dashboard_url(run),
-            "refusal": services.dispatcher.refusal(run),
-            **{"so_far": None, "so_far_steps": None},
-        },
-        run,
-        guarantee,
-    )
+    record = read_provenance(run.provenance)
+    return {
+        "run": services.dispatcher.with_refusal(run),
+        "reservation": reservation,
+        "message": _message(run),
+        "story": _story(run.events, record),
+        "record": record,
+        "engine": ENGINES[type(services.dispatcher.engine).__name__],
+        "guarantee": guarantee,
+        "meaning": () if guarantee is None else explain_guarantee(guarantee),
+        "certificate_status": certificate.status.value,
+        "job_page": services.dispatcher.dashboard_url(run),
+        "spent": None,
+    }
 
 
-def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[str, Any], ...]:
+def _story(events: tuple[StoredRunEvent, ...], record: Record | None) -> tuple[dict[str, Any], ...]:
     """Return the events of the service and of the signed record by time.
 
     ``after`` is the time since the previous event.
@@ -424,9 +335,9 @@ def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[s
         {
             "at": event.at,
             "after": "",
-            "tone": TONES.get(event.kind, "plain"),
-            "what": event.kind,
-            "tells": ": ".join(filter(None, (event.tells, _message_of(event)))),
+            "tone": TONES.get(event.event, "plain"),
+            "what": event.event,
+            "tells": ": ".join(filter(None, _tell(event))),
             "actor": event.worker or event.actor,
         }
         for event in events
@@ -441,23 +352,21 @@ def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[s
     )
 
 
+def _tell(event: StoredRunEvent) -> tuple[str | None, ...]:
+    """Return what an event means and why; the message of a conforming record is redundant."""
+    meaning = EVENTS.get(event.event, event.event)
+    return (meaning,) if event.event == "settled" else (meaning, _message(event))
+
+
 def _after(before: Mapping[str, Any] | None, moment: Mapping[str, Any]) -> str:
     """Return the time since the previous event, if it is a second or more."""
     seconds = 0.0 if before is None else (moment["at"] - before["at"]).total_seconds()
     return elapsed(seconds) if seconds >= 1 else ""
 
 
-def _message_of(event: EventLine) -> str | None:
-    """Return the message of an event; that of a conforming record is redundant."""
-    if event.kind == "settled":
-        return None
-    return _message({"code": event.code, "message": event.message})
-
-
-def _message(outcome: Mapping[str, Any]) -> str | None:
+def _message(of: StoredRun | StoredRunEvent) -> str | None:
     """Return why a run ended; findings of a record that does not conform are codes."""
-    message: str | None = outcome.get("message")
-    return words(message) if message and outcome.get("code") == "not_conformant" else message
+    return words(of.message) if of.message and of.code == "not_conformant" else of.message
 
 
 def _of_record(record: Record) -> list[dict[str, Any]]:
@@ -489,11 +398,6 @@ def _instant(text: str) -> datetime | None:
     except ValueError:
         return None
     return at if at.tzinfo else None
-
-
-def _event(event: StoredRunEvent) -> EventLine:
-    detail = {name: event.body.get(name) for name in ("worker", "code", "message")}
-    return view_of(EventLine, event, tells=EVENTS.get(event.kind, event.kind), **detail)
 
 
 def read_provenance(envelope: Any) -> Record | None:

@@ -26,6 +26,7 @@ from affidavit.service.web.pages.response import (
     see_other,
 )
 from affidavit.service.web.pages.templating import GROUPS, may_open
+from affidavit.service.web.pages.text import round_up
 
 router = APIRouter()
 
@@ -79,8 +80,9 @@ def _find_all(
     """Yield kind, path, name and detail of each hit."""
     if may_open(actor, "/certificates"):
         listed = certificate_list(connection, CertificateSearch(q=text), now_of(connection))
-        for line in listed.lines[:MAX_HITS]:
-            bound = f"ε ≤ {line.epsilon_at_most}, " if line.epsilon_at_most else ""
+        for line in listed.certificates[:MAX_HITS]:
+            epsilon = round_up(line.epsilon_upper)
+            bound = "" if epsilon is None else f"ε ≤ {epsilon}, "
             detail = f"{line.verdict.replace('_', '-')}, {bound}{line.created_at:%Y-%m-%d}"
             yield "Certificate", f"/certificates/{line.id}", line.name or line.id, detail
     budgets = (

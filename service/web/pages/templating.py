@@ -115,6 +115,7 @@ MEDIA_TYPES = {
 FILTERS = (
     *(text.short_id, text.date, text.date_time, text.iso_time),
     *(text.group_digits, text.decimal, text.words, text.capitalized, text.humanize, text.nowrap),
+    *(text.round_up, text.round_down, text.release_name),
 )
 
 router = APIRouter()

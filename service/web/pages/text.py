@@ -22,6 +22,7 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, overload
 from urllib.parse import urlencode
@@ -99,6 +100,16 @@ def words(code: str) -> str:
     ('under-noised', 'add/remove')
     """
     return {"under_noised": "under-noised", **ADJACENCIES}.get(code, code.replace("_", " "))
+
+
+def release_name(release: Mapping[str, Any]) -> str:
+    """Return the name of a release of a signed statement, with its phase if there are several.
+
+    >>> release_name({"name": "all", "phase": 1})
+    'phase 2, all'
+    """
+    phase = f"phase {release['phase'] + 1}, " if "phase" in release else ""
+    return f"{phase}{release['name']}"
 
 
 def humanize(value: str | None) -> str | None:

@@ -7,14 +7,12 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens import MAX_DAYS, Token, TokenError
+from affidavit.service.identity.tokens import MAX_DAYS, TokenError
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.pages.access import Admin, RevokingAdmin
 from affidavit.service.web.pages.forms import SubmittedForm
@@ -23,7 +21,6 @@ from affidavit.service.web.pages.response import (
     page,
     respond,
     see_other,
-    view_of,
 )
 
 DEFAULT_DAYS = 90
@@ -41,24 +38,6 @@ MEANINGS = {
 }
 
 router = APIRouter()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLine:
-    """A token; ``state`` is one of active, expired, revoked."""
-
-    id: str
-    name: str
-    person: str | None
-    team: str | None
-    scopes: tuple[str, ...]
-    serves: str
-    state: str
-    created_at: datetime
-    created_by: str
-    expires_at: datetime
-    revoked_at: datetime | None
-    last_used_at: datetime | None
 
 
 @page(router, "/tokens")
@@ -136,24 +115,17 @@ def _days(text: str) -> int:
     return int(text)
 
 
-def _line(token: Token, now: datetime) -> TokenLine:
-    state = "expired" if token.expires_at <= now else "active"
-    state = state if token.revoked_at is None else "revoked"
-    scopes = tuple(scope.value for scope in token.scopes)
-    return view_of(TokenLine, token, scopes=scopes, serves=token.serves_text, state=state)
-
-
 def _respond(request: Request, services: Services, status: int = 200, **shown: Any) -> Response:
     """Show the tokens, active ones first, each newest first.
 
     ``made`` is the text of a new token, ``draft`` the submitted form.
     """
     now = services.clock.now()
-    lines = [_line(token, now) for token in services.tokens.list_all()]
-    lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
-    lines.sort(key=lambda line: line.state != "active")
+    tokens = services.tokens.list_all()
+    tokens.sort(key=lambda token: (token.created_at, token.id), reverse=True)
+    tokens.sort(key=lambda token: token.state_at(now) != "active")
     view = {
-        "tokens": lines,
+        "tokens": tokens,
         "meanings": MEANINGS,
         **{"draft": EMPTY, "made": "", "made_for": "", "wrong": ""},
         **shown,

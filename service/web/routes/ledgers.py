@@ -25,8 +25,6 @@ from affidavit.service.ledger.wire_models import (
     ReservationId,
     ReservationRequest,
     SettlementRequest,
-    reservation_of,
-    summary_of,
 )
 from affidavit.service.web.access import needs, require_serves
 from affidavit.service.web.dependencies import Services, TheServices
@@ -65,7 +63,7 @@ class DeclineQuery(QueryModel):
 def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
     """One for each data set, privacy unit and adjacency with a budget."""
     stored = services.ledger_store.ledgers()
-    return Page[LedgerSummary](items=[summary_of(ledger) for ledger in stored])
+    return Page[LedgerSummary](items=list(map(LedgerSummary.model_validate, stored)))
 
 
 @router.get(
@@ -112,7 +110,7 @@ def set_budget(
     stored, created = change_budget(services, actor, call, dataset, request)
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/ledgers/{dataset}"
-    return summary_of(stored)
+    return LedgerSummary.model_validate(stored)
 
 
 def change_budget(
@@ -260,7 +258,7 @@ async def reserve_budget(
     stored, created = await services.ledger.reserve(dataset, request.certificate, call)
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/reservations/{stored.id}"
-    return reservation_of(stored)
+    return stored
 
 
 @router.get(
@@ -272,7 +270,7 @@ def reservation(
     _: BudgetReader, services: TheServices, reservation_id: ReservationId
 ) -> Reservation:
     """The reserved and the charged amount."""
-    return reservation_of(services.ledger_store.reservation(reservation_id))
+    return services.ledger_store.reservation(reservation_id)
 
 
 @router.post("/v1/reservations/{reservation_id}/commit", summary="Commit a run", responses=CHANGE)
@@ -288,12 +286,12 @@ def commit(
     call = CommandContext.of(actor, http, idempotency_key, request)
     _require_serves(services, actor, reservation_id)
     change = LockedReservation.commit_usable
-    return reservation_of(services.ledger_store.change(reservation_id, call, change)[0])
+    return services.ledger_store.change(reservation_id, call, change)[0]
 
 
 def _require_serves(services: Services, actor: Actor, reservation_id: str) -> None:
     reserved = services.ledger_store.reservation(reservation_id)
-    require_serves(actor, dataset=reserved.scope.dataset)
+    require_serves(actor, dataset=reserved.dataset)
 
 
 @router.post("/v1/reservations/{reservation_id}/settle", summary="Settle a run", responses=CHANGE)
@@ -310,7 +308,7 @@ def settle(
     _require_serves(services, actor, reservation_id)
     settle = LockedReservation.settle_by_hand
     report = (request.steps_run, request.record)
-    return reservation_of(services.ledger_store.change(reservation_id, call, settle, *report)[0])
+    return services.ledger_store.change(reservation_id, call, settle, *report)[0]
 
 
 @router.post(
@@ -330,7 +328,7 @@ def release(
     if actor.name == reserved.reserved_by or actor.may(Scope.ADMIN):
         pass
     elif actor.may(Scope.WORK):
-        require_serves(actor, dataset=reserved.scope.dataset)
+        require_serves(actor, dataset=reserved.dataset)
     else:
         raise Problem(
             403,
@@ -338,4 +336,4 @@ def release(
             "You can release only your own reservations. Ask the requester or an administrator.",
         )
     release, reason = LockedReservation.release, request.reason
-    return reservation_of(services.ledger_store.change(reservation_id, call, release, reason)[0])
+    return services.ledger_store.change(reservation_id, call, release, reason)[0]

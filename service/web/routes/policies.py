@@ -21,7 +21,6 @@ from affidavit.service.certificates.policy_changes import (
     no_such_waiver,
     revoke,
     simulate,
-    summary_of,
     version_of,
 )
 from affidavit.service.core.problems import Problem
@@ -70,8 +69,8 @@ class PageQuery(QueryModel):
 def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
     """Every version, newest first; the built-in policy is last."""
     policies = services.policies.policy_set()
-    items = [summary_of(stored, policies) for stored in services.policies.versions()]
-    return Page[PolicySummary](items=items)
+    items = [version_of(stored, policies) for stored in services.policies.versions()]
+    return Page[PolicySummary](items=list(items))
 
 
 @router.get(

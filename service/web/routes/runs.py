@@ -40,9 +40,6 @@ from affidavit.service.runs.wire_models import (
     RunRequest,
     StartedRun,
     StartRequest,
-    job_of,
-    run_of,
-    started_run,
 )
 from affidavit.service.web.access import Reader, needs, require_serves
 from affidavit.service.web.dependencies import Services, TheServices
@@ -115,7 +112,7 @@ async def request(
     )
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/runs/{run.id}"
-    return run_of(run)
+    return run
 
 
 @router.get(
@@ -134,15 +131,14 @@ def runs(
     filters["certificate_id"] = query.certificate
     page, cursor = services.runs.queue.read(repository.page, query.cursor, query.limit, **filters)
     following = next_page(response, "/v1/runs", query, cursor=cursor)
-    items = [run_of(run, services.dispatcher.refusal(run)) for run in page]
+    items = [services.dispatcher.with_refusal(run) for run in page]
     return Page[Run](items=items, next=following)
 
 
 @router.get("/v1/runs/{run_id}", summary="Get a run", responses=problems(404))
 def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
     """The request, its worker, its progress and its outcome."""
-    run = services.runs.queue.find(run_id)
-    return run_of(run, services.dispatcher.refusal(run))
+    return services.dispatcher.with_refusal(services.runs.queue.find(run_id))
 
 
 @router.post(
@@ -164,7 +160,7 @@ def cancel(
             403, "not_yours", "You can cancel only your own runs. Ask the requester to cancel it."
         )
     call = CommandContext.of(actor, http, None, request)
-    return run_of(queue.change(run_id, call, LockedRun.cancel, request.reason))
+    return queue.change(run_id, call, LockedRun.cancel, request.reason)
 
 
 @router.get(
@@ -244,7 +240,7 @@ def bundle(
 
 def bundle_of(services: Services, run: StoredRun) -> bytes:
     """Return the bundle of the issue that ``run`` was requested with, with its log part."""
-    issue = services.store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
+    issue = services.store.issue(run.certificate, run.issue, untrusted=run.untrusted)
     return with_inclusion(services.log, issue.bundle)
 
 
@@ -273,13 +269,22 @@ def claim_run(
     """
     require_serves(actor, queue=queue)
     claimed = services.runs.queue.claim(queue, request, services.call_of(actor))
-    return None if claimed is None else job_of(*claimed)
+    if claimed is None:
+        return None
+    run, secret = claimed
+    leased = {"run": run.id, "fence": run.claims, "secret": secret, "granted": run.steps.granted}
+    return Job.model_validate({**dict(run), **leased})
 
 
-@router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
-def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> StartedRun:
+@router.post(
+    "/v1/runs/{run_id}/start",
+    summary="Begin a run",
+    response_model=StartedRun,
+    responses=CHANGE,
+)
+def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> Run:
     """Checks certificate, status, validity, reservation and plan again and commits the budget."""
-    return started_run(services.runs.queue.start(run_id, request, services.call_of(actor)))
+    return services.runs.queue.start(run_id, request, services.call_of(actor))
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
@@ -305,7 +310,7 @@ async def complete(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
     """Charged by its record; a run whose record does not conform fails."""
-    return run_of(await services.runs.complete(run_id, request, services.call_of(actor)))
+    return await services.runs.complete(run_id, request, services.call_of(actor))
 
 
 @router.post("/v1/runs/{run_id}/fail", summary="Give up a run", responses=CHANGE)
@@ -314,4 +319,4 @@ def fail(
 ) -> Run:
     """Free if it did not begin; otherwise charged in full, unless another worker may continue."""
     call = services.call_of(actor)
-    return run_of(services.runs.queue.change(run_id, call, LockedRun.fail, request))
+    return services.runs.queue.change(run_id, call, LockedRun.fail, request)

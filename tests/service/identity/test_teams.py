@@ -231,7 +231,7 @@ def test_objects_of_another_team_are_not_there_on_any_route(
             assert answers[0][0] == 404, (path, answers)
             if not path.endswith("/events"):  # a stream, which would go on
                 shown += town.ask("ada", "GET", filled(path, objects)).status_code == 200
-    assert shown > 20  # it shows nothing where ada sees nothing either
+    assert shown >= 20  # it shows nothing where ada sees nothing either
 
 
 @pytest.mark.ordinary("sqlite")

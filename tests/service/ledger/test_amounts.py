@@ -54,7 +54,7 @@ def test_a_run_that_is_admitted_alone_is_reserved_whole(bench: Bench) -> None:
     epsilon = claim.cost.as_document()["epsilon"]
     # As small as it can be on the page's six digits.
     bench.budget(decimal_up(float(epsilon), 6), "0.00001")
-    assert bench.ledger.reserve(claim, call())[0].rule == "alone"
+    assert bench.ledger.reserve(claim, call())[0].admitted_by == "alone"
     assert taken(bench) == ["reserved"]
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
+from affidavit.client import LedgerSummary
 from affidavit.service.core.database import open_engine
 from affidavit.service.core.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.core.wire_models import Status
@@ -32,7 +33,7 @@ from affidavit.service.ledger.store import (
     UnknownReservation,
     require_usable,
 )
-from affidavit.service.ledger.wire_models import position_of, summary_of
+from affidavit.service.ledger.wire_models import position_of
 from affidavit.service.tables.ledger import (
     ledger_events,
     ledgers,
@@ -168,12 +169,12 @@ def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> No
     epsilon = claim.cost.as_document()["epsilon"]
     bench.budget(epsilon, "0.00001")
     result, _ = bench.ledger.reserve(claim, call())
-    assert result.rule == "alone"
+    assert result.admitted_by == "alone"
     tiny = bench.claim(steps=1, releases=[{"name": "a", "clip_norm": 1, "noise_multiplier": 900}])
     with pytest.raises(OverBudget):
         bench.ledger.reserve(tiny, call())
     bench.release(result.id, "")
-    assert bench.ledger.reserve(tiny, call())[0].rule == "filter"
+    assert bench.ledger.reserve(tiny, call())[0].admitted_by == "filter"
     with pytest.raises(OverBudget):
         bench.ledger.reserve(claim, call())
     assert not replay(bench.engine)
@@ -193,7 +194,7 @@ def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, de
     bench.budget(more, delta)
     stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
-    stated = summary_of(stored).model_dump()
+    stated = LedgerSummary.model_validate(stored).model_dump()
     spent = stated["spent"]["filter"]["epsilon"]
     fixed = compose_events([(claim.event, 1)], float(delta))["epsilon"]
     assert stated["spent"]["filter"]["delta"] == float(delta)
@@ -214,7 +215,7 @@ def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> 
     bench.budget("20", "0.000001")
     stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
-    stated = summary_of(stored).model_dump()
+    stated = LedgerSummary.model_validate(stored).model_dump()
     assert stated["spent"]["filter"]["epsilon"] is None
     assert stated["remaining"]["epsilon"] == 0
     with bench.engine.connect() as connection:
@@ -293,8 +294,8 @@ def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Ben
     bench.commit(result.id)
     four = cost_of(claim.certificate.bundle, 4)
     settled = bench.settled_by_record(result.id, 4, RECORD, four)
-    assert (settled.state, settled.steps_run, settled.record) == ("settled", 4, RECORD)
-    assert settled.charged == four == state(bench).spent
+    assert (settled.state, settled.steps.run, settled.record) == ("settled", 4, RECORD)
+    assert settled.current_cost == four == state(bench).spent
     assert four.within(claim.cost)
     assert four != claim.cost
     assert four == cost_of(bench.certified(steps=4).bundle)
@@ -312,7 +313,7 @@ def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
                 bench.settle(result.id, steps, record)
     assert state(bench).spent == claim.cost
     settled, _ = bench.settle(result.id, 10, None)
-    assert settled.charged == claim.cost
+    assert settled.current_cost == claim.cost
 
 
 def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
@@ -323,7 +324,7 @@ def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
     with pytest.raises(StepsAboveCertificate):
         bench.settle(result.id, 11, RECORD)
     settled = bench.settled_by_record(result.id, 9, RECORD, claim.cost.times(5))
-    assert settled.charged == claim.cost
+    assert settled.current_cost == claim.cost
 
 
 def test_a_release_gives_back_exactly_what_was_reserved(bench: Bench) -> None:
@@ -612,4 +613,4 @@ def test_the_cost_of_a_certificate_that_is_not_stored_is_refused(bench: Bench) -
     unused: Any = None
     service = LedgerService(bench.ledger, bench.store, unused, unused, loopback=True)
     with pytest.raises(CertificateNotUsable, match="not stored"):
-        asyncio.run(service.cost_of_steps(replace(reservation, issue=9), 1))
+        asyncio.run(service.cost_of_steps(reservation.model_copy(update={"issue": 9}), 1))

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
+from affidavit.client import Reservation, Run
 from affidavit.service.core.database import open_engine
 from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
@@ -59,6 +60,25 @@ def test_a_run_goes_its_way_once(yard: Yard) -> None:
 
 
 @ON_SQLITE
+def test_an_answer_has_the_fields_of_its_model_and_no_more(yard: Yard) -> None:
+    """What the service keeps beside them (a claim's secret, the plan's name) is in no answer."""
+    run = yard.request(yard.certify()).json()
+    job = yard.claim()
+    started = yard.start(job).json()
+    kept = hashlib.sha256(job["secret"].encode()).hexdigest()
+    (listed,) = yard.ask("GET", "/v1/runs", "audit").json()["items"]
+    for answer in (run, listed, yard.run(run)):
+        assert answer.keys() == Run.model_fields.keys()
+    assert started.keys() == {*Run.model_fields, "search"}
+    reserved = yard.ask("GET", f"/v1/reservations/{run['reservation']}", "audit").json()
+    (ledger,) = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["items"]
+    for answer in (reserved, *ledger["entries"]):
+        assert answer.keys() == Reservation.model_fields.keys()
+    for answer in (run, listed, started, reserved, ledger):
+        assert job["secret"] not in json.dumps(answer)
+        assert kept not in json.dumps(answer)
+
+
 def test_what_a_run_has_reserved_is_settled_by_its_record_and_not_by_hand(yard: Yard) -> None:
     """Another worker's token would free the budget of a run that goes on."""
     certificate = yard.certify()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from affidavit.accountants import decimal_up
 from affidavit.service.web.pages.text import spreadsheet_safe
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
@@ -75,16 +76,14 @@ def test_a_run_page_shows_progress_record_and_charge(yard: Yard) -> None:
     yard.say(job, "heartbeat", steps=3)
     under_way = _view(yard, path)
     # Of ten steps a twentieth is one step: the bound is for the three that were taken.
-    assert (under_way["so_far_steps"], under_way["ended"]) == (3, False)
+    assert (under_way["spent"]["steps"], under_way["run"]["state"]) == (3, "running")
     three = yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=3)).json()
-    assert float(under_way["so_far"]) == pytest.approx(three["epsilon"]["upper"], rel=1e-4)
-    assert float(under_way["so_far"]) >= three["epsilon"]["lower"]
+    assert under_way["spent"]["epsilon"] == pytest.approx(three["epsilon"]["upper"], rel=1e-4)
+    assert under_way["spent"]["epsilon"] >= three["epsilon"]["lower"]
     yard.complete(job, 10)
     page = _get(yard, path)
     assert "The record conforms to the certificate" in _main(page)
     assert "digits&lt;b&gt;" in page
-    kinds = [row["kind"] for row in _view(yard, path)["events"]]
-    assert kinds == ["queued", "claimed", "running", "settled"]
     story = _view(yard, path)["story"]
     told = [moment["what"] for moment in story]
     assert told == ["queued", "claimed", "running", "training", "record checked", "settled"]
@@ -133,7 +132,7 @@ def test_runs_are_started_and_stopped_with_the_right_scopes(yard: Yard) -> None:
     assert MARKUP not in page
     assert "\u202e" not in page
     assert r"a\u202eb" in page
-    assert _view(yard, path)["events"][-1]["kind"] == "cancelled"
+    assert _view(yard, path)["story"][-1]["what"] == "cancelled"
 
 
 def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Yard) -> None:
@@ -141,7 +140,7 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
     base = yard.certify()
     _set_policy(yard, approvals=1)
     pending = yard.ask("POST", "/v1/certificates", "submit", yard_two).json()["certificate"]
-    (waiting,) = _view(yard, "/approvals")["lines"]
+    (waiting,) = _view(yard, "/approvals")["certificates"]
     assert waiting["id"] == pending["id"]
     path = f"/approvals/{pending['id']}"
     result = _view(yard, path, "approve")["request"]
@@ -167,7 +166,7 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
     done = _post(yard, path, "approve", decision="approve", envelope=envelope, comment=MARKUP)
     assert done.headers["location"] == f"{path}?done=issued"
     assert MARKUP not in _get(yard, path)
-    assert _view(yard, "/approvals")["lines"] == []
+    assert _view(yard, "/approvals")["certificates"] == []
     again = _post(yard, path, "approve", decision="approve", envelope=envelope)
     assert again.status_code == 409
 
@@ -185,7 +184,7 @@ def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch
     cursor = ""
     for _ in range(4):
         result = _view(yard, f"/approvals{cursor}")
-        seen += [item["id"] for item in result["lines"]]
+        seen += [item["id"] for item in result["certificates"]]
         if result["next"] is None:
             break
         cursor = f"?cursor={result['next']}"
@@ -205,10 +204,12 @@ def test_a_policy_draft_is_simulated_and_activated(yard: Yard) -> None:
     ).json()["certificate"]["id"]
     _set_policy(yard, epsilon_cap=8)
     draft = _view(yard, "/policies/draft?policy=rules&epsilon_cap=0.4")
-    broken = draft["lines"]
-    assert [(item["certificate"], item["would_be"]) for item in broken] == [(loose, "refused")]
-    assert "the policy rules allows 0.4" in broken[0]["messages"][0]
-    assert tight not in {entry["certificate"] for entry in broken}
+    broken = draft["result"]["changes"]
+    assert [(item["certificate"]["id"], item["would_be"]) for item in broken] == [
+        (loose, "refused")
+    ]
+    assert "the policy rules allows 0.4" in broken[0]["reasons"][0]["message"]
+    assert tight not in {entry["certificate"]["id"] for entry in broken}
     _get(yard, "/policies/draft?policy=rules&epsilon_cap=4&valid_days=7", status=422)
     bad = _get(yard, "/policies/draft?policy=rules&epsilon_cap=much")
     assert "epsilon_cap" in bad
@@ -245,13 +246,13 @@ def test_waivers_need_four_eyes(yard: Yard) -> None:
     own = _post(yard, "/waivers", "approve", **{**fields, "owner": "token:approve"})
     assert own.status_code == 403
     assert _post(yard, "/waivers", "approve", **fields).status_code == 303
-    (line,) = _view(yard, "/waivers")["waivers"]["lines"]
-    assert (line["status"], line["expires_at"]) == ("in_force", "2027-01-31T23:59:59Z")
+    (line,) = _view(yard, "/waivers")["waivers"]
+    assert (line["status"], line["waiver"]["expires_at"]) == ("in_force", "2027-01-31T23:59:59Z")
     assert MARKUP not in _get(yard, "/waivers")
     path = f"/waivers/{line['id']}/revoke"
     assert _post(yard, path, "approve", reason="").status_code == 422
     assert _post(yard, path, "approve", reason="over").status_code == 303
-    assert _view(yard, "/waivers")["waivers"]["lines"][0]["status"] == "revoked"
+    assert _view(yard, "/waivers")["waivers"][0]["status"] == "revoked"
 
 
 def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
@@ -260,16 +261,19 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
         yard.request(certificate)
     view = _view(yard, f"/datasets/toy?composed=yes&certificate={certificate}")
     api = yard.ask("GET", f"/v1/ledgers/toy?certificate={certificate}", "audit").json()["items"][0]
-    assert float(view["shown"]["spent"]) >= float(api["spent"]["filter"]["epsilon"])
-    assert float(view["composed"]) >= api["spent"]["composed"]["epsilon"]["upper"]
-    assert float(view["composed"]) < float(view["shown"]["sum"])
-    assert view["requested_forecast"] == api["forecast"]["message"]
+    spent = api["spent"]
+    assert view["composed"] == spent["composed"]
+    assert spent["composed"]["epsilon"]["upper"] < spent["sum"]["epsilon"]
+    assert view["requested_forecast"] == api["forecast"]
     amounts = {item["name"]: Decimal(item["epsilon"]) for item in view["amounts"]}
     assert amounts["spent"] == amounts["committed"] == 0  # Three runs wait for a worker.
-    assert amounts["reserved"] == Decimal(view["shown"]["spent"])
-    assert sum(amounts.values()) == Decimal(view["shown"]["epsilon"])
-    assert view["forecast"] == api["forecast"]["message"]
+    assert amounts["reserved"] == Decimal(decimal_up(spent["filter"]["epsilon"], 5))
+    assert sum(amounts.values()) == Decimal(str(api["budget"]["epsilon"]))
+    assert view["forecast"] == api["forecast"]
     page = _get(yard, "/datasets/toy")
+    for total in (spent["filter"], spent["composed"], spent["sum"]):
+        bound = total["epsilon"] if total is not spent["composed"] else total["epsilon"]["upper"]
+        assert decimal_up(bound, 5) in _main(page)
     assert page.count("information only") >= 2
     assert "<svg" in page
     assert _get(yard, "/datasets/nowhere", status=404)
@@ -284,7 +288,7 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
         answer = _post(yard, "/datasets", "admin", **sent)
         assert answer.status_code == status, (fields, answer.text)
         assert MARKUP not in answer.text
-    assert _view(yard, "/datasets")["datasets"]["lines"][0]["epsilon"] == "9"
+    assert _view(yard, "/datasets")["ledgers"][0]["state"]["budget"]["epsilon"] == "9"
 
 
 def test_what_a_group_adds_is_the_use_without_it(yard: Yard) -> None:
@@ -313,7 +317,7 @@ def test_what_a_group_adds_is_the_use_without_it(yard: Yard) -> None:
             assert max(added) < spent
             assert sum(added) <= spent
     view = _view(yard, "/datasets/toy?by=plan")
-    assert float(view["shares"][0]["adds"]) > max(float(row["adds"]) for row in view["entries"])
+    assert float(view["shares"][0]["adds"]) > max(float(adds) for _, adds in view["entries"])
     assert [name for _, name in view["choices"]] == [f"other, {now:%F}", f"quick, {now:%F}"]
     assert _view(yard, "/runs/new", "submit")["choices"] == view["choices"]
     (quarter,) = view["quarters"]
