@@ -57,7 +57,7 @@ from affidavit.plan import (
     Reason,
     RefusedPlan,
     as_document,
-    digest,
+    digest_of,
     exact_fraction,
     plan_from,
 )
@@ -103,10 +103,11 @@ def _certify(
     *,
     near: float | None = None,
 ) -> Assessment:
+    document = as_document(plan)
     blank = Assessment(
         verdict="refused",
-        plan_digest=digest(plan),
-        plan=as_document(plan),
+        plan_digest=digest_of(document),
+        plan=document,
         adjacency=plan.adjacency,
         unit=plan.dataset.unit,
         target_epsilon=plan.target.epsilon,

@@ -534,7 +534,7 @@ class LedgerStore(Store):
         """
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
-            hold_certificate(connection, get_reservation(connection, reservation_id).certificate_id)
+            hold_certificate(connection, get_reservation(connection, reservation_id).certificate)
             locked = lock_reservation(connection, reservation_id, context)
             if (run_id := locked.reservation.run) is not None:
                 raise HeldByRun(
