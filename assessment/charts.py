@@ -277,27 +277,35 @@ def draw_panels(
     )
 
 
-class _Plot(NamedTuple):
+class Plot(NamedTuple):
     """The scales of a chart's inner frame."""
 
     x: Scale
     y: Scale
 
     def at(self, x: float, y: float) -> str:
+        """Return the position of a point as text."""
         return f"{_number(self.x.position(x))},{_number(self.y.position(y))}"
 
     def shows(self, x: float, y: float) -> bool:
+        """Whether both axes can show a point."""
         return is_shown(self.x.axis, x) and is_shown(self.y.axis, y)
+
+
+def scales(chart: Chart, width: float, height: float) -> Plot:
+    """Return the scales by which ``draw`` draws a chart of this size."""
+    rows = _legend_rows(chart, width - _LEFT_MARGIN - _RIGHT_MARGIN)
+    bottom = height - len(rows) * _LEGEND_ROW_HEIGHT - _BOTTOM_MARGIN
+    corners = list(_corners(chart))
+    return Plot(
+        x=Scale.over(chart.x, [x for x, _ in corners], _LEFT_MARGIN, width - _RIGHT_MARGIN),
+        y=Scale.over(chart.y, [y for _, y in corners], bottom, _TOP_MARGIN),
+    )
 
 
 def _panel(chart: Chart, left: float, top: float, width: float, height: float) -> str:
     rows = _legend_rows(chart, width - _LEFT_MARGIN - _RIGHT_MARGIN)
-    bottom = height - len(rows) * _LEGEND_ROW_HEIGHT - _BOTTOM_MARGIN
-    corners = list(_corners(chart))
-    plot = _Plot(
-        x=Scale.over(chart.x, [x for x, _ in corners], _LEFT_MARGIN, width - _RIGHT_MARGIN),
-        y=Scale.over(chart.y, [y for _, y in corners], bottom, _TOP_MARGIN),
-    )
+    plot = scales(chart, width, height)
     drawn = [(mark, _mark(mark, index, plot)) for index, mark in enumerate(chart.marks)]
     marks = "".join(text for mark, text in drawn if not isinstance(mark, Dots))
     # Dots are drawn last and are not clipped by the frame.
@@ -335,7 +343,7 @@ def _corners(chart: Chart) -> Iterator[Point]:
                 assert_never(mark)
 
 
-def _mark(mark: Mark, index: int, plot: _Plot) -> str:
+def _mark(mark: Mark, index: int, plot: Plot) -> str:
     colour = COLOURS[index % len(COLOURS)]
     match mark:
         case Line(points=points, faint=True):
@@ -363,7 +371,7 @@ def _dash(index: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _path(points: Sequence[Point], plot: _Plot, style: str) -> str:
+def _path(points: Sequence[Point], plot: Plot, style: str) -> str:
     pieces: list[list[str]] = [[]]
     for x, y in points:
         if plot.shows(x, y):
@@ -374,7 +382,7 @@ def _path(points: Sequence[Point], plot: _Plot, style: str) -> str:
     return f'<path d="{data}" {style} stroke-linejoin="round"/>' if data else ""
 
 
-def _area(triples: Sequence[tuple[float, float, float]], plot: _Plot, colour: str) -> str:
+def _area(triples: Sequence[tuple[float, float, float]], plot: Plot, colour: str) -> str:
     """Return the area and its two edges; a lower end that cannot be shown is drawn at the frame."""
     upper = [(x, high) for x, _, high in triples if plot.shows(x, high)]
     lower = [
@@ -391,7 +399,7 @@ def _area(triples: Sequence[tuple[float, float, float]], plot: _Plot, colour: st
     return f'<path d="{outline}" fill="{colour}" fill-opacity=".22"/>{edges}'
 
 
-def _dots(points: Sequence[Point], labels: Sequence[str], plot: _Plot, colour: str) -> str:
+def _dots(points: Sequence[Point], labels: Sequence[str], plot: Plot, colour: str) -> str:
     shown = {
         index: (plot.x.position(x), plot.y.position(y))
         for index, (x, y) in enumerate(points)
@@ -435,7 +443,7 @@ class _Box(NamedTuple):
         )
 
 
-def _free_baseline(left: float, y: float, width: float, taken: list[_Box], plot: _Plot) -> float:
+def _free_baseline(left: float, y: float, width: float, taken: list[_Box], plot: Plot) -> float:
     """Return a baseline in the frame at which a label overlaps nothing, and add it to ``taken``."""
     boxes = [
         _Box(left, y + offset - 10, left + width, y + offset + 2)
@@ -448,14 +456,14 @@ def _free_baseline(left: float, y: float, width: float, taken: list[_Box], plot:
     return result.bottom - 2
 
 
-def _grid(plot: _Plot) -> str:
+def _grid(plot: Plot) -> str:
     left, right, bottom, top = map(_number, (plot.x.start, plot.x.end, plot.y.start, plot.y.end))
     lines = [f"M{_number(plot.x.position(t.value))},{bottom}V{top}" for t in plot.x.ticks()]
     lines += [f"M{left},{_number(plot.y.position(t.value))}H{right}" for t in plot.y.ticks()]
     return f'<path d="{" ".join(lines)}" stroke="currentColor" stroke-opacity=".13"/>'
 
 
-def _labels(chart: Chart, plot: _Plot) -> str:
+def _labels(chart: Chart, plot: Plot) -> str:
     bottom, middle = plot.y.start, (plot.y.start + plot.y.end) / 2
     result = [
         _text(plot.x.position(tick.value), bottom + 15, tick.text, anchor="middle")
@@ -491,7 +499,7 @@ def _entry_width(mark: Mark) -> float:
     return 34 + _LEGEND_LETTER_WIDTH * len(mark.name)
 
 
-def _legend(chart: Chart, rows: list[list[int]], plot: _Plot) -> str:
+def _legend(chart: Chart, rows: list[list[int]], plot: Plot) -> str:
     result = []
     for row, indices in enumerate(rows):
         x, y = _LEFT_MARGIN, plot.y.start + _BOTTOM_MARGIN + row * _LEGEND_ROW_HEIGHT + 4

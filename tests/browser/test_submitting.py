@@ -100,7 +100,7 @@ def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site:
     visitor.look("new-plan")
     if visitor.kind.scripts:
         page.locator("#answer .chart").first.scroll_into_view_if_needed()
-        page.locator("#answer .chart.live canvas").first.wait_for()
+        page.locator("#answer .chart.live").first.wait_for()
         page.locator("#noise-at").press("Home")
         assert "ε ≤" in page.inner_text("#noise output")
         _changing_it_takes_the_answer_away(page)

@@ -1,14 +1,12 @@
-"""Charts on pages: SVG, and the data with which ``charts.js`` makes them interactive.
+"""Charts on pages: SVG, and the values that ``charts.js`` shows under the pointer.
 
-The SVG remains for print, screen readers and browsers without JavaScript.
+The server draws every chart; the script adds a line and a text to the drawing.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from html import escape
 from itertools import chain, pairwise
 from typing import Any
@@ -21,8 +19,10 @@ from affidavit.assessment.charts import (
     Chart,
     Dots,
     Line,
+    Plot,
     ReferenceLine,
     draw,
+    scales,
 )
 from affidavit.service.web.pages.response import PRIVATE, is_fragment
 
@@ -40,7 +40,8 @@ def unit_of(span: float) -> tuple[str, int]:
 def figure_of(chart: Chart, *, width: int, height: int) -> str:
     """Return ``chart`` as SVG in an element with its data."""
     svg = draw(chart, width=width, height=height)
-    return f'<div class="chart" data-chart="{escape(data_of(chart))}">{svg}</div>'
+    data = data_of(chart, width=width, height=height)
+    return f'<div class="chart" data-chart="{escape(data)}">{svg}</div>'
 
 
 def meaning_figure(guarantee: Mapping[str, Any] | None) -> str:
@@ -63,29 +64,28 @@ def chart_response(request: Request, chart: Chart, *, width: int, height: int) -
     return Response(svg, headers={**PRIVATE, **SVG_POLICY}, media_type="image/svg+xml")
 
 
-def data_of(chart: Chart) -> str:
-    """Return the data of ``chart`` as JSON, without points that are not finite."""
+def data_of(chart: Chart, *, width: int, height: int) -> str:
+    """Return the values of ``chart`` as JSON, with the position of each x in the drawing."""
+    plot = scales(chart, width, height)
     series: list[dict[str, Any]] = []
-    across: list[dict[str, Any]] = []
     for mark in chart.marks:
         match mark:
-            case Line():
-                series.append({"name": mark.name, **_series(mark.points), "faint": mark.faint})
+            case Line() | Dots():
+                series.append({"name": mark.name, **_series(mark.points, plot)})
             case Band():
                 for end, name in ((1, "at least"), (2, "at most")):
                     points = [(point[0], point[end]) for point in mark.points]
-                    series.append({"name": f"{mark.name}, {name}", **_series(points)})
-            case Dots():
-                series.append({"name": mark.name, **_series(mark.points), "dots": True})
-            case ReferenceLine():
-                across.append({"name": mark.name, "at": mark.at})
+                    series.append({"name": f"{mark.name}, {name}", **_series(points, plot)})
+            case ReferenceLine():  # has one value, which its legend or its page states
+                pass
     return json.dumps(
         {
             "title": chart.title,
-            "x": asdict(chart.x),
-            "y": asdict(chart.y),
+            "x": chart.x.label,
+            "width": width,
+            "top": plot.y.end,
+            "bottom": plot.y.start,
             "series": series,
-            "across": across,
         },
         allow_nan=False,
         ensure_ascii=False,
@@ -93,11 +93,12 @@ def data_of(chart: Chart) -> str:
     )
 
 
-def _series(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Sort points by x and keep one for each x: at a jump, the value after it."""
-    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    stepped = any(before[0] == after[0] for before, after in pairwise(finite))
-    return {"points": sorted(dict(finite).items()), "stepped": stepped}
+def _series(points: Sequence[tuple[float, float]], plot: Plot) -> dict[str, Any]:
+    """Return the shown points by x, one for each x: at a jump, the value after it."""
+    shown = [(x, y) for x, y in points if plot.shows(x, y) and plot.x.contains(x)]
+    stepped = any(before[0] == after[0] for before, after in pairwise(shown))
+    by_x = sorted(dict(shown).items())
+    return {"points": [(x, y, round(plot.x.position(x), 2)) for x, y in by_x], "stepped": stepped}
 
 
 def step_points(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
