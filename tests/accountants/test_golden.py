@@ -30,7 +30,7 @@ def test_independent_sampling_of_every_block_gives_the_published_numbers(
     assert result == pytest.approx(published, rel=3e-3)
 
 
-@pytest.mark.ordinary("not e2e sgd")
+@pytest.mark.ordinary("e2e muon")
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "delta", "truth", "rdp"),
     [

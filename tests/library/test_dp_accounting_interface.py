@@ -72,7 +72,7 @@ def test_samples_of_fixed_size_cost_what_a_plan_of_them_does() -> None:
     assert not affidavit.PrivacyAccountant(ZERO_OUT).supports(event)
 
 
-@pytest.mark.ordinary("0.5", "inf")
+@pytest.mark.ordinary("inf")
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
 def test_a_repeated_run_is_a_plan(shape: float) -> None:
     run = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(SAMPLE, 9), LAPLACE])

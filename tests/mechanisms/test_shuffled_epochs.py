@@ -63,6 +63,7 @@ def deltas(one: Array, other: Array, step: float) -> Array:
     )
 
 
+@pytest.mark.ordinary("not 1-0.7")
 @pytest.mark.parametrize(("lot", "carry"), [(1, 0.0), (2, 0.0), (1, 0.8), (2, -0.6)])
 def test_two_lots_of_an_order_cost_at_most_a_sample_of_both(lot: int, carry: float) -> None:
     draw, longest = random.Random(seeded(f"shuffled lots of {lot}")), math.hypot(1, carry)
@@ -195,6 +196,7 @@ def test_one_record_that_is_left_out_hides_the_lots_of_all() -> None:
     assert hidden.lower <= hidden.upper < known.upper / 2
 
 
+@pytest.mark.ordinary("not 60000-*-zero_out")
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("size", "lot", "steps"), [(60_000, 256, 2350), (100, 60, 3), (65, 4, 9)])
 def test_an_epoch_with_a_smaller_last_lot_amplifies_nothing(

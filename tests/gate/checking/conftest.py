@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from affidavit.gate.checking.cache import Evaluator
+from affidavit.gate.checking.repository_check import Checked, RepositoryCheck
+
 REPOSITORY = Path(__file__).parents[3]
+WEAK_EXAMPLE = REPOSITORY / "examples/e2e-dp-muon-published.yaml"
 VECTORS = REPOSITORY / "tests/vectors/mistakes.json"
 RIGHT = ("e2e-dp-muon-corrected", "e2e-dp-sgd-published", "cifar10-wrn16-4-dp-sgd",
          "fixed-size-replace-one", "mnist-balls-in-bins")  # fmt: skip
@@ -40,6 +44,15 @@ class Planted:
 def judged_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache for the whole session: many tests check the same plans."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Check a weak plan in this process: each child would import anew what that needs."""
+    file = tmp_path_factory.mktemp("weak") / "plan.yaml"
+    file.write_text(WEAK_EXAMPLE.read_text())
+    check = RepositoryCheck([str(file)], Evaluator(True, None, None), None, fix=False, base=None)
+    assert [told.result.exit for told in check(frozenset()) if isinstance(told, Checked)] == [1]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.checking import box, evaluate
+from affidavit.gate.checking import box
 from affidavit.gate.checking.box import Begun, Ended, Limits, run_in_box
 from affidavit.gate.checking.discovery import MAX_LIMITS, limits
 from affidavit.gate.checking.formats import WRITERS
@@ -20,9 +20,6 @@ from affidavit.gate.render import frame_excerpt
 from affidavit.plan import MalformedPlan, OutsideFolder, read_inside
 from tests.gate.checking.test_hanging_repositories import OPTION, PLAN
 from tests.support.processor_time import best_of_three
-
-# Each child process would import this anew.
-assert evaluate
 
 
 @pytest.fixture(autouse=True)

@@ -14,14 +14,10 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.checking import evaluate, fixes, repository_check
+from affidavit.gate.checking import repository_check
 from affidavit.gate.checking.box import Limits
 from tests.gate.checking.test_hanging_repositories import OPTION, PLAN, SCRIPT
 from tests.support.random_seeds import seeded
-
-# Each child process would import these anew.
-assert evaluate
-assert fixes
 
 LIMITS = Limits(file_seconds=0.5, total_seconds=1.0, memory_mebibytes=2048)
 

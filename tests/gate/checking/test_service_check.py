@@ -13,7 +13,7 @@ import pytest
 
 from affidavit.client import calls
 from affidavit.gate.exit_codes import Exit
-from tests.support.random_seeds import seeded
+from tests.support.random_seeds import examples, seeded
 
 DIGEST = "sha256:" + "0" * 64
 HOSTILE: tuple[Any, ...] = (
@@ -92,7 +92,7 @@ def test_no_answer_makes_a_command_fail_or_a_weak_plan_pass(
         for kind, fields in (("good", {}), ("weak", {"target": {"epsilon": 0.1, "delta": 1e-5}}))
     }
     digest = json.loads(run("certify", plans["good"], "--json").stdout)["plan_digest"]
-    for _ in range(30):
+    for _ in range(examples(50)):
         kind = drawn.choice(list(plans))
         forms = [answer(digest), POLICY]
         which = drawn.randrange(2)
