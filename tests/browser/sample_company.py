@@ -27,6 +27,7 @@ from affidavit.trust import (
 )
 from tests.browser.serving import Site, served, settings_in
 from tests.service.runs.records import Record, record_of
+from tests.support.polling import wait_until
 
 PLAN: dict[str, Any] = {
     "version": 1,
@@ -279,13 +280,8 @@ def _runs(company: Company) -> None:
 
 def _wait_for_the_log(company: Company) -> None:
     """Until everything is under a checkpoint, so that pages look alike each time."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        page = company.site.ask("GET", "/audit", company.tokens["audit"]).text
-        if "none waiting" in page:
-            return
-        time.sleep(0.1)
-    raise AssertionError("entries still wait for a checkpoint")
+    site, token = company.site, company.tokens["audit"]
+    wait_until(lambda: "none waiting" in site.ask("GET", "/audit", token).text, often=0.1)
 
 
 def main() -> None:

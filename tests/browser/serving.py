@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from affidavit.service.settings import Settings
 from affidavit.service.web.app import create_app
 from affidavit.service.web.serve import IDLE_SECONDS
 from affidavit.trust import KeyStore
-from tests.support.polling import TIMEOUT_SECONDS
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 
 @dataclass
@@ -73,17 +72,14 @@ def served(settings: Settings) -> Iterator[Site]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        end = time.monotonic() + 120
-        while not server.started:
-            assert thread.is_alive(), "it did not start"
-            assert time.monotonic() < end, "it did not start in time"
-            time.sleep(0.02)
+        wait_until(lambda: server.started or not thread.is_alive())
+        assert server.started
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client:
             yield Site(url, settings, client)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(TIMEOUT_SECONDS)
 
 
 def settings_in(home: Path, template: Path, **changes: Any) -> Settings:

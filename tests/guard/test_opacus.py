@@ -72,7 +72,7 @@ def outcomes(
     (folder / "keys.json").write_text(json.dumps(key.public.as_record()))
     done = subprocess.run(
         [sys.executable, str(SCENARIOS), str(folder)], capture_output=True, text=True, check=False,
-        timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)
@@ -135,7 +135,7 @@ def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
         provided = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         done = subprocess.run(
             [*programs[name], *provided], cwd=tmp_path, env=environment, capture_output=True,
-            text=True, check=False, timeout=200,
+            text=True, check=False, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, (line, done.stdout, done.stderr[-2000:])
 

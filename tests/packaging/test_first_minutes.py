@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
@@ -23,12 +23,18 @@ BLOCKED_SECONDS = 300
 KIND = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
+def seconds_of_children() -> float:
+    """Processor time, because a busy machine takes longer for the same."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def follow(installed: Installed, page: Path, folder: Path, until: str = "") -> dict[str, float]:
-    """Paste the blocks of a page in order; the seconds after which each command ended.
+    """Paste the blocks of a page in order; the processor seconds until each command ended.
 
     Commands of ``pip`` and ``make`` are left out, and so are blocks that need more than the base.
     """
-    began, record = time.monotonic(), dict[str, float]()
+    began, record = seconds_of_children(), dict[str, float]()
     for block in blocks(page):
         if block.language == "yaml" and "releases:" in block.text:
             (folder / "plan.yaml").write_text(block.text, encoding="utf-8")
@@ -42,7 +48,7 @@ def follow(installed: Installed, page: Path, folder: Path, until: str = "") -> d
                 if not line.startswith("pip install"):
                     ran = installed("-c", line, program="bash", folder=folder)
                     assert ran.returncode == 0, (line, ran.stdout, ran.stderr)
-                    record[line] = time.monotonic() - began
+                    record[line] = seconds_of_children() - began
         elif block.language == "yaml" and " && affidavit " in block.text:
             line = block.text.partition(" && ")[2]
             assert installed("-c", line, program="bash", folder=folder).returncode == 0
@@ -76,7 +82,7 @@ def test_a_pull_request_is_blocked_in_five_minutes(
     installed: Installed, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     """The page's first sections, then its change: lower the noise, be blocked, be fixed."""
-    began = time.monotonic()
+    began = seconds_of_children()
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         return installed("-c", line, program="bash", folder=tmp_path)
@@ -100,10 +106,10 @@ def test_a_pull_request_is_blocked_in_five_minutes(
     plan.write_text(re.sub(r"noise_multiplier: [\d.]+", "noise_multiplier: 0.5", strong))
     assert plan.read_text() != strong
     blocked = run(change[0])
-    record_property("blocked_seconds", time.monotonic() - began)
+    record_property("blocked_seconds", seconds_of_children() - began)
     assert blocked.returncode == 1, blocked.stdout + blocked.stderr
     assert "noise_multiplier" in blocked.stdout + blocked.stderr
-    assert time.monotonic() - began < BLOCKED_SECONDS
+    assert seconds_of_children() - began < BLOCKED_SECONDS
     assert run(change[1]).returncode == 0
     assert run("affidavit check").returncode == 0
 

@@ -15,9 +15,9 @@ from affidavit.service.core.database import open_engine
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.trust import SigningKey
 from tests.support.forked_processes import Forked, call
+from tests.support.polling import TIMEOUT_SECONDS
 
 MODULE = "tests.service.forked_service"
-SECONDS = 60.0
 
 
 def start(work: Callable[[], Any]) -> Forked:
@@ -27,7 +27,7 @@ def start(work: Callable[[], Any]) -> Forked:
 
 def killed(number: int, url: str, work: Callable[[Engine], Any]) -> bool:
     """``work`` on ``url``, killed before its statement ``number``; whether it was killed."""
-    code = start(partial(_until, number, url, work)).wait(SECONDS)
+    code = start(partial(_until, number, url, work)).wait(TIMEOUT_SECONDS)
     assert code in (0, -signal.SIGKILL), code
     return code != 0
 

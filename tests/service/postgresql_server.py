@@ -90,7 +90,7 @@ class Cluster:
             stderr=subprocess.DEVNULL,
             **_as_user(),
         )
-        engine, end = create_engine(f"{self.url}/postgres"), time.monotonic() + 30
+        engine, end = create_engine(f"{self.url}/postgres"), time.monotonic() + TIMEOUT_SECONDS
         while True:  # it listens a while before it lets anybody in
             try:
                 engine.connect().close()

@@ -83,7 +83,7 @@ class Shop:
 
     def begun(self, run_id: str, lines: int = 3) -> Path:
         """The record of a run that charged a step."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + TIMEOUT_SECONDS
         while True:
             result = list((self.home / "runs").glob(f"**/{run_id}-*/run/record.jsonl"))
             if result and result[0].read_bytes().count(b"\n") >= lines:

@@ -44,8 +44,9 @@ from affidavit.trust import (
     format_instant,
     sign_envelope,
 )
-from tests.service.child_processes import SECONDS, killed, on, start
+from tests.service.child_processes import killed, on, start
 from tests.service.conftest import ON_SQLITE, PRAGMAS
+from tests.support.polling import TIMEOUT_SECONDS
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 TABLES = (signing_keys, certificates, requests)
@@ -359,7 +360,7 @@ def test_two_that_migrate_at_once_both_end_at_head(
     engine.dispose()
     for url in (f"sqlite:///{tmp_path / 'deep' / 'empty.db'}", f"{postgresql}/{name}"):
         children = [start(partial(upgrade, url)) for _ in range(3)]
-        assert [child.wait(SECONDS) for child in children] == [0, 0, 0]
+        assert [child.wait(TIMEOUT_SECONDS) for child in children] == [0, 0, 0]
         migrated = open_engine(url)
         assert require(migrated) == head()
         migrated.dispose()
@@ -405,7 +406,7 @@ def test_a_connection_that_the_server_closed_is_opened_anew_before_it_is_used(
     other.dispose()
 
 
-def test_what_only_reads_waits_for_nobody_and_keeps_nobody_waiting(postgresql_url: str) -> None:
+def test_a_reader_neither_waits_for_writers_nor_blocks_them(postgresql_url: str) -> None:
     engine = open_engine(postgresql_url)
     states = text("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
     reading = reader(engine).connect()

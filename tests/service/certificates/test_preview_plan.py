@@ -52,7 +52,8 @@ def test_equal_drafts_are_accounted_once_and_kept(plan_of: PlanOf) -> None:
         pool = Pool()
         drafts = _drafts(pool)
         requested = [asyncio.create_task(drafts.assess(plan_of(), f"p{i}")) for i in range(5)]
-        await asyncio.sleep(0.05)
+        while not pool.ran:
+            await asyncio.sleep(0)
         pool.open.set()
         result = await asyncio.gather(*requested)
         assert pool.ran == ["certify"]

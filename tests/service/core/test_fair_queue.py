@@ -13,6 +13,7 @@ from affidavit.service.core import fair_queue
 from affidavit.service.core.concurrency import SingleFlight
 from affidavit.service.core.errors import TooBusy
 from affidavit.service.core.fair_queue import CALLER, FairQueue
+from tests.support.polling import TIMEOUT_SECONDS
 
 Job = Callable[[str, float], Awaitable[None]]
 
@@ -103,7 +104,7 @@ def test_a_full_queue_turns_away_and_the_cancelled_leave_it() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         assert len(queue) == 0
         held.set()
-        await asyncio.wait_for(job(), 5)
+        await asyncio.wait_for(job(), TIMEOUT_SECONDS)
 
     asyncio.run(run())
 

@@ -152,7 +152,7 @@ def test_a_turn_is_left_once_and_taken_again_by_work_that_goes_on() -> None:
     asyncio.run(run())
 
 
-def test_whoever_never_sends_their_bodies_holds_no_turn(
+def test_a_caller_who_never_sends_a_body_holds_no_turn(
     settings: Settings, token_for: Callable[..., dict[str, str]]
 ) -> None:
     """Two callers announce a body on each turn that there is; a third is answered meanwhile."""
@@ -160,8 +160,11 @@ def test_whoever_never_sends_their_bodies_holds_no_turn(
     waiting = [token_for(settings, "submit", name=name) for name in ("one", "two")]
     reading = token_for(settings, "audit", name="three")
 
+    begun: list[None] = []
+
     async def never() -> AsyncIterator[bytes]:
         yield b"{"
+        begun.append(None)
         await asyncio.Event().wait()
 
     async def run() -> int:
@@ -178,8 +181,10 @@ def test_whoever_never_sends_their_bodies_holds_no_turn(
                 for token in waiting
                 for _ in range(TURNS)
             ]
-            await asyncio.sleep(0.5)
-            answer = await asyncio.wait_for(client.get("/v1/certificates", headers=reading), 5)
+            while len(begun) < len(slow):
+                await asyncio.sleep(0.01)
+            getting = client.get("/v1/certificates", headers=reading)
+            answer = await asyncio.wait_for(getting, TIMEOUT_SECONDS)
             for task in slow:
                 task.cancel()
             await asyncio.gather(*slow, return_exceptions=True)

@@ -78,6 +78,7 @@ class ProviderServer:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
+    closing: threading.Event = field(default_factory=threading.Event)
     asked: list[str] = field(default_factory=list)
 
 
@@ -110,7 +111,7 @@ def provider_server() -> Iterator[ProviderServer]:
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             state.asked.append(self.path)
-            time.sleep(state.delay)
+            state.closing.wait(state.delay)
             self.send_response(state.status)
             for name, value in state.headers.items():
                 self.send_header(name, value)
@@ -121,4 +122,7 @@ def provider_server() -> Iterator[ProviderServer]:
 
     with answering_by(Handler) as address:
         state.url = f"{address}/jwks"
-        yield state
+        try:
+            yield state
+        finally:
+            state.closing.set()

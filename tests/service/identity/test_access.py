@@ -170,7 +170,7 @@ def test_a_guard_names_a_scope() -> None:
         needs()
 
 
-def test_the_document_says_who_may_ask_and_what_refusals_look_like(network: Any) -> None:
+def test_the_document_states_scopes_and_refusals(network: Any) -> None:
     document = network.client.get("/openapi.json").json()
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     for method, path, *who in ROWS:

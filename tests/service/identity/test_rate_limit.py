@@ -21,6 +21,7 @@ from affidavit.service.settings import Settings
 from affidavit.service.web import app as application
 from affidavit.service.web.access import Reader
 from affidavit.service.web.routes import ROUTERS
+from tests.support.polling import TIMEOUT_SECONDS
 
 LIST = "/v1/certificates"
 
@@ -188,6 +189,6 @@ def test_so_many_at_once_and_no_more_and_room_again_afterwards(
             assert app.state.services.rate_limiter._running == {}
 
     try:
-        asyncio.run(asyncio.wait_for(work(), 60))
+        asyncio.run(asyncio.wait_for(work(), TIMEOUT_SECONDS))
     finally:
         app.state.services.close()

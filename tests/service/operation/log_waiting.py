@@ -8,11 +8,12 @@ from typing import Any
 from sqlalchemy import select
 
 from affidavit.service.tables.log import log_pending
+from tests.support.polling import TIMEOUT_SECONDS
 
 
 def until_logged(services: Any) -> None:
     """Give every entry its place, or wait for the sequencer of ``services`` that is at it."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + TIMEOUT_SECONDS
     while True:
         services.sequencer.step()
         with services.engine.connect() as connection:

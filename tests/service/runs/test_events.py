@@ -210,7 +210,7 @@ def test_watchers_see_each_change_within_their_limit_until_the_service_stops(
             answer = client.get(url)
             assert (answer.status_code, answer.json()["code"]) == (429, "too_many_at_once")
         # Who has gone makes room again.
-        end = time.monotonic() + 20
+        end = time.monotonic() + TIMEOUT_SECONDS
         while (answer := client.post("/v1/queues/default/claims", json={"worker": "w"})).is_error:
             assert time.monotonic() < end, answer.text
             time.sleep(0.1)
@@ -220,10 +220,8 @@ def test_watchers_see_each_change_within_their_limit_until_the_service_stops(
         client.post(f"/v1/runs/{run}/heartbeat", json={**stated, "steps": 4})
         for reader in readers:
             reader.wait("1-0", "2-0", "3-0", "3-4")
-        began = time.monotonic()
-        forked_server.stop(signal.SIGTERM)
-        assert time.monotonic() - began < 15  # answers in progress are waited for, for 20 s
+        forked_server.stop(signal.SIGTERM)  # what is not ended within 20 s is cut
         for reader in readers:
-            reader.join(5)
+            reader.join(TIMEOUT_SECONDS)
             assert not reader.cut
             assert reader.text.endswith("\n\n")

@@ -30,6 +30,7 @@ from affidavit.service.core.problems import Problem
 from affidavit.service.web import serve
 from affidavit.service.web.routing import read_body
 from affidavit.service.web.serve import HEADER_SECONDS
+from tests.support.polling import TIMEOUT_SECONDS
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -185,7 +186,7 @@ def test_an_answer_that_nobody_reads_ends_its_connection(monkeypatch: pytest.Mon
             writing.close()
         return size
 
-    assert asyncio.run(asyncio.wait_for(received(), 30)) < 2**26
+    assert asyncio.run(asyncio.wait_for(received(), TIMEOUT_SECONDS)) < 2**26
 
 
 def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:

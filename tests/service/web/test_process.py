@@ -229,7 +229,7 @@ def test_an_answer_is_sent_at_once_and_waits_for_no_acknowledgement() -> None:
         with listen("127.0.0.1", 0) as listening:
             async with await asyncio.start_server(seen, sock=listening):
                 _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
-                nodelay = await asyncio.wait_for(result, 10)
+                nodelay = await asyncio.wait_for(result, TIMEOUT_SECONDS)
                 writer.close()
                 return nodelay
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from affidavit.plan import Plan
 from tests.support.forked_processes import Forked, call
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY, train_small
 
 MODULE = "tests.trainer.loop.forked_ranks"
-SECONDS = 120.0
 CALLS = ("write", "fsync", "replace", "ftruncate", "unlink")
 """What changes files."""
 
@@ -30,7 +30,7 @@ def start_run(
 
 def is_killed(plan: Plan, out: Path, **arguments: Any) -> bool:
     """Whether such a run was killed; fails if it ended otherwise than by its last step."""
-    code = start_run(plan, out, **arguments).wait(SECONDS)
+    code = start_run(plan, out, **arguments).wait(TIMEOUT_SECONDS)
     assert code in (0, -signal.SIGKILL), code
     return code != 0
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from affidavit.trainer import private, private_loop
 from affidavit.trainer.settings import Settings
 from tests.support.free_ports import free_port
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.trust import trusting
 from tests.trainer.loop.small_run import KEY, MadeUpData, bundle_of, entropy_of, plan_with
 
@@ -186,7 +187,7 @@ def on_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list[
     for each in ranks:
         each.start()
     for each in ranks:
-        each.join(120)
+        each.join(TIMEOUT_SECONDS)
     return [each.exitcode for each in ranks]
 
 

@@ -26,8 +26,9 @@ from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
 from affidavit.trainer.run_folder import checkpoint_storage
 from affidavit.trainer.run_folder.run_log import RunLog
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.random_seeds import seeded
-from tests.trainer.loop.child_runs import SECONDS, is_killed, start_run
+from tests.trainer.loop.child_runs import is_killed, start_run
 from tests.trainer.loop.small_run import (
     STEPS,
     FinishedRun,
@@ -125,7 +126,7 @@ def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
         child = start_run(plan, out, bundle=bundle, resume=has_begun(out), checkpoint_every=3)
         time.sleep(drawn.uniform(0.02, 0.1 * attempt))
         child.kill()
-        code = child.wait(SECONDS)
+        code = child.wait(TIMEOUT_SECONDS)
         assert code in (0, -signal.SIGKILL)
         kills += code != 0
     assert kills >= 2

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from affidavit.trainer import PrivateRun
 from affidavit.trainer.adapters import digest_of_tensors
 from affidavit.trainer.data.loaded_records import CHUNK, DIGEST_FILE, LoadedRecords
+from tests.support.polling import TIMEOUT_SECONDS
 from tests.trainer.loop.small_run import DEVICE, RECORDS, STEPS, entries_of, entropy_of
 from tests.trainer.loop.test_private_loop import (
     DATA,
@@ -31,7 +32,6 @@ from tests.trainer.loop.test_private_loop import (
     take_step,
 )
 
-SECONDS = 60
 """How long a test waits for what must happen, before it fails."""
 FORKED = multiprocessing.get_context("fork")
 
@@ -93,7 +93,7 @@ def test_a_step_runs_while_the_next_lot_is_read(tmp_path: Path) -> None:
             with first.get_lock():
                 is_first, first.value = bool(first.value), 0
             if not is_first:
-                assert running.acquire(timeout=SECONDS)
+                assert running.acquire(timeout=TIMEOUT_SECONDS)
                 was_read.release()
         return torch.utils.data.default_collate(items)
 
@@ -106,7 +106,7 @@ def test_a_step_runs_while_the_next_lot_is_read(tmp_path: Path) -> None:
         run.loss(batch).backward()  # type: ignore[no-untyped-call]
         if run.step < STEPS - 1:
             running.release()
-            assert was_read.acquire(timeout=SECONDS)
+            assert was_read.acquire(timeout=TIMEOUT_SECONDS)
             overlaps += 1
         run.optimizer.step()
     assert overlaps == STEPS - 1

@@ -11,11 +11,12 @@ from affidavit.trust import KeyStore, SigningKey
 from affidavit.trust.log import read_checkpoint, sign_checkpoint
 from tests.service.runs.conftest import Yard
 from tests.support.page_views import page_views
+from tests.support.polling import TIMEOUT_SECONDS
 
 
 def _newest(yard: Yard, more_than: int = 0) -> str:
     """The newest checkpoint, as the page gives it to be kept."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < end:
         answer = yard.ask("GET", "/audit/checkpoint", "audit")
         if answer.status_code == 200 and read_checkpoint(answer.text).size > more_than:
