@@ -187,7 +187,7 @@ def two_bins_run(draw: random.Random) -> ExactRun:
     def delta(epsilon: mpf) -> mpf:
         alpha = mpmath.exp(epsilon if removed else -epsilon)
 
-        def given(z: mpf) -> mpf:
+        def integrand(z: mpf) -> mpf:
             # E (X - k)_+ or E (k - X)_+ of a lognormal X of mean one.
             k = 2 * alpha - mpmath.exp(mu * z - mu * mu / 2)
             if k <= 0:
@@ -198,7 +198,7 @@ def two_bins_run(draw: random.Random) -> ExactRun:
 
         kink = (mpmath.log(2 * alpha) + mu * mu / 2) / mu
         with mpmath.workdps(25):
-            mean = mpmath.quad(given, sorted([mpf(-15), mpf(-5), mpf(0), kink, mpf(16)])) / 2
+            mean = mpmath.quad(integrand, sorted([mpf(-15), mpf(-5), mpf(0), kink, mpf(16)])) / 2
         return mean if removed else mean / alpha
 
     event = RandomAllocationGaussian(bins=2, noise_multiplier=sigma)
@@ -218,13 +218,15 @@ def two_steps_run(draw: random.Random) -> ExactRun:
         return mixed - alpha * mpmath.ncdf(-place)
 
     def delta(epsilon: mpf) -> mpf:
-        def given(x: mpf) -> mpf:
+        def integrand(x: mpf) -> mpf:
             ratio = 1 - q + q * mpmath.exp(mu * x - mu**2 / 2)
             return ratio * mpmath.npdf(x) * one(mpmath.exp(epsilon) / ratio)
 
         with mpmath.workdps(25):
             kink = mpmath.log((mpmath.exp(epsilon) / (1 - q) - (1 - q)) / q) / mu + mu / 2
-            return mpmath.quad(given, sorted([mpf(-12), mpf(-3), mpf(0), mpf(3), kink, 12 + mu]))
+            return mpmath.quad(
+                integrand, sorted([mpf(-12), mpf(-3), mpf(0), mpf(3), kink, 12 + mu])
+            )
 
     event = PoissonSubsampledGaussian(sampling_probability=float(q), noise_multiplier=sigma)
     return ExactRun(Repeated(event=event, count=2), 0, delta)

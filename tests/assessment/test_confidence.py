@@ -44,14 +44,14 @@ def certified(plan_of: Callable[..., Plan]) -> Certified:
 
 
 @pytest.fixture(scope="module")
-def found(certified: Certified) -> Assessment:
+def assessment(certified: Certified) -> Assessment:
     return certified()
 
 
-def test_the_result_and_its_engine_carry_confidence_and_seed(found: Assessment) -> None:
-    assert found.verdict == "certified"
-    assert found.confidence is not None
-    result = found.as_result()
+def test_the_result_and_its_engine_carry_confidence_and_seed(assessment: Assessment) -> None:
+    assert assessment.verdict == "certified"
+    assert assessment.confidence is not None
+    result = assessment.as_result()
     assert result["confidence"] == CONFIDENCE == 1 - FAILURE_PROBABILITY
     engine, second = result["accountants"]
     assert (engine["name"], engine["confidence"]) == ("monte_carlo", CONFIDENCE)
@@ -75,22 +75,22 @@ def test_proved_bounds_replace_sampled_ones_where_they_are_no_higher(
     assert sampled.epsilon.lower <= proved.epsilon.upper <= sampled.epsilon.upper
 
 
-def test_the_signed_statement_carries_them(found: Assessment) -> None:
+def test_the_signed_statement_carries_them(assessment: Assessment) -> None:
     stated = statement(
-        found, requester="me", issued_at=datetime(2026, 1, 1, tzinfo=UTC), untrusted=False
+        assessment, requester="me", issued_at=datetime(2026, 1, 1, tzinfo=UTC), untrusted=False
     )
     guarantee = stated["predicate"]["guarantee"]
     assert guarantee["confidence"] == "0.999999999"
-    assert found.confidence is not None
-    assert guarantee["seed"] == found.confidence.seed
-    assert stated["predicate"]["accountants"][0]["seed"] == found.confidence.seed
+    assert assessment.confidence is not None
+    assert guarantee["seed"] == assessment.confidence.seed
+    assert stated["predicate"]["accountants"][0]["seed"] == assessment.confidence.seed
 
 
 @pytest.mark.soak
-def test_no_print_leaves_it_out(found: Assessment, certified: Certified) -> None:
+def test_no_print_leaves_it_out(assessment: Assessment, certified: Certified) -> None:
     missed = certified(target={"epsilon": 0.5, "delta": 1e-4})
     assert missed.verdict == "under_noised"
-    for item in (found, missed):
+    for item in (assessment, missed):
         assert "with confidence 0.999999999" in item.headline
         console = Console(record=True, width=200)
         print_assessment(console, "plan", item.reasons, item)
@@ -109,16 +109,16 @@ def test_what_is_certain_has_none(plan_of: Callable[..., Plan]) -> None:
 
 
 @pytest.mark.soak
-def test_the_same_plan_gives_the_same_numbers(found: Assessment, certified: Certified) -> None:
+def test_the_same_plan_gives_the_same_numbers(assessment: Assessment, certified: Certified) -> None:
     again = certified()
-    assert (again.epsilon, again.confidence) == (found.epsilon, found.confidence)
+    assert (again.epsilon, again.confidence) == (assessment.epsilon, assessment.confidence)
 
 
-def test_bins_help_and_stay_below_the_unamplified_gaussian(found: Assessment) -> None:
-    assert found.epsilon is not None
-    assert found.sensitivity is not None
-    alone = Gaussian(noise_multiplier=2 / found.sensitivity)
-    assert found.epsilon.upper < GaussianAccountant().curve(alone).epsilon(1e-4).lower
+def test_bins_help_and_stay_below_the_unamplified_gaussian(assessment: Assessment) -> None:
+    assert assessment.epsilon is not None
+    assert assessment.sensitivity is not None
+    alone = Gaussian(noise_multiplier=2 / assessment.sensitivity)
+    assert assessment.epsilon.upper < GaussianAccountant().curve(alone).epsilon(1e-4).lower
 
 
 @pytest.mark.soak

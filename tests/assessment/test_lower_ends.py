@@ -74,10 +74,10 @@ def test_no_lower_end_of_a_tree_is_of_nodes_that_nobody_sees() -> None:
 
 
 def test_an_attack_that_surely_shows_less_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(self: object, _: float) -> Bracket:
+    def epsilon(self: object, _: float) -> Bracket:
         raise AssertionError(self)
 
-    monkeypatch.setattr(ComposedAllocationCurve, "epsilon", asked)
+    monkeypatch.setattr(ComposedAllocationCurve, "epsilon", epsilon)
     shuffled = {"sampling": {"scheme": "shuffled", "lot_size": 10}, "optimizer": {"name": "dp_sgd"}}
     lower, upper = bracket(**shuffled, noise={"kind": "independent"})
     assert 0.7 * upper < lower

@@ -188,7 +188,7 @@ def _watch(visitor: Visitor, host: str) -> None:
     """Note what no page may do."""
     page, wrong = visitor.page, visitor.wrong
 
-    def said(message: Any) -> None:
+    def on_message(message: Any) -> None:
         # What a page answers to a form may be an error; a file that is missing is found below.
         # So may a request of htmx that leaving the page aborts.
         if message.type in ("error", "warning") and not message.text.startswith(HARMLESS):
@@ -198,14 +198,14 @@ def _watch(visitor: Visitor, host: str) -> None:
         if response.status >= 500 or (response.status >= 400 and not _is_page(response.request)):
             wrong.append(f"{response.status} {response.url}")
 
-    def asked(request: Any) -> None:
+    def on_request(request: Any) -> None:
         if urlsplit(request.url).netloc != host:
             wrong.append(f"asked another host: {request.url}")
 
-    page.on("console", said)
+    page.on("console", on_message)
     page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
     page.on("response", answered)
-    page.on("request", asked)
+    page.on("request", on_request)
 
 
 def _is_page(request: Any) -> bool:

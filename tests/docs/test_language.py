@@ -39,6 +39,15 @@ def sources() -> Iterator[Path]:
         yield from (ROOT / room).rglob("*.py")
 
 
+def names_of_tests() -> Iterator[tuple[str, str]]:
+    """Every file, class and function of the tests, with its place."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        yield path.stem, str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield node.name, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
 def test_no_phrase_that_the_style_refuses() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
@@ -57,6 +66,16 @@ def test_no_identifier_that_the_style_refuses() -> None:
         if name in IDENTIFIERS
     ]
     assert not wrong, "see docs/style/identifiers.txt\n" + "\n".join(wrong)
+
+
+def test_no_name_of_a_test_that_the_style_refuses() -> None:
+    """Its phrases, with a space for each underscore, and its identifiers."""
+    wrong = [
+        f"{place}: {name}"
+        for name, place in names_of_tests()
+        if name in IDENTIFIERS or PATTERN.search(name.replace("_", " "))
+    ]
+    assert not wrong, "see docs/style\n" + "\n".join(wrong)
 
 
 def bound_names(source: str) -> Iterator[tuple[str, int]]:

@@ -189,7 +189,7 @@ def test_a_run_as_certified_conforms(signed: tuple[dict[str, Any], bytes], lost:
     assert result.steps_released == STEPS - lost
 
 
-def test_the_document_says_what_was_held_against_what(
+def test_the_document_says_what_was_compared_with_what(
     signed: tuple[dict[str, Any], bytes],
 ) -> None:
     predicate, _ = signed

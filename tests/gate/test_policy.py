@@ -113,7 +113,7 @@ def test_a_refusal_by_policy_is_signed_with_its_numbers_and_verifies(
     assert (checked, stated["verified"], stated["recomputed"]) == (1, True, True)
 
 
-def test_a_certificate_is_held_against_the_policy_that_its_verifier_gives(
+def test_a_certificate_is_checked_against_the_policy_of_its_verifier(
     document: Make, save: Any, rules: Any, run: Any, answer: Any, tmp_path: Path
 ) -> None:
     run("keys", "new")

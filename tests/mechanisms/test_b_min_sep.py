@@ -367,7 +367,9 @@ def test_laws_of_participations_are_on_their_side_of_the_enumerated_one(
             assert sum(shown.weights[k:]) <= truth * (1 + 1e-12)
 
 
-def told(steps: int, p: float, separation: int, stretches: int, phases: int) -> Patterns:
+def patterns_by_stretch(
+    steps: int, p: float, separation: int, stretches: int, phases: int
+) -> Patterns:
     """Every pattern, with its chance, where record and phases are drawn as Theorem 15 says.
 
     Asserts that no step is drawn with more than the chance that is stated for it.
@@ -408,7 +410,9 @@ def test_phases_that_are_told_leave_the_law_of_participations(
     separation: int, stretches: int, phases: int
 ) -> None:
     expected = {rows: chance for chance, rows in patterns(8, 0.08, separation, warm=False)}
-    actual = {rows: chance for chance, rows in told(8, 0.08, separation, stretches, phases)}
+    actual = {
+        rows: chance for chance, rows in patterns_by_stretch(8, 0.08, separation, stretches, phases)
+    }
     assert actual == pytest.approx(expected, abs=1e-15)
 
 

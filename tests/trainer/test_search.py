@@ -38,7 +38,7 @@ class Trainers:
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> list[str]:
+def arguments(tmp_path: Path) -> list[str]:
     plan = plan_with(extra=[SELECTION])
     (tmp_path / "plan.json").write_text(plan.model_dump_json(exclude_none=True, by_alias=True))
     (tmp_path / "bundle.json").write_bytes(bundle_of(plan))
@@ -61,11 +61,11 @@ def opening_in(out: Path) -> SearchOpening:
 
 
 def test_only_the_best_is_left(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     trainers = Trainers(lambda number: abs(number - 1) + 0.5)
-    ended = run(given, trainers, monkeypatch)
+    ended = run(arguments, trainers, monkeypatch)
     assert ended.exit_code == 0, ended.output
     opening = opening_in(out)
     drawn = opening.trials(Selection.model_validate(SELECTION))
@@ -77,51 +77,51 @@ def test_only_the_best_is_left(
     assert (out / "run" / "weights.pt").read_text() == f"{min(1, drawn - 1)}\n"
     assert not (out / "run" / "score").exists()
     assert (out / "search.json").stat().st_mode & 0o077 == 0
-    assert run(given, trainers, monkeypatch).exit_code == 2  # it is over
+    assert run(arguments, trainers, monkeypatch).exit_code == 2  # it is over
 
 
 def test_an_interrupted_search_goes_on_and_draws_nothing_again(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Trainers(lambda _: None)
-    assert run(given, first, monkeypatch).exit_code == 1
+    assert run(arguments, first, monkeypatch).exit_code == 1
     opening = opening_in(tmp_path / "out")
     (tmp_path / "out" / "trials" / "0" / "record.jsonl").write_text("")  # it had not begun
     again = Trainers(lambda _: 1.0)
-    assert run(given, again, monkeypatch).exit_code == 0
+    assert run(arguments, again, monkeypatch).exit_code == 0
     assert opening_in(tmp_path / "out") == opening
     assert again.begun == [(number, number > 0) for number, _ in first.begun]
 
 
 def test_a_search_is_certified_as_one(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plan.json").write_text(
         plan_with().model_dump_json(exclude_none=True, by_alias=True)
     )
     trainers = Trainers(lambda _: 1.0)
-    assert run(given, trainers, monkeypatch).exit_code == 2
+    assert run(arguments, trainers, monkeypatch).exit_code == 2
     assert not trainers.begun
 
 
 def test_a_certificate_that_cannot_be_read_is_said_to_be_one(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bundle.json").write_text('{"envelope": {}}')
     trainers = Trainers(lambda _: 1.0)
-    stopped = run(given, trainers, monkeypatch)
+    stopped = run(arguments, trainers, monkeypatch)
     assert stopped.exit_code == 2
     assert "cannot read the certificate" in " ".join(stopped.stderr.split())
     assert trainers.begun == []
 
 
 def test_what_a_trainer_refused_is_shown_line_by_line(
-    given: list[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any, stdout: Any, **__: Any) -> None:
         stdout.write(b"Usage: affidavit train\nNo such option: --a\x1b")
 
-    shown = run(given, refused, monkeypatch).stderr  # type: ignore[arg-type]
+    shown = run(arguments, refused, monkeypatch).stderr  # type: ignore[arg-type]
     assert "train\nNo such option: --a\\x1b" in shown
 
 

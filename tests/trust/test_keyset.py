@@ -207,7 +207,7 @@ def test_the_newest_accepted_is_remembered(
         load(third)
 
 
-def test_a_revocation_is_for_ever(make: Make) -> None:
+def test_a_revocation_is_permanent(make: Make) -> None:
     def revoked(since: datetime) -> list[Revocation]:
         text = since.strftime("%Y-%m-%dT%H:%M:%SZ")
         return [Revocation(key_id=SIGNERS[0].key_id, since=text)]

@@ -36,7 +36,7 @@ LIMIT = 600.0
 """Seconds for what takes a few where nothing else runs."""
 
 
-def told(shop: Any, found: Any) -> str:
+def report(shop: Any, found: Any) -> str:
     """How a run ended, and what its worker and trainer had to say last."""
     stated = {name: found[name] for name in ("id", "state", "code", "message", "claims", "steps")}
     return f"{stated}\n{shop.logs()[-6000:]}"
@@ -139,7 +139,9 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
     shop.held.unlink()
     shop.worker("--lease", LEASE, name="last")
     result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-    assert (result["state"], result["claims"] >= KILLS + 2) == ("settled", True), told(shop, result)
+    assert (result["state"], result["claims"] >= KILLS + 2) == ("settled", True), report(
+        shop, result
+    )
     checked = settled_once(shop, run, STEPS)
     assert checked.steps_released < STEPS
 
@@ -164,14 +166,14 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         (late, "failed", "time_limit"),
     ):
         result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-        assert (result["state"], result["code"]) == (state, code), told(shop, result)
+        assert (result["state"], result["code"]) == (state, code), report(shop, result)
         charged = result["steps"]["charged"]
-        assert 0 < charged < LONG, told(shop, result)
+        assert 0 < charged < LONG, report(shop, result)
         settled_once(shop, run, charged)
         assert (folder_of(shop, run, result["claims"]) / run_writer.WEIGHTS_FILE).exists()
     for run in (killed, full):
         result = shop.wait(run, "settled", "failed", seconds=LIMIT)
-        assert (result["state"], result["claims"] >= 2) == ("settled", True), told(shop, result)
+        assert (result["state"], result["claims"] >= 2) == ("settled", True), report(shop, result)
         settled_once(shop, run, STEPS)
 
 

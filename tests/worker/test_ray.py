@@ -26,7 +26,7 @@ from tests.support.polling import TIMEOUT_SECONDS, wait_until
 from tests.support.processes import find_processes, parent_of
 from tests.support.ray_cluster import RayCluster
 from tests.trainer.loop.small_run import KEY, bundle_of, entries_of, plan_with, train_small
-from tests.worker.test_faults import LIMIT, settled_once, told
+from tests.worker.test_faults import LIMIT, report, settled_once
 from tests.worker.test_runs import alive
 
 pytestmark = pytest.mark.soak
@@ -123,7 +123,7 @@ def test_a_run_outlives_what_it_runs_on(
     assert first
     death(cluster, shop, run)
     result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-    assert (result["state"], result["code"]) == ("settled", "conformant"), told(shop, result)
+    assert (result["state"], result["code"]) == ("settled", "conformant"), report(shop, result)
     settled_once(shop, run, STEPS)
     assert result["claims"] >= 1 + (death is not kill_service)
     wait_until(lambda: not any(map(alive, workers_of(run))))
@@ -138,7 +138,7 @@ def test_two_services_hand_a_run_over_once(cluster: RayCluster, job: Path, shop:
     runs = [shop.request(certificate) for _ in range(3)]
     for run in runs:
         result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-        assert (result["state"], result["claims"]) == ("settled", 1), told(shop, result)
+        assert (result["state"], result["claims"]) == ("settled", 1), report(shop, result)
         settled_once(shop, run, SHORT)
     listed = httpx.get(
         f"http://127.0.0.1:{cluster.dashboard}/api/jobs/", timeout=TIMEOUT_SECONDS
@@ -155,7 +155,7 @@ def test_a_run_that_asks_for_two_hosts_gets_both_nodes(
     write(job, shop, str(Path(cluster.ray).parent / "python"))
     run = shop.request(shop.certify(SHORT), requirements={"hosts": 2})
     result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-    assert (result["state"], result["code"]) == ("settled", "conformant"), told(shop, result)
+    assert (result["state"], result["code"]) == ("settled", "conformant"), report(shop, result)
     settled_once(shop, run, SHORT)
     (record,) = (shop.home / "runs" / "tiny").glob(f"{run}-1/run/record.jsonl")
     assert '"ranks":2' in record.read_text()

@@ -18,7 +18,7 @@ import pytest
 from tests.support.polling import wait_until
 from tests.support.processes import find_processes
 from tests.support.slurm_cluster import SlurmCluster, slurm_cluster, small_recipe
-from tests.worker.test_faults import LIMIT, settled_once, told
+from tests.worker.test_faults import LIMIT, report, settled_once
 from tests.worker.test_ray import ROOT, STEPS
 from tests.worker.test_runs import alive
 
@@ -108,7 +108,7 @@ def test_a_run_outlives_what_it_runs_on(
     assert first
     death(cluster, shop, run)
     result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-    assert (result["state"], result["code"]) == ("settled", "conformant"), told(shop, result)
+    assert (result["state"], result["code"]) == ("settled", "conformant"), report(shop, result)
     settled_once(shop, run, STEPS)
     assert result["claims"] == 1 + (death not in GOES_ON)
     wait_until(lambda: not any(map(alive, workers_of(run))))

@@ -89,14 +89,14 @@ def test_a_refusal_is_given_again() -> None:
 def test_the_least_recently_used_are_evicted() -> None:
     stored = SharedCache(10)
 
-    def asked(key: int, found: int) -> int:
+    def entry(key: int, found: int) -> int:
         return stored.get(key, lambda: found, lambda _: 2)
 
     for index in range(20):
-        asked(index, index)
-        asked(0, 99)
+        entry(index, index)
+        entry(0, 99)
     assert len(stored) == 5
-    assert [asked(0, 99), asked(19, 99), asked(3, 99)] == [0, 19, 99]
+    assert [entry(0, 99), entry(19, 99), entry(3, 99)] == [0, 19, 99]
 
 
 def test_a_value_that_would_evict_the_others_is_not_cached() -> None:

@@ -103,7 +103,7 @@ def test_an_answer_that_breaks_its_promise_is_cut_with_the_coarse_ones() -> None
     assert fine.width <= COARSE_WIDTHS[-1] * 1.001
 
 
-def test_far_beyond_what_is_asked_for_a_nearer_epsilon_bounds_delta() -> None:
+def test_far_beyond_the_requested_delta_a_nearer_epsilon_bounds_it() -> None:
     step = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=20.0)
     curve = FourierAccountant().curve(Repeated(event=step, count=50))
     far, near = curve.delta(4.0), curve.delta(0.09)

@@ -46,7 +46,7 @@ def two_bins(sigma: float, ratio: float, side: str) -> float:
     """δ of two bins: the first term in closed form given the second, which is integrated."""
     s = 1 / sigma
 
-    def given(z: float) -> float:
+    def integrand(z: float) -> float:
         other = math.exp(s * z - s * s / 2)
         if side == "remove":
             strike = 2 * ratio - other
@@ -66,7 +66,8 @@ def two_bins(sigma: float, ratio: float, side: str) -> float:
     kink = math.log(2 * (ratio if side == "remove" else 1 / ratio)) / s + s / 2
     ends = sorted({-13.0, min(max(kink, -13.0), 13.0 + s), 13.0 + s})
     total = sum(
-        quad(given, a, b, limit=400, epsabs=0, epsrel=1e-12)[0] for a, b in itertools.pairwise(ends)
+        quad(integrand, a, b, limit=400, epsabs=0, epsrel=1e-12)[0]
+        for a, b in itertools.pairwise(ends)
     )
     return float(total / math.sqrt(2 * math.pi))
 

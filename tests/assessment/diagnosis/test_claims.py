@@ -65,7 +65,7 @@ def test_the_mistake_stands_among_the_reasons(plan_of: PlanOf) -> None:
     assert all(reason.remedy for reason in result.reasons)
 
 
-def test_a_claimed_noise_multiplier_is_held_against_the_target(plan_of: PlanOf) -> None:
+def test_a_claimed_noise_multiplier_is_compared_with_the_target(plan_of: PlanOf) -> None:
     plan = {**BLOCKS, "target": {"epsilon": 8, "delta": 8e-6}}
     wrong = certify(plan_of(**plan, claim={"noise_multiplier": "2.3395"}), second_opinion=False)
     assert [reason.code for reason in wrong.reasons] == [

@@ -27,7 +27,7 @@ def policy(**changes: Any) -> Policy:
     return policy_from({**LEAST, **changes})
 
 
-def test_the_built_in_policy_keeps_its_name_for_ever() -> None:
+def test_the_name_of_the_built_in_policy_never_changes() -> None:
     """Certificates name it by this digest; another document is another version."""
     assert BUILT_IN.reference() == {
         "name": "default",

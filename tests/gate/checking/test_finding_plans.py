@@ -107,7 +107,9 @@ def test_a_fix_changes_one_number_of_the_larger_file(run: Any, before: str) -> N
 
 
 @pytest.mark.soak
-def test_every_plan_of_one_file_is_fixed_where_it_stands_by_then(run: Any, checked: Any) -> None:
+def test_every_plan_of_one_file_is_fixed_after_earlier_fixes_moved_it(
+    run: Any, checked: Any
+) -> None:
     """The first fix makes the file longer, and moves what comes after it."""
     plans = "".join(f"run{number}:\n  plan:\n{indented(WEAK, 4)}" for number in range(3))
     Path("config.yaml").write_text(plans)

@@ -63,7 +63,7 @@ def as_json(event: Any) -> Any:
     return [as_json(item) for item in event] if isinstance(event, list) else event
 
 
-def given(file: str, **fields: Any) -> None:
+def declare(file: str, **fields: Any) -> None:
     lines = [f'[tool.affidavit.given."{file}"]']
     lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]
     Path("pyproject.toml").write_text("\n".join(lines) + "\n")
@@ -107,7 +107,7 @@ def missing(document: dict[str, Any]) -> set[str]:
 def test_an_event_costs_what_its_own_library_says(checked: Any, event: Any, joint: Any) -> None:
     """``joint`` is the same with the Gaussians of one sample as one."""
     Path("event.json").write_text(json.dumps(as_json(event.to_named_tuple())))
-    given("event.json", adjacency="add_remove", target={"delta": 1e-6})
+    declare("event.json", adjacency="add_remove", target={"delta": 1e-6})
     code, document = checked("event.json")
     assert code == 0, document
     theirs = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(joint)
@@ -141,7 +141,7 @@ def test_what_is_left_open_is_asked_for(
 def test_a_sampler_holds_for_every_phase_once_it_is_given(checked: Any) -> None:
     Path("state.json").write_text(json.dumps(STATE))
     fields = {"adjacency": "add_remove", "sampling": {"scheme": "poisson"}}
-    given("state.json", **fields, target={"delta": 1e-5})
+    declare("state.json", **fields, target={"delta": 1e-5})
     code, document = checked("state.json")
     assert code == 0
     event = dp_accounting.ComposedDpEvent(
@@ -161,7 +161,7 @@ def test_a_finding_stands_at_the_script_s_line(checked: Any) -> None:
     Path("train.py").write_text(SCRIPT.replace("{more}", "\n    poisson_sampling=True,"))
     fields = {"adjacency": "zero_out", "dataset": {"size": 60000}, "steps": 1000}
     target = {"epsilon": 1.0, "delta": 1e-5}
-    given("train.py", **fields, sampling={"lot_size": 600}, target=target)
+    declare("train.py", **fields, sampling={"lot_size": 600}, target=target)
     code, document = checked("train.py")
     (result,) = [item for item in document["plans"][0]["findings"] if item["blocks"]]
     assert (code, result["rule"], result["line"]) == (1, "under_noised", 12)
@@ -178,7 +178,7 @@ def test_a_name_with_two_values_has_none(checked: Any, change: str) -> None:
 
 def test_what_is_given_may_not_contradict(checked: Any) -> None:
     Path("jax.json").write_text(json.dumps(JAX))
-    given("jax.json", steps=499, target={"delta": 1e-5})
+    declare("jax.json", steps=499, target={"delta": 1e-5})
     code, document = checked("jax.json")
     assert (code, document["plans"][0]["findings"][0]["rule"]) == (2, "given_conflict")
 
@@ -261,7 +261,7 @@ def test_expected_participations_stand_for_the_sampling_probability(
     Path("jax.json").write_text(json.dumps(config))
     fields: dict[str, Any] = {"dataset": {"size": 1000}} if size is None else {}
     lot = {"lot_size": 100} if size is None else {}
-    given("jax.json", target={"delta": 1e-5}, **fields, **({"sampling": lot} if lot else {}))
+    declare("jax.json", target={"delta": 1e-5}, **fields, **({"sampling": lot} if lot else {}))
     code, document = checked("jax.json")
     assert code == 0, document
     event = dp_accounting.SelfComposedDpEvent(
@@ -359,7 +359,7 @@ NOT_RECORDS = [
 def test_a_record_has_nothing_to_solve_for(checked: Any, field: str, record: Any) -> None:
     Path("record.json").write_text(json.dumps(record))
     target = {"epsilon": 8.0, "delta": 1e-5}
-    given("record.json", adjacency="zero_out", sampling={"scheme": "poisson"}, target=target)
+    declare("record.json", adjacency="zero_out", sampling={"scheme": "poisson"}, target=target)
     code, document = checked("record.json")
     (result,) = document["plans"][0]["findings"]
     assert (code, result["rule"]) == (2, "not_imported")
@@ -487,7 +487,7 @@ def test_what_a_document_rules_out_cannot_be_given(
     checked: Any, name: str, text: str, fields: dict[str, Any]
 ) -> None:
     Path(name).write_text(text)
-    given(name, **fields)
+    declare(name, **fields)
     code, document = checked(name)
     assert (code, document["plans"][0]["findings"][0]["rule"]) == (2, "given_conflict")
 

@@ -406,7 +406,7 @@ def test_a_delta_that_cannot_be_read_is_asked_for_and_not_answered(checked: Any)
     assert checked("train.py")[0] == 0
 
 
-def test_a_number_in_one_place_of_a_script_is_mended_there(run: Any) -> None:
+def test_a_number_in_one_place_of_a_script_is_fixed_there(run: Any) -> None:
     weak = LENET.replace("zero_out", "zero_out target_epsilon=4")
     write(weak)
     assert run("check", "train.py").exit_code == 1

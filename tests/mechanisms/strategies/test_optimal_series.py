@@ -253,15 +253,15 @@ class TestToeplitz:
 def test_a_search_that_is_cut_short_is_still_no_worse_than_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def found() -> tuple[Array, float]:
+    def optimum() -> tuple[Array, float]:
         column = optimal_toeplitz(300, Workload(), EPOCHS, bands=60)
         return column, loss.of_strategy(column)[0]
 
     loss = ToeplitzLoss.of(steps=300, workload=Workload(), participation=EPOCHS)
     start = loss.of_strategy(banded_root(60, bands=60).strategy_coefficients)[0]
-    whole, least = found()
+    whole, least = optimum()
     monkeypatch.setattr(module, "MAX_EVALUATIONS", 1)
-    short, less = found()
+    short, less = optimum()
     assert least < less < start
     assert len(short) == len(whole)
 

@@ -75,7 +75,7 @@ class Site:
 
     def refuses(self, plan: Any, replica: int, *tables: str) -> None:
         """That replica names these tables, and takes nothing that spends or signs."""
-        assert self.told(replica) == set(tables)
+        assert self.contradicted(replica) == set(tables)
         answer = self.ask("POST", "/v1/certificates", "submit", plan(steps=7), replica)
         assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended")
         assert {item["code"] for item in answer.json()["reasons"]} <= {
@@ -83,7 +83,7 @@ class Site:
             "ledger_altered",
         }
 
-    def told(self, replica: int) -> set[str]:
+    def contradicted(self, replica: int) -> set[str]:
         """The tables because of which a replica suspends writes."""
         return {
             "ledger_events" if reason.code == "ledger_altered" else reason.message.split()[2]
@@ -254,8 +254,8 @@ def test_every_pair_of_tables_is_told(site: Site) -> None:
 def _tell_pairs(site: Site, pairs: list[tuple[str, str]]) -> None:
     for number, (first, second) in enumerate(pairs):
         with site.tampered((first, remove), (second, remove)):
-            assert site.told(number % 2) == {first, second}
-    assert site.told(0) == site.told(1) == set()
+            assert site.contradicted(number % 2) == {first, second}
+    assert site.contradicted(0) == site.contradicted(1) == set()
 
 
 def test_a_replica_that_starts_on_such_rows_is_not_ready(

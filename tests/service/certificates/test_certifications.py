@@ -140,7 +140,7 @@ def test_what_nobody_asks_for_ends_and_what_a_dead_replica_left_is_lost(
     assert (document["state"], document["problem"]["code"]) == ("failed", "replica_lost")
 
 
-def test_whoever_hangs_up_takes_their_accounting_with_them(slow: ModuleType) -> None:
+def test_the_accounting_of_a_client_that_hangs_up_is_stopped(slow: ModuleType) -> None:
     """The accounting never ends by itself and hears nothing; its process is replaced."""
     accounting = AccountingPool(1, 600)
 
@@ -192,7 +192,7 @@ def test_whoever_hangs_up_takes_their_accounting_with_them(slow: ModuleType) -> 
         accounting.close()
 
 
-def test_whoever_floods_with_long_plans_holds_the_last_process_once(
+def test_a_caller_with_many_long_plans_holds_the_last_process_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[tuple[str, bool]] = []
@@ -218,7 +218,7 @@ def test_whoever_floods_with_long_plans_holds_the_last_process_once(
     assert tried == [*first, again, ("other", False), again, *first]
 
 
-def test_whoever_accounts_much_gives_way_until_a_minute_after(
+def test_a_caller_with_much_recent_use_gives_way_until_a_minute_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]

@@ -32,7 +32,7 @@ def ask(client: TestClient, body: Any, headers: dict[str, str] = JSON) -> Any:
     return client.post("/v1/diagnoses", content=content, headers=headers)
 
 
-def test_a_claim_is_held_against_its_plan_and_nothing_is_stored(
+def test_a_claim_is_compared_with_its_plan_and_nothing_is_stored(
     client: TestClient, plan: Make, fits: Callable[[Any], None]
 ) -> None:
     right = ask(client, {"plan": plan(), "claimed_epsilon": 3})

@@ -107,7 +107,7 @@ def test_a_pool_that_broke_is_replaced(client: TestClient, plan: Plan, post: Pos
 
 
 def test_what_is_drawn_leaves_a_process_to_what_certifies() -> None:
-    async def asked() -> int:
+    async def answer() -> int:
         """Two drawings that take too long, and then what must not wait for them."""
         drawings = [asyncio.create_task(result.run_long(time.sleep, LONG)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_what_is_drawn_leaves_a_process_to_what_certifies() -> None:
 
     result = pool.AccountingPool(2, LONG)
     try:
-        assert asyncio.run(asked()) == 1
+        assert asyncio.run(answer()) == 1
     finally:
         result.close()
 

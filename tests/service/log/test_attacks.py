@@ -47,7 +47,7 @@ def refused(log: Log, sequencer: Sequencer | None = None) -> None:
 
 
 @pytest.fixture
-def kept(log: Log) -> StoredCheckpoint:
+def seen(log: Log) -> StoredCheckpoint:
     """A log of 13 entries, in three batches: subtrees of 8, 4 and 1 leaves stand at its edge."""
     return log.grow(4, 6, 3)
 
@@ -55,8 +55,8 @@ def kept(log: Log) -> StoredCheckpoint:
 # ---- the tree's own tables ------------------------------------------------------------
 
 
-def test_a_gap_is_inserted(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:
-    assert kept.checkpoint.size == 13
+def test_a_gap_is_inserted(log: Log, seen: StoredCheckpoint, tamper: Tamper) -> None:
+    assert seen.checkpoint.size == 13
     log.enter()
     tamper(
         "INSERT INTO log_leaves (leaf_index, entry_id, leaf_hash) VALUES (14, 14, :hash)",
@@ -67,9 +67,9 @@ def test_a_gap_is_inserted(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> 
 
 
 def test_a_leaf_is_appended_without_a_checkpoint(
-    log: Log, kept: StoredCheckpoint, tamper: Tamper
+    log: Log, seen: StoredCheckpoint, tamper: Tamper
 ) -> None:
-    assert kept.checkpoint.size == 13
+    assert seen.checkpoint.size == 13
     log.enter()
     tamper(
         "DELETE FROM log_pending",
@@ -81,9 +81,9 @@ def test_a_leaf_is_appended_without_a_checkpoint(
 
 
 def test_an_entry_is_inserted_that_never_waits(
-    log: Log, kept: StoredCheckpoint, tamper: Tamper
+    log: Log, seen: StoredCheckpoint, tamper: Tamper
 ) -> None:
-    assert kept.checkpoint.size == 13
+    assert seen.checkpoint.size == 13
     tamper(
         "INSERT INTO log_entries (id, kind, subject, at, content) "
         "VALUES (99, 'run', 'x', :at, '{}')",
@@ -93,10 +93,10 @@ def test_an_entry_is_inserted_that_never_waits(
 
 
 def test_an_entry_does_not_leave_the_queue_before_it_has_a_place(
-    log: Log, kept: StoredCheckpoint
+    log: Log, seen: StoredCheckpoint
 ) -> None:
     """Until then it counts as logged, and nobody outside has seen it."""
-    assert kept.checkpoint.size == 13
+    assert seen.checkpoint.size == 13
     log.enter()
     for statement in ("DELETE FROM log_pending", "UPDATE log_pending SET entry_id = 1"):
         with (
@@ -107,13 +107,13 @@ def test_an_entry_does_not_leave_the_queue_before_it_has_a_place(
     assert log.sequence().checkpoint.size == 14
 
 
-def test_a_row_in_the_middle_is_dropped(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:
+def test_a_row_in_the_middle_is_dropped(log: Log, seen: StoredCheckpoint, tamper: Tamper) -> None:
     tamper("DELETE FROM log_leaves WHERE leaf_index = 5")
-    assert "leaf_missing" in log.codes(kept.checkpoint)
+    assert "leaf_missing" in log.codes(seen.checkpoint)
 
 
 @pytest.mark.parametrize("index", [0, 5, 12])
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_a_leaf_is_changed(log: Log, tamper: Tamper, index: int) -> None:
     tamper(f"UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = {index}", hash=bytes(32))
     assert log.codes() == {"leaf_changed"}
@@ -124,10 +124,10 @@ def test_a_leaf_is_changed(log: Log, tamper: Tamper, index: int) -> None:
 
 
 @pytest.mark.parametrize("column", ["subject", "content"])
-def test_an_entry_is_changed(log: Log, kept: StoredCheckpoint, tamper: Tamper, column: str) -> None:
+def test_an_entry_is_changed(log: Log, seen: StoredCheckpoint, tamper: Tamper, column: str) -> None:
     value = "'run 77'" if column == "subject" else "REPLACE(content, 'run 3', 'run 9')"
     tamper(f"UPDATE log_entries SET {column} = {value} WHERE subject = 'run 3'")
-    result = log.codes(kept.checkpoint)
+    result = log.codes(seen.checkpoint)
     assert "entry_changed" in result
     if column == "content":
         # The bytes that are hashed: every root since then is another.
@@ -135,16 +135,16 @@ def test_an_entry_is_changed(log: Log, kept: StoredCheckpoint, tamper: Tamper, c
 
 
 def test_an_entry_is_changed_with_its_hash_and_every_node_above(
-    log: Log, kept: StoredCheckpoint, tamper: Tamper
+    log: Log, seen: StoredCheckpoint, tamper: Tamper
 ) -> None:
     """The tables agree with each other; the signed root does not."""
     _rewrite_tree(log, tamper, changed=3)
     assert log.codes() == {"checkpoint_mismatch"}
-    assert "rewritten" in log.codes(kept.checkpoint)
+    assert "rewritten" in log.codes(seen.checkpoint)
     refused(log)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_nodes_are_swapped(log: Log, tamper: Tamper) -> None:
     _swap(log, tamper, "level = 1", 0, 1)
     assert log.codes() == {"node_changed"}
@@ -152,14 +152,14 @@ def test_nodes_are_swapped(log: Log, tamper: Tamper) -> None:
         log.reader.inclusion(2, None, None)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_nodes_on_the_edge_are_changed_or_gone(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM log_nodes WHERE level = 2 AND position = 2")
     refused(log)
     assert "node_missing" in log.codes()
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_a_node_of_no_subtree_is_added(log: Log, tamper: Tamper) -> None:
     tamper("INSERT INTO log_nodes (level, position, hash) VALUES (3, 1, :hash)", hash=bytes(32))
     assert log.codes() == {"node_changed"}
@@ -168,7 +168,7 @@ def test_a_node_of_no_subtree_is_added(log: Log, tamper: Tamper) -> None:
 # ---- checkpoints ------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_a_checkpoint_is_of_a_fork(log: Log, tamper: Tamper) -> None:
     """A note for other leaves, signed by the log's true key, as the newest."""
     fork = sign_checkpoint(KEY, origin=ORIGIN, size=13, root_hash=bytes(32), at=datetime.now(UTC))
@@ -179,9 +179,9 @@ def test_a_checkpoint_is_of_a_fork(log: Log, tamper: Tamper) -> None:
 
 @pytest.mark.parametrize("change", ["signature", "size", "key", "text", "origin"])
 def test_a_checkpoint_is_changed(
-    log: Log, kept: StoredCheckpoint, tamper: Tamper, change: str
+    log: Log, seen: StoredCheckpoint, tamper: Tamper, change: str
 ) -> None:
-    note = kept.note
+    note = seen.note
     if change == "size":
         tamper("UPDATE log_checkpoints SET tree_size = 12 WHERE tree_size = 13")
         refused(log)
@@ -192,7 +192,7 @@ def test_a_checkpoint_is_changed(
             SigningKey.generate(),
             origin=ORIGIN,
             size=13,
-            root_hash=kept.checkpoint.root_hash,
+            root_hash=seen.checkpoint.root_hash,
             at=NOON,
         ),
         "text": note.replace("\n13\n", "\n12\n"),
@@ -203,14 +203,14 @@ def test_a_checkpoint_is_changed(
     assert "checkpoint_changed" in log.codes()
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_all_checkpoints_are_dropped(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM log_checkpoints")
     refused(log)
     assert "checkpoint_missing" in log.codes()
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_the_newest_checkpoint_is_dropped(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM log_checkpoints WHERE tree_size = 13")
     refused(log)
@@ -230,33 +230,33 @@ def _drop_last(tamper: Tamper, size: int) -> None:
     )
 
 
-def test_the_last_rows_are_dropped(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:
+def test_the_last_rows_are_dropped(log: Log, seen: StoredCheckpoint, tamper: Tamper) -> None:
     _drop_last(tamper, 10)
     # Nothing that is left tells of it ...
     assert log.audit() == []
     # ... but what was kept elsewhere.
-    assert log.codes(kept.checkpoint) == {"rolled_back"}
+    assert log.codes(seen.checkpoint) == {"rolled_back"}
 
 
 def test_the_last_rows_are_dropped_and_others_appended(
-    log: Log, kept: StoredCheckpoint, tamper: Tamper, tmp_path: Path
+    log: Log, seen: StoredCheckpoint, tamper: Tamper, tmp_path: Path
 ) -> None:
     """The service itself, started anew, signs the fork: it has nothing to compare with."""
     export = FileDestination(tmp_path / "checkpoint")
-    export.send(kept)
+    export.send(seen)
     _drop_last(tamper, 10)
     log.entered = 500
     fork = log.grow(7)
     assert fork.checkpoint.size == 17
     assert log.audit() == []
-    assert log.codes(kept.checkpoint) == {"rewritten"}
+    assert log.codes(seen.checkpoint) == {"rewritten"}
     # Its own proofs show it to whoever remembers the checkpoint.
     proof = log.reader.consistency(13, 17)
     with pytest.raises(ProofError):
         verify_consistency(
             first=13,
             second=17,
-            first_root=kept.checkpoint.root_hash,
+            first_root=seen.checkpoint.root_hash,
             second_root=fork.checkpoint.root_hash,
             proof=proof.hashes,
         )
@@ -265,7 +265,7 @@ def test_the_last_rows_are_dropped_and_others_appended(
     refused(log, told)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("seen")
 def test_a_running_service_notices_that_its_log_was_rolled_back(log: Log, tamper: Tamper) -> None:
     running = log.sequencer()
     assert running.step() is False
@@ -279,13 +279,13 @@ def test_a_running_service_notices_that_its_log_was_rolled_back(log: Log, tamper
 
 def test_a_service_that_is_told_of_a_larger_log_signs_nothing(
     log: Log,
-    kept: StoredCheckpoint,
+    seen: StoredCheckpoint,
     tamper: Tamper,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     export = FileDestination(tmp_path / "checkpoint")
-    export.send(kept)
+    export.send(seen)
     _drop_last(tamper, 10)
     told = log.sequencer(published=lambda: published_checkpoints([export]))
     with caplog.at_level(logging.CRITICAL):
@@ -298,19 +298,19 @@ def test_a_service_that_is_told_of_a_larger_log_signs_nothing(
     assert log.value("SELECT MAX(tree_size) FROM log_checkpoints") == 10
 
 
-def test_a_kept_checkpoint_of_another_log(log: Log, kept: StoredCheckpoint) -> None:
+def test_a_kept_checkpoint_of_another_log(log: Log, seen: StoredCheckpoint) -> None:
     other = sign_checkpoint(
         KEY,
         origin="example.com/other",
         size=13,
-        root_hash=kept.checkpoint.root_hash,
+        root_hash=seen.checkpoint.root_hash,
         at=datetime.now(UTC),
     )
     assert log.codes(read_checkpoint(other)) == {"other_log"}
 
 
-def test_the_log_that_was_mended_grows_again(
-    log: Log, kept: StoredCheckpoint, tamper: Tamper
+def test_the_log_that_was_repaired_grows_again(
+    log: Log, seen: StoredCheckpoint, tamper: Tamper
 ) -> None:
     stored = log.value("SELECT leaf_hash FROM log_leaves WHERE leaf_index = 12")
     tamper("UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = 12", hash=bytes(32))
@@ -318,7 +318,7 @@ def test_the_log_that_was_mended_grows_again(
     refused(log, sequencer)
     tamper("UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = 12", hash=bytes(stored))
     assert sequencer.step() is False
-    assert log.codes(kept.checkpoint) == set()
+    assert log.codes(seen.checkpoint) == set()
     assert log.value("SELECT MAX(tree_size) FROM log_checkpoints") == 14
 
 

@@ -62,7 +62,7 @@ class House:
 
     def waive(self, who: str = "amy", **changes: Any) -> Any:
         """The answer to asking for a waiver of the cap for ``toy``."""
-        return self.ask(who, "POST", "/v1/waivers", wanted(**changes))
+        return self.ask(who, "POST", "/v1/waivers", waiver_request(**changes))
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """The log's entries of one kind, in order."""
@@ -97,7 +97,7 @@ def policy(**changes: Any) -> dict[str, Any]:
     return {**least, **changes}
 
 
-def wanted(**changes: Any) -> dict[str, Any]:
+def waiver_request(**changes: Any) -> dict[str, Any]:
     """What asks for a waiver of the cap for ``toy``, with fields changed or left out."""
     provided = {
         "rule": "policy_epsilon_cap",
@@ -121,9 +121,9 @@ def _policy() -> Callable[..., dict[str, Any]]:
     return policy
 
 
-@pytest.fixture(name="wanted")
+@pytest.fixture(name="waiver_request")
 def _wanted() -> Callable[..., dict[str, Any]]:
-    return wanted
+    return waiver_request
 
 
 @pytest.fixture(name="in_days")

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from affidavit.service.audit.audit import audit_rows, count_pending
 from tests.service.conftest import ON_SQLITE
+from tests.support.polling import TIMEOUT_SECONDS
 
 Document = Callable[..., dict[str, Any]]
 UNKNOWN = "sha256:" + "0" * 64
@@ -18,7 +19,7 @@ UNKNOWN = "sha256:" + "0" * 64
 
 @ON_SQLITE
 def test_answers_fit_their_documentation(
-    house: Any, plan: Document, policy: Document, wanted: Document, openapi: dict[str, Any]
+    house: Any, plan: Document, policy: Document, waiver_request: Document, openapi: dict[str, Any]
 ) -> None:
     seen = set()
 
@@ -43,9 +44,9 @@ def test_answers_fit_their_documentation(
     ask("ann", "POST", "/v1/policies/simulate?limit=1", document=policy(epsilon_cap=9, version=2))
     ask("ann", "POST", "/v1/policies/simulate?limit=0", document=policy())
     ask("ann", "POST", "/v1/policies/simulate", document=policy(name="b"))
-    created = ask("amy", "POST", "/v1/waivers", document=wanted()).json()["id"]
-    ask("amy", "POST", "/v1/waivers", document=wanted(owner="amy"))
-    ask("amy", "POST", "/v1/waivers", document=wanted(policy="none"))
+    created = ask("amy", "POST", "/v1/waivers", document=waiver_request()).json()["id"]
+    ask("amy", "POST", "/v1/waivers", document=waiver_request(owner="amy"))
+    ask("amy", "POST", "/v1/waivers", document=waiver_request(policy="none"))
     ask("amy", "POST", "/v1/waivers", document={})
     house.submit("sam", plan())
     for _ in range(2):
@@ -59,7 +60,7 @@ def test_answers_fit_their_documentation(
 
 
 def _log_and_tables_agree(house: Any) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + TIMEOUT_SECONDS
     with house.engine.connect() as connection:
         while count_pending(connection):
             assert time.monotonic() < end, "the log's entries never got their places"

@@ -76,7 +76,7 @@ def test_nothing_is_kept_of_a_simulation(stocked: Any, policy: Document) -> None
 
 
 @ON_SQLITE
-def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
+def test_a_draft_for_the_default_is_compared_with_what_no_policy_names(
     stocked: Any, policy: Document
 ) -> None:
     stocked.activate(epsilon_cap=100)

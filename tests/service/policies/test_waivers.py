@@ -279,13 +279,13 @@ def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) ->
         house.restarted()
         answer = house.ask("sam", "POST", "/v1/certificates", plan())
         assert code(answer) == (503, "policy_altered")
-        assert any("the waiver" in finding.message for finding in found(house))
+        assert any("the waiver" in finding.message for finding in audit_findings(house))
         house.tamper("waivers", f"UPDATE waivers SET {column} = :v", v=_of(house, column, stored))
     house.restarted()
     assert house.submit("sam", plan()).json()["verdict"] == "certified"
-    assert found(house) == []
+    assert audit_findings(house) == []
     house.tamper("waiver_uses", "DELETE FROM waiver_uses")
-    assert ["waiver_uses" in finding.message for finding in found(house)] == [True]
+    assert ["waiver_uses" in finding.message for finding in audit_findings(house)] == [True]
     assert house.ask("amy", "DELETE", f"/v1/waivers/{granted['id']}?reason=x").is_success
     house.tamper("waiver_revocations", "DELETE FROM waiver_revocations")
     house.restarted()
@@ -293,7 +293,7 @@ def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) ->
         assert code(house.ask("sam", method, path, body)) == (503, "policy_altered")
 
 
-def found(house: Any) -> list[AuditFinding]:
+def audit_findings(house: Any) -> list[AuditFinding]:
     with snapshot(house.engine) as connection:
         return list(audit(connection, []))
 

@@ -185,7 +185,7 @@ LIES = ("granted_not_passed", "other_history", "other_record", "no_record")
 
 
 @ON_SQLITE
-def test_what_the_service_knows_is_held_against_the_record(yard: Yard) -> None:
+def test_what_the_service_knows_is_compared_with_the_record(yard: Yard) -> None:
     """Each is a record that conforms by itself, and only what the service knows denies it."""
     for lie in LIES:
         lied(yard, lie)
@@ -327,7 +327,7 @@ def test_a_run_may_be_begun_anew_where_its_steps_stand_alone(yard: Yard) -> None
 
 
 @ON_SQLITE
-def test_what_changed_since_the_run_began_stops_whoever_goes_on(yard: Yard) -> None:
+def test_a_change_since_the_run_began_stops_its_next_attempt(yard: Yard) -> None:
     for what in ("settled", "cancelled", "other_plan", "revoked"):
         stopped_by(yard, what)
     assert not replay(yard.engine)

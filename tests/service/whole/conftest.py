@@ -54,7 +54,7 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def asked(
+def api(
     migrated_sqlite: Path,
     tmp_path_factory: pytest.TempPathFactory,
     client_of: Callable[..., Any],

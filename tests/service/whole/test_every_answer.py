@@ -51,7 +51,7 @@ def test_the_document_is_the_one_that_is_kept() -> None:
 
 @pytest.mark.ordinary("POST *", "DELETE *", "GET /v1/log/*", "GET /v1/*{*")
 @pytest.mark.parametrize("operation", [item.ok() for item in OPERATIONS], ids=lambda one: one.label)
-def test_every_role_gets_a_documented_answer(asked: Asked, operation: Any) -> None:
+def test_every_role_gets_a_documented_answer(api: Asked, operation: Any) -> None:
     @seed(seeded(20261121))
     @settings(
         max_examples=REQUESTS,
@@ -62,10 +62,10 @@ def test_every_role_gets_a_documented_answer(asked: Asked, operation: Any) -> No
     )
     @given(case=st.one_of(*made_for(operation)), there=st.booleans())
     def ask(case: Any, there: bool) -> None:
-        for name in case.path_parameters.keys() & asked.known.keys() if there else ():
-            case.path_parameters[name] = asked.known[name]
+        for name in case.path_parameters.keys() & api.known.keys() if there else ():
+            case.path_parameters[name] = api.known[name]
         for role in ROLES:
-            case.validate_response(sent(asked, role, case), checks=CHECKS)
+            case.validate_response(sent(api, role, case), checks=CHECKS)
 
     ask()
 
@@ -78,11 +78,11 @@ def made_for(operation: Any) -> list[Any]:
     return [operation.as_strategy(generation_mode=mode) for mode in modes]
 
 
-def sent(asked: Asked, role: str, case: Any) -> Any:
+def sent(api: Asked, role: str, case: Any) -> Any:
     """The answer to what schemathesis would have sent with its own client."""
     provided = case.as_transport_kwargs(base_url="http://127.0.0.1")
     created = requests.Request(**{key: provided[key] for key in PARTS & provided.keys()}).prepare()
     # It makes up tokens too, from what the document says of them.
     created.headers.pop("authorization", None)
-    headers = {**created.headers, **asked.headers[role]}
-    return asked.client.request(created.method, created.url, content=created.body, headers=headers)
+    headers = {**created.headers, **api.headers[role]}
+    return api.client.request(created.method, created.url, content=created.body, headers=headers)

@@ -41,7 +41,7 @@ def _narrow_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors, "matmul", truncating)
 
 
-def given(kind: str) -> tuple[Tensor, Tensor]:
+def linear_factors(kind: str) -> tuple[Tensor, Tensor]:
     """Inputs and output gradients of forty records in bfloat16."""
     drawn = torch.Generator().manual_seed(5)
     a = torch.randn(40, STEPS, WIDE, generator=drawn)
@@ -65,7 +65,7 @@ KINDS = ("plain", "cancelling", "nearly cancelling", "huge", "tiny", "uneven")
 
 def contributions(way: Callable[[LinearFactors], Tensor], kind: str) -> Tensor:
     """The norm of what each record adds, taken in float64."""
-    a, b = given(kind)
+    a, b = linear_factors(kind)
     item = [way(LinearFactors(a[i : i + 1], b[i : i + 1])) for i in range(len(a))]
     return torch.stack(item).double().flatten(1).norm(dim=1)
 
@@ -91,7 +91,7 @@ def test_reused_products_are_clipped_by_their_own_norm(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_norms_are_upper_bounds_of_the_exact_ones(kind: str) -> None:
-    a, b = given(kind)
+    a, b = linear_factors(kind)
     exact = torch.bmm(b.double().mT, a.double()).flatten(1).norm(dim=1)
     result = LinearFactors(a, b)
     for norms in (result.gram_norms(), result.direct_norms()):
@@ -102,7 +102,7 @@ def test_norms_are_upper_bounds_of_the_exact_ones(kind: str) -> None:
 
 def test_without_the_correction_cancelling_records_pass_it() -> None:
     """The test above can fail: Gram matrices alone see nothing of what nearly cancels."""
-    a, b = given("nearly cancelling")
+    a, b = linear_factors("nearly cancelling")
     exact = torch.bmm(b.double().mT, a.double()).flatten(1).norm(dim=1)
     squares = (truncating(a, a.mT) * truncating(b, b.mT)).sum(-1).sum(-1).double()
     assert bool((squares.clamp(min=0).sqrt() < exact).any())
@@ -129,4 +129,4 @@ def test_clipped_records_add_at_least_what_the_specification_says(
 
 def test_a_processor_widens() -> None:
     """Where bfloat16 is not narrow nothing is scaled in eight bits."""
-    assert not LinearFactors(*(item.float() for item in given("plain"))).is_bfloat16
+    assert not LinearFactors(*(item.float() for item in linear_factors("plain"))).is_bfloat16

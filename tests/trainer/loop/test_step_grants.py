@@ -16,8 +16,8 @@ from affidavit.evidence import Conformance, check_conformance
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.settings import Supervision
-from tests.support.polling import wait_until
-from tests.trainer.loop.child_runs import SECONDS, start_run
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
+from tests.trainer.loop.child_runs import start_run
 from tests.trainer.loop.small_run import (
     STEPS,
     FinishedRun,
@@ -73,7 +73,7 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
         until(zombie, 7)
     finally:
         child.kill()
-        child.wait(SECONDS)
+        child.wait(TIMEOUT_SECONDS)
     train_small(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=7))
     taken, stored = keys_of(zombie), keys_of(heir)
     assert sorted(taken.values()) == list(range(7))
@@ -133,7 +133,7 @@ def test_steps_that_belong_together_are_not_begun_anew(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_record_beyond_its_allowance_is_not_gone_on_with(run: Run, tmp_path: Path) -> None:
+def test_a_record_beyond_its_allowance_is_not_continued(run: Run, tmp_path: Path) -> None:
     plan, out = plan_with(), tmp_path / "run"
     bundle, allowance = bundle_of(plan), tmp_path / "allowance"
     allowance.write_text("12")

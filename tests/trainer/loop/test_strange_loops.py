@@ -431,7 +431,7 @@ OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_run_does_not_go_on_with_another_optimiser(tmp_path: Path, other: str) -> None:
+def test_a_run_does_not_continue_with_another_optimizer(tmp_path: Path, other: str) -> None:
     model = network()
     run = begin_run(tmp_path / "run", model)
     while run.step < 1:

@@ -98,7 +98,7 @@ def test_signing_in_changes_the_session_cookie(door: Door) -> None:
     assert door.is_in()
 
 
-def test_whoever_is_signed_in_stays_so_where_there_is_no_page(door: Door) -> None:
+def test_a_session_outlives_a_page_that_is_not_there(door: Door) -> None:
     _, token = door.token()
     for signed_in in (False, True):
         page = door.client.get("/nosuch", headers=HTML)
