@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.sections import ROOT, provenance, section, slower, with_section
-from tests.service import postgresql_server
+from tests.support import postgresql_server
 
 KEPT = ROOT / "build" / "bench"
 LINE = 10.0

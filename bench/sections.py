@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from tests.service import postgresql_server
+from tests.support import postgresql_server
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (

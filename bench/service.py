@@ -36,7 +36,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, text
 
 from affidavit.service.core.database import open_engine, writer
-from tests.service import postgresql_server
+from tests.support import postgresql_server
 from tests.support.free_ports import free_port
 
 HERE = Path(__file__).parent

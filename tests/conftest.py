@@ -17,7 +17,6 @@ from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from affidavit.plan import Plan, plan_from
-from tests.service.postgresql_server import binaries
 from tests.support.databases import (  # noqa: F401
     compiled_once,
     database_url,
@@ -28,6 +27,7 @@ from tests.support.databases import (  # noqa: F401
     sqlite_url,
 )
 from tests.support.import_guard import rooms_by_their_full_name_only  # noqa: F401
+from tests.support.postgresql_server import binaries
 from tests.support.random_seeds import examples
 
 settings.register_profile(

@@ -27,8 +27,7 @@ from rich.console import Console
 
 from affidavit.trust import home
 from examples.train.local_service import AFFIDAVIT, LocalService, free_port, require
-from tests.service import postgresql_server
-from tests.support import ray_cluster, slurm_cluster
+from tests.support import postgresql_server, ray_cluster, slurm_cluster
 
 HERE = Path(__file__).resolve().parent
 HOME = home() / "demo-run"

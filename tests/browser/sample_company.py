@@ -26,8 +26,8 @@ from affidavit.trust import (
     read_envelope,
 )
 from tests.browser.serving import Site, served, settings_in
-from tests.service.runs.records import Record, record_of
 from tests.support.polling import wait_until
+from tests.support.run_records import Record, record_of
 
 PLAN: dict[str, Any] = {
     "version": 1,

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 
 from affidavit.service.operation.database_admin import grant_application, upgrade
 from tests.deploy.manifests import ROOT, documents, image, parsed, variables
-from tests.service import postgresql_server
+from tests.support import postgresql_server
 from tests.support.free_ports import free_port
 from tests.support.polling import TIMEOUT_SECONDS
 

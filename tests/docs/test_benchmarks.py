@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT
+from tests.support.document_blocks import DOCS, ROOT
 
 PAGES = ("explanation/benchmarks.md",)
 MARKER = re.compile(r"<!-- (bench|end): ([\w-]+) -->")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, Ran, blocks, commands, run
+from tests.support.document_blocks import DOCS, ROOT, Ran, blocks, commands, run
 
 OTHERS = ("README.md", "dp-muon-at-a-true-epsilon.md")
 """Pages that are no claim of somebody."""

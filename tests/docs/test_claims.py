@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.gate.cli import app
-from tests.docs.pages import DOCS, ROOT
+from tests.support.document_blocks import DOCS, ROOT
 
 ROW = re.compile(r"^\| `([\w.-]+\.yaml)` (?:\|[^|]*){2}\| ([^|]*) \|", re.MULTILINE)
 

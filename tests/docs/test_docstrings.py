@@ -15,7 +15,7 @@ from functools import cache
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.support.document_blocks import ROOT
 
 ROOMS = (
     "plan",

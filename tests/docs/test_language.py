@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from tests.docs.pages import ROOT
+from tests.support.document_blocks import ROOT
 
 STYLE = ROOT / "docs" / "style"
 ROOMS = sorted(link.name for link in (ROOT / "src/affidavit").iterdir() if link.is_symlink())

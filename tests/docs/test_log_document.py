@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trust.log.logged_certificate import KEY, certified, log_of
+from tests.support.logged_certificate import KEY, certified, log_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs/reference/log.md"
 

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from tests.docs.pages import DOCS
+from tests.support.document_blocks import DOCS
 
 mpl.use("agg")
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))

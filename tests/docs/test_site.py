@@ -18,7 +18,7 @@ from affidavit.plan import code_meanings
 from docs.generate import PAGES
 from docs.generate.codes import ROOMS, says_something, uses
 from docs.generate.plan_schema import schema
-from tests.docs.pages import DOCS, ROOT
+from tests.support.document_blocks import DOCS, ROOT
 
 PLANS = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if "policies" not in path.parts)
 

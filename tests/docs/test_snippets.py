@@ -1,6 +1,6 @@
 """Every block that readers may paste is run or read, here or by the test that is named.
 
-A block that is not is an excerpt, and says why in a comment above it (``tests/docs/pages.py``).
+A block that is not is an excerpt, and says why in a comment above it (``document_blocks.py``).
 The README has its own test, and so have the cases.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 from affidavit.certificate.policy import parse_policy
 from affidavit.plan import Plan, parse_plan, plan_from
-from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, perform
+from tests.support.document_blocks import DOCS, ROOT, Block, blocks, commands, perform
 
 ELSEWHERE = {
     "how-to/approvals-and-revocation.md": "tests/service/certificates/test_page.py",

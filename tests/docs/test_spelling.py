@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.docs.pages import ROOT
+from tests.support.document_blocks import ROOT
 
 WHERE = ["docs", "examples", "plan", "mechanisms", "accountants", "certificate", "service", "gate"]
 WHERE += [

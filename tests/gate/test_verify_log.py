@@ -27,7 +27,7 @@ from affidavit.trust.log import (
     read_checkpoint,
     sign_checkpoint,
 )
-from tests.trust.log.logged_certificate import (
+from tests.support.logged_certificate import (
     KEY,
     NOW,
     ORIGIN,

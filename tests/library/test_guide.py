@@ -17,7 +17,7 @@ from dp_accounting.dp_event import (
 )
 from dp_accounting.pld import PLDAccountant
 
-from tests.docs.pages import DOCS, ROOT, blocks
+from tests.support.document_blocks import DOCS, ROOT, blocks
 
 PAGE = DOCS / "reference/library.md"
 ROW = re.compile(r"^\| `([^|]+)` \| `([^|]+)` \|$", re.MULTILINE)

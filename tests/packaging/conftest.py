@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.release.building import ROOT, built, copy_of_the_tree
+from tests.support.building import ROOT, built, copy_of_the_tree
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, Block, blocks, commands
 from tests.packaging.conftest import Installed, linked, project, required
-from tests.release.serving import answering
+from tests.support.answering import answering
+from tests.support.document_blocks import DOCS, ROOT, Block, blocks, commands
 from tests.support.free_ports import free_port
 
 FIRST_EPSILON_SECONDS = 60

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from tests.release.building import ROOT
 from tests.release.image import instructions
+from tests.support.building import ROOT
 
 
 def test_all_that_is_installed_is_pinned_by_hash() -> None:

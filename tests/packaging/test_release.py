@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from affidavit import __version__
 from tests.packaging.test_ci import valid
-from tests.release.building import ROOT
+from tests.support.building import ROOT
 
 WORKFLOW = ".github/workflows/release.yml"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.building import built, copy_of_the_tree
+from tests.support.building import built, copy_of_the_tree
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from jax_privacy.batch_selection import PartitionType
 from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
 
 import affidavit
-from tests.docs.pages import DOCS, ROOT, blocks
 from tests.library.test_guide import AGREE, PAGE, ROW
+from tests.support.document_blocks import DOCS, ROOT, blocks
 
 VECTOR = ROOT / "tests" / "vectors" / "jax_privacy.json"
 ROWS = ROW.findall(PAGE.read_text(encoding="utf-8").partition("## Equivalents of jax-privacy")[2])

@@ -20,8 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.release.building import ROOT
-from tests.release.serving import answering
+from tests.support.answering import answering
+from tests.support.building import ROOT
 from tests.support.free_ports import free_port
 
 DOCKERFILE = ROOT / "Dockerfile"

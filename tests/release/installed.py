@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.release.building import ROOT, copy_of_the_tree
-from tests.release.serving import answering
+from tests.support.answering import answering
+from tests.support.building import ROOT, copy_of_the_tree
 from tests.support.free_ports import free_port
 
 EXAMPLE = ROOT / "examples" / "e2e-dp-muon-corrected.yaml"

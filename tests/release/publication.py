@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 from affidavit import __version__
-from tests.release.building import ROOT
-from tests.release.serving import answering
+from tests.support.answering import answering
+from tests.support.building import ROOT
 from tests.support.free_ports import free_port
 
 TOOLS = ROOT / ".venv-examine" / "bin"

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Dialect, Engine, create_engine, text
 
 from affidavit.service.core import teams
 from affidavit.service.operation.database_admin import upgrade
-from tests.service import postgresql_server
-from tests.service.operation.databases import statements
+from tests.support import postgresql_server
+from tests.support.database_owner import statements
 from tests.support.free_ports import free_port
 
 

@@ -63,8 +63,8 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import read_checkpoint, sign_checkpoint
 from tests.evidence.test_conformance import chained
+from tests.support.logged_certificate import NOW, certified, key_for, log_of
 from tests.support.trust import trusting
-from tests.trust.log.logged_certificate import NOW, certified, key_for, log_of
 from tests.trust.test_trust_policy import (
     ALL,
     HOUR,

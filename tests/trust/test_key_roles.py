@@ -39,8 +39,8 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import open_checkpoint
 from affidavit.trust.log.note import UnknownSigner
+from tests.support.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 from tests.support.trust import trusting
-from tests.trust.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 

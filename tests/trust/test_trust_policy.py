@@ -32,9 +32,9 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import WitnessKey
 from affidavit.trust.trust_policy import Timestamps
+from tests.support.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 from tests.support.trust import trusting
 from tests.support.witness import cosign
-from tests.trust.log.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 SIGNER = key_for(KeyRole.CERTIFICATE)

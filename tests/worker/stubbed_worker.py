@@ -19,7 +19,7 @@ from affidavit.assessment import Execution, certified_plan
 from affidavit.trust import read_envelope
 from affidavit.worker import trainer_process
 from affidavit.worker.__main__ import app
-from tests.service.runs.records import record_of
+from tests.support.run_records import record_of
 
 
 def trained(

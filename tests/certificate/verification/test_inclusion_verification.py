@@ -38,8 +38,8 @@ from affidavit.trust.log import (
     read_inclusion,
 )
 from affidavit.trust.log.note import sign_note
+from tests.support.logged_certificate import KEY, NOW, ORIGIN, Log, certified, log_of
 from tests.support.trust import trusting
-from tests.trust.log.logged_certificate import KEY, NOW, ORIGIN, Log, certified, log_of
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from affidavit.service.tables.ledger import dataset_grants
 from affidavit.trust import KeyStore, format_instant
 from tests.service.conftest import ONCE
 from tests.service.identity.test_access import ROWS
-from tests.service.operation.databases import statements, with_user
+from tests.support.database_owner import statements, with_user
 
 OF_A_TEAM = (Scope.SUBMIT, Scope.APPROVE, Scope.WORK)
 EARLIER = "ada-secret-plan", "ada-secret-data"

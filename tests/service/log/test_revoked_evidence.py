@@ -36,10 +36,10 @@ from affidavit.trust import (
 from affidavit.trust.log import WitnessKey
 from affidavit.trust.trust_policy import Timestamps, Witnesses
 from tests.service.log.conftest import ORIGIN, Log
+from tests.support.logged_certificate import NOW, certified, key_for
 from tests.support.polling import wait_until
 from tests.support.trust import trusting
 from tests.support.witness import cosign
-from tests.trust.log.logged_certificate import NOW, certified, key_for
 
 OTHER_ROOT = "openssl req -x509 -newkey rsa:2048 -nodes -keyout other.key -days 9 -subj /CN=Root"
 HOUR = timedelta(hours=1)

@@ -19,9 +19,9 @@ from affidavit.certificate import verify
 from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
 from affidavit.trust import PublicKey
-from tests.service import postgresql_server
-from tests.service.operation.databases import statements
 from tests.service.operation.log_waiting import until_logged
+from tests.support import postgresql_server
+from tests.support.database_owner import statements
 from tests.support.trust import trusting
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "backup-and-restore.md"

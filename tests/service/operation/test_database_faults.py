@@ -23,8 +23,8 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.keys import keyring as keys
 from affidavit.service.settings import Settings, database_url
 from affidavit.trust import KeyStore
-from tests.service.operation.databases import statements
 from tests.service.operation.log_waiting import until_logged
+from tests.support.database_owner import statements
 
 Plan = Callable[..., dict[str, Any]]
 

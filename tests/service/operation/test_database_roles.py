@@ -13,8 +13,8 @@ from sqlalchemy.exc import DatabaseError, ProgrammingError
 from affidavit.service.core.errors import SettingsError
 from affidavit.service.operation.database_admin import grant_application, upgrade
 from affidavit.service.settings import Settings
-from tests.service.operation.databases import statements, with_user
 from tests.service.operation.log_waiting import until_logged
+from tests.support.database_owner import statements, with_user
 
 ROLE = 'the "app" role'
 """A name that shows whether names are quoted."""

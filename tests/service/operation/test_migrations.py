@@ -19,7 +19,7 @@ from affidavit.service.operation.database_admin import (
     revision_of,
     upgrade,
 )
-from tests.service.operation.databases import statements
+from tests.support.database_owner import statements
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

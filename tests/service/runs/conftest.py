@@ -26,7 +26,7 @@ from affidavit.trust import (
 )
 from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.conftest import ON_SQLITE as ON_SQLITE
-from tests.service.runs.records import Record, record_of
+from tests.support.run_records import Record, record_of
 
 
 @dataclass

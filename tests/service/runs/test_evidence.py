@@ -19,8 +19,8 @@ from affidavit.evidence.evidence_file import MANIFEST, STORY, VERIFIER, read_evi
 from affidavit.plan import canonical_json
 from affidavit.trust import PublicKey, TrustedKeys
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.records import record_of
 from tests.support.random_seeds import seeded
+from tests.support.run_records import record_of
 
 
 @dataclass

@@ -26,8 +26,8 @@ from affidavit.service.runs.wire_models import CompletionRequest
 from affidavit.trust import SigningKey
 from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.records import Record, digest, record_of
 from tests.support.random_seeds import seeded
+from tests.support.run_records import Record, digest, record_of
 
 STEPS = 10
 HAND_OVERS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "2"))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from affidavit.evidence import check_conformance
 from affidavit.trust import read_envelope
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.records import record_of
+from tests.support.run_records import record_of
 
 
 def listed(yard: Yard, query: str) -> list[str]:

@@ -22,7 +22,7 @@ from affidavit.service.runs.wire_models import RunClaimRequest
 from affidavit.trust import SigningKey
 from tests.service.ledger_replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.records import Record
+from tests.support.run_records import Record
 
 HEAD = "sha256:" + "1" * 64
 

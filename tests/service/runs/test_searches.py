@@ -10,7 +10,7 @@ from sqlalchemy import text
 from affidavit.evidence import SearchOpening
 from affidavit.service.core.database import writer
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.records import record_of
+from tests.support.run_records import record_of
 
 SELECTION = {"kind": "repeat_and_select", "name": "s", "distribution": "geometric", "mean": 5}
 SEARCH = {"choices": {"learning_rate": [0.1, 0.3]}, "score": "digits:part=test"}

@@ -34,6 +34,7 @@ from affidavit.trust.trust_root import accept_keyset
 from tests.browser.conftest import chromium  # noqa: F401
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.test_evidence import MANIFEST, Made, made_of
+from tests.support.logged_certificate import NOW, Log, certified, log_of
 from tests.support.random_seeds import seeded
 from tests.support.verifier_page import (
     ROOT,
@@ -46,7 +47,6 @@ from tests.support.verifier_page import (
     outcome_of,
     trust_files,
 )
-from tests.trust.log.logged_certificate import NOW, Log, certified, log_of
 from tests.trust.test_every_verifier import FORGERIES, forge, forge_with
 from tests.trust.test_trust_policy import ALL, SIGNER, STATUS, bundle_of
 

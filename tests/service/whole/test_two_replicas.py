@@ -29,9 +29,9 @@ from affidavit.service.core.database import (
 )
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.trust import KeyStore
-from tests.service import postgresql_server
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
 from tests.service.ledger_replay import replay
+from tests.support import postgresql_server
 from tests.support.free_ports import free_port
 from tests.support.polling import TIMEOUT_SECONDS, wait_until
 

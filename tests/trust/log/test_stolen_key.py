@@ -19,8 +19,8 @@ from affidavit.certificate.verification.status_list import current_status, sign_
 from affidavit.certificate.verification.verification_result import SeenCheckpoint
 from affidavit.trust import PublicKey, SigningKey, format_instant
 from affidavit.trust.log import sign_checkpoint
+from tests.support.logged_certificate import ORIGIN, Log, certified, key_for, log_of
 from tests.support.trust import trusting
-from tests.trust.log.logged_certificate import ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC).replace(microsecond=0) + 2 * HOUR

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from affidavit.service.operation.database_admin import upgrade
-from tests.service import postgresql_server
-from tests.service.postgresql_server import Cluster
+from tests.support import postgresql_server
 from tests.support.free_ports import free_port
 from tests.support.polling import TIMEOUT_SECONDS, wait_until
+from tests.support.postgresql_server import Cluster
 from tests.worker.whole.conftest import STEPS, Crowd
 
 RUNS = 8

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.service.runs.conftest import Yard
-from tests.service.runs.records import Record
 from tests.support.page_views import page_views
+from tests.support.run_records import Record
 
 Monkey = pytest.MonkeyPatch
 

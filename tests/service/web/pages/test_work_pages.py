@@ -17,8 +17,8 @@ from affidavit.accountants import decimal_up
 from affidavit.service.web.pages.text import spreadsheet_safe
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
-from tests.service.runs.records import Record
 from tests.support.page_views import page_views
+from tests.support.run_records import Record
 
 MARKUP = "<script>alert(1)</script>"
 BIDI = "a\u202eb"
