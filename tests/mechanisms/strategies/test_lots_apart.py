@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants import FourierAccountant
-from affidavit.mechanisms.correlation import _releases_apart
+from affidavit.mechanisms.correlation import _allocated_apart
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.lots_apart import lots_apart, squares_by_lag
 from affidavit.mechanisms.strategies.strategy import Strategy
@@ -59,7 +59,7 @@ def test_the_releases_cost_no_less_than_the_bins_that_they_stand_for(
     sigma, epsilon, draws = 2.5, 0.4, np.random.default_rng(5)
     told = lots_apart(strategy, turn=bins, scale=1 / sigma**2)
     assert told is not None
-    (event,) = _releases_apart(told, sigma, is_replaced=False)
+    event = _allocated_apart(told, sigma)
     bound = FourierAccountant().curve(EitherBound(events=(HUGE, event))).delta(epsilon).upper
     added = means(strategy, bins).T / sigma
     noise, norms = draws.standard_normal((20_000, added.shape[1])), (added**2).sum(axis=1) / 2
