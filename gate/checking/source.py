@@ -86,7 +86,12 @@ def decode_leniently(raw: bytes) -> str:
 
 def may_contain_plan(text: str) -> bool:
     """Whether ``text`` has enough names of plan fields as keys."""
-    return _mentions_fields(text) and len(FIELDS & set(_KEY.findall(text))) >= MIN_FIELDS
+    found = set()
+    for match in _KEY.finditer(text) if _mentions_fields(text) else ():
+        found.add(match[1])
+        if len(found) >= MIN_FIELDS:
+            return True
+    return False
 
 
 def _mentions_fields(text: str) -> bool:
