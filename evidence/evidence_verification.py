@@ -217,8 +217,8 @@ class _Check:
         try:
             stated_items = {
                 (item["approver"], item["decision"], item["envelope_digest"], item["comment"])
-                for issue in issues
-                for item in issue["approvals"]["decisions"]
+                for issue in _listed(issues)
+                for item in _listed(issue["approvals"]["decisions"])
             }
             stated_revocations = {
                 (item["revoked_by"], item["code"], item["reason"])
@@ -383,6 +383,13 @@ def _instant(text: str) -> datetime:
     except (ValueError, OverflowError):
         pass
     raise _mismatch(3, "log/entries.jsonl", "a time that cannot be read")
+
+
+def _listed(document: Any) -> list[Any]:
+    """Return a list, which an empty text or object is not."""
+    if not isinstance(document, list):
+        raise TypeError("not a list")
+    return document
 
 
 def _mapping(document: Any, name: str, step: int) -> dict[str, Any]:

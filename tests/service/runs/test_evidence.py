@@ -164,6 +164,10 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
     for name, (content, step) in forged.items():
         error = made.refused(made.with_files(**{name: content}))
         assert error.step == step, (name, str(error))
+    # A list of decisions is a list, though an empty text has none either.
+    another = {"approvals": {"decisions": ""}, "revocation": None}
+    issues = changed("issues.json", lambda issues: [*issues, another])
+    assert made.refused(made.with_files(**{"issues.json": issues})).step == 6
     # A worker whose key nobody trusts, and a certificate of another service.
     workers = TrustedKeys(made.trusted.keys[:-1], policy=None)
     assert Made(made.raw, workers).refused(made.raw).code == "bad_provenance"
