@@ -7,7 +7,8 @@ E2E's development set, as a run of a service of its own: requested, certified, t
 held to its certificate, charged to the ledger. Each run leaves its evidence file, which is
 verified, and a JSON file with the scores of its texts, in ``--out``/results. What is there is not
 done again, so that an interrupted study goes on where it was; ``--minutes`` begins no run after so
-many. On a GPU take ``--size large``.
+many. Leave the checkout as it is meanwhile: another version may tell the story of an evidence file
+in other words, and refuse this one's. On a GPU take ``--size large``.
 
 The page is made by ``python -m examples.study.page``.
 """
