@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -33,16 +34,24 @@ def accounting() -> None:
 def client(settings: Settings, slow: ModuleType, client_of: Any) -> Iterator[TestClient]:
     """A client of a service whose workers were started when the stand-ins were importable."""
     assert slow.__file__
-    with client_of(replace(settings, time_limit=LIMIT)) as result:
+    with client_of(replace(settings, time_limit=TIMEOUT_SECONDS)) as result:
         yield result
+
+
+@contextmanager
+def runaway(client: Any, certify: Callable[..., Any]) -> Iterator[None]:
+    """Account by ``certify``, for at most ``LIMIT`` seconds; others have as long as they take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "certify", certify)
+        patch.setattr(client.app.state.services.pool, "time_limit", LIMIT)
+        yield
 
 
 @pytest.mark.parametrize("how", ["sleep", "spin"])
 def test_a_runaway_is_killed_and_nothing_is_kept(
     client: TestClient, slow: ModuleType, plan: Plan, post: Post, how: str
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "certify", getattr(slow, how))
+    with runaway(client, getattr(slow, how)):
         start = time.monotonic()
         answer = post(client, plan())
         took = time.monotonic() - start
@@ -58,8 +67,7 @@ def test_callers_that_wait_for_a_runaway_all_get_its_outcome(
     client: TestClient, slow: ModuleType, plan: Plan, post: Post
 ) -> None:
     answers: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "certify", slow.sleep)
+    with runaway(client, slow.sleep):
         callers = [
             threading.Thread(target=lambda: answers.append(post(client, plan()))) for _ in range(4)
         ]
@@ -74,8 +82,7 @@ def test_callers_that_wait_for_a_runaway_all_get_its_outcome(
 def test_liveness_answers_while_accounting(
     client: TestClient, slow: ModuleType, plan: Plan, post: Post
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "certify", slow.spin)
+    with runaway(client, slow.spin):
         accounting = client.app.state.services.pool  # type: ignore[attr-defined]
         caller = threading.Thread(target=post, args=(client, plan()))
         caller.start()
