@@ -37,7 +37,7 @@ RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion"
 """What Opacus' private call returns, in order."""
 MODULES = ("Module", "Model", "Layer", "LightningModule")
 """Ends of the names of classes whose objects are models."""
-WRAPPERS = ("tqdm", "trange", "track", "iter", "enumerate", "reversed", "zip", "next")
+WRAPPERS = ("tqdm", "trange", "track", "islice", "iter", "enumerate", "reversed", "zip", "next")
 SIZES = ("shape", "size", "numel", "dim", "ndim", "dtype", "device", "type")
 GRADIENTS = ("grad", "grad_sample", "summed_grad")
 MAX_PASSES = 30
@@ -65,7 +65,7 @@ class ObjectKinds:
         self.sources: dict[ast.Call, None] = {}
         """The calls that read the records."""
         self.memo: dict[ast.AST, Kinds] = {}
-        self.private = self._statement(values.private_statement or call)
+        self.private = self.statement(values.private_statement or call)
 
     # ---- spreading -----------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class ObjectKinds:
                 for place in self._places(node):
                     if self.values.is_set_by_private_call(place) or "data" in self.bound[place]:
                         continue
-                    if isinstance(place, ast.alias | ast.FunctionDef | ast.ClassDef):
+                    if isinstance(place, ast.FunctionDef | ast.ClassDef):
                         continue
                     self.bound[place] |= {"data"}
                     if isinstance(place, ast.arg) and isinstance(node, ast.Name):
@@ -117,6 +117,9 @@ class ObjectKinds:
                         self.add_sources(item, depth + 1)
                     for key in ("dataset", "data_loader", "train_dataset"):
                         self.add_sources(keywords_of(node).get(key), depth + 1)
+                    named = (part for item in node.args[:1] for part in ast.walk(item))
+                    if node.args and not any(isinstance(p, ast.Name | ast.Call) for p in named):
+                        self.sources[node] = None  # of literals
                 elif use is not None and use.gives in ("same", "each"):
                     for item in node.args[:1]:
                         self.add_sources(item, depth + 1)
@@ -145,6 +148,17 @@ class ObjectKinds:
 
     def _may_hold_records(self, node: ast.expr) -> bool:
         """Whether an argument of what makes the data may itself be data: no option or path."""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            node = node.left
+        if isinstance(node, ast.Call):
+            own = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            imported = self.script.comes_from(node.func, ("os", "pathlib"))
+            return not imported and any(
+                isinstance(part, ast.Name) and self._may_hold_records(part)
+                and self._binds(part) is None for part in [*own, *node.args]
+            )  # fmt: skip
+        if isinstance(node, ast.List | ast.Tuple):
+            return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in node.elts)
         if not isinstance(node, ast.Name | ast.Subscript) or self.values.known_value(node):
             return False
         root = node.value if isinstance(node, ast.Subscript) else node
@@ -185,7 +199,8 @@ class ObjectKinds:
                 return value
         return None
 
-    def _statement(self, node: ast.AST) -> ast.stmt:
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement around a node."""
         return next(o for o in (node, *self.script.ancestors(node)) if isinstance(o, ast.stmt))
 
     def _visit(self, node: ast.AST) -> None:
@@ -281,7 +296,7 @@ class ObjectKinds:
             case ast.Call(func=ast.Attribute(value=base, attr="items")), ast.Tuple(elts=[_, item]):
                 self._bind_elements(item, base)
             case _:
-                self._bind(target, _element(self.kinds(iterable)), None)
+                self._bind(target, self.element(self.kinds(iterable)), None)
 
     def _hold(self, base: ast.expr, kinds: Kinds) -> None:
         """Note that the object of a name holds others."""
@@ -348,6 +363,10 @@ class ObjectKinds:
                 for arg in method.args.args[1:2]:
                     self.bound[arg] |= {"rows"}
 
+        if method.name.startswith("on_"):
+            for arg in (arg for arg in method.args.args if arg.arg == "logs"):
+                self.bound[arg] |= VALUE
+
     def is_model_class(self, owner: ast.AST) -> bool:
         """Whether the objects of a class of this file are models."""
         for base in getattr(owner, "bases", ()):
@@ -405,6 +424,15 @@ class ObjectKinds:
             return False
         return exclude_each_other(self.script, node, self.call) or is_left_out(self.values, node)
 
+    def element(self, kinds: Kinds) -> Kinds:
+        """Return the kinds of the elements of what is iterated.
+
+        Where a private loader draws the lots, others of the records are only values of them.
+        """
+        drawn = "value" if self.library is OPACUS else "lot"
+        passed = {"data": drawn, "lots": "lot", "rows": "value", "lot": "rows", "loss": "value"}
+        return frozenset(passed.get(kind, kind) for kind in kinds)
+
     # ---- the kinds of an expression ------------------------------------------------------
 
     def kinds(self, node: ast.expr) -> Kinds:
@@ -455,7 +483,8 @@ class ObjectKinds:
         loops = node.generators  # type: ignore[attr-defined]
         over = frozenset().union(*(self.kinds(loop.iter) for loop in loops))
         tests = frozenset().union(*(self.kinds(test) for loop in loops for test in loop.ifs))
-        if made & SECRETS and (over | tests) & SECRETS:
+        sliced = any(isinstance(part, ast.Slice) for part in ast.walk(element))
+        if made & SECRETS and ((over | tests) & SECRETS or sliced):
             return VALUE
         return made
 
@@ -467,7 +496,7 @@ class ObjectKinds:
             return self.assumed.get(node.id, UNDEFINED)
         own = self.reaching(node, scope, bindings)
         made = frozenset().union(*(self.bound[item.node] for item in own))
-        if (scope, node.id) in self.attached and "optimizer" in made:
+        if (scope, node.id) in self.attached:
             made = made - {"optimizer"} | {"private"}
         return made | self.held[scope, node.id]
 
@@ -551,6 +580,8 @@ class ObjectKinds:
         )
         if base & {"model", "private", "optimizer"} and name in GRADIENTS:
             return VALUE
+        if base & {"private", "optimizer"} and name == "param_groups":
+            return own | {"scheduler"}
         if base & {"rows", "loss", "value", "lot", "data", "lots"}:
             if name in SIZES:
                 return own
@@ -563,8 +594,6 @@ class ObjectKinds:
             return own | ({"model"} if not own or name in ("weight", "bias") else NOTHING)
         if "engine" in base:
             return own | {"engine"}
-        if base & {"private", "optimizer"} and name == "param_groups":
-            return own | {"scheduler"}
         return own
 
     def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
@@ -577,14 +606,14 @@ class ObjectKinds:
             "rows" if kind == "lot" and by_name
             else kind if kind in HANDLES or whole or (kind == "rows" and _is_key(index))
             or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or _is_key(index)))
-            else "lot" if kind in ("data", "lots")
+            else "lot" if kind in ("data", "lots") and self.library is not OPACUS
             else "value"
             for kind in base
         )  # fmt: skip
 
     def _of_call(self, call: ast.Call) -> Kinds:
         if self.is_private(call):
-            return self._of_private_call()
+            return self.returned_by_private_call()
         if self.is_source(call):
             return frozenset({"data"})
         passed = [self.kinds(item) for item in self._arguments(call)]
@@ -657,10 +686,13 @@ class ObjectKinds:
         taken = frozenset().union(*passed)
         names = {item.name for owner in owners for item in owner.body if hasattr(item, "name")}
         if taken & {"data", "value"} and "__getitem__" in names:
+            parts = (part for owner in owners for part in ast.walk(owner))
+            taken |= frozenset().union(*(self.bound[part] for part in parts if part in self.bound))
             return frozenset({"data"}) if "value" not in taken else VALUE
         return frozenset({"holder"}) if taken else NOTHING
 
-    def _of_private_call(self) -> Kinds:
+    def returned_by_private_call(self) -> Kinds:
+        """Return the kinds of what the private call returns."""
         if self.library.methods or self.library.key.startswith(("opacus_optimizer", "tensorflow")):
             name = last_name(self.call.func) or ""
             return frozenset({"model" if name.endswith(("Model", "Sequential")) else "private"})
@@ -692,7 +724,7 @@ class ObjectKinds:
         if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
             return self._of_builtin(call, name, passed)
         if name in WRAPPERS and len(call.args) > 0:
-            return _element(taken) if name == "next" else taken
+            return self.element(taken) if name == "next" else taken
         use = find_function(self.script, call)
         if use is None:
             return VALUE if taken & SECRETS else taken & {"model"}
@@ -737,7 +769,7 @@ class ObjectKinds:
         if name == "len":
             return frozenset({"count"}) if taken & {"lot", "rows", "value"} else NOTHING
         if name == "next":
-            return _element(taken)
+            return self.element(taken)
         if name in ("super",):
             owner = next((o for o in self.script.ancestors(call)
                           if isinstance(o, ast.ClassDef)), None)  # fmt: skip
@@ -881,12 +913,6 @@ def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
         for target in targets
         for part in ast.walk(target)
     )
-
-
-def _element(kinds: Kinds) -> Kinds:
-    """Return the kinds of the elements of what is iterated."""
-    passed = {"data": "lot", "lots": "lot", "rows": "value", "lot": "rows", "loss": "value"}
-    return frozenset(passed.get(kind, kind) for kind in kinds)
 
 
 def _as_value(kinds: Kinds) -> Kinds:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from affidavit.importers.libraries import FAULTS, Library
@@ -24,11 +25,9 @@ from affidavit.importers.partial_plan import (
     is_number,
     malformed_plan,
 )
-from affidavit.importers.scripts.data_flow import is_returned_by_private_call, reads_records
+from affidavit.importers.scripts.loaders import is_returned_by_private_call
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
-from affidavit.importers.scripts.private_objects import PrivateObjects
 from affidavit.importers.scripts.quantities import PLAN_POINTERS
-from affidavit.importers.scripts.record_isolation import loss_reductions
 from affidavit.importers.scripts.step_count import (
     count_passes,
     enclosing_loops,
@@ -80,21 +79,51 @@ class OpacusPlanReader(ScriptPlanReader):
             self.broken.append(FAULTS["unclipped_loss"])
         if self._may_be_skipped():
             self.broken.append(FAULTS["private_call_skipped"])
-        returned = PrivateObjects(self.values, self.arguments)
         self.values.other_steps = frozenset(
-            step for step in optimizer_steps(self.values) if returned.is_of_another(step)
+            step
+            for step in optimizer_steps(self.values)
+            if isinstance(step.func, ast.Attribute)
+            and self.kinds.kinds(step.func.value) == {"optimizer"}
         )
         return super().partial()
 
     def find_faults(self, lot: Any) -> None:
         """Add also the faults in how the script uses the private objects."""
         super().find_faults(lot)
-        self.broken += PrivateObjects(self.values, self.arguments).faults()
+        targets = getattr(self.values.private_statement, "targets", [None])[0]
+        if isinstance(targets, ast.Tuple) and len(targets.elts) in (3, 4) and self._trains():
+            if self.is_unused(targets.elts[1]):
+                self.broken.append(FAULTS["other_optimizer"])
+            draws = NAMES["poisson_data_modules"]
+            drawn = any(last_name(node) in draws for node in self.script.nodes)
+            if self.is_unused(targets.elts[-1]) and not drawn and self.is_poisson is not False:
+                self.broken.append(FAULTS["other_loader"])
         if self._runs_on_several_devices():
             self.broken.append(FAULTS["noise_of_a_device"])
         reduced = self.values.known_value(self.arguments.get("loss_reduction")) or "mean"
-        if ({"mean", "sum"} - {reduced}) & set(loss_reductions(self.values)):
+        if ({"mean", "sum"} - {reduced}) & set(self._reductions()):
             self.broken.append(FAULTS["other_reduction"])
+
+    def _trains(self) -> bool:
+        """Whether a loop or a trainer of this file steps."""
+        around = self.script.ancestors(self.call)
+        names = [getattr(outer, "name", None) for outer in around]
+        called = [last_name(call.func) or "" for call in self.script.calls]
+        return (
+            bool(optimizer_steps(self.values))
+            or "configure_optimizers" in names
+            or any(name == "fit" or "Trainer" in name for name in called)
+        )
+
+    def _reductions(self) -> Iterator[str]:
+        """Yield how losses are reduced, where the text shows it: ``sum`` or ``mean``."""
+        for call in self.script.calls:
+            stated = self.values.known_value(keywords_of(call).get("reduction"))
+            base = call.func.value if isinstance(call.func, ast.Attribute) else None
+            if isinstance(stated, str) and self.kinds.kinds(call) & {"criterion", "loss"}:
+                yield stated
+            elif base is not None and not call.args and "loss" in self.kinds.kinds(base):
+                yield last_name(call.func) or ""
 
     def quantity(self, name: str) -> Any:
         """Return a quantity of the private call, its calibration, or a related call."""
@@ -151,7 +180,7 @@ class OpacusPlanReader(ScriptPlanReader):
         last = self.values.try_evaluate(options["drop_last"]) if "drop_last" in options else False
         self.drop_last = self.resolve("drop_last", last if isinstance(last, bool) else None)
         stores = self.script.stored_attributes.get("batch_size", ())
-        if any(reads_records(self.values, store.value) for store in stores):
+        if any("data" in self.kinds.kinds(store.value) for store in stores):
             self.unread["/sampling/lot_size"] = "the batch size of the loader is set again."
             return None
         batch = self.read(node, "/sampling/lot_size", "batch_size")

@@ -21,7 +21,6 @@ from affidavit.importers.partial_plan import (
     ForeignLine,
     MinimumLength,
     NoiseCalibration,
-    OpenUse,
     PartialPlan,
     SourceSpan,
     is_number,
@@ -29,45 +28,24 @@ from affidavit.importers.partial_plan import (
     malformed_plan,
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.data_flow import find_record_places, reads_records
 from affidavit.importers.scripts.loop_faults import (
-    LOSS_METHODS,
-    SAVE_FUNCTIONS,
     find_accumulated_lots,
-    find_data_dependent_stop,
     find_joining_layer,
     find_mixing_call,
     find_repeated_gradients,
     find_repeated_noise,
-    find_reused_lots,
     find_skipped_lots,
 )
-from affidavit.importers.scripts.private_objects import (
-    find_update_beside,
-    is_engine_attached_elsewhere,
-    is_model_compiled_elsewhere,
-    is_result_unused,
-)
+from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.quantities import (
     PLAN_POINTERS,
     Quantities,
     arguments_of,
     attributes_used_of,
 )
-from affidavit.importers.scripts.record_isolation import (
-    expression_sources,
-    find_joining_model,
-    find_record_interactions,
-    find_record_splitting,
-    find_repeated_records,
-    find_statistics,
-    find_used_statistics,
-    find_written_weight,
-    lot_sources,
-    manual_draws,
-)
 from affidavit.importers.scripts.step_count import (
     count_passes,
+    enclosing_loops,
     find_resumed_run,
     is_whole_pass,
     minimum_passes,
@@ -81,19 +59,17 @@ from affidavit.importers.scripts.syntax import (
     keywords_of,
     last_name,
 )
-from affidavit.importers.scripts.uses import find_open_uses
+from affidavit.importers.scripts.use_table import SECRETS
+from affidavit.importers.scripts.uses import find_uses
 from affidavit.importers.scripts.values import Unreadable, is_left_out, source_text
 from affidavit.plan import MalformedPlan
 
 FAULT_FINDERS = {
     "accumulated_lots": find_accumulated_lots,
     "repeated_gradients": find_repeated_gradients,
-    "reused_lots": find_reused_lots,
     "mixed_records": find_mixing_call,
     "joined_records": find_joining_layer,
     "skipped_lots": find_skipped_lots,
-    "data_dependent_stop": find_data_dependent_stop,
-    "written_weight": find_written_weight,
     "repeated_noise": find_repeated_noise,
 }
 """Functions that find the node of a script that shows a fault, by code."""
@@ -101,11 +77,8 @@ LIGHTNING = ("lightning", "pytorch_lightning")
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
 )
-TRAINING_METRIC, VALIDATION_METRIC = (
-    re.compile("loss|acc(?!ount)|metric"),
-    re.compile("val|eval|test"),
-)
-"""Parts of the names of training metrics, and of metrics on other records."""
+OTHER_METRIC = re.compile("val|eval|test")
+"""Parts of the names of metrics on other records than those that are trained on."""
 LOAD_FUNCTIONS = (
     "load_state_dict",
     "load_weights",
@@ -132,7 +105,6 @@ class ScriptPlanReader(Quantities):
     def partial(self) -> PartialPlan:
         """Return the plan fields; raises ``MalformedPlan``."""
         self.values.updates = tuple(self._updates())
-        self.values.record_places = find_record_places(self.values, self.lots_drawn_from)
         sampling = self.sampling()
         data: dict[str, Any] = {"releases": [self.release()]}
         if sampling:
@@ -159,23 +131,21 @@ class ScriptPlanReader(Quantities):
             ),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
-            open_uses=self._open_uses(),
+            open_uses=self.open_uses,
             unread=tuple(self.unread.items()),
             least=self.least,
             finish=self.finish,
         )
 
-    def _open_uses(self) -> tuple[OpenUse, ...]:
-        """Return the uses of private objects that nothing answers."""
-        if not self.library.trains:
-            return ()
+    @cached_property
+    def kinds(self) -> ObjectKinds:
+        """The kinds of private objects that expressions of the script may be."""
         loader = self.arguments.get("data_loader")
-        return find_open_uses(
-            self.values,
-            self.library,
-            self.call,
-            self.lots_drawn_from + self._indexed() if loader is None else [loader],
-        )
+        kinds = ObjectKinds(self.values, self.library, self.call)
+        for source in self.lots_drawn_from + self._indexed() if loader is None else [loader]:
+            kinds.add_sources(source)
+        kinds.spread()
+        return kinds
 
     def _indexed(self) -> list[ast.expr]:
         """Return the arrays that a loop of updates takes its lots from, by an index."""
@@ -242,7 +212,7 @@ class ScriptPlanReader(Quantities):
 
         Raises ``MalformedPlan``.
         """
-        for _, drawn in manual_draws(self.values):
+        for _, drawn in self._manual_draws():
             own = (
                 self.values.known_value(drawn.comparators[0])
                 if isinstance(drawn, ast.Compare)
@@ -392,27 +362,22 @@ class ScriptPlanReader(Quantities):
         for key, find_fault in FAULT_FINDERS.items():
             if self.is_poisson is not False or FAULTS[key].schemes is None:
                 self._add_fault(key, find_fault(self.values))
-        for kind, node in find_record_interactions(self.values).items():
-            self._add_fault(f"{kind}_records", node)
-        self._add_fault("mixed_records", find_repeated_records(self.values, self.row_sources))
-        module = self.arguments.get("module")
-        self._add_fault("joined_records", find_joining_model(self.values, module))
-        for key, node in find_used_statistics(
-            self.values, find_statistics(self.values, self.row_sources)
-        ):
-            self._add_fault(key, node)
-        self._add_fault("other_optimizer", find_update_beside(self.values))
+        self.open_uses = ()
+        if self.library.trains:
+            self.open_uses, known = find_uses(
+                self.kinds, self.call, draws_lots=self.is_poisson is not False
+            )
+            for node, key in known:
+                if self.is_poisson is not False or FAULTS[key].schemes is None:
+                    self._add_fault(key, node)
         chain = self.script.parents[self.call]
         if isinstance(chain, ast.Call) and last_name(chain.func) == "chain":
             after = chain.args[0] is not self.call  # what stands before it gets the whole lot
             self._add_fault("joined_records", chain if after else None)
-        if self._watches_training_metrics():
-            self.broken.append(FAULTS["data_dependent_stop"])
-        if (
-            is_result_unused(self.script, self.call)
-            or is_engine_attached_elsewhere(self.values, self.call)
-            or is_model_compiled_elsewhere(self.script, self.call)
-        ):
+        self._add_fault("data_dependent_stop", self._choice_by_records())
+        statement = self.script.parents[self.call]
+        unused = isinstance(statement, ast.Assign) and self.is_unused(statement.targets[0])
+        if unused or self._is_attached_elsewhere():
             self.broken.append(FAULTS["other_optimizer"])
         for rule in self.library.rules:
             satisfied = [
@@ -430,15 +395,49 @@ class ScriptPlanReader(Quantities):
             message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
             self.broken.append(fault.model_copy(update={"message": message}))
 
-    @cached_property
-    def row_sources(self) -> list[ast.AST]:
-        """The expressions that the training rows are made of."""
-        return expression_sources(self.values, self.lots_drawn_from)
+    def _is_attached_elsewhere(self) -> bool:
+        """Whether no step is of an optimiser that the engine is attached to."""
+        attached = {last_name(c.args[0]) for c, _ in self.script.method_calls("attach") if c.args}
+        owners = {last_name(getattr(s.func, "value", s)) for s in optimizer_steps(self.values)}
+        return bool(attached and owners) and attached.isdisjoint(owners)
+
+    def is_unused(self, name: ast.expr) -> bool:
+        """Whether nothing but the private call reads a name that it returns."""
+        return isinstance(name, ast.Name) and all(
+            self.call in (node, *self.script.ancestors(node))
+            for node in self.script.reads_of(name.id)
+        )
 
     @cached_property
     def lots_drawn_from(self) -> list[ast.expr]:
         """The iterables that lots are drawn from."""
-        return lot_sources(self.values, self.arguments.get("data_loader"))
+        script, loader = self.script, self.arguments.get("data_loader")
+        starts = [] if loader is None else [loader]
+        for step in optimizer_steps(self.values):
+            loops = enclosing_loops(self.values, step)
+            starts += [loop.iter for loop in loops if isinstance(loop, ast.For)]
+        for call in script.calls:
+            starts += call.args[:2] if last_name(call.func) == "fit" else []
+            fits = ("x", "y") if last_name(call.func) == "fit" else ()
+            named = (*fits, "train_dataset", "train_dataloaders")
+            starts += [value for key, value in keywords_of(call).items() if key in named]
+        return starts + [rows for rows, _ in self._manual_draws()]
+
+    def _manual_draws(self) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Compare]]:
+        """Yield the lots that a loop draws by a random index or mask, with the draw."""
+        loops = [loop for step in optimizer_steps(self.values)
+                 for loop in enclosing_loops(self.values, step)]  # fmt: skip
+        for node in dict.fromkeys(node for loop in loops for node in ast.walk(loop)):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                index = node.slice
+                made = self.script.value_of(index) if isinstance(index, ast.Name) else index
+                match made:
+                    case ast.Call(func=function) if last_name(function) in NAMES["draws"]:
+                        yield node, made
+                    case ast.Compare(left=ast.Call(func=function), ops=[ast.Lt() | ast.LtE()]) if (
+                        last_name(function) in NAMES["numbers"]
+                    ):
+                        yield node, made
 
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Yield all values of an argument of the private call, or None if there is none."""
@@ -451,71 +450,39 @@ class ScriptPlanReader(Quantities):
         for value in values:
             yield stated if isinstance(value, Unreadable) and stated is not None else value
 
-    def _watches_training_metrics(self) -> bool:
-        """Whether a callback decides something by a metric of the training records."""
+    def _choice_by_records(self) -> ast.AST | None:
+        """Find a callback that stops or chooses by a metric of the training records."""
         validated = any(
-            name == "validation_split" or reads_records(self.values, value)
+            name == "validation_split"
+            or (name.startswith(("validation", "val_d", "eval_dataset"))
+                and bool(self.kinds.kinds(value) & SECRETS))
             for call in self.script.calls
             for name, value in (*keywords_of(call).items(), *_validation_arguments(call))
-            if name.startswith(("validation", "val_d", "eval_dataset"))
-        )
-        chosen = self.script.calls_to("EarlyStoppingCallback") or any(
-            name == "load_best_model_at_end" and self.values.known_value(value) is not False
-            for call in self.script.calls
-            for name, value in keywords_of(call).items()
-        )
-        if chosen and validated:
-            return True
+        )  # fmt: skip
         for node in self.script.nodes:
             match node:
-                case (
-                    ast.Assign(targets=[target], value=value)
-                    | ast.Call(func=ast.Attribute(value=target, attr="assign"), args=[value])
-                    | ast.Call(func=ast.Attribute(attr="set_value"), args=[target, value])
-                ):
-                    stops = last_name(target) in NAMES["stops"]
-                    if (stops or self._is_rate(target, node)) and self._depends_on_training_metric(
-                        node, value
-                    ):
-                        return True
-                case ast.If(test=test, body=[*body]) if any(
-                    last_name(call.func) in SAVE_FUNCTIONS
-                    for item in body for call in ast.walk(item) if isinstance(call, ast.Call)
-                ):  # fmt: skip
-                    if self._is_hook(node) and _is_training_metric(test):
-                        return True
+                case ast.keyword(arg="load_best_model_at_end", value=value):
+                    if validated and self.values.known_value(value) is not False:
+                        return node.value
                 case ast.Dict(keys=keys, values=items):
                     named = zip(keys, items, strict=True)
                     monitors = (v for k, v in named if getattr(k, "value", None) == "monitor")
                     metric = self.values.known_value(next(monitors, None))
-                    if isinstance(metric, str) and not VALIDATION_METRIC.match(metric):
-                        return True
-        for call in self.script.calls_to("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
+                    if isinstance(metric, str) and not OTHER_METRIC.match(metric):
+                        return node
+        for call in self.script.calls_to(
+            "EarlyStopping", "EarlyStoppingCallback", "ReduceLROnPlateau", "ModelCheckpoint"
+        ):
             keywords, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
             best = self.values.known_value(keywords.get("save_best_only"))
             first = None if saves or not call.args else call.args[0]
             metric = self.values.known_value(keywords.get("monitor", first))
             if metric is None and (first is None if not saves else best):
                 metric = "val_loss"
-            other = isinstance(metric, str) and VALIDATION_METRIC.match(metric) is not None
+            other = isinstance(metric, str) and OTHER_METRIC.match(metric) is not None
             if isinstance(metric, str) and best is not False and (validated or not other):
-                return True
-        return False
-
-    def _is_hook(self, node: ast.AST) -> bool:
-        """Whether a trainer calls the function that contains ``node``."""
-        name = getattr(self.script.scope_of(node), "name", "")
-        return name.startswith("on_") or name in LOSS_METHODS
-
-    def _is_rate(self, target: ast.expr, node: ast.AST) -> bool:
-        """Whether a statement of a hook sets a learning rate."""
-        rates = (".lr", ".learning_rate", "['lr']")
-        return self._is_hook(node) and ast.unparse(target).endswith(rates)
-
-    def _depends_on_training_metric(self, node: ast.AST, value: ast.expr) -> bool:
-        """Whether a training metric determines a value, or whether it is set."""
-        tests = [outer.test for outer in self.script.ancestors(node) if isinstance(outer, ast.If)]
-        return any(map(_is_training_metric, (value, *tests)))
+                return call
+        return None
 
     def add_notes(self) -> None:
         """Add the notes that depend on what was read."""
@@ -531,16 +498,6 @@ class ScriptPlanReader(Quantities):
             *SAME_OBJECT_WRAPPERS, "Trainer"
         ):
             self.notes.append(f"{name}: one process trains.")
-        if (window := find_record_splitting(self.values, self.row_sources)) is not None:
-            line = getattr(window, "lineno", "?")
-            self.notes.append(
-                f"{name}: line {line} may make several rows of one; each is taken for a record."
-            )
-        if computed := find_statistics(self.values, self.row_sources):
-            self.notes.append(
-                f"{name}: what is computed of all records beside the training is public, or not "
-                f"used ({_describe_lines(computed)})."
-            )
         if loads := list(self._loads()):
             verb = "loads" if len({call.lineno for call in loads}) == 1 else "load"
             self.notes.append(
@@ -575,7 +532,8 @@ class ScriptPlanReader(Quantities):
             )
             scope = self.script.scope_of(call)
             after = scope is self.script.tree and call.lineno > last
-            if not (other or after or call in self.row_sources or is_left_out(self.values, call)):
+            data = bool(self.kinds.kinds(call) & SECRETS)
+            if not (other or after or data or is_left_out(self.values, call)):
                 yield call
 
     def _first(self, names: tuple[str, ...]) -> ast.expr | None:
@@ -605,12 +563,10 @@ class ScriptPlanReader(Quantities):
 
         A ``DataLoader`` without a sampler of its own draws such lots, in any order.
         """
-        loaders = [keywords_of(node) for node in self.row_sources if isinstance(node, ast.Call)
-                   and last_name(node.func) == "DataLoader"]  # fmt: skip
-        samplers = expression_sources(
-            self.values, [item["sampler"] for item in loaders if "sampler" in item]
-        )
-        drawn = {last_name(node.func) for node in samplers if isinstance(node, ast.Call)}
+        loaders = [keywords_of(call) for call in self.script.calls_to("DataLoader")
+                   if self.kinds.kinds(call) & SECRETS]  # fmt: skip
+        samplers = [self.values.origin_of(item["sampler"]) for item in loaders if "sampler" in item]
+        drawn = {last_name(getattr(node, "func", self.call)) for node in samplers}
         shuffles = bool(loaders) and (
             not samplers or not drawn.isdisjoint(NAMES["samplers_without_replacement"])
         )
@@ -638,14 +594,6 @@ class ScriptPlanReader(Quantities):
     def _set_field(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
-
-
-def _is_training_metric(node: ast.expr) -> bool:
-    """Whether an expression names a metric of training records only."""
-    return (
-        TRAINING_METRIC.search(source_text(node)) is not None
-        and VALIDATION_METRIC.search(source_text(node)) is None
-    )
 
 
 def _validation_arguments(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:

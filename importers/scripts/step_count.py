@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
-from affidavit.importers.scripts.data_flow import WRAPPERS, is_private_loader, reads_records
+from affidavit.importers.scripts.loaders import WRAPPERS, is_private_loader
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
 from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
 
@@ -322,8 +322,7 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
             return _iterations(values, first)
         case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest
             _require_own_name(values, iterable.func)
-            own = [part for part in parts if is_private_loader(values, part)]
-            if len(own) == 1 == sum(reads_records(values, part) for part in parts):
+            if sum(is_private_loader(values, part) for part in parts) == 1:
                 return None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             if not any(isinstance(item, ast.Starred) for item in items):

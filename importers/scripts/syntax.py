@@ -547,6 +547,31 @@ def find_import(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
     return None
 
 
+def ancestors_within(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
+    """Return the nodes around ``node`` up to ``end``, innermost first."""
+    return list(itertools.takewhile(lambda outer: outer is not end, script.ancestors(node)))
+
+
+def innermost_loop(script: Script, node: ast.AST) -> ast.AST | None:
+    """Return the innermost loop around ``node`` in its scope."""
+    around_it = ancestors_within(script, node, script.scope_of(node))
+    return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
+
+
+def names_assigned_in(place: ast.AST) -> set[str]:
+    """Return the names that statements inside ``place`` assign."""
+    return {
+        node.id
+        for node in ast.walk(place)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def calls_any(node: ast.AST, *names: str) -> bool:
+    """Whether a node calls a function or method with one of these names."""
+    return any(isinstance(n, ast.Call) and last_name(n.func) in names for n in ast.walk(node))
+
+
 def package_of(module: str) -> str:
     """Return the top-level package of a module."""
     return module.partition(".")[0]

@@ -12,13 +12,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from affidavit.importers.libraries import OPACUS, Library
+from affidavit.importers.libraries import FAULTS, OPACUS
+from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse, line_in_script
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
-from affidavit.importers.scripts.data_flow import innermost_loop, unwrap_iterable
-from affidavit.importers.scripts.object_kinds import NOTHING, WRAPPERS, Kinds, ObjectKinds
-from affidavit.importers.scripts.step_count import enclosing_loops
-from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, root_of
+from affidavit.importers.scripts.loaders import unwrap_iterable
+from affidavit.importers.scripts.object_kinds import (
+    GRADIENTS,
+    NOTHING,
+    WRAPPERS,
+    Kinds,
+    ObjectKinds,
+)
+from affidavit.importers.scripts.step_count import enclosing_loops, runs_once
+from affidavit.importers.scripts.syntax import (
+    Script,
+    calls_any,
+    innermost_loop,
+    keywords_of,
+    last_name,
+    root_of,
+)
 from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
@@ -26,7 +40,7 @@ from affidavit.importers.scripts.use_table import (
     find_function,
     find_method,
 )
-from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
+from affidavit.importers.scripts.values import is_left_out, source_text
 
 DYNAMIC = ("exec", "eval", "compile", "__import__", "execfile")
 NAMESPACES = ("globals", "locals", "vars")
@@ -43,39 +57,33 @@ DECORATORS = ("no_grad", "inference_mode", "jit", "partial", "staticmethod", "cl
               "compile")  # fmt: skip
 
 
-def find_open_uses(
-    values: Evaluator,
-    library: Library,
-    call: ast.Call,
-    sources: list[ast.expr],
-) -> tuple[OpenUse, ...]:
-    """Return the uses of private objects that are not understood, in the order of their lines.
+def find_uses(
+    kinds: ObjectKinds, call: ast.Call, *, draws_lots: bool
+) -> tuple[tuple[OpenUse, ...], list[tuple[ast.AST, str]]]:
+    """Return the uses that are not understood, in the order of their lines, and known faults.
 
-    ``sources`` are the expressions that lots are drawn from.
+    A fault is a node with its key in ``faults.toml``. ``draws_lots`` is whether the private loader
+    must draw the lots of each step, so that sampling amplifies privacy.
     """
-    kinds = ObjectKinds(values, library, call)
-    for source in sources:
-        kinds.add_sources(source)
-    kinds.spread()
-    questions = dict[int, OpenUse]()
-    script = values.script
+    questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
+    values, script = kinds.values, kinds.script
     known = script.dynamic is None and script.dynamic_getattr is None
     followed = known and is_reached(script, call)
-    for node, why in Uses(kinds).open_uses():
+    for node, why in Uses(kinds, draws_lots=draws_lots).open_uses():
         line = getattr(node, "lineno", call.lineno)
-        runs = not (
-            exclude_each_other(values.script, node, call)
+        if (
+            exclude_each_other(script, node, call)
             or is_left_out(values, node)
-            or (followed and not is_reached(values.script, node))
-        )
-        if runs and not any(
-            line in values.script.harmless for line in _lines_of(values.script, node)
+            or (followed and not is_reached(script, node))
+            or any(line in script.harmless for line in _lines_of(script, node))
         ):
-            text = source_text(node)
-            questions.setdefault(
-                line, OpenUse(line=line_in_script(line), message=f"line {line}: {text}: {why}.")
-            )
-    return tuple(questions[line] for line in sorted(questions))
+            continue
+        if why in FAULTS:
+            faults.append((node, why))
+        else:
+            message = f"line {line}: {source_text(node)}: {why}."
+            questions.setdefault(line, OpenUse(line=line_in_script(line), message=message))
+    return tuple(questions[line] for line in sorted(questions)), faults
 
 
 def _lines_of(script: Script, node: ast.AST) -> range:
@@ -91,7 +99,8 @@ def _lines_of(script: Script, node: ast.AST) -> range:
 class Uses:
     """The uses of private objects in a script."""
 
-    def __init__(self, kinds: ObjectKinds) -> None:
+    def __init__(self, kinds: ObjectKinds, *, draws_lots: bool) -> None:
+        self.draws_lots = draws_lots
         self.kinds, self.script, self.values = kinds, kinds.script, kinds.values
 
     def open_uses(self) -> Iterator[tuple[ast.AST, str]]:
@@ -162,10 +171,18 @@ class Uses:
             if any(call not in ast.walk(o.iter) and self.kinds.kinds(o.iter) & {"lots", "lot"}
                    for o in around):  # fmt: skip
                 return "it draws another lot in the step of one"
+        if (why := self._of_keras(call, name)) is not None:
+            return why
+        if taken & {"lots"} and builtin and name in ("list", "tuple", "sorted", "set", "dict"):
+            return "it keeps lots, which may be used again"
+        if taken & {"lots", "data"} and name in ("cycle", "tee", "repeat"):
+            return "it repeats lots"
         if name == "DataLoader" and self._joins(call):
             return "what its collate_fn makes of a lot is not known"
         if self._is_own(call):
             return None
+        if base == {"holder"} and name not in CONTAINERS and not self._is_imported([function]):
+            return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
         if "differentiator" in callee:
@@ -181,6 +198,32 @@ class Uses:
         if not taken or "undefined" in callee:
             return None
         return self._of_function(call, passed, taken)
+
+    def _of_keras(self, call: ast.Call, name: str) -> str | None:
+        """Say why Keras may train with another optimiser, loss or layer than one that is known."""
+        if not self.kinds.library.key.startswith(("tensorflow", "jax_keras")):
+            return None
+        named = keywords_of(call)
+        if name == "compile":
+            rule = named.get("optimizer", next(iter(call.args), None))
+            private = self.kinds.returned_by_private_call() == {"private"}
+            if private and not self._is_private_rule(rule):
+                others = (c for c in self.script.calls_to("compile") if c.lineno > call.lineno)
+                if not any(self._is_private_rule(keywords_of(c).get("optimizer")) for c in others):
+                    return "other_optimizer"
+            loss = named.get("loss", next(iter(call.args[1:]), None))
+            if loss is not None and (
+                isinstance(loss, ast.Lambda) or self.script.function_of(loss) is not None
+            ):
+                return "a loss of its own may join the records of a lot"
+        if name == "Lambda":
+            return "a layer of its own may join the records of a lot"
+        return None
+
+    def _is_private_rule(self, node: ast.expr | None) -> bool:
+        """Whether the optimiser that a model is compiled with may be the private one."""
+        own = NOTHING if node is None else self.kinds.kinds(node)
+        return bool(own & {"private", "undefined"})
 
     def _joins(self, call: ast.Call) -> bool:
         """Whether a function of the script makes the lots of a loader of the records."""
@@ -280,26 +323,57 @@ class Uses:
                 return f"{name} of the {_words(frozenset([kind]))} is not a use that is understood"
             if (why := self._taken(use, passed)) is not None:
                 return why
+            if name == "map" and self._may_cut(call):
+                return "it may make several rows of one"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
+        given = self.kinds.kinds(call.args[0]) if call.args else NOTHING
+        of_jax = name == "update" and "private" in base and self.kinds.library.methods
+        if of_jax and not given & {"grads", "undefined"}:
+            return "what it is given is not known to be one gradient for each record"
         if name == "backward":
             return self._of_backward(call)
         return None
+
+    def _may_cut(self, call: ast.Call) -> bool:
+        """Whether rows that a function of the script gets together may come out as others."""
+        batched = keywords_of(call).get("batched")
+        if batched is None or self.values.known_value(batched) is False:
+            return False
+        function = self.script.function_of(call.args[0]) if call.args else None
+        parts = [part for part in ast.walk(function or call) if isinstance(part, ast.Call)]
+        named = [last_name(part.func) or "" for part in parts]
+        cuts = any("return_overflowing_tokens" in keywords_of(part) for part in parts)
+        return cuts or not any("tokenizer" in name.lower() for name in named)
 
     def _of_step(self, call: ast.Call, base: Kinds) -> str | None:
         """Say why a step is not one over the lots of the private loader."""
         if "private" not in base:
             return None
-        if self.kinds.library is not OPACUS:
-            return None
-        loops = [
-            unwrap_iterable(loop.iter)
-            for loop in enclosing_loops(self.values, call)
-            if isinstance(loop, ast.For)
+        loops = list(enclosing_loops(self.values, call))
+        over = [
+            self.kinds.kinds(unwrap_iterable(loop.iter)) if isinstance(loop, ast.For) else NOTHING
+            for loop in loops
         ]
-        over = frozenset().union(*map(self.kinds.kinds, loops))
-        if "data" in over and "lots" not in over:
-            return "it steps over lots that the private loader does not draw"
+        if any("value" in own for own in over):
+            return "it steps over what is computed of records together"
+        drawing = [i for i, own in enumerate(over) if own & {"data", "lots"}]
+        inner = loops[: drawing[0]] if drawing else []
+        if any(
+            not (isinstance(loop, ast.For) and runs_once(self.values, loop.iter))
+            and not calls_any(loop, "next")
+            for loop in inner
+        ):
+            return "reused_lots"
+        unknown = any("undefined" in own for own in over)
+        if self.kinds.library is not OPACUS or not self.draws_lots or not loops or unknown:
+            return None
+        if drawing and not any("lots" in own for own in over):
+            return "other_loader"
+        drawn = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)
+                 and last_name(node.func) == "next" and node.args]  # fmt: skip
+        if not drawing and not any("lots" in self.kinds.kinds(node.args[0]) for node in drawn):
+            return "its lots are not known to be those of the private loader"
         return None
 
     def _of_backward(self, call: ast.Call) -> str | None:
@@ -421,8 +495,8 @@ class Uses:
                     parts += elements
                 case ast.Starred(value=inner):
                     parts.append(inner)
-                case ast.Attribute(value=base, attr=name):
-                    why = self._of_attribute_store(target, self.kinds.kinds(base), name, own)
+                case ast.Attribute():
+                    why = self._of_attribute_store(target, value)
                     if why is not None or (why := self._of_rebinding(target)) is not None:
                         yield target, why
                 case ast.Subscript(value=base):
@@ -436,9 +510,8 @@ class Uses:
                     if (why := self._of_rebinding(target)) is not None:
                         yield target, why
 
-    def _of_attribute_store(
-        self, target: ast.Attribute, base: Kinds, name: str, own: Kinds
-    ) -> str | None:
+    def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
+        name, base, own = target.attr, self.kinds.kinds(target.value), self.kinds.kinds(value)
         if base & {"private", "optimizer", "engine"}:
             return f"it changes the {_words(base & {'private', 'optimizer', 'engine'})}"
         if "model" in base:
@@ -450,6 +523,16 @@ class Uses:
             if name == "optimizer":
                 return "the model gets another optimiser"
         own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
+        computed = own & (SECRETS - {"data", "lots", "count"})
+        if computed and name in ("data", "weight", "bias", *GRADIENTS):
+            return "records decide a weight or gradient"
+        setting = name.endswith("transform") or isinstance(value, ast.Constant)
+        if base & {"data", "lots"} and (computed or not (own & {"data"} or setting)):
+            return "it changes the records"
+        if name in NAMES["stops"] and (own & SECRETS or self.kinds.decided_by_records(target)):
+            return "records decide where training stops"
+        if own & SECRETS and self._is_imported([target]):
+            return "another file may read it"
         keras = self.kinds.library.key.startswith("tensorflow")
         if keras and name == "optimizer" and not own_part:
             return "a model may get another optimiser"
@@ -487,6 +570,11 @@ class Uses:
             return None
         if node.attr in ("__dict__", "__class__") and base:
             return "it may change any part of the object"
+        if node.attr in GRADIENTS and not self._is_imported([node]):
+            told = isinstance(outer, ast.Compare) or self._is_printed(node)
+            return None if told else "it reads gradients that no noise covers"
+        if self._is_carried(node):
+            return "it may be of an earlier lot"
         parts = ("original_optimizer", "step", "grad_samples")
         if base & {"private", "optimizer"} and node.attr in parts:
             return f"{node.attr} of the optimiser is not a use that is understood"
@@ -500,8 +588,34 @@ class Uses:
             return f"{node.attr} of the engine is not a use that is understood"
         return None
 
+    def _is_printed(self, node: ast.AST) -> bool:
+        """Whether an expression is only a part of what is printed or logged."""
+        calls = [o for o in self.script.ancestors(node) if isinstance(o, ast.Call)]
+        return any(
+            last_name(call.func) in (*LOGGERS, "print") and node not in ast.walk(call.func)
+            for call in calls
+        )
+
+    def _is_carried(self, node: ast.Name | ast.Attribute) -> bool:
+        """Whether a loop reads a part of a lot before it sets it: that of an earlier turn."""
+        loop = innermost_loop(self.script, node)
+        if loop is None or not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
+            return False
+        if isinstance(node, ast.Name):
+            stores = [item.node for item in self.script.bindings_of(node)]
+        else:
+            stores = list(self.script.stores_of_attribute(node.attr, node))
+        own = [item for item in stores if loop in self.script.ancestors(item)]
+        return bool(own) and all(
+            (item.lineno, item.col_offset) > (node.lineno, node.col_offset)
+            or node in ast.walk(getattr(self.kinds.statement(item), "value", None) or item)
+            for item in own
+        )
+
     def _of_reference(self, node: ast.Name) -> str | None:
         """Ask about a function that uses private objects and is passed on."""
+        if self._is_carried(node):
+            return "it may be of an earlier lot"
         if node.id in NAMESPACES and not self.script.bindings_of(node):
             return self._of_namespace(node)
         definition = self.script.function_of(node)
@@ -600,6 +714,11 @@ class Uses:
             made = NOTHING if node.value is None else self.kinds.kinds(node.value)
             if "value" in made:
                 return "a layer may join the records of a lot"
+        if isinstance(node, ast.Return) and node.value is not None:
+            handed = self.kinds.kinds(node.value)
+            name = getattr(function, "name", "")
+            if name == "configure_optimizers" and "optimizer" in handed:
+                return "other_optimizer"
         if isinstance(node, ast.Assert):
             own = self.kinds.kinds(node.test) & SECRETS
             return "records decide whether it goes on" if own else None
@@ -627,6 +746,9 @@ class Uses:
         )
 
 
+CONTAINERS = ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop", "items",
+              "keys", "values", "copy", "sort", "clear", "format", "join")  # fmt: skip
+"""Methods of lists and dictionaries."""
 LOGGERS = ("info", "debug", "warning", "error", "log", "write", "set_postfix", "add_scalar",
            "update", "set_description", "set_postfix_str", "print", "format", "join", "log_metric",
            "add_scalars", "log_metrics", "add_row")  # fmt: skip

@@ -126,8 +126,6 @@ class Evaluator:
     """Calls that apply private updates, if the private call returns no ``step()``."""
     other_steps: frozenset[ast.AST] = frozenset()
     """Steps of other optimisers, such as a GAN's generator's, which release nothing private."""
-    record_places: frozenset[ast.AST] = frozenset()
-    """Places that set names to the whole training data."""
     plain_loaders: bool = False
     """Whether a loop over the script's own ``DataLoader`` is a pass."""
     read_literals: set[ast.Constant] = field(default_factory=set)
