@@ -142,6 +142,10 @@ class ObjectKinds:
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 for part in parts:
                     self.add_sources(part, depth + 1)
+            case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
+                for loop in loops:
+                    if self._may_hold_records(loop.iter):
+                        self.add_sources(loop.iter, depth + 1)
             case ast.IfExp(body=body, orelse=other):
                 self.add_sources(body, depth + 1)
                 self.add_sources(other, depth + 1)
@@ -159,6 +163,8 @@ class ObjectKinds:
             )  # fmt: skip
         if isinstance(node, ast.List | ast.Tuple):
             return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in node.elts)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp):
+            return any(self._may_hold_records(loop.iter) for loop in node.generators)
         if not isinstance(node, ast.Name | ast.Subscript) or self.values.known_value(node):
             return False
         root = node.value if isinstance(node, ast.Subscript) else node
@@ -661,7 +667,10 @@ class ObjectKinds:
         if "criterion" in callee:
             return _loss_of(frozenset().union(*passed))
         if "undefined" in callee:
-            secrets = frozenset().union(*passed) & (SECRETS - {"data", "lots"})
+            taken = frozenset().union(*passed)
+            if "model" in taken and taken & {"data", "lots"}:
+                return VALUE
+            secrets = taken & (SECRETS - {"data", "lots"})
             return _loss_of(secrets) or UNDEFINED
         return NOTHING
 

@@ -36,6 +36,7 @@ from affidavit.importers.scripts.step_count import (
     runs_once,
 )
 from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
+from affidavit.importers.scripts.use_table import SECRETS
 from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
 from affidavit.plan import MalformedPlan
 
@@ -180,7 +181,7 @@ class OpacusPlanReader(ScriptPlanReader):
         last = self.values.try_evaluate(options["drop_last"]) if "drop_last" in options else False
         self.drop_last = self.resolve("drop_last", last if isinstance(last, bool) else None)
         stores = self.script.stored_attributes.get("batch_size", ())
-        if any("data" in self.kinds.kinds(store.value) for store in stores):
+        if any(self.kinds.kinds(store.value) & SECRETS for store in stores):
             self.unread["/sampling/lot_size"] = "the batch size of the loader is set again."
             return None
         batch = self.read(node, "/sampling/lot_size", "batch_size")
