@@ -13,7 +13,6 @@ def load_facts(file: str) -> dict[str, Any]:
 
 
 NAMES: dict[str, tuple[str, ...]] = {
-    key: tuple(names.split())
-    for key, names in (load_facts("arrays.toml") | load_facts("names.toml")).items()
+    key: tuple(names.split()) for key, names in load_facts("names.toml").items()
 }
 """Groups of names of functions, methods, arguments and attributes."""

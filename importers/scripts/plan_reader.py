@@ -100,6 +100,7 @@ class ScriptPlanReader(Quantities):
         self.notes = [f"{library.name}: {note}" for note in notes]
         self.broken: list[BrokenObligation] = list(library.broken)
         self.is_poisson: bool | None = None
+        self.open_uses: tuple[OpenUse, ...] = ()
         self.least: MinimumLength | None = None
 
     def partial(self) -> PartialPlan:
@@ -362,7 +363,6 @@ class ScriptPlanReader(Quantities):
         for key, find_fault in FAULT_FINDERS.items():
             if self.is_poisson is not False or FAULTS[key].schemes is None:
                 self._add_fault(key, find_fault(self.values))
-        self.open_uses = ()
         if self.library.trains:
             self.open_uses, known = find_uses(
                 self.kinds, self.call, draws_lots=self.is_poisson is not False

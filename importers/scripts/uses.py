@@ -607,7 +607,8 @@ class Uses:
             stores = list(self.script.stores_of_attribute(node.attr, node))
         own = [item for item in stores if loop in self.script.ancestors(item)]
         return bool(own) and all(
-            (item.lineno, item.col_offset) > (node.lineno, node.col_offset)
+            (getattr(item, "lineno", 0), getattr(item, "col_offset", 0))
+            > (node.lineno, node.col_offset)
             or node in ast.walk(getattr(self.kinds.statement(item), "value", None) or item)
             for item in own
         )
