@@ -21,6 +21,7 @@ from affidavit.importers.partial_plan import (
     ForeignLine,
     MinimumLength,
     NoiseCalibration,
+    OpenUse,
     PartialPlan,
     SourceSpan,
     is_number,
