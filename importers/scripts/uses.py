@@ -327,9 +327,9 @@ class Uses:
                 return "it may make several rows of one"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
-        given = self.kinds.kinds(call.args[0]) if call.args else NOTHING
+        gradients = self.kinds.kinds(call.args[0]) if call.args else NOTHING
         of_jax = name == "update" and "private" in base and self.kinds.library.methods
-        if of_jax and not given & {"grads", "undefined"}:
+        if of_jax and not gradients & {"grads", "undefined"}:
             return "what it is given is not known to be one gradient for each record"
         if name == "backward":
             return self._of_backward(call)
@@ -571,8 +571,8 @@ class Uses:
         if node.attr in ("__dict__", "__class__") and base:
             return "it may change any part of the object"
         if node.attr in GRADIENTS and not self._is_imported([node]):
-            told = isinstance(outer, ast.Compare) or self._is_printed(node)
-            return None if told else "it reads gradients that no noise covers"
+            harmless = isinstance(outer, ast.Compare) or self._is_printed(node)
+            return None if harmless else "it reads gradients that no noise covers"
         if self._is_carried(node):
             return "it may be of an earlier lot"
         parts = ("original_optimizer", "step", "grad_samples")
