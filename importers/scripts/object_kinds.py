@@ -435,7 +435,7 @@ class ObjectKinds:
 
         Where a private loader draws the lots, others of the records are only values of them.
         """
-        drawn = "value" if self.library is OPACUS else "lot"
+        drawn = "lot" if "lots" in kinds or self.library is not OPACUS else "value"
         passed = {"data": drawn, "lots": "lot", "rows": "value", "lot": "rows", "loss": "value"}
         return frozenset(passed.get(kind, kind) for kind in kinds)
 
