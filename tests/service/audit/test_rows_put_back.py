@@ -217,7 +217,7 @@ def fill(site: Site, plan: Any, *keys: Any) -> None:
         last = unsigned.signed_by(root)
         services.keysets.publish(last.as_bytes(), actor="me", at=datetime.now(UTC))
     budget = {**BUDGET, "epsilon": 10}
-    assert site.ask("POST", f"{toy}/budget", "admin", budget).status_code == 409  # a proposal
+    assert site.ask("POST", f"{toy}/budget", "admin", budget).status_code == 202  # a proposal
 
 
 def disarm(owner: Engine) -> None:
@@ -325,11 +325,11 @@ def test_an_older_row_of_a_growing_table_is_told_in_its_turn(
         connection.execute(delete(table).where(table.c.id == first))
 
     monkeypatch.setattr(comparison, "MAX_SUBJECTS", 1)
-    assert site.told(0) == set()
+    assert site.contradicted(0) == set()
     with site.tampered(("certificates", remove_first)):
-        turns = [site.told(0) for _ in range(8)]
+        turns = [site.contradicted(0) for _ in range(8)]
         assert turns[-2:] == [{"certificates"}] * 2
-    assert site.told(0) == set()
+    assert site.contradicted(0) == set()
 
 
 def test_what_is_written_meanwhile_never_looks_altered(engine: Engine) -> None:
