@@ -138,7 +138,7 @@ def page() -> str:
     sections = []
     for room in ROOMS:
         stored = _stored(room)
-        rows = [(f"`{c}`", _cut(stored[c].message, 110)) for c in sorted(stored)]
+        rows = [(f"`{c}`", _cut(stored[c].message, 80)) for c in sorted(stored)]
         if rows:
             sections.append(f"## {room}\n\n" + table(("code", "says"), rows))
     return HEAD + "\n".join(sections)

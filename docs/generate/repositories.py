@@ -10,8 +10,6 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from docs.generate.tables import table
-
 CASES = Path(__file__).resolve().parents[2] / "tests/gate/checking/repositories.yaml"
 HEAD = """# Scripts of public repositories
 
@@ -27,14 +25,15 @@ publishes.
 
 
 def page() -> str:
-    """The whole page: a row for each repository, with its forms."""
+    """The whole page: each repository with its forms."""
     cases: list[dict[str, Any]] = YAML(typ="safe").load(CASES.read_text("utf-8"))
     forms: dict[str, list[str]] = {}
     for case in cases:
         told = ", ".join(f"`{code}`" for code in case.get("blocks", ())) or "certified"
         forms.setdefault(case["repository"], []).append(f"{case['form']}: {told}")
-    rows = [
-        [f"[{name}](https://github.com/{name})", "; ".join(told)] for name, told in forms.items()
+    sections = [
+        f"**[{name}](https://github.com/{name})**\n\n" + "".join(f"- {line}\n" for line in told)
+        for name, told in forms.items()
     ]
     count = f"{len(cases)} forms from {len(forms)} repositories.\n\n"
-    return HEAD + count + table(("repository", "its forms, and the answer to each"), rows)
+    return HEAD + count + "\n".join(sections)
