@@ -167,12 +167,12 @@ def _replaced_in_bins(
 
     ``links`` are the cost of a missing record. Phases that allocate nothing cost as ``phases`` say.
     """
-    found = [_each_replaced(link) for link in links]
-    if not any(found):
+    allocated = [_each_replaced(link) for link in links]
+    if not any(allocated):
         return ()
-    if len(found) == 1:
-        return tuple((bound,) for bound in found[0])
-    return (tuple(one[0] if one else phase for one, phase in zip(found, phases, strict=True)),)
+    if len(allocated) == 1:
+        return tuple((bound,) for bound in allocated[0])
+    return (tuple(one[0] if one else phase for one, phase in zip(allocated, phases, strict=True)),)
 
 
 def _each_replaced(link: Event) -> list[Event]:

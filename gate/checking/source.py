@@ -86,10 +86,10 @@ def decode_leniently(raw: bytes) -> str:
 
 def may_contain_plan(text: str) -> bool:
     """Whether ``text`` has enough names of plan fields as keys."""
-    found = set()
+    fields = set()
     for match in _KEY.finditer(text) if _mentions_fields(text) else ():
-        found.add(match[1])
-        if len(found) >= MIN_FIELDS:
+        fields.add(match[1])
+        if len(fields) >= MIN_FIELDS:
             return True
     return False
 
