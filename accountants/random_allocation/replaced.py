@@ -249,8 +249,13 @@ class ReplacedDirection:
         fall = math.log(max(delta, MIN_DELTA) / max(self.approximate_delta(last), 1e-30))
         number = max(1, math.ceil(fall / math.log(_NODE_RATIO))) if last > epsilon else 0
         nodes = np.linspace(epsilon, last, number + 1)
-        heights = np.array([self.least_upper(float(node)) for node in nodes])
-        ratios = np.exp(nodes)
+        values = [self.least_upper(epsilon)]
+        for node in nodes[1:].tolist():
+            # The value before is near enough for its accuracy.
+            values.append(self.upper(node, max(values[-1], MIN_DELTA)))
+            if values[-1] < 0.5 * values[-2]:
+                values[-1] = self.upper(node, max(values[-1], MIN_DELTA))
+        heights, ratios = np.array(values), np.exp(nodes)
 
         def uppers(epsilons: Array) -> Array:
             chords = np.interp(np.exp(np.minimum(epsilons, 650.0)), ratios, heights)
