@@ -33,7 +33,7 @@ from .privacy_curves import curves as curves
 from .privacy_curves import draw_curves as draw_curves
 from .privacy_curves import profile_chart as profile_chart
 from .privacy_curves import trade_off_chart as trade_off_chart
-from .recognition_chart import recognition_chart as recognition_chart
+from .recognition_chart import chart_recognition as chart_recognition
 from .run_cost import CertificateDiffers as CertificateDiffers
 from .run_cost import CertifiedRun as CertifiedRun
 from .run_cost import composed_epsilon as composed_epsilon

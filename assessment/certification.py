@@ -471,6 +471,7 @@ def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
         if assessment.joint is None
         else f"a joint noise multiplier of {assessment.joint:.6g}"
     )
+    assert assessment.target_delta is not None
     return Reason(
         code="under_noised",
         pointer="/target/epsilon",
@@ -500,6 +501,7 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
     """Return the reason for a target between the bounds, with remedies."""
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
     remedy = _noise_remedy(assessment) or f"Raise target.epsilon to {high}."
+    assert assessment.target_delta is not None
     return Reason(
         code="unproved",
         pointer="/target/epsilon",

@@ -10,12 +10,12 @@ from affidavit.assessment.meaning import FALSE_ALARM_RATE, Point, recognised_at
 _RATES = tuple(rate / 100 for rate in range(101))
 
 
-def recognition_chart(points: Iterable[Point], mu: float | None = None) -> Chart:
+def chart_recognition(points: Iterable[Point], mu: float | None = None) -> Chart:
     """Return the most that a test recognises at each rate of false alarms, in per cent.
 
     The guarantee holds at each of ``points``, and ``mu`` bounds it if it is one Gaussian mechanism.
 
-    >>> chart = recognition_chart([(1.0, 0.0)])
+    >>> chart = chart_recognition([(1.0, 0.0)])
     >>> [round(y, 1) for x, y in chart.marks[0].points if x in (0, 10, 50, 100)]
     [0.0, 27.2, 81.6, 100.0]
     """

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from affidavit.accountants import decimal_up
-from affidavit.assessment import explain_guarantee, recognition_chart, signed_bounds
+from affidavit.assessment import chart_recognition, explain_guarantee, signed_bounds
 from affidavit.assessment.charts import draw
 from affidavit.evidence.log_sentences import sentence_of
 from affidavit.plan import printable
@@ -148,7 +148,7 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
         for text in explain_guarantee(guarantee):
             yield f"<p>{_text(text)}</p>"
         if (bounds := signed_bounds(guarantee)) is not None:
-            yield draw(recognition_chart(*bounds), width=320, height=260)
+            yield draw(chart_recognition(*bounds), width=320, height=260)
     approvals = predicate["approvals"]
     if isinstance(approvals, dict) and approvals["given"]:
         names = ", ".join(_text(item["name"]) for item in approvals["given"])

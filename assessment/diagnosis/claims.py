@@ -334,6 +334,7 @@ def with_claim(plan: Plan, claim: Claim, assessment: Assessment, certify: Certif
 
 def describe_claim(claim: Claim, about: Plan) -> str:
     """Return the claim in words."""
+    assert about.target.delta is not None  # a claim is about one
     delta = f"δ = {decimal_up(about.target.delta, 6)}"
     if claim.noise_multiplier is None:
         return f"ε = {claim.text} at {delta} is claimed"

@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from affidavit.assessment import recognition_chart, signed_bounds
+from affidavit.assessment import chart_recognition, signed_bounds
 from affidavit.assessment.charts import (
     Band,
     Chart,
@@ -52,7 +52,7 @@ def meaning_figure(guarantee: Mapping[str, Any] | None) -> str:
 
 def recognition_figure(points: Sequence[tuple[float, float]], mu: float | None = None) -> str:
     """Return the chart of what a guarantee with these points (ε, δ) means."""
-    return draw(recognition_chart(points, mu), width=360, height=230)
+    return draw(chart_recognition(points, mu), width=360, height=230)
 
 
 def chart_response(request: Request, chart: Chart, *, width: int, height: int) -> Response:
