@@ -95,7 +95,7 @@ _MAX_RATIO = 0.5
 """The estimated divergence of a slow bound, over that of a known lot, up to which it is computed.
 """
 MIN_PLACED_NOISE = 0.8
-"""Least σ_joint for a record that is zero in the place of another; less amplifies nothing."""
+"""Least σ_joint for a record that is zero in the place of another. Less amplifies little."""
 _UP = 1 + 4 * 2.0**-53
 """Rounds a root, a product and a quotient up."""
 Place = Literal["replace_one", "zero_out"]
@@ -444,7 +444,8 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
 
     def placed_at_random(joint: float, steps: int) -> Iterator[Event]:
         known, alone = (distance / joint) ** 2, joint / DISTANCE
-        if log_divergence(lots, known) < _MAX_RATIO * known:
+        is_slow = place_of(plan) == "zero_out" and joint < MIN_PLACED_NOISE
+        if not is_slow and log_divergence(lots, known) < _MAX_RATIO * known:
             yield composed(partial(in_place, joint), steps)
         # The checker has a statement for a record that is not there, twice as far from others.
         if log_divergence(lots, 1 / alone**2) < _MAX_RATIO * known / 4:
