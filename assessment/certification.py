@@ -500,7 +500,6 @@ def _required_noise(assessment: Assessment, phrase: str = "{sigma} for {name}") 
 def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
     """Return the reason for a target between the bounds, with remedies."""
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
-    remedy = _noise_remedy(assessment) or f"Raise target.epsilon to {high}."
     assert assessment.target_delta is not None
     return Reason(
         code="unproved",
@@ -508,7 +507,8 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
         message=f"ε is proved to lie between {low} and {high} at δ = "
         f"{decimal_up(assessment.target_delta, 6)}{assessment.confidence_suffix}; whether it meets "
         f"the target {assessment.target_epsilon:g} is unknown.",
-        remedy=plan_summary.narrowing_remedy(answer.lowered.plan) + remedy,
+        remedy=plan_summary.narrowing_remedy(answer.lowered.plan)
+        + (_noise_remedy(assessment) or f"Raise target.epsilon to {high}."),
     )
 
 

@@ -12,4 +12,4 @@ depends_on = None
 
 def upgrade() -> None:
     """Drop the table."""
-    op.drop_table("saved_views")
+    op.drop_table("saved_views", if_exists=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from affidavit.accountants import decimal_up
 from affidavit.assessment import (
     CURVE_CHARTS,
     Assessment,
@@ -116,7 +117,7 @@ def test_beliefs_move_by_the_odds_of_epsilon_and_no_more(
     for prior, posterior in after.points:
         moved = math.log(posterior / (1 - posterior)) - math.log(prior / (1 - prior))
         assert moved == pytest.approx(plan_curves.odds_exponent, rel=1e-6)
-    assert f"{plan_curves.delta:g}" in after.name
+    assert decimal_up(plan_curves.delta, 6) in after.name
     assert (charts["belief"].y.low, charts["belief"].y.high) == (0.0, 1.0)
     assert charts["belief"].x.high == 1.0
 

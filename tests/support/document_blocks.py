@@ -74,7 +74,7 @@ def run(line: str) -> Ran:
 
 
 def perform(line: str) -> Ran:
-    """Run ``affidavit ...`` or ``python FILE`` in this process, in the current folder.
+    """Run ``affidavit ...``, ``python FILE`` or ``python -m MODULE`` in this process, in the current folder.
 
     ``... || echo`` says that the command is meant to be blocked: an exit code of 1 or more.
     """
@@ -83,7 +83,10 @@ def perform(line: str) -> Ran:
     if program == "python":
         printed = StringIO()
         with redirect_stdout(printed), patch("sys.argv", words):
-            runpy.run_path(words[0], run_name="__main__")
+            if words[0] == "-m":
+                runpy.run_module(words[1], run_name="__main__")
+            else:
+                runpy.run_path(words[0], run_name="__main__")
         return Ran(line=line, output=printed.getvalue(), as_told=not otherwise)
     assert program == "affidavit", line
     result = CliRunner().invoke(app, words)

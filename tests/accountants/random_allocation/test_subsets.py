@@ -121,7 +121,8 @@ def test_replaced_records_and_users_cost_what_known_steps_cost_at_most(plan_of: 
     users = {"size": 1000, "unit": "user", "contributions_per_user": 3}
     for changes, distance in ({"adjacency": "replace_one"}, 2), ({"dataset": users}, 3):
         run = lower(planned(plan_of, 4, 20, 5.0, **changes))
-        known, chain = alternatives(run.event())
+        known, *placed, chain = alternatives(run.event())
+        assert len(placed) == (distance == 2)  # a record in the place of another has one more
         assert known == Composed(
             events=(Repeated(event=Gaussian(noise_multiplier=5 / distance), count=4),)
         )

@@ -45,7 +45,7 @@ from affidavit.trust import development_key
 from tests.service import child_processes
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 from tests.service.ledger_replay import replay
-from tests.support.polling import wait_until
+from tests.support.polling import TIMEOUT_SECONDS, wait_until
 
 TABLES = (ledgers, reservations, ledger_events)
 RECORD = "sha256:" + "0" * 64
@@ -447,7 +447,7 @@ def test_four_processes_at_once_never_overspend(
         for path in counts
     ]
     start.touch()
-    assert [process.wait(child_processes.SECONDS) for process in processes] == [0] * 4
+    assert [process.wait(TIMEOUT_SECONDS) for process in processes] == [0] * 4
     admitted = sum(int(path.read_text()) for path in counts)
     assert 0 < admitted < 64
     stored = bench.ledger.read(repository.find_ledger, TOY)
