@@ -323,7 +323,5 @@ def _text(value: ast.expr | None) -> str:
             return _text(left) + (_text(right) or "…")
         case ast.IfExp(body=body, orelse=orelse):
             return _text(body) or _text(orelse)
-        case ast.BoolOp(op=ast.Or(), values=values):
-            return next(filter(None, map(_text, values)), "")
         case _:
             return ""
