@@ -74,7 +74,7 @@ def run(line: str) -> Ran:
 
 
 def perform(line: str) -> Ran:
-    """Run ``affidavit ...``, ``python FILE`` or ``python -m MODULE`` in this process, in the current folder.
+    """Run ``affidavit ...``, ``python FILE`` or ``python -m MODULE`` here, in the current folder.
 
     ``... || echo`` says that the command is meant to be blocked: an exit code of 1 or more.
     """
