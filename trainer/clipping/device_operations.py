@@ -7,6 +7,9 @@ devices, it is made of PyTorch's operations here. Both compute the same, which t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,12 +18,6 @@ from affidavit.trainer.norm_bounds import MAX_ROW_NORM
 
 KERNEL_DEVICES = frozenset({"cuda"})
 """Devices that run the kernels."""
-
-_LIBRARY = torch.library.Library("affidavit", "DEF")
-_LIBRARY.define("zero_records_(Tensor(a!) values, Tensor lost) -> ()")
-_LIBRARY.define("scale_in_halves(Tensor values, Tensor weights, Tensor lost) -> Tensor")
-_LIBRARY.define("bounds_of_grams(Tensor grams, Tensor errors) -> Tensor")
-_LIBRARY.define("sums_of_normalized(Tensor x, Tensor mean, Tensor rstd, Tensor gy) -> Tensor")
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -124,52 +121,39 @@ def _sums(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
     return torch.cat([sums[:, :1], of_weight], 1)
 
 
-def _zero_on_device(values: Tensor, lost: Tensor) -> None:
-    if not has_triton():
-        return _zero(values, lost)
-    from affidavit.trainer.clipping import fused
+def _on_device(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of this name, or ``operation`` where none runs: kernels have no float64."""
 
-    return fused.zero_records_(values, lost)
+    def run(*values: Tensor) -> Any:
+        if not has_triton() or values[0].dtype == torch.float64:
+            return operation(*values)
+        from affidavit.trainer.clipping import fused
 
+        return getattr(fused, name)(*values)
 
-def _halves_on_device(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
-    if not has_triton():
-        return _halves(values, weights, lost)
-    from affidavit.trainer.clipping import fused
-
-    return fused.scale_in_halves(values, weights, lost)
+    return run
 
 
-def _bounds_on_device(grams: Tensor, errors: Tensor) -> Tensor:
-    if not has_triton() or grams.dtype != torch.float32:
-        return _bounds(grams, errors)
-    from affidavit.trainer.clipping import fused
-
-    return fused.bounds_of_grams(grams, errors)
-
-
-def _sums_on_device(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
-    if not has_triton() or x.dtype != torch.float32:
-        return _sums(x, mean, rstd, gy)
-    from affidavit.trainer.clipping import fused
-
-    return fused.sums_of_normalized(x, mean, rstd, gy)
-
-
-_LIBRARY.impl("zero_records_", _zero, "CompositeExplicitAutograd")
-_LIBRARY.impl("scale_in_halves", _halves, "CompositeExplicitAutograd")
-_LIBRARY.impl("bounds_of_grams", _bounds, "CompositeExplicitAutograd")
-_LIBRARY.impl("sums_of_normalized", _sums, "CompositeExplicitAutograd")
-_LIBRARY.impl("zero_records_", _zero_on_device, "CUDA")
-_LIBRARY.impl("scale_in_halves", _halves_on_device, "CUDA")
-_LIBRARY.impl("bounds_of_grams", _bounds_on_device, "CUDA")
-_LIBRARY.impl("sums_of_normalized", _sums_on_device, "CUDA")
-
-
-for _name, _shape in (
-    ("zero_records_", lambda *_: None),
-    ("scale_in_halves", lambda x, *_: x.new_empty(*x.shape[:2], 2 * x.shape[2])),
-    ("bounds_of_grams", lambda x, *_: x.new_empty(x.shape[:3])),
-    ("sums_of_normalized", lambda x, *_: x.new_empty(len(x), 2, x.shape[2])),
+_LIBRARY = torch.library.Library("affidavit", "DEF")
+for _schema, _operation, _shape in (
+    ("zero_records_(Tensor(a!) values, Tensor lost) -> ()", _zero, lambda *_: None),
+    (
+        "scale_in_halves(Tensor values, Tensor weights, Tensor lost) -> Tensor",
+        _halves,
+        lambda x, *_: x.new_empty(*x.shape[:2], 2 * x.shape[2]),
+    ),
+    (
+        "bounds_of_grams(Tensor grams, Tensor errors) -> Tensor",
+        _bounds,
+        lambda x, *_: x.new_empty(x.shape[:3]),
+    ),
+    (
+        "sums_of_normalized(Tensor x, Tensor mean, Tensor rstd, Tensor gy) -> Tensor",
+        _sums,
+        lambda x, *_: x.new_empty(len(x), 2, x.shape[2]),
+    ),
 ):
+    _name = _LIBRARY.define(_schema)
+    _LIBRARY.impl(_name, _operation, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, _on_device(_name, _operation), "CUDA")
     torch.library.register_fake(f"affidavit::{_name}", _shape, lib=_LIBRARY)
