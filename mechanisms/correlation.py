@@ -911,7 +911,7 @@ def _placed_apart(lots: LotsApart, joint: float, place: Place) -> Event:
     return ReplacedAllocationGaussian(
         bins=released,
         noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
-        drawn=min(1.0, schedule.double_up(Fraction(released, lots.lots))),
+        drawn=schedule.double_up(Fraction(released, lots.lots)),
         place=place,
     )
 

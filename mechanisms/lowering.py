@@ -189,7 +189,7 @@ def _replaced(bound: Event) -> Event | None:
     match bound:
         case RandomAllocationGaussian(bins=bins, released=released, noise_multiplier=sigma):
             shown = released or bins
-            drawn = min(1.0, schedule.double_up(Fraction(shown, bins)))
+            drawn = schedule.double_up(Fraction(shown, bins))
             return ReplacedAllocationGaussian(bins=shown, noise_multiplier=sigma, drawn=drawn)
         case Gaussian(noise_multiplier=sigma):
             return Gaussian(noise_multiplier=sigma / 2)

@@ -439,14 +439,14 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
     def in_place(joint: float, released: int) -> ReplacedAllocationGaussian:
         drawn = schedule.double_up(Fraction(released * lot, size))
         return ReplacedAllocationGaussian(
-            bins=released, noise_multiplier=joint, drawn=min(1.0, drawn), place=place_of(plan)
+            bins=released, noise_multiplier=joint, drawn=drawn, place=place_of(plan)
         )
 
     def placed_at_random(joint: float, steps: int) -> Iterator[Event]:
         known, alone = (distance / joint) ** 2, joint / DISTANCE
         # Two phases take minutes where noise is solved for, and less noise amplifies little.
-        is_slow = len(plan.phases) > 1 or joint < MIN_PLACED_NOISE
-        is_slow &= place_of(plan) == "zero_out"
+        is_costly = len(plan.phases) > 1 or joint < MIN_PLACED_NOISE
+        is_slow = is_costly and place_of(plan) == "zero_out"
         if not is_slow and log_divergence(lots, known) < _MAX_RATIO * known:
             yield composed(partial(in_place, joint), steps)
         # The checker has a statement for a record that is not there, twice as far from others.
@@ -536,7 +536,7 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
         placed = ReplacedAllocationGaussian(
             bins=1,
             noise_multiplier=joint,
-            drawn=min(1.0, schedule.double_up(Fraction(lot, size))),
+            drawn=schedule.double_up(Fraction(lot, size)),
             place="zero_out",
         )
         return EitherBound(events=(sampled, known, Repeated(event=placed, count=steps)))
