@@ -485,11 +485,7 @@ def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
 def _noise_remedy(assessment: Assessment) -> str:
     """Return the remedy of more noise; empty if no noise is known to meet the target."""
     requested = _required_noise(assessment, "{name} to {sigma}")
-    return _raised(requested) if requested else ""
-
-
-def _raised(requested: str) -> str:
-    return f"Raise the noise multiplier of {requested}."
+    return f"Raise the noise multiplier of {requested}." if requested else ""
 
 
 def _required_noise(assessment: Assessment, phrase: str = "{sigma} for {name}") -> str:
@@ -504,7 +500,7 @@ def _required_noise(assessment: Assessment, phrase: str = "{sigma} for {name}") 
 def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
     """Return the reason for a target between the bounds, with remedies."""
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
-    requested = _required_noise(assessment, "{name} to {sigma}")
+    noise = _noise_remedy(assessment)
     assert assessment.target_delta is not None
     return Reason(
         code="unproved",
@@ -513,7 +509,7 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
         f"{decimal_up(assessment.target_delta, 6)}{assessment.confidence_suffix}; whether it meets "
         f"the target {assessment.target_epsilon:g} is unknown.",
         remedy=plan_summary.narrowing_remedy(answer.lowered.plan)
-        + (_raised(requested) if requested else f"Raise target.epsilon to {high}."),
+        + (noise if noise else f"Raise target.epsilon to {high}."),
     )
 
 
