@@ -4,7 +4,7 @@
 
 Trains a model on public text, chooses learning rates on public text, and then trains each row on
 E2E's development set, as a run of a service of its own: requested, certified, trained by a worker,
-held to its certificate, charged to the ledger. Each run leaves its evidence file, which is
+checked against its certificate, charged to the ledger. Each run leaves its evidence file, which is
 verified, and a JSON file with the scores of its texts, in ``--out``/results. What is there is not
 done again, so that an interrupted study goes on where it was; ``--minutes`` begins no run after so
 many. Leave the checkout as it is meanwhile: another version may tell the story of an evidence file

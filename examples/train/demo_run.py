@@ -1,4 +1,4 @@
-"""A certified run from end to end: requested, claimed, trained, held to its certificate, settled.
+"""A certified run from end to end: requested, claimed, trained, checked and settled.
 
     python -m examples.train.demo_run [postgresql | sqlite] [local | ray | slurm]
 

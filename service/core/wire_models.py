@@ -100,7 +100,7 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Kept = Annotated[Value, Field(exclude=True, repr=False)]
+Internal = Annotated[Value, Field(exclude=True, repr=False)]
 """A field of a stored resource that no answer contains."""
 
 Position = Annotated[int | None, Field(ge=1, exclude_if=is_none)]

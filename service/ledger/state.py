@@ -56,7 +56,7 @@ from affidavit.client import Budget as SetBudget
 from affidavit.client import Reading, Remaining, Reservation, RunCharge, Spent
 from affidavit.plan import event_document, parse_event
 from affidavit.service.core.teams import DEFAULT
-from affidavit.service.core.wire_models import Kept
+from affidavit.service.core.wire_models import Internal
 
 Rule = Literal["filter", "alone"]
 ZERO = Coordinate()
@@ -343,14 +343,14 @@ class StoredReservation(Reservation):
     its run, and ``model`` what that trains.
     """
 
-    ledger_id: Kept[int]
-    untrusted: Kept[bool]
-    cost: Kept[InstanceOf[Cost]]
-    current_cost: Kept[InstanceOf[Cost]]
-    event: Kept[dict[str, Any]]
-    run: Kept[str | None]
-    model: Kept[str | None]
-    team: Kept[str]
+    ledger_id: Internal[int]
+    untrusted: Internal[bool]
+    cost: Internal[InstanceOf[Cost]]
+    current_cost: Internal[InstanceOf[Cost]]
+    event: Internal[dict[str, Any]]
+    run: Internal[str | None]
+    model: Internal[str | None]
+    team: Internal[str]
 
     @property
     def scope(self) -> LedgerScope:

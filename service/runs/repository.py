@@ -34,7 +34,7 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, update
 from affidavit.client import Run, RunEvent
 from affidavit.service.core.database import page_of
 from affidavit.service.core.errors import DomainError
-from affidavit.service.core.wire_models import Kept
+from affidavit.service.core.wire_models import Internal
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log import entries
 from affidavit.service.tables.ledger import ledgers, reservations
@@ -103,9 +103,9 @@ class StoredRunEvent(RunEvent):
     reported digest of a line of its record.
     """
 
-    actor: Kept[str]
-    token: Kept[int | None]
-    body: Kept[dict[str, Any]]
+    actor: Internal[str]
+    token: Internal[int | None]
+    body: Internal[dict[str, Any]]
 
     @property
     def granted(self) -> int:
@@ -121,20 +121,20 @@ class StoredRun(Run):
     a line of the record. ``search`` is the secret opening of a search; ``secret`` is a digest.
     """
 
-    name: Kept[str | None]
-    dataset: Kept[str]
-    untrusted: Kept[bool]
-    request: Kept[dict[str, Any]]
-    request_digest: Kept[str | None]
-    secret: Kept[str | None]
-    job: Kept[int]
-    holder: Kept[str | None]
-    seconds: Kept[int | None]
-    expires_at: Kept[datetime | None]
-    head: Kept[str | None]
-    previous: Kept[int | None]
-    search: Kept[dict[str, Any] | None]
-    events: Kept[tuple[StoredRunEvent, ...]]
+    name: Internal[str | None]
+    dataset: Internal[str]
+    untrusted: Internal[bool]
+    request: Internal[dict[str, Any]]
+    request_digest: Internal[str | None]
+    secret: Internal[str | None]
+    job: Internal[int]
+    holder: Internal[str | None]
+    seconds: Internal[int | None]
+    expires_at: Internal[datetime | None]
+    head: Internal[str | None]
+    previous: Internal[int | None]
+    search: Internal[dict[str, Any] | None]
+    events: Internal[tuple[StoredRunEvent, ...]]
 
     @classmethod
     def of(cls, row: Row[Any], events: Sequence[StoredRunEvent]) -> Self:
