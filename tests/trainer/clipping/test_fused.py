@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.triton_interpreter import interpreted
 
 pytest.importorskip("triton")
 
@@ -64,12 +62,5 @@ print("the same")
 
 
 def test_the_kernels_compute_what_the_operations_do() -> None:
-    """In a process of its own: the interpreter is chosen when Triton is imported."""
-    finished = subprocess.run(
-        [sys.executable, "-c", COMPARED],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = interpreted(COMPARED)
     assert finished.stdout.strip() == "the same", finished.stderr
