@@ -173,8 +173,14 @@ class ComputationCache(Generic[T]):
     async def __call__(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         """Return the cached result, or that of ``work``; raises what ``work`` raises."""
         if name not in self._results:
-            self._results[name], _ = await self._flights.run(name, work)
+            result, _ = await self._flights.run(name, lambda: self._compute(name, work))
+            return result
         self._results.move_to_end(name)
+        return self._results[name]
+
+    async def _compute(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        # Cached before the flight ends: a caller between the two would start another.
+        result = self._results[name] = await work()
         while len(self._results) > self._max_results:
             self._results.popitem(last=False)
-        return self._results[name]
+        return result

@@ -1,4 +1,4 @@
-"""Batcher: everybody gets the answer to their own question, and nobody another's failure."""
+"""Each caller of Batcher and ComputationCache gets its own answer, computed once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from affidavit.service.core.concurrency import (
     MAX_BATCH,
     Batcher,
+    ComputationCache,
     in_thread_pool,
 )
 
@@ -80,3 +81,22 @@ def test_a_caller_that_went_away_keeps_nobody_waiting() -> None:
         return await stays
 
     assert asyncio.run(run()) == 2
+
+
+def test_a_caller_that_comes_while_a_result_is_handed_over_computes_nothing() -> None:
+    """Its call runs after the work has returned, and before the first caller runs again."""
+    computed: list[str] = []
+    late: list[asyncio.Task[int]] = []
+    cache: ComputationCache[int] = ComputationCache(8)
+
+    async def work() -> int:
+        computed.append("work")
+        if not late:
+            late.append(asyncio.create_task(cache("name", work)))
+        return 1
+
+    async def story() -> None:
+        assert await cache("name", work) == await late[0] == 1
+
+    asyncio.run(story())
+    assert computed == ["work"]
