@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ def perform(line: str) -> Ran:
         printed = StringIO()
         with redirect_stdout(printed), patch("sys.argv", words):
             if words[0] == "-m":
+                sys.modules.pop(words[1], None)  # a test may have imported it
                 runpy.run_module(words[1], run_name="__main__")
             else:
                 runpy.run_path(words[0], run_name="__main__")
