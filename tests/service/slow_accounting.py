@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 import time
+from pathlib import Path
 
 from affidavit.assessment import Assessment
 from affidavit.plan import Plan
@@ -17,8 +18,10 @@ def sleep(plan: Plan) -> Assessment:
     raise AssertionError(plan)
 
 
-def spin(plan: Plan) -> Assessment:
-    """Never done in time, and deaf while at it, as foreign code can be."""
+def spin(plan: object, begun: Path | None = None) -> Assessment:
+    """Never done in time, and deaf while at it, as foreign code can be; ``begun`` is made first."""
+    if begun is not None:
+        begun.touch()
     while plan:
         sum(range(100_000))
     raise AssertionError(plan)

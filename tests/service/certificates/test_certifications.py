@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -140,26 +141,27 @@ def test_what_nobody_asks_for_ends_and_what_a_dead_replica_left_is_lost(
     assert (document["state"], document["problem"]["code"]) == ("failed", "replica_lost")
 
 
-def test_the_accounting_of_a_client_that_hangs_up_is_stopped(slow: ModuleType) -> None:
+def test_the_accounting_of_a_client_that_hangs_up_is_stopped(
+    slow: ModuleType, tmp_path: Path
+) -> None:
     """The accounting never ends by itself and hears nothing; its process is replaced."""
     accounting = AccountingPool(1, 600)
 
     async def hang_up(method: str, *messages: dict[str, Any]) -> None:
-        begun = asyncio.Event()
+        begun = tmp_path / method
         arriving = iter(messages)
 
         async def app(_scope: Any, receive: Any, _send: Any) -> None:
             if method == "POST":
                 while (await receive()).get("more_body"):
                     pass
-            begun.set()
-            await accounting.run_long(slow.spin, True)
+            await accounting.run_long(slow.spin, True, begun)
 
         async def receive() -> Any:
             message = next(arriving, None)
             if message is None:
-                await begun.wait()
-                await asyncio.sleep(0.3)  # the process has begun
+                while not begun.exists():
+                    await asyncio.sleep(0.01)
                 return {"type": "http.disconnect"}
             return message
 

@@ -459,12 +459,11 @@ def test_four_processes_at_once_never_overspend(
     assert not replay(bench.engine)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer
 def test_without_its_lock_the_numbers_of_events_still_let_one_in(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock spares the losers an error; the primary key is what keeps the sum."""
-    if bench.engine.dialect.name != "postgresql":
-        pytest.skip("SQLite has one writer")
     claim = bench.claim()
     bench.budget("2.5")
     for check in ("lock_ledger", "require_unaltered"):

@@ -37,6 +37,9 @@ from tests.service.child_processes import killed
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 from tests.support.polling import wait_until
 
+SEVERAL_WRITERS = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+"""For what cannot come about on SQLite, whose writers wait for one another."""
+
 
 def order(log: Log) -> list[int]:
     """The numbers that were entered, in the order of the leaves; these are without a gap."""
@@ -88,10 +91,9 @@ def test_batches_are_bounded_and_leave_no_entry_behind(
     assert order(log) == list(range(35))
 
 
+@SEVERAL_WRITERS
 def test_a_rolled_back_transaction_leaves_no_gap_and_a_late_one_comes_later(log: Log) -> None:
     """Row ids are given out before a commit: a smaller id may appear after a larger one."""
-    if log.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     early = log.engine.connect()
     transaction = early.begin()
     append(early, "exercise", "run 1000", {}, actor="tests", at=NOON)
@@ -143,10 +145,9 @@ def test_many_sequencers_and_writers_at_once(log: Log) -> None:
     assert log.audit() == []
 
 
+@SEVERAL_WRITERS
 def test_a_second_sequencer_waits_for_no_lock(log: Log) -> None:
-    """While another process is at it there is nothing to do; on SQLite its turn comes."""
-    if log.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite's writers wait for one another")
+    """While another process is at it there is nothing to do."""
     log.enter(2)
     with log.engine.begin() as connection:
         connection.execute(text(f"SELECT pg_advisory_xact_lock({SEQUENCER_LOCK})"))

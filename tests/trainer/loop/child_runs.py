@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from affidavit.plan import Plan
+from affidavit.trainer.settings import Supervision
 from tests.support.forked_processes import Forked, call
 from tests.support.polling import TIMEOUT_SECONDS
 from tests.support.trust import trusting
@@ -18,6 +19,23 @@ from tests.trainer.loop.small_run import KEY, train_small
 MODULE = "tests.trainer.loop.forked_ranks"
 CALLS = ("write", "fsync", "replace", "ftruncate", "unlink")
 """What changes files."""
+
+
+class Watched(Supervision):
+    """A supervision that makes the file ``waits`` beside its allowance once a step is refused."""
+
+    __slots__ = ()
+
+    def wait_until_allowed(self, step: int, is_stop_requested: Callable[[], bool]) -> bool:
+        """The same, noting that it waits."""
+        assert self.allowance is not None
+        waits = self.allowance.with_name("waits")
+
+        def noted() -> bool:
+            waits.touch()
+            return is_stop_requested()
+
+        return Supervision.wait_until_allowed(self, step, noted)
 
 
 def start_run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.settings import Supervision
 from tests.support.polling import TIMEOUT_SECONDS, wait_until
-from tests.trainer.loop.child_runs import start_run
+from tests.trainer.loop.child_runs import Watched, start_run
 from tests.trainer.loop.small_run import (
     STEPS,
     FinishedRun,
@@ -62,12 +61,12 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
     plan, zombie, heir = plan_with(**changes), tmp_path / "zombie", tmp_path / "heir"
     bundle, allowance = bundle_of(plan), tmp_path / "allowance"
     allowance.write_text("4")
-    first = Supervision(allowance=allowance)
+    first = Watched(allowance=allowance)
     child = start_run(plan, zombie, bundle=bundle, checkpoint_every=3, supervision=first)
     try:
         until(zombie, 4)
-        time.sleep(0.1)
-        assert len(keys_of(zombie)) == 4  # it waits
+        wait_until((tmp_path / "waits").exists)
+        assert len(keys_of(zombie)) == 4
         shutil.copytree(zombie, heir)
         allowance.write_text("7")
         until(zombie, 7)
