@@ -23,7 +23,7 @@ NARROW = {
 
 
 KINDS = "independent", "bidiagonal"
-SLOW = "balls_in_bins", "truncated_poisson"
+SLOW = "balls_in_bins", "random_allocation", "truncated_poisson"
 """Schemes some of whose bounds for users take up to a minute."""
 
 

@@ -48,7 +48,11 @@ def test_every_case_is_listed_with_its_numbers() -> None:
         assert Decimal(certified) in rounded, name
 
 
-@pytest.mark.parametrize("page", CASES, ids=lambda page: page.stem)
+every_case = pytest.mark.parametrize("page", CASES, ids=lambda page: page.stem)
+
+
+@pytest.mark.ordinary("not shuffled-as-poisson")
+@every_case
 def test_the_commands_end_and_print_as_the_page_says(page: Path) -> None:
     before: list[Ran] = []
     for block in blocks(page):
@@ -62,7 +66,8 @@ def test_the_commands_end_and_print_as_the_page_says(page: Path) -> None:
     assert before
 
 
-@pytest.mark.parametrize("page", CASES, ids=lambda page: page.stem)
+@pytest.mark.ordinary("not shuffled-as-poisson")
+@every_case
 def test_every_number_that_is_called_true_is_printed_or_given(page: Path) -> None:
     printed = "".join(item.output for item in ran(page))
     plans = re.findall(r"examples/\S+?\.yaml", page.read_text())

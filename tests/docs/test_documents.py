@@ -69,6 +69,7 @@ def test_the_plan_in_the_documents_is_a_plan() -> None:
     assert parse_plan(plan.encode(), "yaml").name == "e2e-gpt2-dp-muon"
 
 
+@pytest.mark.ordinary("not digits-shuffled-epochs", "not e2e-dp-muon-shuffled")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_says_its_source_and_gets_the_verdict_of_its_name(path: Path) -> None:
     raw = path.read_bytes()

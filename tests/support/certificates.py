@@ -18,7 +18,7 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture
 def make_plan() -> MakePlan:
-    """A shuffled plan (quick to certify) with top-level fields changed."""
+    """A shuffled plan of one epoch, which takes moments, with top-level fields changed."""
 
     def make(**changes: Any) -> Plan:
         document = {
@@ -27,7 +27,7 @@ def make_plan() -> MakePlan:
             "dataset": {"name": "e2e-nlg", "size": 42043},
             "adjacency": "zero_out",
             "sampling": {"scheme": "shuffled", "lot_size": 1024},
-            "steps": 410,
+            "steps": 41,
             "releases": [
                 {"name": "hidden", "count": 48, "clip_norm": 0.1, "noise_multiplier": 2.3395},
                 {"name": "auxiliary", "clip_norm": 0.1, "noise_multiplier": 2.3395},

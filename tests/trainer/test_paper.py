@@ -35,7 +35,7 @@ def paper() -> Any:
         ("dart", "dp-muonbc", "DART, DP-Muon and DP-MuonBC"),
     ],
 )
-@pytest.mark.ordinary("not shuffled-dart-*")
+@pytest.mark.ordinary("not shuffled-*")
 @pytest.mark.parametrize("scheme", ["poisson", "shuffled"])
 def test_the_page_has_the_certified_numbers(
     paper: Any, scheme: str, row: str, method: str, name: str

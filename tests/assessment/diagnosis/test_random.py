@@ -27,7 +27,7 @@ from affidavit.assessment.diagnosis.readings import (
 from affidavit.plan import Claim, Plan, plan_from
 from tests.support.random_seeds import seeded
 
-NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "8"))
+NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "4"))
 ANYTHING = ClaimedEpsilon(value=10, unit=1e-6, noise_uncertainty=1e9)
 """A claim that every reading may be, so that every reading is computed, and finely."""
 BLOCKS = {"independent_blocks", "single_block", "clip_not_joint"}
