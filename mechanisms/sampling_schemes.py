@@ -94,8 +94,6 @@ sample costs as much as a known lot, which moves half as far if a record is set 
 _MAX_RATIO = 0.5
 """The estimated divergence of a slow bound, over that of a known lot, up to which it is computed.
 """
-MIN_PLACED_NOISE = 0.8
-"""Least σ_joint for a record that is zero in the place of another. Less amplifies little."""
 _UP = 1 + 4 * 2.0**-53
 """Rounds a root, a product and a quotient up."""
 Place = Literal["replace_one", "zero_out"]
@@ -444,10 +442,7 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
 
     def placed_at_random(joint: float, steps: int) -> Iterator[Event]:
         known, alone = (distance / joint) ** 2, joint / DISTANCE
-        # Two phases take minutes where noise is solved for, and less noise amplifies little.
-        is_costly = len(plan.phases) > 1 or joint < MIN_PLACED_NOISE
-        is_slow = is_costly and place_of(plan) == "zero_out"
-        if not is_slow and log_divergence(lots, known) < _MAX_RATIO * known:
+        if log_divergence(lots, known) < _MAX_RATIO * known:
             yield composed(partial(in_place, joint), steps)
         # The checker has a statement for a record that is not there, twice as far from others.
         if log_divergence(lots, 1 / alone**2) < _MAX_RATIO * known / 4:
@@ -531,7 +526,7 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
     def run(joint: float, steps: int) -> Event:
         sampled = Repeated(event=result.event(joint), count=steps)
         known = Repeated(event=Gaussian(noise_multiplier=joint / result.distance), count=steps)
-        if plan.dataset.records_per_unit > 1 or joint < MIN_PLACED_NOISE:
+        if plan.dataset.records_per_unit > 1:
             return EitherBound(events=(sampled, known))
         placed = ReplacedAllocationGaussian(
             bins=1,

@@ -34,11 +34,12 @@ from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.directions import (
     Curves,
-    Saddle,
     compute_window,
     find_tilt,
     moments,
 )
+from affidavit.accountants.random_allocation.directions import Saddle as LatticeSaddle
+from affidavit.accountants.random_allocation.inverted_sums import Saddle, upper_excess
 from affidavit.accountants.random_allocation.lattice import Calls, ConvolutionPower, upper_masses
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 from affidavit.plan import ReplacedAllocationGaussian
@@ -70,40 +71,58 @@ MOVES: dict[Order, tuple[Move, Move]] = {
 }
 """The moves of positive and of negative V."""
 
-TOLERANCE = 1e-3
-"""About the share of δ of each error."""
-MAX_POINTS = 1 << 18
-"""Points of the lattice of one bin. If it needs more, the bound is larger."""
+_INSIDE_SHARE, _LOW_SHARE = 1e-3, 1e-3
+"""About the shares of δ that the chords and the added noise each cost, and the lowest terms."""
+_FEW_BINS, _MAX_POINTS = 24, 1 << 18
+"""Bins below which sums are on a lattice, and the points of that of one bin."""
+_MAX_STEP_SHARE, _MIN_MEDIAN, _LATTICE_REACH = 0.2, 0.02, 4.0
+"""The longest step over the size of most V, the least size of these over e^ε, and the least V over
+the largest."""
 MIN_RATE, MAX_RATE = 0.002, 5.0
 """The range of 1/σ."""
 _MAX_EPSILON = 100.0
 """Nats."""
-_MAX_STEP_SHARE, _MIN_MEDIAN = 0.2, 0.02
-"""The longest step over the size of most terms, and the least size of these over e^ε."""
-_TAIL_SHARE = 0.02
-"""Share of δ above the cut. A smaller share needs a longer lattice."""
-_NODE_RATIO = 1.35
-"""Ratio of δ at two nodes of a curve, between which it is bounded by a chord."""
+_SHORTFALL_SHARE = 1e-3
+"""Share of δ that the bound of the part above the cut gives away."""
+_NODE_RATIO, _MAX_FALL, _MAX_STRIDES = 1.5, 0.8, 4
+"""About the ratio of δ at two nodes of a curve, between which it is bounded by a chord; the fall of
+log δ above which the step was too long, and how many are tried."""
+_MIN_STRIDE, _MAX_FLAT = 1e-3, 3
+"""The least distance (nats) of two nodes, over the rate, and nodes without a fall after which
+rounding hides smaller δ."""
 MIN_DELTA = 1e-15
-_MIN_ROUGH_DELTA, _ROUGH_FALL = 1e-20, 2.0
-"""The least δ of a rough curve, and about the fall of log δ between its points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The V of one bin, restricted to V <= ``top``; ``ratio`` is e^ε and ``rate`` 1/σ."""
+    """The V of one bin, restricted to those at normal deviations up to ``cut``.
+
+    ``ratio`` is e^ε and ``rate`` 1/σ.
+    """
 
     rate: float
     ratio: float
-    top: float
     order: Order = "independent"
+    cut: float = math.inf
+
+    @cached_property
+    def top(self) -> float:
+        """The largest V. Despite rounding, none below the cut is above it."""
+        if math.isinf(self.cut):
+            return math.inf
+        top = self.value_at(self.cut)
+        return top + 1e-13 * (abs(top) + 2 * self.ratio)
 
     def _scale(self, move: int) -> float:
         return math.exp(-((move * self.rate) ** 2) / 2)
 
     def value_at(self, z: float, *, positive: bool = True) -> float:
         """Return the V of one of the two moves at the normal deviation ``z``."""
-        return float(self._values(np.array([z]), MOVES[self.order][0 if positive else 1])[0])
+        return float(self.values(np.array([z]), positive=positive)[0])
+
+    def values(self, z: Array, *, positive: bool = True) -> Array:
+        """Return the V of one of the two moves at normal deviations ``z``, shape (n,) both."""
+        return self._values(z, MOVES[self.order][0 if positive else 1])
 
     def _values(self, z: Array, move: Move) -> Array:
         over, under = (
@@ -140,7 +159,10 @@ class Difference:
         return mass, over, under, z
 
     @cached_property
-    def _ends(self) -> tuple[float, float, float]:
+    def ends(self) -> tuple[float, float, float]:
+        """Pr(V > top), and the shares of P and of Q there."""
+        if math.isinf(self.top):
+            return 0.0, 0.0, 0.0
         mass, over, under, _ = self._above(np.array([self.top]), positive=True)
         return float(mass[0]), float(over[0]), float(under[0])
 
@@ -150,13 +172,11 @@ class Difference:
         mass, over, under, z = (np.zeros(points.size) for _ in range(4))
         for of, sign in ((positive, True), (~positive, False)):
             mass[of], over[of], under[of], z[of] = self._above(points[of], positive=sign)
-        ends = self._ends
+        ends = self.ends
         tail = mass - ends[0]
         first = over - ends[1] - self.ratio * (under - ends[2])
         inside = points < self.top
-        largest = self.rate * max(max(abs(m.over), abs(m.under)) for m in MOVES[self.order])
-        reach = np.minimum(np.abs(z), 40.0) + largest + 1.0
-        relative = UNIT_ROUNDOFF * (64.0 * (1 + 1 / self.rate) + 8.0 * reach * (reach + largest))
+        relative = self.relative_error(z)
         return Calls(
             tail=np.maximum(tail, 0.0),
             value=np.where(inside, np.maximum(first - points * tail, 0.0), 0.0),
@@ -165,10 +185,41 @@ class Difference:
             ),
         )
 
+    def relative_error(self, z: Array) -> Array:
+        """Return a bound of the relative error of masses at normal deviations ``z``, (n,)."""
+        largest = self.rate * max(max(abs(m.over), abs(m.under)) for m in MOVES[self.order])
+        reach = np.minimum(np.abs(z), 40.0) + largest + 1.0
+        return np.asarray(
+            UNIT_ROUNDOFF * (64.0 * (1 + 1 / self.rate) + 8.0 * reach * (reach + largest))
+        )
+
+    def square(self, z: Array) -> Array:
+        """Return upper bounds of E min(V, v)², v the V > 0 at normal deviations ``z``, (n,)."""
+        (a, b), (c, d) = ((move.over, move.under) for move in MOVES[self.order])
+        whole, below = self._whole_square(a, b), self._whole_square(c, d)
+        zero = float(self._z(np.zeros(1), MOVES[self.order][0])[0])
+        size = math.exp(min(600.0, (a * self.rate) ** 2))
+        part = size * (ndtr(2 * a * self.rate - zero) - ndtr(2 * a * self.rate - z))
+        part += self.values(z) ** 2 * ndtr(-z)
+        if (a, b) == (c, d):
+            below = self.ratio**2 * math.exp((d * self.rate) ** 2)
+            return np.asarray(np.minimum(whole, part + below) * (1 + 1e-9))
+        return np.asarray((np.minimum(whole, part) + below) * (1 + 1e-9))
+
+    def _whole_square(self, over: int, under: int) -> float:
+        """Return E V² of one of the moves, positive or not, rounded up."""
+        powers = (
+            math.exp(min(600.0, i * j * self.rate**2))
+            for i, j in ((over, over), (over, under), (under, under))
+        )
+        first, mixed, last = powers
+        size = first + self.ratio**2 * last
+        return max(0.0, size - 2 * self.ratio * mixed) + 1e-12 * size
+
     @property
     def mass(self) -> float:
         """Pr(V <= top), rounded up."""
-        return min(1.0, (1 - self._ends[0]) * (1 + 1e-12))
+        return min(1.0, (1 - self.ends[0]) * (1 + 1e-12))
 
     @cached_property
     def atoms(self) -> tuple[Array, Array]:
@@ -218,130 +269,156 @@ class ReplacedDirection:
 
     def approximate_epsilon(self, delta: float) -> float:
         """Return about the ε (nats) at which δ(ε) is ``delta``; **not a bound**."""
-        epsilons, logs = _rough_curve(self)
+        epsilons, deltas = _nodes(self).down_to(delta)
+        logs = np.log(deltas) - 1e-9 * np.arange(deltas.size)
         return float(np.interp(-math.log(delta), -logs, epsilons))
 
     def approximate_delta(self, epsilon: float) -> float:
         """Return about the δ at ``epsilon`` (nats); **not a bound**."""
-        return math.exp(float(np.interp(epsilon, *_rough_curve(self))))
-
-    def rough_delta(self, epsilon: float, most: float) -> float:
-        """Return about the δ at ``epsilon`` (nats), which is at most ``most``; **not a bound**."""
-        guess, result = 2 * most, most
-        while result < 0.7 * guess and guess > _MIN_ROUGH_DELTA:
-            guess = result
-            result = min(result, self._inside(epsilon, _TAIL_SHARE * guess) + _TAIL_SHARE * guess)
-        return result
+        epsilons, deltas = _nodes(self).up_to(epsilon)
+        return math.exp(float(np.interp(epsilon, epsilons, np.log(deltas))))
 
     def curves(
         self,
         epsilon: float,
-        delta: float,
+        _delta: float,
         _tolerance: float,
         _step: float | None = None,
         upto: float = 0.0,
     ) -> Curves:
-        """Return chords between upper bounds from ``epsilon`` (nats) ``upto`` another.
+        """Return chords between upper bounds from 0 to ``epsilon`` (nats) and ``upto`` another.
 
-        ``delta`` approximates δ at ``epsilon``. The bounds have an accuracy of their own.
+        The bounds have an accuracy of their own.
         """
-        last = max(epsilon, upto)
-        fall = math.log(max(delta, MIN_DELTA) / max(self.approximate_delta(last), 1e-30))
-        number = max(1, math.ceil(fall / math.log(_NODE_RATIO))) if last > epsilon else 0
-        nodes = np.linspace(epsilon, last, number + 1)
-        values = [self.least_upper(epsilon)]
-        for node in nodes[1:].tolist():
-            # The value before is near enough for its accuracy.
-            values.append(self.upper(node, max(values[-1], MIN_DELTA)))
-            if values[-1] < 0.5 * values[-2]:
-                values[-1] = self.upper(node, max(values[-1], MIN_DELTA))
-        heights, ratios = np.array(values), np.exp(nodes)
+        nodes, heights = _nodes(self).up_to(max(epsilon, upto))
+        ratios = np.exp(nodes)
 
         def uppers(epsilons: Array) -> Array:
             chords = np.interp(np.exp(np.minimum(epsilons, 650.0)), ratios, heights)
-            return np.where(epsilons < nodes[0], 1.0, np.minimum(chords * (1 + 1e-12), 1.0))
+            return np.where(epsilons < 0, 1.0, np.minimum(chords * (1 + 1e-12), 1.0))
 
-        return Curves(uppers=uppers, lowers=np.zeros_like, step=last - epsilon)
+        return Curves(uppers=uppers, lowers=np.zeros_like, step=float(nodes[-1]))
 
     def _threshold(self, ratio: float) -> float:
         """Return Θ: the record that is in no bin adds the same to both."""
         return self.bins * (1 / self.drawn - 1) * (ratio - 1)
 
-    def _cut(self, allowed: float) -> float:
-        """Return the normal deviation above which about ``allowed`` of δ is lost."""
-        (move, _), cuts = MOVES[self.order], np.linspace(0.0, 2 * self.rate + 12.0, 500)
-        chances = ndtr(move.over * self.rate - cuts) + (self.bins - 1) * ndtr(-cuts)
-        far = int(np.count_nonzero(self.drawn * chances > allowed))
-        return float(cuts[min(far, cuts.size - 1)])
+    def _cut(self, ratio: float, threshold: float, allowed: float) -> float:
+        """Return the least normal deviation above which ``allowed`` of δ is given away."""
+        law = Difference(rate=self.rate, ratio=ratio, order=self.order)
+        cuts = np.linspace(0.0, 2 * self.rate + 12.0, 400)
+        values = law.values(cuts)
+        lost = self.drawn * ndtr(-cuts) * self._shortfall(law, cuts, values, threshold)
+        good = np.flatnonzero((values > 0) & (lost <= allowed))
+        return float(cuts[good[0]] if good.size else cuts[-1])
 
-    def _inside(self, epsilon: float, allowed: float) -> float:
-        """Return about the δ below the cut above which ``allowed`` is lost; **not a bound**."""
-        ratio, cut = math.exp(epsilon), self._cut(allowed)
-        top = Difference(rate=self.rate, ratio=ratio, top=0.0, order=self.order).value_at(cut)
-        if top <= 0:
-            return 0.0
-        law = Difference(rate=self.rate, ratio=ratio, top=top, order=self.order)
-        threshold = self._threshold(ratio)
-        tilt = find_tilt(self.bins, law.atoms, threshold, self.bins * ratio)
-        log_moment, _, variance = moments(*law.atoms, tilt)
-        spread = self.bins * variance + 2 / tilt**2
-        exponent = self.bins * log_moment - tilt * threshold - 2 * math.log(tilt)
-        exponent += math.log(self.drawn / self.bins) - math.log(2 * math.pi * spread) / 2
-        return math.exp(min(0.0, exponent))
+    def _shortfall(self, law: Difference, cuts: Array, tops: Array, threshold: float) -> Array:
+        """Return bounds of E (Θ - top - W)_+, W the sum of all V but one, shape (n,).
+
+        ``tops`` are the V at ``cuts``. Scarf's bound, by the mean and the variance of the sum of
+        min(V, top).
+        """
+        others, mean = self.bins - 1, 1 - law.ratio
+        # The tail's share of P, with its rounding, is more than the mean of (V - top)_+.
+        least = mean - ndtr(MOVES[self.order][0].over * self.rate - cuts) * (1 + 1e-9)
+        variance = others * np.maximum(0.0, law.square(cuts) - mean * mean * (1 - 1e-12))
+        above = tops + others * least - threshold
+        spread = np.sqrt(variance + above * above)
+        # The difference, without cancellation.
+        size = np.where(above > 0, variance / (spread + np.abs(above) + 1e-300), spread - above)
+        rounding = 1e-12 * (np.abs(tops) + others * np.abs(least) + abs(threshold))
+        return np.asarray(size / 2 * (1 + 1e-9) + rounding)
+
+    def _above(self, law: Difference, threshold: float) -> float:
+        """Return an upper bound of the part of δ where some V is above the top of ``law``.
+
+        If the event is J it is E[S - Θ; J] + E[(Θ - S)_+; J] over the bins; the first is closed.
+        """
+        q, over, under = law.ends
+        bins, ratio = self.bins, law.ratio
+        error = 4 * float(law.relative_error(np.array([law.cut]))[0])
+        beyond = over - ratio * under
+        some, others = (-math.expm1(number * math.log1p(-q)) for number in (bins, bins - 1))
+        linear = bins * (beyond - (ratio - 1 + beyond) * others) - threshold * some
+        size = bins * (2 * (over + ratio * under) + (ratio - 1) * others) + abs(threshold) * some
+        cut, top = np.array([law.cut]), np.array([law.top])
+        short = bins * q * float(self._shortfall(law, cut, top, threshold)[0])
+        result = self.drawn / bins * (linear + error * size + short * (1 + error))
+        # Nor is it more than the chance of the event, if it decides everything.
+        least = self.drawn * (over + (bins - 1 + max(0.0, -threshold)) * q) * (1 + error)
+        return max(0.0, min(result, least))
 
     def least_upper(self, epsilon: float) -> float:
         """Return an upper bound of δ at ``epsilon`` (nats), accurate for the δ that it is."""
-        guess, result = 2.0, min(1.0, self.approximate_delta(epsilon))
-        while result < 0.7 * guess and guess > MIN_DELTA:
-            guess = max(result, MIN_DELTA)
-            result = self.upper(epsilon, guess)
-        return result
+        return self.upper(epsilon, max(self.approximate_delta(epsilon), MIN_DELTA))
 
     def upper(self, epsilon: float, guess: float) -> float:
-        """Return an upper bound of δ at ``epsilon`` (nats), within ``TOLERANCE`` of ``guess``."""
+        """Return an upper bound of δ at ``epsilon`` (nats), narrow if that is about ``guess``."""
         if epsilon > _MAX_EPSILON:
             return 1.0
         bins, rate, order = self.bins, self.rate, self.order
         ratio = math.exp(epsilon) * (1 - 2.0**-50)
-        cut = self._cut(_TAIL_SHARE * guess)
-        law = Difference(rate=rate, ratio=ratio, top=0.0, order=order)
-        # Despite rounding, no V below the cut is above the top.
-        slack = 1e-13 * (abs(law.value_at(cut)) + 2 * ratio)
-        law = Difference(rate=rate, ratio=ratio, top=law.value_at(cut) + slack, order=order)
         threshold = self._threshold(ratio)
         threshold -= 1e-13 * abs(threshold)
-        # The record is in the bin of a V above the cut, or another V is above it.
-        others = bins - 1 + max(0.0, -threshold)
-        above = self.drawn * (
-            float(ndtr(MOVES[order][0].over * rate - cut)) + others * float(ndtr(-cut))
-        )
-        above *= 1 + 1e-9
+        if bins == 1:
+            calls = Difference(rate=rate, ratio=ratio, order=order).calls(np.array([threshold]))
+            return min(1.0, self.drawn * float(calls.value[0] + calls.error[0]) * (1 + 1e-12))
+        cut = self._cut(ratio, threshold, _SHORTFALL_SHARE * guess)
+        law = Difference(rate=rate, ratio=ratio, order=order, cut=cut)
         if law.top <= 0:
-            return min(1.0, above)
-        low = float(ndtri(TOLERANCE / bins))
+            # Without a normal deviation above the cut, nothing is positive.
+            chance = float(ndtr(MOVES[order][0].over * rate - cut)) + (bins - 1) * float(ndtr(-cut))
+            return min(1.0, self.drawn * chance * (1 + 1e-9))
+        above = self._above(law, threshold)
+        low = float(ndtri(_LOW_SHARE / bins))
         is_low = MOVES[order][1].over < MOVES[order][1].under
-        bottom = max(law.value_at(-low if is_low else low, positive=False), -law.top)
-        tilt = find_tilt(bins, law.atoms, threshold, bins * ratio)
-        log_moment, _, variance = moments(*law.atoms, tilt)
-        saddle = Saddle(
-            tilt=tilt, variance=bins * variance, log_moment=bins * log_moment, inside=0.0, delta=0.0
+        bottom = law.value_at(-low if is_low else low, positive=False)
+        size = guess * bins / self.drawn
+        inside = (_by_lattice if bins < _FEW_BINS else _by_inversion)(
+            law, bins, threshold, bottom, size, share=max(0.02, 1 - above / guess)
         )
-        step = min(
-            math.sqrt(4 * TOLERANCE / bins) / tilt,
-            math.sqrt(bins * variance) / 2,
-            _MAX_STEP_SHARE * ratio * min(rate, max(_MIN_MEDIAN, math.exp(-rate * rate / 2))),
-        )
-        share = TOLERANCE * guess * bins / self.drawn
-        window = compute_window(bins, law.atoms, saddle, threshold, share, step)
-        most = max(law.top - bottom, (window.high - window.low) / 4)
-        step = max(step, most / MAX_POINTS)
-        points = math.ceil((law.top - bottom) / step)
-        nodes = law.top - step * np.arange(max(points, 2), -1.0, -1.0)
-        nodes[-1] = law.top
-        lattice = ConvolutionPower(nodes, upper_masses(law, nodes), bins, window)
-        payoff = float(lattice.upper(np.array([threshold]))[0])
-        result = (payoff * self.drawn / bins + above) * (1 + 1e-12)
+        result = (inside * self.drawn / bins + above) * (1 + 1e-12)
         return result if result < 1 else 1.0
+
+
+def _by_inversion(
+    law: Difference, bins: int, threshold: float, bottom: float, size: float, *, share: float
+) -> float:
+    """Return an upper bound of E (ΣV - Θ)_+, of which ``size`` is about the ``share``."""
+    saddle = Saddle.of(law.atoms, bins, threshold, bins * law.ratio)
+    tolerance = _INSIDE_SHARE / share
+    # Where the tilt favours the largest V, the sum is made by smaller ones.
+    strain = saddle.tilt * law.top
+    nodes = saddle.nodes(
+        bottom, law.top, min(0.01, tolerance * math.exp(-max(0.0, strain - 18) / 3))
+    )
+    contour = saddle.contour(min(0.01, tolerance * math.exp(-max(0.0, strain - 24) / 4)), size)
+    return upper_excess(nodes, upper_masses(law, nodes), bins, threshold, contour)
+
+
+def _by_lattice(
+    law: Difference, bins: int, threshold: float, bottom: float, size: float, *, share: float
+) -> float:
+    """Return what ``_by_inversion`` does, for few bins, whose sums no tilt resolves."""
+    tilt = find_tilt(bins, law.atoms, threshold, bins * law.ratio)
+    log_moment, _, variance = moments(*law.atoms, tilt)
+    saddle = LatticeSaddle(
+        tilt=tilt, variance=bins * variance, log_moment=bins * log_moment, inside=0.0, delta=0.0
+    )
+    median = min(law.rate, max(_MIN_MEDIAN, math.exp(-law.rate * law.rate / 2)))
+    step = min(
+        math.sqrt(4 * _INSIDE_SHARE / bins / share) / tilt,
+        math.sqrt(bins * variance) / 2,
+        _MAX_STEP_SHARE * law.ratio * median,
+    )
+    window = compute_window(bins, law.atoms, saddle, threshold, _INSIDE_SHARE * size, step)
+    bottom = max(bottom, -_LATTICE_REACH * law.top)
+    most = max(law.top - bottom, (window.high - window.low) / 4)
+    step = max(step, most / _MAX_POINTS)
+    nodes = law.top - step * np.arange(max(math.ceil((law.top - bottom) / step), 2), -1.0, -1.0)
+    nodes[-1] = law.top
+    lattice = ConvolutionPower(nodes, upper_masses(law, nodes), bins, window)
+    return float(lattice.upper(np.array([threshold]))[0])
 
 
 def is_in_reach(leaf: ReplacedAllocationGaussian) -> bool:
@@ -366,19 +443,57 @@ def replaced_orders(
     return one, other
 
 
+class _Nodes:
+    """Upper bounds of δ at growing ε (nats) from 0 on, as far as they were asked for.
+
+    From one to the next δ falls about by ``_NODE_RATIO``.
+    """
+
+    def __init__(self, direction: ReplacedDirection) -> None:
+        self._direction = direction
+        guess, least = 1.0, 0.5
+        while least < 0.7 * guess and guess > MIN_DELTA:
+            guess = max(least, MIN_DELTA)
+            least = direction.upper(0.0, guess)
+        self._epsilons, self._deltas = [0.0], [least]
+        self._stride = 0.1 * direction.rate
+
+    def down_to(self, delta: float) -> tuple[Array, Array]:
+        """Return ε and δ, shape (n,) each, the last δ at most ``delta`` if it is in reach."""
+        while self._deltas[-1] > delta and self._can_grow:
+            self._grow()
+        return np.array(self._epsilons), np.array(self._deltas)
+
+    def up_to(self, epsilon: float) -> tuple[Array, Array]:
+        """Return ε and δ, shape (n,) each, the last ε at least ``epsilon`` if it is in reach."""
+        while self._epsilons[-1] < epsilon and self._can_grow:
+            self._grow()
+        return np.array(self._epsilons), np.array(self._deltas)
+
+    @property
+    def _can_grow(self) -> bool:
+        most = self._direction.max_epsilon
+        is_stuck = self._deltas[-_MAX_FLAT:].count(self._deltas[-1]) == _MAX_FLAT
+        return self._epsilons[-1] < most and self._deltas[-1] > MIN_DELTA and not is_stuck
+
+    def _grow(self) -> None:
+        last, least = self._epsilons[-1], self._deltas[-1]
+        for _ in range(_MAX_STRIDES):
+            self._stride = max(self._stride, _MIN_STRIDE * self._direction.rate)
+            at = last + self._stride
+            delta = min(least, self._direction.upper(at, max(least / _NODE_RATIO, MIN_DELTA)))
+            fall = math.log(least / delta) if delta > 0 else math.inf
+            # The slope grows a little from node to node.
+            self._stride *= min(3.0, max(0.2, math.log(_NODE_RATIO) / max(fall, 0.05)))
+            if fall < _MAX_FALL:
+                break
+        self._epsilons.append(at)
+        self._deltas.append(max(delta, MIN_DELTA / 1e3))
+
+
 @lru_cache(maxsize=64)
-def _rough_curve(direction: ReplacedDirection) -> tuple[Array, Array]:
-    """Return values of ε (nats) and about log δ there, shape (n,) each; no bound rests on them."""
-    epsilons, deltas = [0.0], [direction.rough_delta(0.0, 1.0)]
-    stride = 0.1 * direction.rate
-    while epsilons[-1] < direction.max_epsilon and deltas[-1] > _MIN_ROUGH_DELTA:
-        epsilons.append(epsilons[-1] + stride)
-        deltas.append(direction.rough_delta(epsilons[-1], deltas[-1]))
-        fall = math.log(deltas[-2] / deltas[-1])
-        stride *= min(2.0, max(0.3, _ROUGH_FALL / max(fall, 0.1)))
-    # Strictly falling, for the inverse.
-    logs = np.log(np.array(deltas)) - 1e-6 * np.arange(len(deltas))
-    return np.array(epsilons), logs
+def _nodes(direction: ReplacedDirection) -> _Nodes:
+    return _Nodes(direction)
 
 
 @dataclass(frozen=True, slots=True)

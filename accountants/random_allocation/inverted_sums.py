@@ -1,0 +1,203 @@
+"""Upper bounds of E (ΣV - Θ)_+ over independent copies of a discrete V, without a lattice.
+
+With masses m_j at nodes v_j let M(s) = Σ m_j e^{s v_j}, b the number of copies, and Z standard
+normal and independent. For every θ, P > 0 and η >= 0, with s_k = θ + 2πik/P,
+
+    E (ΣV - Θ)_+ <= E (ΣV + ηZ - Θ)_+ <= (1/P) Σ_k M(s_k)^b e^{η² s_k² / 2 - s_k Θ} / s_k² :
+
+noise of mean zero raises the mean of a convex function, and by Poisson's formula the sum is that
+mean and others like it, at Θ + nP, times e^{nθP}. None of these is negative. The noise makes the
+frequencies beyond the last, y, small: they add at most M(θ)^b e^{η² (θ² - y²) / 2 - θΘ} / (πy). So
+the nodes need no common step, and a heavy tail costs few of them. Any choice of the parameters is
+sound; good ones are tight.
+
+Rounding, with u = 2**-53: the weights of the tilted law are rounded by (64 + 4 θ|v|) u of
+themselves, b-fold; its transform at y by (2n + 64 + 16 y E|V - EV|) u, n the number of nodes, and
+the power by b times as much; its power and phase by their own sizes.
+
+Reference: docs/theorems/random-allocation.md, Theorem 10.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
+
+_MIN_NODES, _MAX_NODES, _MAX_FREQUENCIES = 64, 1500, 1 << 13
+"""Nodes of one law and frequencies. With fewer than it needs, the bound is larger."""
+_SHARES_BELOW = np.array([0.05, 0.2, 0.4, 0.6, 0.8])
+_SHARES_ABOVE = np.array([0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 7.0, 12.0])
+"""Tilts that are tried for the images: below θ as shares of it, and above it in units of one over
+the deviation of the sum."""
+_NEGLIGIBLE_SHARE = 1e-4
+"""Share of the result that the nearest images and the frequencies left out may each have."""
+_MAX_TURNS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contour:
+    """The numbers of the sum over frequencies: θ, P, η and how many there are."""
+
+    tilt: float
+    period: float
+    noise: float
+    frequencies: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saddle:
+    """Where the mean of (ΣV - Θ)_+ is made; nothing here bounds anything.
+
+    V has about the ``values`` with the log ``weights``, shape (n,) each, b is ``copies`` and Θ the
+    ``threshold``. ``tilt`` is the θ with b E V = Θ + 2/θ under the tilted law.
+    """
+
+    values: Array
+    weights: Array
+    copies: int
+    threshold: float
+    tilt: float
+
+    @classmethod
+    def of(cls, atoms: tuple[Array, Array], copies: int, threshold: float, size: float) -> Saddle:
+        """Return the saddle of ``atoms``, values and log weights, searched around 1/``size``."""
+        values, weights = atoms
+        low, high, at = -20.0, 25.0, 0.0
+        for _ in range(_MAX_TURNS):
+            saddle = cls(
+                values=values,
+                weights=weights,
+                copies=copies,
+                threshold=threshold,
+                tilt=math.exp(at) / size,
+            )
+            mean, variance = saddle._moments
+            inverse = 2 / saddle.tilt
+            excess = copies * mean - inverse - threshold
+            low, high = (at, high) if excess < 0 else (low, at)
+            move = -excess / (copies * variance * saddle.tilt + inverse)
+            if abs(move) < 0.01 or high - low < 1e-3:
+                break
+            aim = at + max(-3.0, min(3.0, move))
+            at = aim if low < aim < high else (low + high) / 2
+        return saddle
+
+    @cached_property
+    def _law(self) -> tuple[Array, float]:
+        """The tilted law, shape (n,), and log E e^{θV}."""
+        exponents = self.tilt * self.values + self.weights
+        peak = float(exponents.max())
+        law = np.exp(exponents - peak)
+        total = float(law.sum())
+        return law / total, peak + math.log(total)
+
+    @cached_property
+    def _moments(self) -> tuple[float, float]:
+        law, _ = self._law
+        mean = float(law @ self.values)
+        centred = self.values - mean
+        return mean, float(law @ (centred * centred))
+
+    @cached_property
+    def _log_scale(self) -> float:
+        """The log of (E e^{θV})^b e^{-θΘ}."""
+        return self.copies * self._law[1] - self.tilt * self.threshold
+
+    def nodes(self, bottom: float, top: float, tolerance: float) -> Array:
+        """Return increasing nodes from ``bottom`` to ``top``, shape (n,).
+
+        Their chords cost about ``tolerance`` of the mean: a chord over h widens the variance of V
+        by h²/6. They are closest where the tilted law is most. 0, where V may have a mass, is one
+        of them.
+        """
+        order = np.argsort(self.values)
+        values, law = self.values[order], self._law[0][order]
+        apart = np.append(np.diff(values), 0.0)
+        inside = (values > bottom) & (values < top) & (values != 0)
+        lengths = np.cumsum(np.cbrt(law * apart * apart)[inside])
+        ends = np.array([bottom, 0.0, top])
+        places = ends
+        if lengths.size and lengths[-1] > 0:
+            whole = float(lengths[-1])
+            cost = self.copies * self.tilt**2 * whole**3 / 12
+            number = min(_MAX_NODES, max(_MIN_NODES, math.ceil(math.sqrt(cost / tolerance))))
+            steps = np.linspace(0.0, whole, number + 1)
+            places = np.concatenate((ends, np.interp(steps, lengths, values[inside])))
+        return np.unique(places[(places >= bottom) & (places <= top)])
+
+    def contour(self, tolerance: float, size: float) -> Contour:
+        """Return a contour that costs about ``tolerance`` of ``size``, about the mean."""
+        noise = math.sqrt(2 * tolerance) / self.tilt
+        # What the frequencies left out and the images may add, over (E e^{θV})^b e^{-θΘ}.
+        room = math.log(_NEGLIGIBLE_SHARE * size) - self._log_scale
+        last = 4 / noise
+        for _ in range(2):
+            last = math.sqrt(2 * max(1.0, -room - math.log(math.pi * last))) / noise
+        deviation = math.sqrt(self.copies * self._moments[1]) + 1e-300
+        tilts = np.append(self.tilt * _SHARES_BELOW, self.tilt + _SHARES_ABOVE / deviation)
+        exponents = np.outer(tilts, self.values) + self.weights
+        peaks = exponents.max(axis=1)
+        logs = peaks + np.log(np.exp(exponents - peaks[:, None]).sum(axis=1))
+        # Chernoff's bound of the images on one side of Θ.
+        images = self.copies * logs - tilts * self.threshold - np.log(math.e * tilts)
+        lengths = np.maximum(images - self._log_scale - room, 1.0) / np.abs(tilts - self.tilt)
+        below = _SHARES_BELOW.size
+        period = float(max(lengths[:below].min(), lengths[below:].min()))
+        return Contour(
+            tilt=self.tilt,
+            period=period,
+            noise=noise,
+            frequencies=min(_MAX_FREQUENCIES, math.ceil(last * period / (2 * math.pi)) + 2),
+        )
+
+
+def upper_excess(
+    nodes: Array, masses: Array, copies: int, threshold: float, contour: Contour
+) -> float:
+    """Return an upper bound of E (ΣV - Θ)_+ for Θ = ``threshold`` and ``masses`` at ``nodes``.
+
+    The masses are not negative and not all zero; shape (n,) each. Any ``contour`` is sound.
+    """
+    tilt, noise = contour.tilt, contour.noise
+    exponents = tilt * nodes
+    peak = float(exponents[masses > 0].max())
+    weights = np.exp(np.minimum(exponents - peak, 0.0)) * masses
+    total = float(weights.sum())
+    weights /= total
+    log_total = peak + math.log(total)
+    centre = float(weights @ nodes)
+    offsets = nodes - centre
+    unit = 2 * math.pi / contour.period
+    # e^{i(j + wk)x} is the product of e^{ijx} and e^{iwkx}.
+    width = math.isqrt(contour.frequencies) + 1
+    near = np.exp(1j * (unit * np.outer(offsets, np.arange(width))))
+    far = np.exp(1j * (unit * width * np.outer(np.arange(width), offsets)))
+    transform = ((far * weights) @ near).ravel()
+    y = unit * np.arange(transform.size)
+    wrong = UNIT_ROUNDOFF * (2 * nodes.size + 64 + 16 * float(weights @ np.abs(offsets)) * y)
+    logs = np.log(np.where(transform == 0, 1e-320, transform))
+    most = np.log(np.abs(transform) + wrong)
+    shift = copies * centre - threshold + noise * noise * tilt
+    reach = copies * abs(centre) + abs(threshold) + noise * noise * tilt
+    s = tilt + 1j * y
+    kernel = np.exp(-((noise * y) ** 2) / 2) * (2 / contour.period) / (tilt * tilt + y * y)
+    kernel[0] /= 2
+    terms = np.exp(copies * logs + 1j * shift * y) * (s.conjugate() / s) * kernel
+    # A power below the least of these is covered by the rounding of that.
+    sizes = np.exp(np.maximum(copies * most, -700.0)) * kernel
+    turned = 8 * (copies * (4 + np.abs(most)) + reach * y) + 64 + y.size
+    errors = copies * wrong * np.exp(-most) + UNIT_ROUNDOFF * turned
+    last = float(y[-1])
+    beyond = math.exp(-((noise * last) ** 2) / 2) / (math.pi * last)
+    beyond *= math.exp(copies * UNIT_ROUNDOFF * 4 * nodes.size) * (1 + 1e-9)
+    summed = float(terms.real.sum()) + float(sizes @ errors) * (1 + 1e-9) + beyond
+    size = float(np.abs(exponents).max()) + abs(peak) + abs(log_total)
+    rounding = copies * UNIT_ROUNDOFF * (64 + 4 * size)
+    rounding += 16 * UNIT_ROUNDOFF * (1 + copies * abs(log_total) + abs(tilt * threshold))
+    exponent = copies * log_total - tilt * threshold + (noise * tilt) ** 2 / 2 + rounding
+    return max(0.0, summed) * math.exp(exponent) if exponent < 700.0 else math.inf
