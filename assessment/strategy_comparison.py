@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from affidavit.assessment.assessment import Assessment, interval
 from affidavit.assessment.certification import certify
@@ -35,10 +34,8 @@ from affidavit.assessment.charts import (
     draw,
 )
 from affidavit.mechanisms import CorrelatedRun, Correlation, lower
-from affidavit.mechanisms.strategies import Strategy, TooLarge, identity
+from affidavit.mechanisms.strategies import Errors, Strategy, TooLarge, identity
 from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document, plan_from
-
-Array = NDArray[np.float64]
 
 INDEPENDENT = {"kind": "independent"}
 OMITTED_FIELDS = frozenset({"name", "notes", "claim", "epochs", "participation"})
@@ -66,7 +63,7 @@ class MechanismCost:
     noise: dict[str, Any]
     buffers: int | None = None
     step: float | None = None
-    per_step: Array | None = None
+    errors: Errors | None = None
 
     @property
     def certified(self) -> bool:
@@ -76,17 +73,17 @@ class MechanismCost:
     @property
     def is_measured(self) -> bool:
         """Whether the mechanism is certified and its error is known."""
-        return self.certified and self.per_step is not None
+        return self.certified and self.errors is not None
 
     @property
     def rms(self) -> float | None:
         """√(mean over steps of the variance) of the workload's output."""
-        return None if self.per_step is None else float(np.sqrt(np.mean(self.per_step**2)))
+        return None if self.errors is None else self.errors.rms
 
     @property
     def max(self) -> float | None:
         """The largest standard deviation of the workload's output at any step."""
-        return None if self.per_step is None else float(np.max(self.per_step))
+        return None if self.errors is None else self.errors.max
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON data."""
@@ -125,12 +122,12 @@ def measure(label: str, plan: Plan) -> MechanismCost:
     if result.epsilon is None or result.joint is None:
         return row
     strategy, _ = strategy_of(plan)
-    step, per_step = _errors(plan, strategy)
+    step, errors = _errors(plan, strategy)
     return replace(
         row,
         buffers=strategy.streaming.buffers,
         step=None if step is None else result.joint * step,
-        per_step=None if per_step is None else result.joint * per_step,
+        errors=None if errors is None else errors.at_noise(result.joint),
     )
 
 
@@ -187,18 +184,13 @@ def attempt(
         )
 
 
-def _errors(plan: Plan, strategy: Strategy) -> tuple[float | None, Array | None]:
-    """Return the rms of the injected noise and the workload's errors by step, at unit noise.
-
-    Shape of the errors: (steps,).
-    """
+def _errors(plan: Plan, strategy: Strategy) -> tuple[float | None, Errors | None]:
+    """Return the rms of the injected noise and the workload's errors, at unit noise."""
     workload = Correlation(plan=plan, index=0).workload
     try:
-        per_step = strategy.errors(workload).per_step
-        injected = strategy.variances(lambda noise: noise)
+        return strategy.injected_noise(), strategy.errors(workload)
     except TooLarge:
         return None, None
-    return float(np.sqrt(np.mean(injected))), per_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +253,7 @@ class StrategyComparison:
         lines = tuple(
             Line(name=f"{row.label}, {row.sampler}", points=_points(row))
             for row in self.rows
-            if row.per_step is not None
+            if row.errors is not None
         )
         chart = Chart(
             title="Error of the workload, step by step",
@@ -315,7 +307,9 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
 
 
 def _points(row: MechanismCost) -> tuple[tuple[float, float], ...]:
-    assert row.per_step is not None
-    steps = len(row.per_step)
+    assert row.errors is not None
+    per_step, places = row.errors.per_step, row.errors.places
+    steps = len(per_step)
     shown = np.unique(np.linspace(0, steps - 1, min(steps, MAX_POINTS)).round().astype(int))
-    return tuple((float(step + 1), float(row.per_step[step])) for step in shown)
+    at = shown if places is None else places[shown]
+    return tuple(zip((at + 1.0).tolist(), per_step[shown].tolist(), strict=True))

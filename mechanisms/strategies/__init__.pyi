@@ -9,6 +9,7 @@ from .registry import build as build
 from .scheduled import Scheduled as Scheduled
 from .sensitivity import Sensitivity as Sensitivity
 from .store import coefficients_digest as coefficients_digest
+from .strategy import Errors as Errors
 from .strategy import Strategy as Strategy
 from .strategy import Streaming as Streaming
 from .strategy import TooLarge as TooLarge

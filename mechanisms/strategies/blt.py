@@ -25,16 +25,18 @@ from functools import cached_property
 
 import numpy as np
 
+from affidavit.mechanisms.strategies.geometric_sums import cross_sums, geometric_sums, outer, pairs
+from affidavit.mechanisms.strategies.long_runs import Response
 from affidavit.mechanisms.strategies.numerics import Array
-from affidavit.mechanisms.strategies.optimal.loss import cross_sums, geometric_sums, outer, pairs
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import (
     Sensitivity,
     Unaffordable,
     toeplitz_sensitivity,
 )
-from affidavit.mechanisms.strategies.strategy import MAX_VECTOR, Streaming, TooLarge
+from affidavit.mechanisms.strategies.strategy import MAX_VECTOR, Errors, Streaming, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, newton_reciprocal
+from affidavit.mechanisms.strategies.workload import Workload
 
 SUM_ERROR = 1e-11
 """Relative error of the geometric sums: their terms are positive, each exponential is accurate to
@@ -109,6 +111,41 @@ class Blt(Toeplitz):
                 squared += np.sum(weights * products * geometric_sums(sums, length - 1)[0])
         norm = math.sqrt(float(squared))
         return Sensitivity(value=norm * (1 + SUM_ERROR), attained=norm * (1 - SUM_ERROR))
+
+    def errors(self, workload: Workload) -> Errors:
+        """Return the errors of ``workload`` at unit noise; raises ``TooLarge``.
+
+        Those of prefix sums are known for runs of any length.
+        """
+        if self.steps <= MAX_VECTOR or not workload.is_prefix_sum:
+            return super().errors(workload)
+        powers, shares = self._modes
+        rest = shares / (1 - powers)
+        remaining = 1 / (
+            1 + math.fsum(w / (1 - d) for w, d in zip(self.scales, self.decays, strict=True))
+        )
+        return Response(head=np.zeros(0), constant=remaining, weights=rest, powers=powers).errors(
+            self.steps
+        )
+
+    def injected_noise(self) -> float:
+        """Return the rms over steps of the noise at unit z."""
+        if self.steps <= MAX_VECTOR:
+            return super().injected_noise()
+        powers, shares = self._modes
+        return Response(head=np.ones(1), weights=-shares, powers=powers).rms(self.steps)
+
+    @cached_property
+    def _modes(self) -> tuple[Array, Array]:
+        """φ and g of N: n_0 = 1 and n_t = -Σ g_j φ_j^(t-1), shape (d,) each.
+
+        The buffers follow s ← (D - 1ωᵀ) s + 1 z, D the decays, which is similar to the symmetric
+        D - √ω √ωᵀ.
+        """
+        root = np.sqrt(np.asarray(self.scales))
+        lost = np.diag(1 - np.asarray(self.decays)) + np.outer(root, root)
+        remaining, vectors = np.linalg.eigh(lost)
+        return 1 - remaining, (root @ vectors) ** 2
 
     @property
     def is_nonnegative(self) -> bool:

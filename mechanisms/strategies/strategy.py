@@ -77,19 +77,31 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errors:
-    """Standard deviations of (A·N·z)_t at unit z; ``per_step`` has shape (T,)."""
+    """Standard deviations of (A·N·z)_t at unit z.
+
+    ``per_step`` has shape (T,), or of long runs (n,), at the increasing ``places``. ``rms`` is the
+    root mean square over steps, and ``max`` the largest of any step.
+    """
 
     per_step: Array
+    rms: float
+    max: float
+    places: Array | None = None
 
-    @property
-    def rms(self) -> float:
-        """The root mean square over steps."""
-        return float(np.sqrt(np.mean(self.per_step**2)))
+    @classmethod
+    def of(cls, per_step: Array) -> Errors:
+        """Return the errors of all steps, shape (T,)."""
+        rms = float(np.sqrt(np.mean(per_step**2)))
+        return cls(per_step=per_step, rms=rms, max=float(np.max(per_step)))
 
-    @property
-    def max(self) -> float:
-        """The largest standard deviation of any step."""
-        return float(np.max(self.per_step))
+    def at_noise(self, multiplier: float) -> Errors:
+        """Return the errors at noise of this standard deviation."""
+        return Errors(
+            per_step=multiplier * self.per_step,
+            rms=multiplier * self.rms,
+            max=multiplier * self.max,
+            places=self.places,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +239,11 @@ class Strategy(ABC):
         if self.steps > MAX_VECTOR:
             raise TooLarge(f"errors over {self.steps} steps")
         toeplitz = workload.learning_rates is None
-        return Errors(per_step=np.sqrt(self.variances(workload.apply, toeplitz=toeplitz)))
+        return Errors.of(np.sqrt(self.variances(workload.apply, toeplitz=toeplitz)))
+
+    def injected_noise(self) -> float:
+        """Return the root mean square over steps of the noise at unit z; raises ``TooLarge``."""
+        return float(np.sqrt(np.mean(self.variances(lambda noise: noise))))
 
     def variances(self, apply: Callable[[Array], Array], *, toeplitz: bool = True) -> Array:
         """Return the variances of (A·N·z)_t at unit z, shape (T,); raises ``TooLarge``.

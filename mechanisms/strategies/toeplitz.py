@@ -50,6 +50,7 @@ import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
+from affidavit.mechanisms.strategies.long_runs import Response
 from affidavit.mechanisms.strategies.numerics import Array, fftconvolve, gamma, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import (
@@ -59,11 +60,14 @@ from affidavit.mechanisms.strategies.sensitivity import (
     toeplitz_sensitivity,
 )
 from affidavit.mechanisms.strategies.strategy import (
+    MAX_VECTOR,
+    Errors,
     Strategy,
     Streaming,
     validate_inverse,
     validate_residual,
 )
+from affidavit.mechanisms.strategies.workload import Workload
 
 MAX_PRODUCTS = 2_000_000_000
 """Products that a checked reciprocal may take, in about a second."""
@@ -125,6 +129,22 @@ class Toeplitz(Strategy):
             recurrence="w_t = (z_t - Σ_{i≥1} a_i w_{t-i}) / a_0, with w before the first step zero",
             coefficients=tuple(self.column.tolist()),
         )
+
+    def errors(self, workload: Workload) -> Errors:
+        """Return the errors of ``workload`` at unit noise; raises ``TooLarge``.
+
+        Those of prefix sums are known for runs of any length if N has few coefficients.
+        """
+        if self.steps > MAX_VECTOR and workload.is_prefix_sum and self.noise_column is not None:
+            sums = np.cumsum(self.noise_column)
+            return Response(head=sums, constant=float(sums[-1])).errors(self.steps)
+        return super().errors(workload)
+
+    def injected_noise(self) -> float:
+        """Return the rms over steps of the noise at unit z; raises ``TooLarge``."""
+        if self.steps > MAX_VECTOR and self.noise_column is not None:
+            return Response(head=self.noise_column).rms(self.steps)
+        return super().injected_noise()
 
     @property
     def is_nonnegative(self) -> bool:

@@ -191,11 +191,11 @@ class Tree(Strategy):
         if workload.is_prefix_sum:
             done, inside = np.divmod(np.arange(1, self.steps + 1), self.period)
             variance = done * self.period.bit_count() + _popcount(inside)
-            return Errors(per_step=np.sqrt(variance.astype(np.float64)))
+            return Errors.of(np.sqrt(variance.astype(np.float64)))
         if self.steps > MAX_ERROR_STEPS // 4:
             raise TooLarge(f"errors over {self.steps} steps without Toeplitz structure")
         output = workload.apply(self.noise_columns(0, 2 * self.steps))
-        return Errors(per_step=np.sqrt(np.einsum("ij,ij->i", output, output)))
+        return Errors.of(np.sqrt(np.einsum("ij,ij->i", output, output)))
 
     def _nodes(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield the first step and the end of each node, and when it enters and leaves the sum."""

@@ -89,12 +89,12 @@ def test_figures_are_those_of_the_noise_matrix(plan_of: MakePlan) -> None:
     row = measure("", plan_of(**FIXED_ORDER))
     assert row.assessment is not None
     assert row.assessment.joint is not None
-    assert row.per_step is not None
+    assert row.errors is not None
     assert row.step is not None
     noise = np.eye(60) - 0.8 * np.eye(60, k=-1)
     sigma = row.assessment.joint
     sums = sigma * np.sqrt(np.sum(np.cumsum(noise, axis=0) ** 2, axis=1))
-    assert np.allclose(row.per_step, sums, rtol=1e-9)
+    assert np.allclose(row.errors.per_step, sums, rtol=1e-9)
     assert row.rms == pytest.approx(float(np.sqrt(np.mean(sums**2))))
     assert row.max == pytest.approx(float(sums.max()))
     assert row.step == pytest.approx(sigma * math.sqrt(np.mean(np.sum(noise**2, axis=1))))
@@ -104,9 +104,9 @@ def test_figures_are_those_of_the_noise_matrix(plan_of: MakePlan) -> None:
 def test_independent_noise_has_the_error_of_a_random_walk(plan_of: MakePlan) -> None:
     row = measure("", plan_of(**FIXED_ORDER | {"noise": INDEPENDENT}))
     assert row.assessment is not None
-    assert row.per_step is not None
+    assert row.errors is not None
     sigma = row.assessment.joint
-    assert np.allclose(row.per_step, sigma * np.sqrt(np.arange(1, 61)))
+    assert np.allclose(row.errors.per_step, sigma * np.sqrt(np.arange(1, 61)))
     assert row.buffers == 0
 
 
@@ -253,7 +253,7 @@ def test_a_row_that_is_not_certified_is_passed_over_and_the_others_are_not(
     first, second = comparison.remarks
 
     def lost(row: MechanismCost) -> MechanismCost:
-        return replace(row, assessment=None, per_step=None)
+        return replace(row, assessment=None, errors=None)
 
     for rows, stated in (
         ((own, lost(independent), amplified), (second,)),
@@ -344,9 +344,9 @@ def test_a_row_s_document_says_what_its_assessment_does(plan_of: MakePlan) -> No
     assert data["confidence"] is None
     assert data["reasons"] == []
     assert data["step_noise"] == row.step
-    assert row.per_step is not None
-    assert row.max == max(row.per_step)
-    assert row.rms == pytest.approx(math.sqrt(np.mean(row.per_step**2)))
+    assert row.errors is not None
+    assert row.max == max(row.errors.per_step)
+    assert row.rms == pytest.approx(math.sqrt(np.mean(row.errors.per_step**2)))
     assert data["rms_error"] == row.rms
     assert data["max_error"] == row.max
     assert data["buffers"] == 1

@@ -29,18 +29,20 @@ from collections.abc import Callable
 
 import numpy as np
 
+from affidavit.mechanisms.strategies.geometric_sums import (
+    Numbers,
+    cross_sums,
+    geometric_sums,
+    outer,
+    pairs,
+)
 from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.optimal.loss import (
     DIVERGED_LOSS,
-    Numbers,
     Objective,
     ToeplitzLoss,
     UnsupportedObjective,
-    cross_sums,
-    geometric_sums,
     minimize_loss,
-    outer,
-    pairs,
 )
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
