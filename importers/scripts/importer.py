@@ -311,6 +311,14 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         *find_callers(script, [call.func]),
     ]
     for module in beside:
+        if (
+            module is not script
+            and module.dynamic is not None
+            and find_import(module, library.modules)
+        ):
+            line = getattr(module.dynamic, "lineno", "?")
+            message = f"line {line} of {module.name} may replace a part of the library."
+            raise not_imported(kind, message, "Write a plan.", call.lineno)
         for node in _nodes_that_may_change(module) if module is not script else ():
             if (change := _change_in_module(module, node, library)) is not None:
                 message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."

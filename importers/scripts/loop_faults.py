@@ -236,8 +236,9 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
     refused = find_import(values.script, ("opacus", "torchdp")) is not None
     names = LOT_LOSSES if refused else LOT_LOSSES + NAMES["lot_statistics"]
     called = values.script.calls_to(*names)
-    for call in values.script.calls_to("Softmax", "LogSoftmax", "Softmin"):
-        axis = keywords_of(call).get("dim", next(iter(call.args), None))
+    for call in values.script.calls_to(*NAMES["axis_layers"]):
+        named = keywords_of(call)
+        axis = named.get("dim", named.get("start_dim", next(iter(call.args), None)))
         called += [call] if values.known_value(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
 

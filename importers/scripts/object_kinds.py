@@ -24,6 +24,7 @@ from affidavit.importers.scripts.syntax import (
     keywords_of,
     last_name,
     root_of,
+    unpacks,
 )
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
 from affidavit.importers.scripts.values import Evaluator, is_left_out
@@ -233,6 +234,11 @@ class ObjectKinds:
                 self._return(node, value)
             case ast.Call():
                 self._pass_arguments(node)
+            case ast.Match(subject=subject, cases=cases):
+                for part in (part for case in cases for part in ast.walk(case.pattern)):
+                    self.bound[part] |= self.kinds(subject)
+            case ast.FunctionDef(args=spec) | ast.Lambda(args=spec):
+                self._give_defaults(spec)
             case ast.ClassDef():
                 for method in node.body:
                     self._give_parameters(node, method)
@@ -247,7 +253,9 @@ class ObjectKinds:
                 self.bound[target] |= kinds
                 if isinstance(target, ast.Attribute) and kinds:
                     self._hold(target.value, frozenset({"holder"}))
-            case ast.Subscript(value=base):
+            case ast.Subscript(value=base, slice=index):
+                if self.kinds(index) & SECRETS:
+                    self._hold(base, VALUE)
                 self._hold(base, kinds or (VALUE if self.decided_by_records(target) else NOTHING))
             case ast.Starred(value=inner):
                 self._bind(inner, kinds, None)
@@ -334,6 +342,12 @@ class ObjectKinds:
                 for key, item in self.script.passed_arguments(function, call):
                     if key == arg.arg:
                         self.bound[arg] |= self.kinds(item)
+                        self._change_argument(function, arg, item)
+                if unpacks(call):
+                    self.bound[arg] |= self._given(call)
+            for rest in (function.args.vararg, function.args.kwarg):
+                if rest is not None:
+                    self.bound[rest] |= self._given(call)
         callee, passed = self.kinds(call.func), [self.kinds(item) for item in call.args]
         match call:
             case ast.Call(func=ast.Attribute(value=base, attr="attach"), args=[ast.Name() as name]):
@@ -341,20 +355,51 @@ class ObjectKinds:
                     scope = self.script.resolve(name.id, self.script.scope_of(name))[0]
                     self.attached.add((scope, name.id))
         match call.func:
-            case ast.Attribute(value=ast.Name() as base, attr=in_place) if in_place.endswith("_"):
-                own = self.kinds(base)
-                if own & SECRETS and "value" in _computed(own, *passed):
+            case ast.Attribute(value=base, attr=in_place) if in_place.endswith("_"):
+                own, taken = self.kinds(base), frozenset().union(*passed)
+                named = isinstance(base, ast.Name)
+                if (
+                    own & SECRETS
+                    and (named or taken & SECRETS)
+                    and "value" in _computed(own, *passed)
+                ):
                     self._hold(base, VALUE)
+            case ast.Attribute(value=base, attr="apply") if "model" in self.kinds(base):
+                code = [self.script.function_of(item) for item in call.args]
+                for arg in (arg for item in code if item is not None for arg in item.args.args):
+                    self.bound[arg] |= {"model"}
         match call.func:
             case ast.Attribute(value=base, attr="append" | "extend" | "add" | "update" | "insert"):
                 if not self.kinds(base) & HANDLES:
-                    taken = map(self.kinds, self._arguments(call))
-                    self._hold(base, frozenset().union(*taken))
+                    self._hold(base, self._given(call))
         named = isinstance(call.func, ast.Name) or self.is_part(call.func, callee)
         if "model" in callee and named:
             for forward in self._model_methods("forward", "call", "__call__"):
                 for arg, kinds in zip(forward.args.args[1:], passed, strict=False):
                     self.bound[arg] |= kinds
+
+    def _given(self, call: ast.Call) -> Kinds:
+        return frozenset().union(*map(self.kinds, self._arguments(call)))
+
+    def _change_argument(self, function: ast.FunctionDef, arg: ast.arg, item: ast.expr) -> None:
+        """Note what a function of this file puts into the object of an argument."""
+        made = self.script.bindings.get((function, arg.arg), [])
+        changes = [
+            self.bound[place.node] for place in made
+            if isinstance(self.script.parents[place.node], ast.AugAssign)
+        ]  # fmt: skip
+        put = frozenset().union(*changes, self.held[function, arg.arg])
+        if "value" in put and isinstance(item, ast.Name):
+            self._hold(item, VALUE)
+
+    def _give_defaults(self, spec: ast.arguments) -> None:
+        """Give parameters the kinds of their defaults."""
+        places = [*spec.posonlyargs, *spec.args]
+        pairs = [*zip(reversed(places), reversed(spec.defaults), strict=False),
+                 *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]  # fmt: skip
+        for arg, default in pairs:
+            if default is not None:
+                self.bound[arg] |= self.kinds(default)
 
     def _give_parameters(self, owner: ast.ClassDef, method: ast.stmt) -> None:
         """Give a method of a model ``self``, and the lot that a trainer passes to it."""
@@ -592,7 +637,7 @@ class ObjectKinds:
             if name in SIZES:
                 return own
             if name == "loss":
-                return own | {"loss"}
+                return own | (VALUE if "value" in base else {"loss"})
             if base & {"data", "lots"}:
                 return own | ({"data"} if name in ("dataset", "T", "values") else VALUE)
             return own | (base if base == {"lot"} or name in ("logits", "data") else VALUE)
@@ -685,7 +730,8 @@ class ObjectKinds:
             return None
         axes = keywords_of(call).get("in_axes", next(iter(call.args[1:]), None))
         made = last_name(inner.func) in ("grad", "value_and_grad", "filter_grad")
-        known = axes is None or "0" in ast.unparse(axes)
+        numbers = [part.value for part in ast.walk(axes or inner) if isinstance(part, ast.Constant)]
+        known = axes is None or (numbers.count(None) <= 1 and set(numbers) <= {0, None})
         return frozenset({"differentiator"}) if made and known else None
 
     def _of_object(self, owners: list[ast.ClassDef], passed: list[Kinds]) -> Kinds:
@@ -766,10 +812,26 @@ class ObjectKinds:
             return False
         index = call.args[1]
         made = self.script.value_of(index) if isinstance(index, ast.Name) else index
-        return made is None or any(
-            isinstance(part, ast.Call) and last_name(part.func) in NAMES["draws"]
-            for part in ast.walk(made)
-        )
+        return made is None or any(map(self.may_repeat, ast.walk(made)))
+
+    def may_repeat(self, part: ast.AST) -> bool:
+        """Whether a part of an expression of indices may repeat some."""
+        match part:
+            case ast.Call(func=function, keywords=keywords):
+                whole = any(
+                    item.arg == "replace" and self.values.known_value(item.value) is False
+                    for item in keywords
+                )
+                return last_name(function) in NAMES["draws"] and not whole
+            case ast.BinOp(op=ast.Mult() | ast.Add(), left=left, right=right):
+                return any(
+                    isinstance(side, ast.List)
+                    or (isinstance(side, ast.Call) and last_name(side.func) == "list")
+                    for side in (left, right)
+                )
+            case ast.List(elts=items):
+                return len({ast.dump(item) for item in items}) < len(items)
+        return False
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
         taken = frozenset().union(*passed)
@@ -790,6 +852,8 @@ class ObjectKinds:
         if name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm",
                     "range", "sorted", "set"):  # fmt: skip
             return taken if name not in ("range", "sorted", "set") else _as_value(taken)
+        if name in ("str", "repr") and taken & {"data", "lots", "lot", "rows"}:
+            return taken
         if name in ("int", "float", "str", "repr", "round", "abs", "sum", "max", "min", "any",
                     "all", "bool", "map", "filter", "format"):  # fmt: skip
             if name == "sum" and taken & SECRETS == {"loss"}:
@@ -834,8 +898,24 @@ class ObjectKinds:
             test = _test_around(outer, inner)
             if test is not None and self.kinds(test) & SECRETS:
                 return test
+            if (test := self._failing(outer, inner)) is not None:
+                return test
             inner = outer
         return None
+
+    def _failing(self, outer: ast.AST, handler: ast.AST) -> ast.expr | None:
+        """Return what is computed of records and may fail, so that a handler runs."""
+        if not isinstance(outer, ast.Try) or not isinstance(handler, ast.ExceptHandler):
+            return None
+        if last_name(handler.type or outer) in NAMES["other_errors"]:
+            return None
+        parts = (part for item in outer.body for part in ast.walk(item))
+        computed = (
+            part for part in parts
+            if isinstance(part, ast.Call | ast.BinOp | ast.Subscript)
+            and self.kinds(part) & (SECRETS - {"data", "lots"})
+        )  # fmt: skip
+        return next(computed, None)
 
 
 PACKAGES_OF_DATA = (
@@ -931,6 +1011,9 @@ def _as_value(kinds: Kinds) -> Kinds:
 def _computed(*parts: Kinds) -> Kinds:
     """Return the kinds of what is computed element by element."""
     taken = frozenset().union(*parts)
+    held = taken & HANDLES - {"model", "criterion", "scheduler"}
+    if held:  # as of ``[optimizer] + others``
+        return taken
     secrets = (taken & SECRETS) - {"count"}
     if not secrets:
         return (taken & {"count"}) or (taken & {"model", "scheduler"})

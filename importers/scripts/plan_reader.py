@@ -225,7 +225,9 @@ class ScriptPlanReader(Quantities):
                 raise self.refusal(message, "Draw each record with it.", drawn.lineno)
 
     def scheme(self) -> str | None:
-        """Return the sampling scheme of the library, or of the script's own loader."""
+        """Return the sampling scheme of the library, or of the script's own loader or draws."""
+        if any(isinstance(drawn, ast.Call) for _, drawn in self._manual_draws()):
+            return "fixed_size"
         if self.library.poisson is not None:
             name, default = self.library.poisson
             node = self.arguments.get(name)
@@ -488,13 +490,6 @@ class ScriptPlanReader(Quantities):
     def add_notes(self) -> None:
         """Add the notes that depend on what was read."""
         name = self.library.name
-        if (seed := self._first(NAMES["seeds"])) is not None and self.values.known_value(
-            seed
-        ) is not None:
-            self.notes.append(
-                f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
-                "to be secret."
-            )
         if find_import(self.script, ("accelerate", *LIGHTNING)) and self.script.calls_to(
             *SAME_OBJECT_WRAPPERS, "Trainer"
         ):
@@ -536,11 +531,6 @@ class ScriptPlanReader(Quantities):
             data = bool(self.kinds.kinds(call) & SECRETS)
             if not (other or after or data or is_left_out(self.values, call)):
                 yield call
-
-    def _first(self, names: tuple[str, ...]) -> ast.expr | None:
-        """Return the first argument of the first running call with one of these names."""
-        calls = (call for call in self.script.calls_to(*names) if call.args)
-        return next((c.args[0] for c in calls if not is_left_out(self.values, c)), None)
 
     def finish(self, plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
         """Complete the plan after all fields are merged.

@@ -24,6 +24,7 @@ from affidavit.importers.scripts.object_kinds import (
     Kinds,
     ObjectKinds,
 )
+from affidavit.importers.scripts.row_code import open_uses_of_row_code
 from affidavit.importers.scripts.step_count import enclosing_loops, runs_once
 from affidavit.importers.scripts.syntax import (
     Script,
@@ -105,6 +106,7 @@ class Uses:
 
     def open_uses(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield the nodes that are no understood use, with the reason."""
+        yield from open_uses_of_row_code(self.kinds)
         for node in self.script.nodes:
             match node:
                 case ast.Call():
@@ -115,6 +117,8 @@ class Uses:
                 case ast.AugAssign(target=target, value=value):
                     yield from self._of_stores([target], value)
                     continue
+                case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
+                    why = "it may reach any object"
                 case ast.Attribute(ctx=ast.Load()):
                     why = self._of_attribute(node)
                 case ast.Name(ctx=ast.Load()):
@@ -125,13 +129,19 @@ class Uses:
                     why = self._of_shared(node, names)
                 case ast.Subscript(ctx=ast.Load()):
                     why = self._of_lot(node)
-                case ast.FunctionDef(name="__getitem__"):
-                    yield from self._of_row(node)
-                    continue
-                case ast.FunctionDef():
-                    why = self._of_definition(node)
                 case ast.Break() | ast.Continue() | ast.Return() | ast.Raise() | ast.Assert():
                     why = self._of_exit(node)
+                case (
+                    ast.FunctionDef(name=str(name))
+                    | ast.ClassDef(name=str(name))
+                    | ast.ExceptHandler(name=str(name))
+                    | ast.MatchAs(name=str(name))
+                    | ast.alias(asname=str(name))
+                    | ast.alias(name=name)
+                ) if self._is_private_name(node, name):
+                    why = "it gives the name of a private object another meaning"
+                case ast.FunctionDef():
+                    why = self._of_definition(node)
                 case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
                     why = "records decide how often it runs"
                 case ast.Yield() | ast.Await() | ast.YieldFrom():
@@ -162,6 +172,14 @@ class Uses:
             return f"records decide whether it runs ({source_text(test)})"
         if name == "setattr" and (base | taken or self._is_imported(call.args[:1])):
             return "it may change any part of the object"
+        if name in WRITERS and any(map(self._is_raw, (item for _, item in passed))):
+            return "it writes records"
+        if self._starts_program(call, name):
+            return "the program that it runs is not read"
+        if self._seeds_noise(call, name):
+            return "a reader of the seed knows the noise"
+        if self._is_along_records(call, name):
+            return "without batch_first=True it goes along the records of a lot"
         callee = self.kinds.kinds(function)
         if self.kinds.is_part(function, callee):
             bad = taken - SECRETS - {"model", "criterion", "undefined"}
@@ -199,6 +217,73 @@ class Uses:
             return None
         return self._of_function(call, passed, taken)
 
+    def _is_raw(self, item: ast.expr) -> bool:
+        """Whether an expression is records themselves, in whatever form."""
+        parts = list(ast.walk(item))
+        called = {last_name(part.func) for part in parts if isinstance(part, ast.Call)}
+        return called.issubset(FORMS) and any(
+            isinstance(part, ast.Name)
+            and bool(self.kinds.kinds(part) & {"data", "lots", "lot", "rows"})
+            for part in parts
+        )
+
+    def _starts_program(self, call: ast.Call, name: str) -> bool:
+        """Whether a call starts a program that may train, or release records."""
+        if name not in NAMES["program_starters"] or not self.script.comes_from(
+            call.func, ("os", "subprocess", "pty")
+        ):
+            return False
+        first = call.args[0] if call.args else keywords_of(call).get("args")
+        if isinstance(first, ast.List | ast.Tuple) and first.elts:
+            first = first.elts[0]
+        text = str(getattr(first, "value", "")).split()
+        return not text or text[0] not in NAMES["other_programs"]
+
+    def _seeds_noise(self, call: ast.Call, name: str) -> bool:
+        """Whether a call seeds what the noise or the lots come from by a number of the text."""
+        seed = next(iter(call.args), keywords_of(call).get("seed"))
+        if (
+            name not in NAMES["seeds"]
+            or self._is_own(call)
+            or self.values.known_value(seed) is None
+        ):
+            return False
+        engines = self.script.calls_to("PrivacyEngine")
+        if any(self.values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
+            return False
+        return not self._seeds_splits(call)
+
+    def _seeds_splits(self, call: ast.Call) -> bool:
+        """Whether a generator of its own is seeded, that only splits the records."""
+        if not isinstance(call.func, ast.Attribute) or self._is_module(call.func.value):
+            return False
+        outer = self.script.parents[call]
+        named = [item for item in getattr(outer, "targets", ()) if isinstance(item, ast.Name)]
+        if isinstance(call.func.value, ast.Name):
+            named = [call.func.value]
+        uses: list[ast.AST] = [use for item in named for use in self.script.reads_of(item.id)]
+        calls = [
+            next((o for o in self.script.ancestors(use) if isinstance(o, ast.Call)), use)
+            for use in uses or [call]
+        ]
+        splits = ("random_split", "Subset", "randperm")
+        return all(item is call or last_name(getattr(item, "func", item)) in splits
+                   for item in calls)  # fmt: skip
+
+    def _is_module(self, node: ast.expr) -> bool:
+        root = root_of(node)
+        return isinstance(root, ast.Name) and bool(self.script.module_path(root))
+
+    def _is_along_records(self, call: ast.Call, name: str) -> bool:
+        """Whether a recurrent or attention layer takes records for places of a sequence."""
+        if name not in NAMES["sequence_layers"] or not self.script.comes_from(
+            call.func, ("torch", "opacus")
+        ):
+            return False
+        first = self.values.known_value(keywords_of(call).get("batch_first"))
+        of_all = self.values.known_value(keywords_of(self.kinds.call).get("batch_first"))
+        return first is not True and of_all is not False
+
     def _of_keras(self, call: ast.Call, name: str) -> str | None:
         """Say why Keras may train with another optimiser, loss or layer than one that is known."""
         if not self.kinds.library.key.startswith(("tensorflow", "jax_keras")):
@@ -212,13 +297,27 @@ class Uses:
                 if not any(self._is_private_rule(keywords_of(c).get("optimizer")) for c in others):
                     return "other_optimizer"
             loss = named.get("loss", next(iter(call.args[1:]), None))
-            if loss is not None and (
-                isinstance(loss, ast.Lambda) or self.script.function_of(loss) is not None
-            ):
+            if loss is not None and not self._is_listed_loss(loss):
                 return "a loss of its own may join the records of a lot"
         if name == "Lambda":
             return "a layer of its own may join the records of a lot"
         return None
+
+    def _is_listed_loss(self, loss: ast.expr, depth: int = 0) -> bool:
+        """Whether a loss is one of Keras' own, or of what a part of a script leaves out."""
+        if isinstance(loss, ast.Constant):
+            return True
+        if isinstance(loss, ast.Call):
+            loss = loss.func
+        if self.script.comes_from(loss, ("tensorflow", "keras")):
+            return True
+        bound = self.script.bindings_of(loss) if isinstance(loss, ast.Name) else [None]
+        return depth < 5 and all(
+            item is not None
+            and item.value is not None
+            and self._is_listed_loss(item.value, depth + 1)
+            for item in bound
+        )
 
     def _is_private_rule(self, node: ast.expr | None) -> bool:
         """Whether the optimiser that a model is compiled with may be the private one."""
@@ -266,6 +365,8 @@ class Uses:
             return f"the model {source_text(module)} is not made by code that is read"
         secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
         for key, item in keywords_of(call).items():
+            if key == "seed" and self.values.known_value(item) is not None:
+                return "a reader of the seed knows the noise"
             if key in secret and self.kinds.kinds(item) & SECRETS:
                 return f"records decide {key}"
             if key == "data_loader" and "value" in self.kinds.kinds(item):
@@ -434,6 +535,8 @@ class Uses:
                     return None  # of a list or dictionary
             if taken <= SECRETS and name in LOGGERS:
                 return None
+        if taken <= {"differentiator"} & self.kinds.kinds(call):
+            return None
         if taken <= SECRETS and self.script.comes_from(call.func, NUMERICAL):
             if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
                 return f"it is given the {_words(taken)}"
@@ -458,6 +561,11 @@ class Uses:
             return None
         if not any(step in ast.walk(inner) for step in self.values.updates):
             return None
+        drawn: list[ast.expr | None] = [node.slice]
+        if isinstance(node.slice, ast.Name):
+            drawn += [item.value for item in self.script.bindings_of(node.slice)]
+        if any(self.kinds.may_repeat(item) for item in drawn if item is not None):
+            return "it may take a record twice"
         if self._depends(node.slice, inner, 0):
             return None
         return "it takes the same records in each step"
@@ -512,8 +620,11 @@ class Uses:
 
     def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
         name, base, own = target.attr, self.kinds.kinds(target.value), self.kinds.kinds(value)
-        if base & {"private", "optimizer", "engine"}:
-            return f"it changes the {_words(base & {'private', 'optimizer', 'engine'})}"
+        root = root_of(target)
+        whole = base | (self.kinds.kinds(root) if isinstance(root, ast.Name) else NOTHING)
+        changed = whole & {"private", "optimizer", "engine", "lots"}
+        if base & changed or (changed and "model" not in base and "holder" not in whole):
+            return f"it changes the {_words(changed)}"
         if "model" in base:
             if own & SECRETS or self.kinds.decided_by_records(target):
                 holds = own & {"data", "lots", "holder"} and isinstance(target.value, ast.Name)
@@ -537,6 +648,12 @@ class Uses:
         if keras and name == "optimizer" and not own_part:
             return "a model may get another optimiser"
         return None
+
+    def _is_private_name(self, node: ast.AST, name: str) -> bool:
+        """Whether a node other than an assignment binds a name that the private call sets."""
+        bindings = self.script.bindings.get((self.script.scope_of(node), name), ())
+        places = [item.node for item in bindings]
+        return node in places and any(map(self.values.is_set_by_private_call, places))
 
     def _of_rebinding(self, target: ast.Name | ast.Attribute) -> str | None:
         """Say why a name of a private object may hold another one later."""
@@ -651,8 +768,11 @@ class Uses:
             return "the function that it names may run at any place"
         if not isinstance(outer, ast.Call):
             return "the function that it names may run at any place"
-        use = find_function(self.script, outer)
-        if use is not None and use.accepts("code", place):
+        uses = [find_function(self.script, outer)]
+        if isinstance(outer.func, ast.Attribute):
+            name = outer.func.attr
+            uses += [find_method(kind, name) for kind in self.kinds.kinds(outer.func.value)]
+        if any(use is not None and use.accepts("code", place) for use in uses):
             return None
         name = last_name(outer.func) or ""
         if name in RUNNERS and self.values.is_called_once(node):
@@ -682,18 +802,6 @@ class Uses:
                     return f"{name} is set in {getattr(own, 'name', 'a function')}, at any time"
         return None
 
-    def _of_row(self, node: ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
-        """Ask about a row of a data set of the script's own that is not the record of its index."""
-        index = node.args.args[1].arg if len(node.args.args) > 1 else ""
-        for part in ast.walk(node):
-            if not isinstance(part, ast.Subscript) or not self.kinds.kinds(part.value) & {"data"}:
-                continue
-            first = part.slice.elts[0] if isinstance(part.slice, ast.Tuple) else part.slice
-            if not (isinstance(first, ast.Name) and first.id == index) and not (
-                isinstance(first, ast.Constant) and isinstance(first.value, str)
-            ):
-                yield part, "a row may be of another record than that of its index"
-
     def _of_definition(self, node: ast.FunctionDef) -> str | None:
         names = [last_name(getattr(item, "func", item)) for item in node.decorator_list]
         other = next((name for name in names if name not in DECORATORS), None)
@@ -720,6 +828,10 @@ class Uses:
             name = getattr(function, "name", "")
             if name == "configure_optimizers" and "optimizer" in handed:
                 return "other_optimizer"
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            carried = self.kinds.kinds(node.exc) & (HANDLES | {"lots"})
+            if carried - {"scheduler", "criterion"}:
+                return "what catches it gets private objects"
         if isinstance(node, ast.Assert):
             own = self.kinds.kinds(node.test) & SECRETS
             return "records decide whether it goes on" if own else None
@@ -747,6 +859,10 @@ class Uses:
         )
 
 
+WRITERS = ("write", "writelines", "writerow", "writerows", "dump")
+"""What writes to a file."""
+FORMS = ("str", "repr", "list", "tolist", "numpy", "cpu", "detach", "dumps", "format", "tuple")
+"""What writes the same values in another form."""
 CONTAINERS = ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop", "items",
               "keys", "values", "copy", "sort", "clear", "format", "join")  # fmt: skip
 """Methods of lists and dictionaries."""

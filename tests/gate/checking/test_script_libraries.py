@@ -354,20 +354,27 @@ def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int])
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("tf.random.set_seed(0)\n", "line 3 seeds what the noise comes from"),
         ("tf.random.set_seed(secret())\n", None),
         ("if 0:\n    torch.manual_seed(0)\n", None),
-        ("torch.manual_seed(0)\n", "line 3 seeds what the noise comes from"),
         ("model.load_weights('w')\n", "the weights that line 3 loads are public"),
     ],
 )
 def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
     partial = importer.read((KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode())
     assert partial is not None
-    notes = [item for item in partial.assumed if "seeds" in item or "weights" in item]
+    assert not partial.open_uses
+    notes = [item for item in partial.assumed if "weights" in item]
     assert [note in item for item in notes if note] == ([True] if note else [])
     assert bool(notes) is bool(note)
     assert any("only the model is released" in item for item in partial.assumed)
+
+
+@pytest.mark.parametrize("seed", ["tf.random.set_seed(0)", "torch.manual_seed(0)"])
+def test_noise_of_a_seed_in_the_text_is_asked_about(seed: str) -> None:
+    text = f"{KERAS}import tensorflow as tf, torch\n{seed}\n{OPTIMIZER}{FIT}"
+    partial = importer.read(text.encode())
+    assert partial is not None
+    assert [use.line for use in partial.open_uses] == [text[: text.index(seed)].count("\n") + 1]
 
 
 @pytest.fixture

@@ -286,13 +286,14 @@ def test_keras_trains_with_the_optimiser_that_it_is_compiled_with(
 
 
 OPTAX = """\
-import jax, jax.numpy as jnp, optax, numpy as np
+import jax, jax.numpy as jnp, optax, numpy as np, secrets
 # affidavit: adjacency=zero_out dataset_size=40000 lot_size=200 scheme=shuffled
 # affidavit: target_delta=1e-5 target_epsilon=60
 def cost(weights, a, b):
     return optax.softmax_cross_entropy_with_integer_labels(a @ weights["w"], b)
 weights = {"w": jnp.zeros((32, 4))}
-rule = optax.dpsgd(learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.6, seed=7)
+rule = optax.dpsgd(
+    learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.6, seed=secrets.randbits(31))
 memory = rule.init(weights)
 slopes = jax.vmap(jax.grad(cost), in_axes=(None, 0, 0))
 A, B = np.load("a.npy"), np.load("b.npy")
