@@ -139,7 +139,7 @@ site: install ## the documentation in build/site; a broken link fails
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/site
 	@echo "build/site/index.html"
 
-bench: install-trainer ## docs/explanation/benchmarks.md, in hours; BENCHES="gate service" runs some
+bench: install-trainer ## both pages benchmarks.md, in hours; BENCHES="gate service" runs some
 	$(BIN)/python -m bench.all $(BENCHES)
 
 bench-gpu: install-trainer ## check and time everything on a CUDA device

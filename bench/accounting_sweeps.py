@@ -3,7 +3,7 @@
 Prints two tables (processor time, traced peak of memory, counted points, width), the cost of
 a thousand plans of a sweep against single ones, and writes a picture of the first table:
 
-    python bench/accounting_sweeps.py [--svg docs/explanation/benchmarks-steps.svg]
+    python bench/accounting_sweeps.py [--svg contributing/benchmarks-steps.svg]
 
 A single plan is answered by a fresh accountant with empty caches.
 """

@@ -66,12 +66,14 @@ class Bench:
     name: str
     command: tuple[str, ...]
     minutes: float
-    document: Path = ROOT / "docs/explanation/benchmarks.md"
+    document: Path = ROOT / "contributing/benchmarks.md"
     lacks: Callable[[], str] = _nothing
 
 
+USERS = ROOT / "docs/explanation/benchmarks.md"
+"""The page of benchmarks that users read."""
 BENCHES = (
-    Bench(name="gate", command=("bench/gate.py",), minutes=10),
+    Bench(name="gate", command=("bench/gate.py",), minutes=10, document=USERS),
     Bench(
         name="accounting",
         command=(
@@ -85,25 +87,49 @@ BENCHES = (
             sys.executable,
         ),
         minutes=60,
+        document=USERS,
     ),
     Bench(
         name="sweeps",
-        command=("bench/accounting_sweeps.py", "--svg", "docs/explanation/benchmarks-steps.svg"),
+        command=("bench/accounting_sweeps.py", "--svg", "contributing/benchmarks-steps.svg"),
         minutes=20,
     ),
     Bench(name="proofs", command=("-m", "bench.proofs"), minutes=3),
     Bench(name="truncated-lots", command=("bench/truncated_lots.py",), minutes=5),
-    Bench(name="loose-corners", command=("bench/loose_corners.py", "--minutes", "30"), minutes=35),
+    Bench(
+        name="loose-corners",
+        command=("bench/loose_corners.py", "--minutes", "30"),
+        minutes=35,
+        document=USERS,
+    ),
     Bench(name="fresh-lots", command=("bench/fresh_lots.py",), minutes=20),
     Bench(name="schedules", command=("bench/schedules.py",), minutes=3),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
     Bench(name="random-allocation", command=("bench/random_allocation.py",), minutes=15),
     Bench(name="diagnosis", command=("bench/diagnosis.py",), minutes=30),
-    Bench(name="trainer", command=("-m", "bench.trainer"), minutes=30, lacks=_torch),
+    Bench(
+        name="trainer",
+        command=("-m", "bench.trainer"),
+        minutes=30,
+        lacks=_torch,
+        document=USERS,
+    ),
     Bench(name="exact-noise", command=("bench/exact_noise.py",), minutes=5, lacks=_torch),
-    Bench(name="gpu", command=("bench/gpu/run.py", "--markdown"), minutes=15, lacks=_cuda),
-    Bench(name="service", command=("-m", "bench.service"), minutes=20, lacks=_wrk),
+    Bench(
+        name="gpu",
+        command=("bench/gpu/run.py", "--markdown"),
+        minutes=15,
+        lacks=_cuda,
+        document=USERS,
+    ),
+    Bench(
+        name="service",
+        command=("-m", "bench.service"),
+        minutes=20,
+        lacks=_wrk,
+        document=USERS,
+    ),
     Bench(name="fair-share", command=("-m", "bench.fair_share"), minutes=12),
     Bench(name="pages", command=("-m", "bench.pages"), minutes=45, lacks=_postgresql),
 )
@@ -138,7 +164,7 @@ def measure(bench: Bench) -> str:
     text = bench.document.read_text(encoding="utf-8")
     for line in slower(before, printed):
         _say(f"slower: {line}")
-    whole = f"{provenance(took, load)}\n\n{printed}"
+    whole = f"{provenance(took, load, text)}\n\n{printed}"
     bench.document.write_text(with_section(text, bench.name, whole), encoding="utf-8")
     return ""
 

@@ -38,7 +38,7 @@ TRIES = 3
 """Noise multipliers that are tried for a plan, and plans for a cell before it counts as refused."""
 SECONDS = 6.0
 """Time limit for one bracket, of the processor."""
-WORST = 10
+WORST = 5
 """Widest plans that are listed."""
 
 Draw = random.Random
@@ -238,7 +238,7 @@ def rounded(ratio: float) -> str:
 
 
 def print_report(measured: dict[Cell, Measured], cell_count: int) -> None:
-    """Print the widths by scheme, unit, adjacency and noise, the refusals, and the widest plans."""
+    """Print the widths by scheme and noise, the refusals, and the widest plans."""
     rows: dict[tuple[str, ...], Measured] = defaultdict(Measured)
     for scheme, unit, adjacency, kind in sorted(measured):
         noise = "independent" if kind == "independent" else "correlated"
@@ -247,20 +247,23 @@ def print_report(measured: dict[Cell, Measured], cell_count: int) -> None:
         row.refused += of_cell.refused
     out = sys.stdout.write
     out(f"{len(measured)} of {cell_count} cells.\n\n")
-    out("| scheme | unit | adjacency | noise | plans | median | largest |\n")
-    out("|---|---|---|---|---|---|---|\n")
-    for key, row in rows.items():
+    out("| scheme | noise | plans | medians | largest |\n|---|---|---|---|---|\n")
+    ratios: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for (scheme, _unit, _adjacency, noise), row in rows.items():
         if row.widths:
-            ratios = [width[0] for width in row.widths]
-            median, largest = rounded(statistics.median(ratios)), rounded(max(ratios))
-            out(f"| {' | '.join(key)} | {len(ratios)} | {median} | {largest} |\n")
-    refused: dict[tuple[str, str], list[str]] = defaultdict(list)
+            ratios[scheme, noise].append([width[0] for width in row.widths])
+    for key, groups in ratios.items():
+        medians = sorted(map(statistics.median, groups))
+        ends = " to ".join(dict.fromkeys(map(rounded, (medians[0], medians[-1]))))
+        largest = rounded(max(map(max, groups)))
+        out(f"| {' | '.join(key)} | {sum(map(len, groups))} | {ends} | {largest} |\n")
+    refused: dict[str, Counter[str]] = defaultdict(Counter)
     for key, row in rows.items():
         for code, count in row.refused.items():
-            refused[code, key[0]].append(f"{' '.join(key[1:])} ({count})")
-    out("\nRefused, or not measured:\n\n| code | scheme | cells |\n|---|---|---|\n")
-    for (code, scheme), names in sorted(refused.items()):
-        out(f"| {code} | {scheme} | {', '.join(names)} |\n")
+            refused[code][key[0]] += count
+    out("\nRefused, or not measured:\n\n| code | plans |\n|---|---|\n")
+    for code, schemes in sorted(refused.items()):
+        out(f"| {code} | {', '.join(f'{name} {count}' for name, count in schemes.items())} |\n")
     every = [(width, key) for key, row in rows.items() for width in row.widths]
     every.sort(key=lambda pair: -pair[0][0])
     out("\nThe widest:\n\n| ends apart | ε | scheme, unit, adjacency | plan |\n|---|---|---|---|\n")

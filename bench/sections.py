@@ -4,7 +4,7 @@
 figures stand only between such markers, so that a new measurement leaves no old figure behind.
 A section with a commit that is no ancestor, or further back than ``MOST_COMMITS``, is marked old.
 
-    python -m bench.sections    # marks the sections of the page anew
+    python -m bench.sections    # marks the sections of both pages anew
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _around(text: str, name: str) -> tuple[str, str, str]:
 
 MOST_COMMITS = 100
 OLD = f"**Old**: not measured within the last {MOST_COMMITS} commits."
-PAGE = ROOT / "docs/explanation/benchmarks.md"
+PAGES = (ROOT / "docs/explanation/benchmarks.md", ROOT / "contributing/benchmarks.md")
 COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b")
 SECTION = re.compile(r"<!-- bench: ([\w-]+) -->")
 
@@ -138,17 +138,19 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def provenance(seconds: float, load: float) -> str:
+def provenance(seconds: float, load: float, page: str = "") -> str:
     """Describe when, from which commit and on which machine a bench ran for ``seconds``.
 
-    ``load`` is the load average before it started.
+    ``load`` is the load average before it started. A machine that the ``page`` describes is not
+    described again.
     """
     changes = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     of = _git(ROOT, "rev-parse", "--short", "HEAD") or "unknown"
     changed = " with changes" if changes else ""
+    described = "; ".join([machine(), *versions()])
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {of}{changed}: {machine()}, load {load:.1f} before "
-        f"it began; {'; '.join(versions())}. It took {_duration(seconds)}."
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {of}{changed}, load {load:.1f} before it began. It "
+        f"took {_duration(seconds)}.{'' if described in page else f' {described}.'}"
     )
 
 
@@ -183,4 +185,6 @@ def _duration(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{PAGE.name}: {PAGE.write_text(with_marks(PAGE.read_text()))} characters\n")
+    for page in PAGES:
+        page.write_text(with_marks(page.read_text(encoding="utf-8")), encoding="utf-8")
+        sys.stdout.write(f"{page.relative_to(ROOT)}\n")

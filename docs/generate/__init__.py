@@ -38,7 +38,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../plan/codes.json": codes.data,
     "reference/plan.schema.json": plan_schema.schema_text,
     "reference/schemastore.json": plan_schema.catalog_entry,
-    "reference/repositories.md": repositories.page,
+    "../contributing/repositories.md": repositories.page,
     "reference/uses.md": uses.page,
     "theorems/dominating-pairs.md": dominating_pairs.page,
 }

@@ -16,7 +16,9 @@ from docs.generate.tables import table
 
 CLAIMS = Path(__file__).resolve().parents[2] / "claims"
 KEYS = ("Source", "Link", "Reading", "Left out")
-COLUMNS = ("plan", "claimed", "proved", "answer", "reading")
+COLUMNS = ("plan", "claimed", "proved", "answer", "reading", "source")
+USUAL = "Poisson lots, add or remove one record"
+"""The reading that is not repeated in each row."""
 ANSWERS = {"claim_below_certified": "refuted", "claim_not_decided": "not decided"}
 """The answer to a claim by the code of its reason."""
 HEAD = """# Published claims
@@ -77,14 +79,15 @@ class Row:
             return "holds"
         return next(ANSWERS[code] for code in self.assessment.codes if code in ANSWERS)
 
-    def cells(self) -> list[str]:
-        """The row's cells."""
+    def cells(self, number: int) -> list[str]:
+        """The row's cells; ``number`` is that of its source."""
         epsilon, delta = self.assessment.epsilon, self.assessment.target_delta
         if epsilon is None:
             raise ValueError(f"{self.file.name} is refused")
         proved = f"{decimal_down(epsilon.lower, 4)} to {decimal_up(epsilon.upper, 4)}"
         claimed = f"{self.claimed} at δ = {decimal_up(delta, 6)}"
-        return [f"`{self.file.name}`", claimed, proved, self.answer, self.facts["Reading"]]
+        reading = self.facts["Reading"].removeprefix(USUAL).removeprefix(", ")
+        return [f"`{self.file.name}`", claimed, proved, self.answer, reading, str(number)]
 
     @property
     def source(self) -> str:
@@ -101,8 +104,12 @@ def page() -> str:
         f"{len(rows)} readings of published claims: {held} hold, {refuted} are refuted, and "
         f"{len(rows) - held - refuted} are not decided.\n\n"
     )
-    told = {
-        row.source: [other.cells() for other in rows if other.source == row.source] for row in rows
-    }
-    sections = [f"{source}\n\n{table(COLUMNS, cells)}\n" for source, cells in told.items()]
-    return HEAD + count + "".join(sections) + TAIL.lstrip()
+    sources = list(dict.fromkeys(row.source for row in rows))
+    cells = [
+        row.cells(number)
+        for number, source in enumerate(sources, 1)
+        for row in rows
+        if row.source == source
+    ]
+    listed = "".join(f"{number}. {source}\n" for number, source in enumerate(sources, 1))
+    return f"{HEAD}{count}{table(COLUMNS, cells)}\n## Sources\n\n{listed}{TAIL}"

@@ -14,7 +14,6 @@ from affidavit.service.__main__ import app as service
 from affidavit.trainer import app as trainer
 from affidavit.trainer.search import app as search
 from affidavit.worker import app as worker
-from docs.generate.tables import table
 
 BECOMES = {
     "affidavit train": get_command(trainer),
@@ -23,6 +22,18 @@ BECOMES = {
     **{f"affidavit {name}": result for name, result in get_command(service).commands.items()},
 }
 """Commands whose process is replaced by another program's, which takes their options."""
+
+TRUST = ("`--keys`", "`--keyset`", "`--root`", "`--trust`")
+VERIFICATION = (
+    *TRUST,
+    "`--require-log`",
+    "`--checkpoint-store`",
+    "`--consistency`",
+    "`--status`",
+    "`--require-status`",
+)
+TOGETHER = {"the verification options": VERIFICATION, "the trust options": TRUST}
+"""Options that several commands take together, by the name of the group."""
 
 HEAD = """# The command line
 
@@ -50,7 +61,10 @@ def page() -> str:
     sections = list(_walk(get_command(app), "affidavit"))
     uses = Counter(row for _, command in sections for row in _rows(command))
     shared = {row for row, times in uses.items() if times > 2}
-    told = f"## Options of several commands\n\n{table(('option', 'meaning'), sorted(shared))}\n"
+    told = f"## Options of several commands\n\n{_listed(sorted(shared))}\n"
+    for group, options in TOGETHER.items():
+        told += f"*{group.capitalize()}* are {', '.join(options)}.\n"
+    told += "\n"
     return HEAD + told + "\n".join(_section(*section, shared) for section in sections)
 
 
@@ -75,10 +89,22 @@ def _section(path: str, command: Any, shared: set[tuple[str, str]]) -> str:
     told = f"## {path}\n\n{about.strip()}\n"
     rows = _rows(command)
     if own := [row for row in rows if row not in shared]:
-        told += f"\n{table(('', 'meaning'), own)}"
-    if also := [name for name, meaning in rows if (name, meaning) in shared]:
+        told += f"\n{_listed(own)}"
+    if also := _grouped([name for name, meaning in rows if (name, meaning) in shared]):
         told += f"\n{'Also' if own else 'Takes'} {', '.join(also)}.\n"
     return told
+
+
+def _listed(rows: list[tuple[str, str]]) -> str:
+    return "".join(f"- {name}: {' '.join(meaning.split())}\n" for name, meaning in rows)
+
+
+def _grouped(names: list[str]) -> list[str]:
+    """The names, with one for the largest group whose options are all among them."""
+    for group, options in TOGETHER.items():
+        if set(options) <= set(names):
+            return [*(name for name in names if name not in options), group]
+    return names
 
 
 def _name(parameter: Any) -> str:

@@ -71,6 +71,14 @@ mistakes that `diagnose` names are in [known mistakes](mistakes.md).
 
 """
 """How the page begins."""
+DESCRIBED = {
+    "assessment": ("### {}\n", "Mistakes, described in [known mistakes](mistakes.md)"),
+    "importers": ("| `{}` |", "Faults of scripts, described in [the gate](../how-to/gate.md)"),
+    "mechanisms": ("(`{}`)", "Obligations of one mechanism, described in [mechanisms](mechanisms.md)"),
+}
+"""Of parts with codes that another page describes: how it names one, and what is said of them."""
+SHORT = 64
+"""Characters of a message that the page shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +142,38 @@ def _texts() -> dict[str, Any]:
 
 
 def page() -> str:
-    """A table for each part."""
+    """A table for each part; codes that another page describes are named only."""
     sections = []
     for room in ROOMS:
         stored = _stored(room)
-        rows = [(f"`{c}`", _cut(stored[c].message, 80)) for c in sorted(stored)]
-        if rows:
-            sections.append(f"## {room}\n\n" + table(("code", "says"), rows))
+        elsewhere = [code for code in sorted(stored) if _described(code, room)]
+        rows = [
+            (f"`{code}`", _cut(stored[code].message, SHORT))
+            for code in sorted(stored)
+            if code not in elsewhere
+        ]
+        if not stored:
+            continue
+        section = f"## {room}\n\n{table(('code', 'says'), rows)}"
+        if elsewhere:
+            named = ", ".join(f"`{code}`" for code in elsewhere)
+            section += f"\n{DESCRIBED[room][1]}: {named}.\n"
+        sections.append(section)
     return HEAD + "\n".join(sections)
+
+
+def _described(code: str, room: str) -> bool:
+    """Whether another page has an entry of its own for a code."""
+    form, said = DESCRIBED.get(room, ("", ""))
+    if not form:
+        return False
+    (link,) = re.findall(r"\]\((.+?)\)", said)
+    return form.format(code) in _text_of(ROOT / "docs/reference" / link)
+
+
+@cache
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def uses(room: str) -> Iterator[Use]:

@@ -32,7 +32,7 @@ that it does.
 
 def document() -> str:
     """The whole document."""
-    entries = all_mechanisms().values()
+    entries = list(all_mechanisms().values())
     rows = "".join(
         f"| [`{item.name}`](#{item.name}) | {item.title} | "
         f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_description} |\n"
@@ -42,7 +42,8 @@ def document() -> str:
     shared = {field for field, times in uses.items() if times > 1}
     told = [_told(field) for field in sorted(shared)]
     fields = f"\n## Fields of several\n\n{table(('field', 'takes', 'meaning'), told)}"
-    return HEAD + rows + fields + "".join(_section(item, shared) for item in entries)
+    sections = [_section(item, shared, _same_release(item, entries)) for item in entries]
+    return HEAD + rows + fields + "".join(sections)
 
 
 Field = tuple[str, str, str, bool]
@@ -59,18 +60,32 @@ def _told(field: Field) -> tuple[str, str, str]:
     return f"`{name}`", takes, f"{meaning}; it changes the guarantee" if changes else meaning
 
 
-def _section(mechanism: Mechanism, shared: set[Field]) -> str:
-    return "\n".join(["", f"## {mechanism.name}", "", *_lines(mechanism, shared), ""])
+def _same_release(mechanism: Mechanism, entries: list[Mechanism]) -> str:
+    """The name of an earlier mechanism that releases the same, or nothing."""
+    release = list(_release(mechanism))
+    first = next(item for item in entries if list(_release(item)) == release)
+    return "" if first is mechanism else first.name
 
 
-def _lines(mechanism: Mechanism, shared: set[Field]) -> Iterator[str]:
+def _release(mechanism: Mechanism) -> Iterator[str]:
     yield f"* **Releases** {mechanism.releases}."
     yield f"* **Sensitivity** {mechanism.sensitivity}."
     yield f"* **Proof** {mechanism.proof}."
-    yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
+    yield f"* **Clipping** {mechanism.clipping}."
     if mechanism.state_on_raw_data:
         yield f"* **State on raw data** {'; '.join(mechanism.state_on_raw_data)}."
-    yield f"* **Clipping** {mechanism.clipping}."
+
+
+def _section(mechanism: Mechanism, shared: set[Field], same: str) -> str:
+    return "\n".join(["", f"## {mechanism.name}", "", *_lines(mechanism, shared, same), ""])
+
+
+def _lines(mechanism: Mechanism, shared: set[Field], same: str) -> Iterator[str]:
+    if same:
+        yield f"* **Releases**, sensitivity, proof and clipping: as [`{same}`](#{same})."
+    else:
+        yield from _release(mechanism)
+    yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
     for obligation in mechanism.obligations:
         yield f"* **Obliges the trainer** (`{obligation.code}`): {obligation.text}."
     yield f"* **Sources** {'; '.join(mechanism.sources)}."

@@ -1,4 +1,4 @@
-"""``repositories.md``: what the gate answers to the scripts of public repositories.
+"""``contributing/repositories.md``: what the gate answers to the scripts of public repositories.
 
 The cases are those of ``tests/gate/checking/repositories.yaml``, which a test runs.
 """

@@ -31,7 +31,7 @@ The adapter's loss of a record is the mean negative log-likelihood, in nats, ove
 count (``examples.train.text``: the target, not its source prefix and not padding). A record
 without such tokens has loss 0. Logits and losses are float32 or better.
 
-docs/how-to/models-and-data.md lists the options of ``--model gpt2``. With ``tie=uses``, the token
+examples/train/README.md lists the options of ``--model gpt2``. With ``tie=uses``, the token
 table is a release ``tied`` of its own, and each of its uses is clipped to half of that release's
 clip norm.
 

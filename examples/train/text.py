@@ -20,7 +20,7 @@ public: a vocabulary that is collected from the records would release rare words
 >>> words.encode("name : Alimentum")
 [4, 5, 3]
 
-docs/how-to/models-and-data.md lists the data sets and their options. Two generated corpora
+examples/train/README.md lists the data sets and their options. Two generated corpora
 with the same seed share their records up to the smaller size.
 
 >>> strip_notes("In the beginning God{After the Hebrew} created")

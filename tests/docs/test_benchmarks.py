@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.document_blocks import DOCS, ROOT
+from tests.support.document_blocks import ROOT
 
-PAGES = ("explanation/benchmarks.md",)
+PAGES = ("docs/explanation/benchmarks.md", "contributing/benchmarks.md")
 MARKER = re.compile(r"<!-- (bench|end): ([\w-]+) -->")
 MEASURED = re.compile(r"\d(\.\d+)? ?(ms|MiB|times|x)\b|\d ?s\b|median \d|load \d")
 TABLE = "| a | b |\n|---|---|\n| 1 | 2 |"
@@ -51,11 +51,11 @@ def ran(bench: Any, page: Path, program: str, minutes: float = 1.0) -> str:
 
 
 def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
-    expected = [(str(bench.document.relative_to(DOCS)), bench.name) for bench in bench.BENCHES]
+    expected = [(str(bench.document.relative_to(ROOT)), bench.name) for bench in bench.BENCHES]
     result = [
         (page, name)
         for page in PAGES
-        for kind, name in MARKER.findall((DOCS / page).read_text(encoding="utf-8"))
+        for kind, name in MARKER.findall((ROOT / page).read_text(encoding="utf-8"))
         if kind == "bench"
     ]
     assert sorted(result) == sorted(expected)
@@ -66,9 +66,10 @@ def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
         assert (ROOT / path).exists()
 
 
-def test_what_was_measured_stands_between_markers_only() -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_what_was_measured_stands_between_markers_only(page: str) -> None:
     """So that measuring anew leaves no old figure behind; what is aimed at may be anywhere."""
-    text = (DOCS / "explanation/benchmarks.md").read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     prose = re.sub(r"<!-- bench: .*?<!-- end: [\w-]+ -->", "", text, flags=re.DOTALL)
     assert "\n|" not in prose
     for paragraph in prose.split("\n\n"):
@@ -160,9 +161,10 @@ def test_a_section_is_old_after_a_hundred_commits_and_on_another_branch(
     assert sections.with_marks(marked, tmp_path) == marked
 
 
-def test_old_sections_of_the_page_are_marked(sections: Any) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_old_sections_of_the_page_are_marked(sections: Any, page: str) -> None:
     """``python -m bench.sections`` marks them. Half as many commits may go by until it is run."""
-    text = (DOCS / "explanation/benchmarks.md").read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     found = {name: sections.section(text, name) for name in sections.SECTION.findall(text)}
     assert not [
         name

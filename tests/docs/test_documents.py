@@ -123,8 +123,8 @@ def test_every_command_line_of_the_readme_and_the_tour_runs(page: str, tmp_path:
     python = shlex.quote(sys.executable)
     programs = {"affidavit": f"{python} -m affidavit", "python": python}
     for line in commands(page):
-        named = r"(?:\.venv/bin/|^)(affidavit|python)\b"
-        command = re.sub(named, lambda found: programs[found[1]], line)
+        named = r"(^|\| )(affidavit|python)\b"
+        command = re.sub(named, lambda found: found[1] + programs[found[2]], line)
         for written in ("bundle.json", "curve.svg", "digits-run"):
             command = command.replace(written, str(tmp_path / written))
         finished = subprocess.run(

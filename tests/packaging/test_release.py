@@ -32,13 +32,23 @@ def test_the_metadata_says_what_it_is(metadata: Metadata) -> None:
     assert metadata.version == Version(__version__)
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
-    assert metadata.description == (ROOT / "README.md").read_text()
     assert metadata.summary
     assert metadata.classifiers
     assert metadata.requires_python is not None
     stated = [line.rpartition(":: ")[2] for line in metadata.classifiers if ":: 3." in line]
     assert stated
     assert all(metadata.requires_python.contains(version) for version in stated)
+
+
+def test_the_description_is_the_readme_with_links_that_an_index_can_follow(
+    metadata: Metadata,
+) -> None:
+    described, readme = metadata.description or "", (ROOT / "README.md").read_text()
+    links = re.compile(r"\[([^]]+)\]\(([^)]+)\)")
+    targets = [target for _, target in links.findall(described)]
+    assert len(targets) > 3
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert links.sub(r"\1", described) == links.sub(r"\1", readme)
 
 
 def test_every_extra_of_the_project_is_one_of_the_wheel(metadata: Metadata) -> None:
