@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal, NamedTuple, assert_never
 
+CURVE_KINDS = ("profile", "trade-off", "attack", "renyi", "belief")
+"""The charts of a plan's privacy curves (``privacy_curves``)."""
 Point = tuple[float, float]
 
 

@@ -40,6 +40,7 @@ from affidavit.assessment.assessment import Assessment, interval
 from affidavit.assessment.calibration import Solver, lower_open
 from affidavit.assessment.certification import certify
 from affidavit.assessment.charts import (
+    CURVE_KINDS,
     Axis,
     Band,
     Chart,
@@ -338,13 +339,13 @@ def belief_chart(curves: Curves) -> Chart:
     )
 
 
-CURVE_CHARTS: dict[str, Callable[[Curves], Chart]] = {
-    "profile": profile_chart,
-    "trade-off": trade_off_chart,
-    "attack": attack_chart,
-    "renyi": renyi_chart,
-    "belief": belief_chart,
-}
+CURVE_CHARTS: dict[str, Callable[[Curves], Chart]] = dict(
+    zip(
+        CURVE_KINDS,
+        (profile_chart, trade_off_chart, attack_chart, renyi_chart, belief_chart),
+        strict=True,
+    )
+)
 """Every chart by its name."""
 
 

@@ -27,11 +27,11 @@ from .model.claim import LOSSES_FILE as LOSSES_FILE
 from .model.claim import RECORD_FILE as RECORD_FILE
 from .model.claim import STATEMENT_FILE as STATEMENT_FILE
 from .model.claim import Evidence as Evidence
+from .model.claim_forms import EXPORTS as EXPORTS
 from .model.manifest import SIGNATURE_FILE as SIGNATURE_FILE
 from .model.manifest import BadModel as BadModel
 from .model.manifest import manifest_of as manifest_of
 from .model.manifest import read_ec_key as read_ec_key
-from .model.signing import EXPORTS as EXPORTS
 from .model.signing import sign_model as sign_model
 from .model.training_check import ModelFinding as ModelFinding
 from .model.training_check import UnsupportedClaim as UnsupportedClaim

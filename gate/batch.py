@@ -20,12 +20,10 @@ from contextlib import closing, contextmanager, nullcontext
 from io import FileIO
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 import typer
-from pebble import ProcessExpired, ProcessPool
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from affidavit import assessment, mechanisms
 from affidavit.gate.console import err, print_json, stop, stop_unwritable
@@ -34,6 +32,9 @@ from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
 from affidavit.plan import MalformedPlan, Reason, parse_plan
 from affidavit.trust import write_all
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 TIMEOUT_SECONDS = 120.0
 """Limit for one line."""
@@ -174,6 +175,8 @@ def certify_lines(
     if jobs == 1:
         yield from (certify_line(line, *options) for line in lines if line is not None)
         return
+    from pebble import ProcessPool
+
     forks = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     context.set_forkserver_preload(PRELOADED)
@@ -230,6 +233,8 @@ def _without_stderr() -> Iterator[None]:
 
 
 def _result_of(future: Future[Result]) -> Result:
+    from pebble import ProcessExpired
+
     remedy = "Certify this plan alone, with --engine to choose a cheaper accountant."
     try:
         return future.result()
@@ -266,11 +271,13 @@ def _reading(name: str) -> Iterator[None]:
 
 def _progress() -> Progress:
     """Return a progress bar, shown only if standard error is a terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
         console=err,
         transient=True,
         disable=not sys.stderr.isatty(),

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from affidavit.accountants import Bracket, belief, decimal_down, decimal_up
-from affidavit.assessment import (
-    ALPHAS,
-    CURVE_CHARTS,
-    FALSE_POSITIVE_RATES,
-    Assessment,
-    Curves,
-    curves,
-    draw_curves,
-)
+from affidavit import accountants, assessment
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.assessment.charts import CURVE_KINDS
 from affidavit.gate.console import (
     err,
     exit_with_assessment,
@@ -35,6 +27,9 @@ from affidavit.gate.exit_codes import exit_of_verdict
 from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
 from affidavit.gate.render import plain_table
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 DIGITS = 5
 
 
@@ -45,34 +40,34 @@ def curve(
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option("--kind", help="Draw only: " + ", ".join(CURVE_CHARTS) + "; repeatable."),
+        typer.Option("--kind", help="Draw only: " + ", ".join(CURVE_KINDS) + "; repeatable."),
     ] = None,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
     """Show the whole guarantee: δ at any ε, attack success and beliefs, as tables or a chart."""
     kinds = tuple(dict.fromkeys(kind or ()))
-    unknown = [name for name in kinds if name not in CURVE_CHARTS]
+    unknown = [name for name in kinds if name not in CURVE_KINDS]
     if unknown:
-        stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
+        stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_KINDS)}.")
     if kinds and svg is None:
         stop("--kind needs --svg FILE.")
     require_writable(svg)
     file = load_plan(plan, as_json=as_json)
     with err.status("accounting ...") as status:
-        result = curves(
+        result = assessment.curves(
             file.plan,
             engine=engine,
             progress=lambda label, points: status.update(
                 f"{label} ..." if not points else f"{label}: {points} points"
             ),
         )
-    if isinstance(result, Assessment):
+    if isinstance(result, assessment.Assessment):
         exit_with_assessment(
             file, result, exit_of_verdict(result.verdict, result.codes), as_json=as_json
         )
     if svg is not None:
-        write(svg, draw_curves(result, kinds).encode())
+        write(svg, assessment.draw_curves(result, kinds).encode())
     if as_json:
         print_json(result.as_document())
     else:
@@ -82,7 +77,7 @@ def curve(
     raise typer.Exit(exit_of_verdict(result.assessment.verdict, result.assessment.codes))
 
 
-def _print(result: Curves) -> None:
+def _print(result: assessment.Curves) -> None:
     out.print(f"[bold]{escape(result.assessment.headline)}[/]")
     out.print(f"by {result.engine['name']} ({result.engine['version']})")
     if result.mu is not None:
@@ -101,7 +96,7 @@ def _print(result: Curves) -> None:
     out.print(f"\ncurve {result.digest}")
 
 
-def _tables(result: Curves) -> list[Table]:
+def _tables(result: assessment.Curves) -> list[Table]:
     trade_off, delta = result.trade_off, decimal_up(result.delta, DIGITS)
     tables = [
         _table("ε at δ", ("δ", "ε ≥", "ε ≤"), _rows(result.epsilon_of)),
@@ -112,7 +107,7 @@ def _tables(result: Curves) -> list[Table]:
             [
                 *(
                     (f"{r:g}", *_bounds(trade_off.true_positive_rate(r)))
-                    for r in FALSE_POSITIVE_RATES
+                    for r in assessment.FALSE_POSITIVE_RATES
                 ),
                 ("largest difference", *_bounds(trade_off.advantage)),
             ],
@@ -121,14 +116,14 @@ def _tables(result: Curves) -> list[Table]:
             "belief about one record",
             ("before", f"after, except with probability {delta} ≤", "right guesses ≤"),
             [
-                (f"{p:g}", decimal_up(belief(p, result.odds_exponent), DIGITS), _bounds(guess)[1])
+                (f"{p:g}", decimal_up(accountants.belief(p, result.odds_exponent), DIGITS), _bounds(guess)[1])
                 for p, guess in result.guesses
             ],
         ),
         _table(
             "trade-off function",
             ("type I error", "type II error ≥", "≤"),
-            [(f"{a:g}", *_bounds(trade_off.type_two(a))) for a in ALPHAS],
+            [(f"{a:g}", *_bounds(trade_off.type_two(a))) for a in assessment.ALPHAS],
         ),
     ]
     if result.renyi:
@@ -145,9 +140,9 @@ def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]
     return table
 
 
-def _rows(brackets: Iterable[tuple[float, Bracket]]) -> list[tuple[str, ...]]:
+def _rows(brackets: Iterable[tuple[float, accountants.Bracket]]) -> list[tuple[str, ...]]:
     return [(f"{at:g}", *_bounds(bracket)) for at, bracket in brackets]
 
 
-def _bounds(bracket: Bracket) -> tuple[str, str]:
+def _bounds(bracket: accountants.Bracket) -> tuple[str, str]:
     return decimal_down(bracket.lower, DIGITS), decimal_up(bracket.upper, DIGITS)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.markup import escape
 
 from affidavit.gate.console import exit_with_reasons, load_plan, out, print_json, say, show_status
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, PlanArgument
-from affidavit.plan import Claim, MalformedPlan, Reason
+from affidavit.plan import MalformedPlan, Reason
 
 if TYPE_CHECKING:
     from affidavit.assessment.diagnose import Diagnosis
+    from affidavit.plan import Claim
 
 
 _OF_ANSWER = {
@@ -70,6 +70,10 @@ def diagnose(
 
 def _claim(epsilon: str | None, noise_multiplier: str | None) -> Claim | Reason:
     """Return the claim that the options state, or the reason why they state none."""
+    from pydantic import ValidationError
+
+    from affidavit.plan import Claim
+
     message, remedy = "no claim is given.", "Give --claimed-epsilon or --claimed-noise-multiplier."
     if epsilon is not None and noise_multiplier is not None:
         message, remedy = "two claims are given.", "Give only one option."

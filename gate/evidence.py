@@ -11,11 +11,10 @@ from typing import Annotated
 
 import typer
 
-from affidavit.certificate import verification_options
-from affidavit.client import DIGEST
-from affidavit.evidence import EvidenceError, EvidenceReport
-from affidavit.evidence import verify_evidence as check_evidence
-from affidavit.evidence.evidence_file import MAX_BYTES
+from affidavit import certificate as certificates
+from affidavit import client as clients
+from affidavit import evidence as evidences
+from affidavit import trust as trusts
 from affidavit.gate.console import print_json, say, stop, usage_errors, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
@@ -34,7 +33,6 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.service_commands import connect
 from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
-from affidavit.trust import TrustRoot
 
 
 def evidence(
@@ -45,7 +43,7 @@ def evidence(
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Fetch everything about a run or a certificate in one file, for an auditor."""
-    kind = "certificates" if re.fullmatch(DIGEST, subject) else "runs"
+    kind = "certificates" if re.fullmatch(clients.DIGEST, subject) else "runs"
     with connect(server) as client:
         content = client.evidence(kind, subject)
     write(file, content)
@@ -69,8 +67,8 @@ def verify_evidence(
     content = _read(file)
     with usage_errors(file):
         # The keyset must be valid today, but the certificate may have expired since the run.
-        trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = verification_options(
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load().for_past_use()
+        options = certificates.verification_options(
             trusted,
             checkpoints=checkpoint_store,
             consistency=consistency,
@@ -79,14 +77,16 @@ def verify_evidence(
             require_log=require_log,
         )
     try:
-        report = check_evidence(content, trusted, options)
-    except EvidenceError as error:
+        report = evidences.verify_evidence(content, trusted, options)
+    except evidences.EvidenceError as error:
         print_rejection(str(file), error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None
     _print(report, as_json=as_json)
 
 
 def _read(file: Path) -> bytes:
+    from affidavit.evidence.evidence_file import MAX_BYTES
+
     try:
         with file.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
@@ -94,7 +94,7 @@ def _read(file: Path) -> bytes:
         stop(f"cannot read {file}: {error.strerror}.")
 
 
-def _print(report: EvidenceReport, *, as_json: bool) -> None:
+def _print(report: evidences.EvidenceReport, *, as_json: bool) -> None:
     if as_json:
         steps = steps_as_documents(report.steps, report.unchecked)
         print_json({"verified": True, "about": dict(report.about), "steps": steps})

@@ -21,29 +21,11 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from affidavit import certificate as certificates
+from affidavit import evidence as evidences
+from affidavit import trust as trusts
 from affidavit.accountants import decimal_down
-from affidavit.certificate import verification_options, verify
-from affidavit.evidence import (
-    AUDITABLE,
-    CHECKED,
-    DECLARED,
-    EXPORTS,
-    KEYSET_FILE,
-    STATEMENT_FILE,
-    BadCanaries,
-    BadModel,
-    Canaries,
-    Evidence,
-    ModelFinding,
-    ModelReport,
-    UnsupportedClaim,
-    audit_canaries,
-    read_canaries,
-    read_ec_key,
-    read_losses,
-)
-from affidavit.evidence import sign_model as sign_folder
-from affidavit.evidence import verify_model as verify_folder
+from affidavit.evidence import EXPORTS
 from affidavit.gate.console import (
     fail,
     out,
@@ -69,13 +51,6 @@ from affidavit.gate.options import (
     TrustOption,
     command_group,
 )
-from affidavit.trust import (
-    KeyFailure,
-    KeyRole,
-    TrustRoot,
-    VerificationError,
-)
-from affidavit.trust.signers import own_signing_key
 
 Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # values from a table
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The model's folder.")]
@@ -114,14 +89,16 @@ def sign_model(
 
     With --keyset and --root, the keyset is added for verifiers who trust the roots.
     """
+    from affidavit.trust.signers import own_signing_key
+
     try:
-        key = own_signing_key(KeyRole.RUN)
+        key = own_signing_key(trusts.KeyRole.RUN)
         if key is None:
             stop("sign-model needs a signing key; create one with `affidavit keys new`.")
-        trusted = TrustRoot(keys, keyset, root, trust).load()
-        claim = sign_folder(
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
+        claim = evidences.sign_model(
             folder,
-            Evidence(
+            evidences.Evidence(
                 bundle=read_file(certificate),
                 record=read_file(record),
                 keyset=read_file(keyset[-1]) if keyset else None,
@@ -131,9 +108,9 @@ def sign_model(
             key,
             trusted=trusted,
             now=datetime.now(UTC).replace(microsecond=0),
-            openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
+            openssf_key=None if openssf_key is None else evidences.read_ec_key(openssf_key),
             exports=export or [],
-            options=verification_options(
+            options=certificates.verification_options(
                 trusted,
                 checkpoints=checkpoint_store,
                 consistency=consistency,
@@ -142,13 +119,13 @@ def sign_model(
                 require_log=require_log,
             ),
         )
-    except (UnsupportedClaim, VerificationError) as failure:
+    except (evidences.UnsupportedClaim, trusts.VerificationError) as failure:
         fail(str(failure))
-    except (BadModel, KeyFailure) as failure:
+    except (evidences.BadModel, trusts.KeyFailure) as failure:
         stop(str(failure))
     except OSError as error:
         stop_unwritable(folder, error)
-    say(f"{_guarantee_line(claim)}; signed in {folder / STATEMENT_FILE}")
+    say(f"{_guarantee_line(claim)}; signed in {folder / evidences.STATEMENT_FILE}")
 
 
 def verify_model(
@@ -171,9 +148,9 @@ def verify_model(
     try:
         within = folder if root is not None and not keyset else None
         if within is not None:
-            keyset = [folder / KEYSET_FILE]
-        trusted = TrustRoot(keys, keyset, root, trust, within).load()
-        options = verification_options(
+            keyset = [folder / evidences.KEYSET_FILE]
+        trusted = trusts.TrustRoot(keys, keyset, root, trust, within).load()
+        options = certificates.verification_options(
             trusted,
             checkpoints=checkpoint_store,
             consistency=consistency,
@@ -181,11 +158,11 @@ def verify_model(
             require_status=require_status,
             require_log=require_log,
         )
-        report = verify_folder(folder, trusted, options=options)
-    except VerificationError as error:
-        report = ModelReport(
+        report = evidences.verify_model(folder, trusted, options=options)
+    except trusts.VerificationError as error:
+        report = evidences.ModelReport(
             findings=[
-                ModelFinding(
+                evidences.ModelFinding(
                     file=str(_keyset_path(folder, keyset)),
                     code=error.code,
                     message=error.message,
@@ -193,7 +170,7 @@ def verify_model(
                 )
             ]
         )
-    except (BadModel, KeyFailure) as failure:
+    except (evidences.BadModel, trusts.KeyFailure) as failure:
         stop(str(failure))
     except OSError as error:
         stop(f"cannot read {folder}: {error.strerror}.")
@@ -210,7 +187,7 @@ def _keyset_path(folder: Path, keysets: Sequence[Path] | None) -> Path:
     return last.relative_to(folder) if last.is_relative_to(folder) else last
 
 
-def _as_document(report: ModelReport) -> dict[str, Any]:
+def _as_document(report: evidences.ModelReport) -> dict[str, Any]:
     return {
         "verified": report.verified,
         "steps": [{"name": name, "detail": detail} for name, detail in report.steps],
@@ -219,7 +196,7 @@ def _as_document(report: ModelReport) -> dict[str, Any]:
     }
 
 
-def _print(report: ModelReport) -> None:
+def _print(report: evidences.ModelReport) -> None:
     for name, detail in report.steps:
         out.print(f"[green]✓[/] {name}: {escape(detail)}")
     for finding in report.findings:
@@ -232,9 +209,9 @@ def _print(report: ModelReport) -> None:
         return
     say(f"{_guarantee_line(report.claim)}.")
     for code in report.claim["checked"]:
-        say(f"  checked:  {CHECKED[code]}")
+        say(f"  checked:  {evidences.CHECKED[code]}")
     for code in report.claim["declared"]:
-        say(f"  declared: {DECLARED[code]}")
+        say(f"  declared: {evidences.DECLARED[code]}")
 
 
 def _guarantee_line(claim: dict[str, Any]) -> str:
@@ -262,8 +239,8 @@ def new(
     For affidavit train, write canaries into the plan instead.
     """
     try:
-        canaries = Canaries.generate(count, guesses)
-    except BadCanaries as error:
+        canaries = evidences.Canaries.generate(count, guesses)
+    except evidences.BadCanaries as error:
         stop(str(error))
     write(out, canaries.as_bytes(), mode=0o600)
     say(f"{canaries.commitment}  {count} canaries in {out}; publish the digest before training")
@@ -287,8 +264,8 @@ def check(
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
     with usage_errors(certificate):
-        trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = verification_options(
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load().for_past_use()
+        options = certificates.verification_options(
             trusted,
             checkpoints=checkpoint_store,
             consistency=consistency,
@@ -296,17 +273,17 @@ def check(
             require_status=require_status,
             require_log=require_log,
         )
-        verified = verify(read_file(certificate), trusted, options=options)
+        verified = certificates.verify(read_file(certificate), trusted, options=options)
     guarantee = verified.predicate["guarantee"]
-    if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
-        stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")
+    if guarantee is None or guarantee["adjacency"] not in evidences.AUDITABLE:
+        stop(f"{certificate}: audits need {' or '.join(sorted(evidences.AUDITABLE))}.")
     try:
-        result = audit_canaries(
-            read_canaries(read_file(canaries)),
-            read_losses(read_file(losses)),
+        result = evidences.audit_canaries(
+            evidences.read_canaries(read_file(canaries)),
+            evidences.read_losses(read_file(losses)),
             delta=float(guarantee["delta"]["upper"]),
         )
-    except BadCanaries as failure:
+    except evidences.BadCanaries as failure:
         stop(str(failure))
     upper, mu = guarantee["epsilon"]["upper"], guarantee["mu"]
     falsified = result.falsifies(guarantee)

@@ -7,24 +7,16 @@ and compares the log with it. Exit codes: 0 no alarm, 1 an alarm, 2 usage, 3 the
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
-import httpx
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import BadStore, CheckpointStore, VerificationOptions
-from affidavit.certificate.verification.monitoring import (
-    MissingTile,
-    MonitorReport,
-    MonitorState,
-    check_log,
-)
-from affidavit.client import read_bounded
+from affidavit import certificate as certificates
+from affidavit import trust as trusts
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
@@ -37,71 +29,12 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.service_commands import require_url, token_for
 from affidavit.plan import MalformedPlan, load_json
-from affidavit.trust import TrustRoot, home
-from affidavit.trust.log import (
-    BadLogPart,
-    decode_entries,
-    decode_hashes,
-    read_inclusion,
-    tile_path,
-)
+from affidavit.trust import home
 
-TIMEOUT_SECONDS = 30.0
-MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS = 32 * 1024 * 1024, 300.0
-
-
-class Unreadable(Exception):
-    """The log cannot be read."""
-
-
-class HttpSource:
-    """A log in the format of C2SP tlog-tiles, at a URL."""
-
-    def __init__(self, url: str, token: str | None) -> None:
-        headers = {"Accept-Encoding": "identity"}
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS)
-        self._url = url.rstrip("/")
-
-    def checkpoint(self) -> str:
-        """Fetch the signed note; raises ``Unreadable``."""
-        try:
-            return self._get("checkpoint").decode(errors="replace")
-        except MissingTile:
-            raise Unreadable(f"no log at {self._url}, or it is empty.") from None
-
-    def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
-        """Fetch the first ``width`` hashes of a tile."""
-        return decode_hashes(self._tile(level, number, width))[:width]
-
-    def entries(self, number: int, width: int) -> Sequence[bytes]:
-        """Fetch the first ``width`` entries below a tile of level 0."""
-        return decode_entries(self._tile("entries", number, width))[:width]
-
-    def _tile(self, level: int | str, number: int, width: int) -> bytes:
-        try:
-            return self._get(tile_path(level, number, width))
-        except MissingTile:
-            # A log may drop the partial tiles of a full one.
-            return self._get(tile_path(level, number))
-
-    def _get(self, path: str) -> bytes:
-        try:
-            with self._client.stream("GET", f"{self._url}/{path}") as response:
-                content = read_bounded(response, MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS).content
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise MissingTile(f"the log does not have {path}")
-        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise Unreadable(
-                f"access to {path} is denied: set AFFIDAVIT_TOKEN to a token with the scope "
-                "audit, or ask the operator to make entries public."
-            )
-        if not response.is_success:
-            raise Unreadable(f"{path}: the log answered {response.status_code}.")
-        return content
+if TYPE_CHECKING:
+    from affidavit.certificate import CheckpointStore
+    from affidavit.certificate.verification.monitoring import MonitorReport, MonitorState
+    from affidavit.gate.log_source import HttpSource
 
 
 def monitor(
@@ -129,17 +62,20 @@ def monitor(
     as_json: JsonOption = False,
 ) -> None:
     """Follow a log; exit with 1 on split views, unknown signers and missing entries."""
+    from affidavit.certificate.verification.monitoring import MonitorState
+    from affidavit.gate.log_source import HttpSource, Unreadable
+
     require_url(url)
     parts = urlsplit(url)
     source = HttpSource(url, token_for(f"{parts.scheme}://{parts.netloc}"))
-    store = CheckpointStore(state or home() / "monitor.json")
+    store = certificates.CheckpointStore(state or home() / "monitor.json")
     elsewhere = [read_file(path).decode(errors="replace") for path in checkpoint or ()]
     elsewhere += map(_checkpoint_of_bundle, bundle or ())
     while True:
         with usage_errors():
-            trusted = TrustRoot(keys, keyset, root, trust).load()
+            trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
         try:
-            options = VerificationOptions(log_origin=log_origin)
+            options = certificates.VerificationOptions(log_origin=log_origin)
             origin = log_origin or (trusted.policy.origin if trusted.policy else None)
             known = MonitorState(trusted=trusted, options=options, elsewhere=elsewhere)
             report = _follow_once(source, store, known, origin)
@@ -147,7 +83,7 @@ def monitor(
             if every is None:
                 fail(str(error), Exit.UNDECIDED)
             say(str(error))
-        except BadStore as failure:
+        except certificates.BadStore as failure:
             stop(str(failure))
         else:
             _print(report, as_json=as_json)
@@ -162,6 +98,8 @@ def _follow_once(
     source: HttpSource, store: CheckpointStore, known: MonitorState, origin: str | None
 ) -> MonitorReport:
     """Follow the log once, and store its checkpoint unless there is an alarm."""
+    from affidavit.certificate.verification.monitoring import check_log
+
     seen = store.newest()
     if origin is None and len(seen) == 1:
         (origin,) = seen
@@ -188,6 +126,9 @@ def _print(report: MonitorReport, *, as_json: bool) -> None:
 
 
 def _checkpoint_of_bundle(path: Path) -> str:
+    from affidavit.gate.log_source import MAX_RESPONSE_BYTES
+    from affidavit.trust.log import BadLogPart, read_inclusion
+
     try:
         document = load_json(read_file(path), MAX_RESPONSE_BYTES).data
         return read_inclusion(document["log"]).checkpoint

@@ -6,17 +6,20 @@ Exit codes: 0 valid, 2 not a valid policy.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.policy import MalformedPolicy, Policy, parse_policy
+from affidavit import mechanisms
+from affidavit.certificate import policy as policies
 from affidavit.gate.console import out, print_json, print_reasons
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, command_group
-from affidavit.mechanisms import read_bytes
 from affidavit.plan import MalformedPlan, syntax_of
+
+if TYPE_CHECKING:
+    from affidavit.certificate.policy import Policy
 
 policy = command_group("Check policy files.")
 
@@ -38,7 +41,7 @@ def check(
     for name in files:
         try:
             checked = _parse_file(name)
-        except MalformedPolicy as error:
+        except policies.MalformedPolicy as error:
             print_reasons(name, error.reasons)
             code = Exit.USAGE
             continue
@@ -53,17 +56,17 @@ def check(
 def _parse_file(name: str) -> Policy:
     """Parse a policy file or standard input; raises ``MalformedPolicy``."""
     try:
-        raw = read_bytes(name)
+        raw = mechanisms.read_bytes(name)
     except MalformedPlan as error:
-        raise MalformedPolicy(*error.reasons) from None
-    return parse_policy(raw, syntax_of(name, raw))
+        raise policies.MalformedPolicy(*error.reasons) from None
+    return policies.parse_policy(raw, syntax_of(name, raw))
 
 
 def read_policy(path: Path) -> Policy:
     """Read a policy file; report a malformed one and exit."""
     try:
         return _parse_file(str(path))
-    except MalformedPolicy as error:
+    except policies.MalformedPolicy as error:
         print_reasons(str(path), error.reasons)
         raise typer.Exit(Exit.USAGE) from None
 

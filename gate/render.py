@@ -41,8 +41,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 
+from affidavit import certificate as certificates
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import checks_of
 from affidavit.plan import Reason, printable, read_inside
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _condition_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
-    for check in checks_of(predicate):
+    for check in certificates.checks_of(predicate):
         yield f"{check.covers} {'checked' if check.is_done else 'not checked'}: {check.sentence}"
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from affidavit import replay as replays
 from affidavit.gate.console import (
     as_json_file,
     load_plan,
@@ -22,7 +23,6 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
-from affidavit.replay import ReplayRefused, replay_command, to_text
 
 USAGE = ("command_unknown", "system_unsupported")
 EXITS = {"not_refuted": Exit.CERTIFIED, "refuted": Exit.BLOCKED, "undecided": Exit.UNDECIDED}
@@ -46,8 +46,8 @@ def replay(
     require_writable(record)
     try:
         planned = None if plan is None else load_plan(plan, as_json=as_json).plan
-        shown = replay_command(command, steps=steps, records=records, plan=planned)
-    except ReplayRefused as refused:
+        shown = replays.replay_command(command, steps=steps, records=records, plan=planned)
+    except replays.ReplayRefused as refused:
         stop(str(refused), Exit.USAGE if refused.code in USAGE else Exit.UNDECIDED)
     document = shown.model_dump(mode="json")
     if record is not None:
@@ -55,5 +55,5 @@ def replay(
     if as_json:
         print_json(document)
     else:
-        say(to_text(shown))
+        say(replays.to_text(shown))
     raise typer.Exit(EXITS[shown.verdict])

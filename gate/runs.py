@@ -15,26 +15,14 @@ import re
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from affidavit.assessment import PlanNotClosed
-from affidavit.certificate import verification_options
-from affidavit.certificate import verify as verify_bundle
-from affidavit.client import RunEvent, RunProgress
-from affidavit.evidence import (
-    START,
-    BadProvenance,
-    BrokenLine,
-    Conformance,
-    ConformanceFinding,
-    RunProvenance,
-    check_conformance,
-    decode_line,
-    read_provenance,
-)
+from affidavit import assessment, client, evidence, plan
+from affidavit import certificate as certificates
+from affidavit import trust as trusts
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
@@ -54,8 +42,10 @@ from affidavit.gate.options import (
 )
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import connect, print_answer
-from affidavit.plan import PlanError
-from affidavit.trust import TrustRoot, parse_instant
+
+if TYPE_CHECKING:
+    from affidavit.client import RunEvent, RunProgress
+    from affidavit.evidence import Conformance, ConformanceFinding, RunProvenance
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FINAL_STATES = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": Exit.BLOCKED}
@@ -72,15 +62,15 @@ def watch(
     """Follow the state, steps and spent ε of a run until it ends."""
     _require_id(run)
     state = None
-    with connect(server) as client:
-        for event in client.run_events(run):
+    with connect(server) as service:
+        for event in service.run_events(run):
             if as_json:
                 print_json({"event": "progress", **event.model_dump(mode="json")})
             else:
                 say(_event_line(event))
-            state = event.state if isinstance(event, RunEvent) else state
+            state = event.state if isinstance(event, client.RunEvent) else state
         if state not in FINAL_STATES:  # the event was sent before we connected
-            state = client.run(run).state
+            state = service.run(run).state
     raise typer.Exit(FINAL_STATES.get(str(state), Exit.UNDECIDED))
 
 
@@ -93,8 +83,8 @@ def cancel(
 ) -> None:
     """Cancel a run: at once if it is queued, after the current step if it is training."""
     _require_id(run)
-    with connect(server) as client:
-        cancelled = client.cancel_run(run, reason)
+    with connect(server) as service:
+        cancelled = service.cancel_run(run, reason)
     print_answer(cancelled, f"{cancelled.state}, cancellation requested", as_json=as_json)
 
 
@@ -115,10 +105,10 @@ def verify(
 ) -> None:
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     with usage_errors():
-        trusted = TrustRoot(keys, keyset, root, trust).load()
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
     checked = ["signature"]
     try:
-        report = read_provenance(json.loads(read_file(provenance)), trusted, later=True)
+        report = evidence.read_provenance(json.loads(read_file(provenance)), trusted, later=True)
         if weights is not None:
             _require_weights(report, weights)
             checked.append("weights")
@@ -127,7 +117,7 @@ def verify(
             checked.append("record")
     except OSError as error:
         stop(f"cannot read {error.filename}: {error.strerror}.")
-    except BadProvenance as error:
+    except evidence.BadProvenance as error:
         fail(str(error))
     except (ValueError, RecursionError):
         fail(f"{provenance} is not a JSON document.")
@@ -146,7 +136,7 @@ def verify(
 
 
 def _event_line(event: RunEvent | RunProgress) -> str:
-    if isinstance(event, RunEvent):
+    if isinstance(event, client.RunEvent):
         at = event.model_dump(mode="json")["at"]
         return " ".join(filter(None, (at, event.event, event.code, event.worker, event.message)))
     cost = ""
@@ -160,22 +150,22 @@ def _require_weights(report: RunProvenance, path: Path) -> None:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if report.subject != ("weights.pt", digest):
-        raise BadProvenance(
+        raise evidence.BadProvenance(
             f"it names {report.subject[0]} {report.subject[1]}, but {path} is {digest}."
         )
 
 
 def _require_record(report: RunProvenance, path: Path) -> None:
     """Raise ``BadProvenance`` unless the chain is intact and ends with the signed line."""
-    head = START
+    head = evidence.START
     try:
         with path.open("rb") as stream:
             for line in stream:
-                head = decode_line(line, head)["digest"]
-    except BrokenLine as error:
-        raise BadProvenance(f"{path}: {error.code}: {error}") from None
+                head = evidence.decode_line(line, head)["digest"]
+    except evidence.BrokenLine as error:
+        raise evidence.BadProvenance(f"{path}: {error.code}: {error}") from None
     if head != report.record:
-        raise BadProvenance(
+        raise evidence.BadProvenance(
             f"it names a record that ends in {report.record}, but {path} ends in {head}."
         )
 
@@ -204,8 +194,8 @@ def conformance(
     started_at = _started_at(record, content)
     with usage_errors(certificate):
         # The keyset must be valid today, but the certificate may have expired since the run began.
-        trusted = TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = verification_options(
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load().for_past_use()
+        options = certificates.verification_options(
             trusted,
             checkpoints=checkpoint_store,
             consistency=consistency,
@@ -214,10 +204,10 @@ def conformance(
             require_log=require_log,
             used_at=started_at,
         )
-        verified = verify_bundle(bundle, trusted, options=options)
+        verified = certificates.verify(bundle, trusted, options=options)
     try:
-        report = check_conformance(content, verified.predicate)
-    except (PlanNotClosed, PlanError, ValueError) as error:
+        report = evidence.check_conformance(content, verified.predicate)
+    except (assessment.PlanNotClosed, plan.PlanError, ValueError) as error:
         stop(f"{certificate}: {error}")
     if as_json:
         print_json(report.as_dict())
@@ -248,7 +238,7 @@ def _started_at(path: Path, record: bytes) -> datetime | None:
     """Return the recorded start of the run, at which the certificate must have been valid."""
     try:
         header = json.loads(record.split(b"\n", 1)[0])
-        return parse_instant(header["started_at"])
+        return trusts.parse_instant(header["started_at"])
     except (ValueError, KeyError, TypeError):
         return None
     except RecursionError:

@@ -18,36 +18,24 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
+from affidavit import certificate as certificates
+from affidavit import client as service_client
+from affidavit import trust as trusts
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import StatusList
-from affidavit.client import (
-    DIGEST,
-    CertificateAnswer,
-    Client,
-    Ledger,
-    Problem,
-    Reservation,
-    ResponseModel,
-    Unreachable,
-    segment,
-)
 from affidavit.gate.console import fail, out, print_json, say, stop, stop_unwritable, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import DEFAULT_SERVER, JsonOption, ServerOption, command_group
 from affidavit.gate.render import upper_bound
-from affidavit.trust import (
-    BadEnvelope,
-    home,
-    read_envelope,
-    write_atomically,
-)
+from affidavit.trust import home, write_atomically
+
+if TYPE_CHECKING:
+    from affidavit.client import CertificateAnswer, Client, Ledger, Reservation, ResponseModel
 
 TIMEOUT_SECONDS = 30.0
 LEDGER_TIMEOUT_SECONDS = 150.0
@@ -87,10 +75,10 @@ def connect(
     """
     require_url(server)
     try:
-        yield Client(server, token=token or token_for(server), timeout=timeout)
-    except Unreachable as error:
+        yield service_client.Client(server, token=token or token_for(server), timeout=timeout)
+    except service_client.Unreachable as error:
         fail(f"{error}. Start it with affidavit serve, or correct --server.", Exit.UNDECIDED)
-    except Problem as problem:
+    except service_client.Problem as problem:
         if problem.status in MALFORMED_STATUSES:
             fail(str(problem), malformed)
         fail(str(problem), Exit.UNDECIDED if problem.status >= 500 else Exit.BLOCKED)
@@ -150,7 +138,7 @@ def login(server: ServerOption = DEFAULT_SERVER) -> None:
     with connect(server, token) as client:
         try:
             client.get("/v1/certificates", {"limit": "1"})
-        except Problem as problem:
+        except service_client.Problem as problem:
             if problem.status != 403:  # a valid token without this scope
                 raise
     path = credentials_file()
@@ -171,7 +159,7 @@ def open(  # the command's name
 ) -> None:
     """Open the service's pages, or a certificate, in a browser, and print the address."""
     require_url(server)
-    path = "/" if certificate is None else f"/certificates/{segment(certificate)}"
+    path = "/" if certificate is None else f"/certificates/{service_client.segment(certificate)}"
     url = server.rstrip("/") + path
     say(url)
     webbrowser.open(url)
@@ -239,6 +227,8 @@ def ledger_release(
 
 
 def _print_ledger(entry: Ledger) -> None:
+    from rich.table import Table
+
     budget, spent = entry.budget, entry.spent
     exhausted = " [red]exhausted[/]" if entry.exhausted else ""
     out.print(
@@ -351,8 +341,8 @@ def status(
     with connect(server) as client:
         content = client.status_list()
     try:
-        status_list = StatusList.model_validate_json(read_envelope(json.loads(content)).payload)
-    except (BadEnvelope, ValueError, RecursionError):
+        status_list = certificates.StatusList.model_validate_json(trusts.read_envelope(json.loads(content)).payload)
+    except (trusts.BadEnvelope, ValueError, RecursionError):
         fail(f"{server} did not return a status list", Exit.UNDECIDED)
     if file is not None:
         write(file, content)
@@ -371,7 +361,7 @@ def status(
 
 
 def _require_digest(name: str, value: str) -> None:
-    if re.fullmatch(DIGEST, value) is None:
+    if re.fullmatch(service_client.DIGEST, value) is None:
         stop(f"{name} must be sha256: and 64 hexadecimal digits.")
 
 

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from affidavit import assessment, mechanisms
+from affidavit import certificate as certificates
+from affidavit import client as clients
+from affidavit import trust as trusts
 from affidavit.accountants import ENGINE_NAMES
-from affidavit.assessment import certify
-from affidavit.certificate import (
-    VerifiedCertificate,
-    proof_sources,
-    prove_certificate,
-    verification_options,
-)
-from affidavit.certificate import verify as verify_bundle
-from affidavit.certificate.policy import accounting_verdict
-from affidavit.client import DIGEST
 from affidavit.gate.console import load_plan, out, print_json, say, show_status, stop
 from affidavit.gate.exit_codes import Exit, exit_of_verdict
 from affidavit.gate.options import (
@@ -35,16 +29,9 @@ from affidavit.gate.options import (
     StatusOption,
     TrustOption,
 )
-from affidavit.gate.policy import read_policy
 from affidavit.gate.render import describe_certificate
 from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
-from affidavit.mechanisms import read_bytes
-from affidavit.plan import MalformedPlan, plan_from
-from affidavit.trust import (
-    KeyFailure,
-    TrustRoot,
-    VerificationError,
-)
+from affidavit.plan import MalformedPlan
 
 if TYPE_CHECKING:
     from affidavit.checker import Proof, Unproved
@@ -98,11 +85,13 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
+    from affidavit.gate.policy import read_policy
+
     file = None if plan is None else load_plan(plan, as_json=False)
     digests, files = _split_policies(policies or [])
     try:
-        trusted = TrustRoot(keys, keyset, root, trust).load()
-        options = verification_options(
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
+        options = certificates.verification_options(
             trusted,
             checkpoints=checkpoint_store,
             consistency=consistency,
@@ -114,13 +103,13 @@ def verify(
             floors=tuple(read_policy(Path(file)) for file in files),
             log_origin=log_origin,
         )
-        raw = read_bytes(bundle)
+        raw = mechanisms.read_bytes(bundle)
         expected = None if file is None else file.plan
-        verified = verify_bundle(raw, trusted, plan=expected, options=options)
-    except VerificationError as error:
+        verified = certificates.verify(raw, trusted, plan=expected, options=options)
+    except trusts.VerificationError as error:
         print_rejection(bundle, error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None
-    except (KeyFailure, MalformedPlan) as failure:
+    except (trusts.KeyFailure, MalformedPlan) as failure:
         stop(str(failure))
     problem = _recompute(verified) if recompute else None
     prove = prove or any(policy.proof == "required" for policy in options.floors)
@@ -149,27 +138,27 @@ def _minimum_versions(options: list[str]) -> dict[str, str]:
 
 def _split_policies(options: list[str]) -> tuple[list[str], list[str]]:
     """Return the digests and the files among the ``--policy`` options."""
-    files = [option for option in options if re.fullmatch(DIGEST, option) is None]
+    files = [option for option in options if re.fullmatch(clients.DIGEST, option) is None]
     for file in files:
         if file.startswith("sha256:"):
             stop(f"--policy {file}: a digest is sha256: and 64 lower-case hexadecimal digits.")
     return [option for option in options if option not in files], files
 
 
-def _prove(verified: VerifiedCertificate) -> Proof | Unproved:
+def _prove(verified: certificates.VerifiedCertificate) -> Proof | Unproved:
     """Return the checker's proof of the certificate, or the reason why it has none."""
     # Imported here because ball arithmetic is slow to load.
     from affidavit.checker import Unproved
 
     try:
         with show_status("proving"):
-            return prove_certificate(verified.predicate)
+            return certificates.prove_certificate(verified.predicate)
     except Unproved as failure:
         return failure
 
 
 def _print(
-    verified: VerifiedCertificate,
+    verified: certificates.VerifiedCertificate,
     problem: str | None,
     proof: Proof | Unproved | None,
     *,
@@ -187,7 +176,7 @@ def _print(
     elif proof is not None:
         bound = f"ε ≤ {proof.epsilon} at δ = {proof.delta}"
         out.print(f"[green]✓[/] proved in ball arithmetic: {bound}")
-        say("  from " + ", ".join(f"docs/theorems/{page}.md" for page in proof_sources(proof)))
+        say("  from " + ", ".join(f"docs/theorems/{page}.md" for page in certificates.proof_sources(proof)))
     for line in describe_certificate(verified.predicate) if show else ():
         say(f"  {line}")
     if problem is not None or isinstance(proof, Exception):
@@ -196,7 +185,7 @@ def _print(
     say(_conclusion(verified))
 
 
-def _conclusion(verified: VerifiedCertificate) -> str:
+def _conclusion(verified: certificates.VerifiedCertificate) -> str:
     predicate = verified.predicate
     guarantee = predicate["guarantee"]
     verdict = f"the certificate verifies; its verdict is {predicate['verdict']}"
@@ -208,10 +197,13 @@ def _conclusion(verified: VerifiedCertificate) -> str:
     return f"{verdict}: ε ≤ {epsilon} at δ = {delta}{confidence} under {guarantee['adjacency']}."
 
 
-def _recompute(verified: VerifiedCertificate) -> str | None:
+def _recompute(verified: certificates.VerifiedCertificate) -> str | None:
     """Run the accountants again; return their contradiction of the certificate, or None."""
+    from affidavit.certificate.policy import accounting_verdict
+    from affidavit.plan import plan_from
+
     predicate = verified.predicate
-    recomputed = certify(plan_from(predicate["plan"]))
+    recomputed = assessment.certify(plan_from(predicate["plan"]))
     # A policy may refuse a proved guarantee, so this compares the accountants' verdicts.
     # Earlier certificates say ``under_noised`` where later ones say ``unproved``.
     unmet = {"under_noised", "unproved"}
@@ -235,7 +227,7 @@ def _recompute(verified: VerifiedCertificate) -> str | None:
 
 
 def _as_document(
-    verified: VerifiedCertificate,
+    verified: certificates.VerifiedCertificate,
     problem: str | None,
     proof: Proof | Unproved | None,
     *,

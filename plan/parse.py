@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Unpack
 
@@ -30,7 +30,19 @@ from affidavit.plan.strict_parsing import Document, Path, Syntax, load_json, loa
 from affidavit.plan.validators import find_conflicts
 
 
-class Plan(PlanDocument):
+class _PlanClass(type(PlanDocument)):  # type: ignore[misc]  # pydantic's own class is private
+    """The class of ``Plan``, which suggests a name for one that it does not have."""
+
+    def __getattr__(cls, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            names = [known for known in vars(cls) if not known.startswith("_")]
+            message = f"Plan has no attribute {name!r}.{_suggestion(name, names)}"
+            raise AttributeError(message) from None
+
+
+class Plan(PlanDocument, metaclass=_PlanClass):
     """A training plan. A document with the fields of a phase at the top has one phase."""
 
     def __repr__(self) -> str:
@@ -42,10 +54,8 @@ class Plan(PlanDocument):
         try:
             return super().__getattr__(name)  # type: ignore[misc]  # pydantic shows it at run time
         except AttributeError:
-            near = difflib.get_close_matches(name, type(self).model_fields, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            message = f"a plan has no attribute {name!r}.{hint}"
-            raise AttributeError(message, name=name, obj=self) from None
+            near = _suggestion(name, type(self).model_fields)
+            raise AttributeError(f"a plan has no attribute {name!r}.{near}") from None
 
     def _repr_html_(self) -> str:
         """Return the summary and the whole plan, folded, for a notebook."""
@@ -105,6 +115,11 @@ class Plan(PlanDocument):
         if reasons := find_conflicts(self):
             raise MalformedPlan(*reasons)
         return self
+
+
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _build(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Plan:

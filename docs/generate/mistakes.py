@@ -9,9 +9,8 @@ HEAD = """\
 
 Generated from the catalogue by `make docs`; change `assessment/diagnosis/`, not this file.
 
-A published ε can be wrong in ways that have been seen before. `affidavit diagnose PLAN
---claimed-epsilon E` and `POST /v1/diagnoses` answer a claim by the bracket of ε that is certified.
-A claim stands for all numbers that round to it, and the largest of them decides:
+`affidavit diagnose PLAN --claimed-epsilon E` and `POST /v1/diagnoses` compare a claim with the
+certified bounds. A claim stands for all numbers that round to it, and the largest of them decides:
 
 | answer | the largest number that rounds to the claim | exit code |
 |---|---|---|
@@ -20,24 +19,35 @@ A claim stands for all numbers that round to it, and the largest of them decides
 | `not_decided` | lies between the two: the claim may be true or not | 3 |
 
 Where a claim is not decided, the summary says which claim holds, and `corrected` with how much
-noise this one does. A bracket that the engine can narrow is narrowed first. A plan that is refused
-ends with 1, because no claim can be made about it.
+noise this one does. A plan that is refused ends with 1, because no claim can be made about it.
 
-Unless the claim holds, the mistakes below are tried, each alone and then, if none alone will do, in
-pairs, under the accountants that people use, and those that reproduce the claim are named, the
-simplest first. A mistake that leads to a claim does not refute it.
+Unless the claim holds, the mistakes below are tried, each alone and then in pairs, under the
+accountants that people use, and those that reproduce the claim are named, the simplest first. They
+do not prove that somebody made the mistake, and several can lead to one number. With only two or
+three digits, matches can be coincidental, and a claim can be wrong even if no known mistake
+explains it. If the claim is not decided, or refuted by no more than an accountant's own error, only
+a single mistake that gives exactly its digits, four or so, is named.
 
 A plan that carries its claim (`claim: 7.9852`) passes `check` and `certify` only if the claim
-holds. If it is refuted, the plan is `under_noised` (exit code 1), and the mistakes stand among the
+holds. If it is refuted, the plan is `under_noised` (exit code 1), and the mistakes are among the
 reasons. If it is not decided, the plan is `unproved` (3). A target that the plan is not proved to
 meet ends with 1, whatever the claim.
+
+Digits count. `7.98` stands for everything that rounds to it, `7.9800` for a hundredth of that;
+give the claim as text to keep zeros at its end. Zeros at the end of a whole number count for
+nothing, nor does that of `94.0`. A claimed noise multiplier is compared with the target, by the
+largest one that rounds to it; a mistake explains it if it leads to the target, or up to 0.5 % below,
+where calibration stops.
 
 ## Output fields
 
 * `answer`: `holds`, `refuted` or `not_decided`.
 * `certified`: the result document of the plan, which is what is true.
 * `explanations[].mistakes`: codes of the list below; `none` alone when the claim holds.
-* `explanations[].accountant`: the reading under which they give the claim.
+* `explanations[].accountant`: the reading under which they give the claim: `gaussian` (exact),
+  `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders), `rdp_classic` (the conversion of
+  the moments accountant), `pld` and `prv` (the tight value, within what these programs report),
+  `gdp_clt`, `basic` or `advanced` composition.
 * `explanations[].reproduces`: what it then says, an ε for a claimed noise multiplier too;
   `differs_by`: that minus the claim, or minus the target.
 * `explanations[].agreement`: `exactly`, it rounds to the claim; `cut`, it is cut off or rounded up
@@ -46,23 +56,6 @@ meet ends with 1, whatever the claim.
 * `explanations[].steps`: for each mistake what was accounted, what is wrong with it, the source
   and the fix.
 * `corrected`: the noise with which the claim holds, certified; null if there is none.
-
-Readings: `gaussian` (exact), `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders),
-`rdp_classic` (the conversion of the moments accountant), `pld` and `prv` (the tight value, within
-what these programs report), `gdp_clt`, `basic` and `advanced` composition.
-
-An explanation is not a proof that somebody made the mistake: it says that the mistake leads to the
-number. Several mistakes can lead to one number, and then all are listed. With only two or three
-digits, matches can be coincidental. A claim can be wrong even if no known mistake explains it. If a
-claim lies between the ends of the bracket, or below them by no more than an accountant's own error,
-only a single mistake is named, if it gives exactly its digits and these are four or so.
-
-Digits count. `7.98` stands for everything that rounds to it, `7.9800` for a hundredth of that;
-give the claim as text to keep zeros at its end. Two digits are read at least; zeros at the end of a
-whole number count for nothing, nor does that of `94.0`, which is how programs print 94. A claimed
-noise multiplier is answered by the bracket of the largest one that rounds to it, against the
-target. A mistake explains it if it leads to the target, or up to 0.5 % below, where calibration
-stops. Noise multipliers of four to seven digits are taken for rounded ones.
 
 Not searched: more than two mistakes at once, and plans of so many phases that a reading takes
 seconds.
@@ -78,8 +71,6 @@ def page() -> str:
 
 def _section(mistake: Mistake) -> str:
     return (
-        f"\n### {mistake.code}\n\n{mistake.wrong}\n\n"
-        f"* **To do** {mistake.fix}\n"
-        f"* **Source** {mistake.source}.\n"
-        f"* **Field** `{'.'.join(mistake.field)}`\n"
+        f"\n### {mistake.code}\n\n{mistake.wrong} {mistake.fix}\n\n"
+        f"Field `{'.'.join(mistake.field)}`. Source: {mistake.source}.\n"
     )

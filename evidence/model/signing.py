@@ -24,6 +24,7 @@ from affidavit.evidence.model.claim import (
     claim_of,
     statement_of,
 )
+from affidavit.evidence.model.claim_forms import BOM, CARD
 from affidavit.evidence.model.exports import (
     BOM_FILE,
     CARD_FILE,
@@ -53,8 +54,6 @@ from affidavit.trust import (
     write_atomically,
 )
 
-CARD, BOM = EXPORTS = ("model-card", "cyclonedx")
-"""The forms of the claim for other ecosystems that ``sign_model`` accepts."""
 MAX_CARD_BYTES = 16 * 1024 * 1024
 
 

@@ -212,7 +212,7 @@ def test_a_line_without_an_end_is_refused(run: Any, monkeypatch: pytest.MonkeyPa
 def test_one_plan_starts_no_process(
     document: Make, save: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "ProcessPool", None)
+    monkeypatch.setattr("pebble.ProcessPool", None)
     assert run("batch", save(json.dumps(document()), "one.jsonl"), "--jobs", "4").exit_code == 0
 
 

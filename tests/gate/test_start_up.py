@@ -85,6 +85,34 @@ def test_help_codes_and_keys_need_no_models(tmp_path: Path, command: str) -> Non
     assert loaded & UNUSED == set()
 
 
+HELP_OF_ALL = """
+import sys
+from typer.main import get_command
+from affidavit.gate.cli import COMMANDS, app
+group = get_command(app)
+def print_help(command, name):
+    with command.make_context(name, [], resilient_parsing=True) as context:
+        print(command.get_help(context))
+    for below in getattr(command, "commands", {}):
+        print_help(command.commands[below], below)
+for name, module in COMMANDS.items():
+    if "." not in module:  # a program of its own
+        print_help(group.get_command(None, name), name)
+print("imported:", *sys.modules)
+"""
+
+
+def test_the_help_of_every_command_needs_no_models_and_no_client() -> None:
+    command = [sys.executable, "-c", HELP_OF_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    text, _, names = done.stdout.rpartition("imported:")
+    assert "--forecast" in text
+    assert "--claimed-epsilon" in text
+    loaded = set(names.split())
+    assert loaded & (NUMERICAL | UNUSED | {"httpx", "pebble", "affidavit.client.models"}) == set()
+    assert len(loaded) < MODULES_OF_HELP
+
+
 def test_a_check_imports_what_the_plan_needs_and_a_cached_one_nothing(tmp_path: Path) -> None:
     first, second = (imported(tmp_path, "check", str(EXAMPLE)) for _ in range(2))
     assert "scipy" in first

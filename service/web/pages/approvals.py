@@ -43,7 +43,7 @@ from affidavit.trust import statement_in
 
 router = APIRouter()
 
-AWAITING = CertificateSearch(standing="awaiting_approval")
+AWAITING = CertificateSearch(status="awaiting_approval")
 COLUMNS = (
     *("id", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta", "adjacency"),
     *("approvals_given", "approvals_required", "created_at", "not_after"),

@@ -102,7 +102,7 @@ class CertificateSearch(QueryModel):
     dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None
     requester: Annotated[str | None, Field(max_length=255), EMPTY] = None
     verdict: Annotated[Verdict | None, EMPTY] = None
-    standing: Annotated[StatusFilter | None, EMPTY] = None
+    status: Annotated[StatusFilter | None, EMPTY] = None
     epsilon: Annotated[Band | None, EMPTY] = None
     mechanism: Annotated[OptimizerName | None, EMPTY] = None
     ends: Annotated[Ends | None, EMPTY] = None
@@ -136,7 +136,7 @@ def certificate_list(
 ) -> CertificateList:
     """Return the page of ``search``; raises ``InvalidCursor``."""
     keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
-    revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
+    revoked = connection.scalars(keys).all() if search.status == "key_revoked" else ()
     query = page_query(search, now, revoked)
     rows, following = page_of(connection, query, _sort_key(search), search.cursor, PAGE_SIZE)
     unfaceted = search.model_copy(update=dict.fromkeys(_VALUES))
@@ -213,7 +213,7 @@ def _sort_key(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
 def _time_column(search: CertificateSearch) -> Time:
     """Return the time column by which the list is sorted."""
     # Expired certificates are old, and rare among the newest.
-    expired = search.ends == "over" or search.standing == "expired"
+    expired = search.ends == "over" or search.status == "expired"
     return "not_after" if expired and not _by_facets(search) else "created_at"
 
 
@@ -241,8 +241,8 @@ def conditions_of(
         conditions.append(BANDS[search.epsilon][1])
     if search.ends is not None:
         conditions.append(_validity_conditions(now)[search.ends])
-    if search.standing is not None:
-        conditions += _status_conditions(search.standing, now, revoked)
+    if search.status is not None:
+        conditions += _status_conditions(search.status, now, revoked)
     return conditions
 
 
@@ -265,13 +265,13 @@ def _validity_conditions(now: datetime) -> dict[Ends, ColumnElement[bool]]:
 
 
 def _status_conditions(
-    standing: StatusFilter, now: datetime, revoked: Sequence[str]
+    status: StatusFilter, now: datetime, revoked: Sequence[str]
 ) -> list[ColumnElement[bool]]:
     """Return the conditions of a status, equal to ``status_at`` but with an index for each."""
     columns = certificates.c
     is_pending = columns.approvals_given < columns.approvals_required
     undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
-    match standing:
+    match status:
         case "revoked":
             return [any_of(columns.id, select(revocations.c.certificate_id)), REVOKED]
         case "rejected":

@@ -211,8 +211,8 @@ def test_a_revoked_certificate_is_marked_everywhere(yard: Yard, tmp_path: Path) 
         "failed",
     )
     assert _offline(yard, page, tmp_path).exit_code != 0
-    for standing, ids in (("revoked", [certificate]), ("active", [])):
-        assert [line["id"] for line in _lines(yard, f"standing={standing}")] == ids
+    for status, ids in (("revoked", [certificate]), ("active", [])):
+        assert [line["id"] for line in _lines(yard, f"status={status}")] == ids
 
 
 def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path
     assert "The key that signed it was revoked" in text
     shown = _view(yard, f"/certificates/{certificate}")["verification"]
     assert (shown["code"], shown["steps"][5]["state"]) == ("key_revoked", "failed")
-    for standing, result in (("key_revoked", [certificate]), ("active", []), ("expired", [])):
-        assert [line["id"] for line in _lines(yard, f"standing={standing}")] == result
+    for status, result in (("key_revoked", [certificate]), ("active", []), ("expired", [])):
+        assert [line["id"] for line in _lines(yard, f"status={status}")] == result
 
 
 @ON_SQLITE
@@ -306,18 +306,18 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
         ("q=_lan", []),
         ("epsilon=none", []),
         # A form sends every field, those too that were left empty.
-        ("q=loud&dataset=&requester=&verdict=&standing=&epsilon=&mechanism=&ends=&cursor=", [low]),
+        ("q=loud&dataset=&requester=&verdict=&status=&epsilon=&mechanism=&ends=&cursor=", [low]),
     ):
         lines = _lines(yard, narrowed)
         assert [line["id"] for line in lines] == ids, narrowed
     _revoke(yard, created[0])
-    for standing, ids in (
+    for status, ids in (
         ("revoked", [created[0]]),
         ("rejected", []),
         ("active", [low, created[2]]),
     ):
-        lines = _lines(yard, f"standing={standing}")
-        assert [line["id"] for line in lines] == ids, standing
+        lines = _lines(yard, f"status={status}")
+        assert [line["id"] for line in lines] == ids, status
     for wrong in ("verdict=fine", "epsilons=to_1", "cursor=zz", "q=" + "a" * 129):
         _get(yard, f"/certificates?{wrong}", status=422)
     facets = {item["name"]: item["choices"] for item in result["facets"]}
@@ -338,7 +338,7 @@ def test_expired_certificates_are_sorted_by_expiry(
     later = datetime.now(UTC) + timedelta(days=4000)
     engine = open_engine(database_url)
     with engine.connect() as connection:
-        for requested in ({"ends": "over"}, {"standing": "expired"}, {"ends": "over", "q": "plan"}):
+        for requested in ({"ends": "over"}, {"status": "expired"}, {"ends": "over", "q": "plan"}):
             first = certificate_list(connection, CertificateSearch.model_validate(requested), later)
             rest = CertificateSearch.model_validate({**requested, "cursor": first.next})
             second = certificate_list(connection, rest, later)
