@@ -284,7 +284,7 @@ def verdict_sentence(
     if verdict == "undecided":
         if "open_use" in codes:
             return "Undecided: a use of private objects is not understood; nothing is certified."
-        return "Undecided: two engines disagree, so nothing is certified."
+        return "Undecided: two accountants disagree, so nothing is certified."
     if bound is None or (verdict == "refused" and not is_refused_by_policy(verdict, codes)):
         return "Refused: no guarantee can be certified for this plan."
     match verdict:

@@ -69,7 +69,7 @@ def _engine_checks(predicate: Mapping[str, Any]) -> Iterator[Check]:
         is_done=bool(others),
         sentence=code or f"No code other than that of {first['name']} computed ε.",
     )
-    relies = "All engines rely" if others else f"{first['name']} relies"
+    relies = "All accountants rely" if others else f"{first['name']} relies"
     yield Check(
         covers="theorems",
         is_done=False,

@@ -30,7 +30,7 @@ from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import Exit, exit_of_verdict, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
-from affidavit.plan import MalformedPlan, Reason, parse_plan
+from affidavit.plan import MalformedPlan, Reason
 from affidavit.trust import write_all
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ def certify_line(
     line: bytes, engine: str | None, second_opinion: bool, directory: Path = CURRENT_FOLDER
 ) -> Result:
     """Certify one line; return its result document and exit code. Never raises."""
+    from affidavit.plan import parse_plan
+
     try:
         plan = parse_plan(line, "json")
         mechanisms.load_noise_files(plan, directory)

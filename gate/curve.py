@@ -116,7 +116,11 @@ def _tables(result: assessment.Curves) -> list[Table]:
             "belief about one record",
             ("before", f"after, except with probability {delta} ≤", "right guesses ≤"),
             [
-                (f"{p:g}", decimal_up(accountants.belief(p, result.odds_exponent), DIGITS), _bounds(guess)[1])
+                (
+                    f"{p:g}",
+                    decimal_up(accountants.belief(p, result.odds_exponent), DIGITS),
+                    _bounds(guess)[1],
+                )
                 for p, guess in result.guesses
             ],
         ),

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from ruamel.yaml import YAML
 
+from affidavit import importers
 from affidavit.gate.checking.box import Begun, Ended, run_in_box
 from affidavit.gate.checking.discovery import root_of
 from affidavit.gate.console import err, exit_with_reasons, say, stop, write
 from affidavit.gate.exit_codes import Exit
-from affidavit.importers import LIBRARIES, import_file
 from affidavit.mechanisms import read_bytes
-from affidavit.plan import Adjacency, MalformedPlan, Scheme, plan_from, with_fields
+from affidavit.plan import Adjacency, MalformedPlan, Scheme
 
 _SCHEMES, _ADJACENCIES = (", ".join(get_args(words)) for words in (Scheme, Adjacency))
 QUESTIONS: dict[str, tuple[str, str, Any]] = {
@@ -68,6 +67,8 @@ def init(
 
     Without a terminal, give every value as an option or in the script.
     """
+    from affidavit.plan import plan_from, with_fields
+
     options = {
         "size": size,
         "sampling": sampling,
@@ -105,7 +106,7 @@ def _read_script(script: Path) -> dict[str, Any]:
     def work(done: frozenset[str]) -> Iterator[Begun | tuple[dict[str, Any], tuple[str, ...]]]:
         if name not in done:
             yield Begun(name)
-            partial = import_file(name, raw)
+            partial = importers.import_file(name, raw)
             if partial is not None:
                 yield partial.data, partial.assumed
 
@@ -117,7 +118,7 @@ def _read_script(script: Path) -> dict[str, Any]:
             for assumption in assumed:
                 err.print(assumption, markup=False)
     if data is None:
-        stop(f"{script} makes no private call of {', '.join(LIBRARIES)}.")
+        stop(f"{script} makes no private call of {', '.join(importers.LIBRARIES)}.")
     return data
 
 
@@ -152,6 +153,8 @@ def _ask(names: list[str]) -> dict[str, Any]:
 
 
 def _yaml(document: dict[str, Any]) -> bytes:
+    from ruamel.yaml import YAML
+
     yaml = YAML()
     yaml.default_flow_style = None
     stream = io.BytesIO()

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from affidavit import trust as trusts
 from affidavit.gate.console import (
     as_json_file,
     fail,
@@ -23,26 +24,6 @@ from affidavit.gate.console import (
     write,
 )
 from affidavit.gate.options import DEFAULT_SERVER, ServerOption, command_group
-from affidavit.trust import (
-    KeysetError,
-    KeyStore,
-    PublicKey,
-    Revocation,
-    Roots,
-    SignedKeyset,
-    SigningKey,
-    accept_keyset,
-    draft_keyset,
-    format_instant,
-    home,
-    read_anchor,
-    read_keyset,
-    read_model,
-    read_public_keys,
-    read_root_key,
-    read_trust_policy,
-    write_private,
-)
 
 roots = command_group("Manage root keys, which sign keysets offline.")
 
@@ -53,11 +34,11 @@ def roots_new(
     label: Annotated[str, typer.Option(help="Holder of the key.")] = "",
 ) -> None:
     """Create a root key: NAME.pem to keep secret, NAME.json to share."""
-    key = SigningKey.generate(label)
+    key = trusts.SigningKey.generate(label)
     name = f"root-{key.key_id[:16]}"
     with usage_errors():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(directory / f"{name}.pem", key.private)
+        trusts.write_private(directory / f"{name}.pem", key.private)
     write(directory / f"{name}.json", as_json_file(key.public.as_record()))
     out.print(f"{key.key_id}  keep {directory / name}.pem offline")
 
@@ -72,10 +53,12 @@ def roots_trust(
     write(file, as_json_file(_read_roots(records, threshold).model_dump(mode="json")))
 
 
-def _read_roots(records: list[Path], threshold: int) -> Roots:
+def _read_roots(records: list[Path], threshold: int) -> trusts.Roots:
     """Read the roots from public records; report invalid ones and exit."""
     with usage_errors():
-        return Roots.of([key for path in records for key in read_public_keys(path)], threshold)
+        return trusts.Roots.of(
+            [key for path in records for key in trusts.read_public_keys(path)], threshold
+        )
 
 
 keyset = command_group("Draft, sign, check and publish keysets: lists of keys that may sign.")
@@ -122,15 +105,15 @@ def keyset_new(
 ) -> None:
     """Draft the next version, or without --previous the first one."""
     with usage_errors():
-        last = None if previous is None else read_keyset(read_file(previous))
-        keyset_draft = draft_keyset(
+        last = None if previous is None else trusts.read_keyset(read_file(previous))
+        keyset_draft = trusts.draft_keyset(
             last,
             roots=_roots(last, root or [], threshold),
             keys=(signing := _keys(last, keys or [])),
             revoked=_revoked(last, signing, revoke or []),
             issued_at=(now := datetime.now(UTC)),
             expires_at=now + timedelta(days=days),
-            trust=read_trust_policy(trust) or (None if last is None else last.keyset.trust),
+            trust=trusts.read_trust_policy(trust) or (None if last is None else last.keyset.trust),
             administrators=_administrators(last, administrators),
         )
     write(file, keyset_draft.as_bytes())
@@ -143,8 +126,8 @@ def keyset_sign(
 ) -> None:
     """Sign the keyset with a root key."""
     with usage_errors():
-        signer = read_root_key(key)
-        signed = read_keyset(read_file(file))
+        signer = trusts.read_root_key(key)
+        signed = trusts.read_keyset(read_file(file))
     current_roots = {root.key_id for root in signed.keyset.roots.keys}
     write(file, signed.signed_by(signer).as_bytes())
     origin = "" if signer.key_id in current_roots else ", a root of the previous version"
@@ -160,9 +143,11 @@ def keyset_check(
 ) -> None:
     """Check whether a keyset is valid; exit with 1 and the reason if it is not."""
     try:
-        anchor = None if root is None else read_anchor(read_file(root))
-        accepted = accept_keyset([read_keyset(read_file(file))], anchor, datetime.now(UTC))
-    except KeysetError as error:
+        anchor = None if root is None else trusts.read_anchor(read_file(root))
+        accepted = trusts.accept_keyset(
+            [trusts.read_keyset(read_file(file))], anchor, datetime.now(UTC)
+        )
+    except trusts.KeysetError as error:
         fail(f"{error.code}: {error}")
     caveat = "" if root is not None else " (only by its own roots: give --root)"
     out.print(
@@ -177,19 +162,21 @@ def keyset_publish(file: FileArgument, server: ServerOption = DEFAULT_SERVER) ->
     from affidavit.gate.service_commands import connect  # imports the client, slowly
 
     with usage_errors():
-        signed = read_keyset(read_file(file))
+        signed = trusts.read_keyset(read_file(file))
     with connect(server) as client:
         client.publish_keyset(signed.envelope.as_document())
     say(f"version {signed.keyset.version} published ({signed.digest})")
 
 
-def _administrators(last: SignedKeyset | None, option: int | None) -> int | None:
+def _administrators(last: trusts.SignedKeyset | None, option: int | None) -> int | None:
     if option is None:
         return None if last is None else last.keyset.administrators
     return option if option > 1 else None
 
 
-def _roots(last: SignedKeyset | None, records: list[Path], threshold: int | None) -> Roots:
+def _roots(
+    last: trusts.SignedKeyset | None, records: list[Path], threshold: int | None
+) -> trusts.Roots:
     if records:
         default = len(records) if last is None else last.keyset.roots.threshold
         return _read_roots(records, threshold or default)
@@ -200,26 +187,26 @@ def _roots(last: SignedKeyset | None, records: list[Path], threshold: int | None
     return last.keyset.roots.model_copy(update={"threshold": threshold})
 
 
-def _keys(last: SignedKeyset | None, files: list[Path]) -> list[PublicKey]:
+def _keys(last: trusts.SignedKeyset | None, files: list[Path]) -> list[trusts.PublicKey]:
     """Return the keys in ``files`` and those of the last keyset, whose signatures stay valid."""
     new = (
-        [key for file in files for key in read_public_keys(file)]
+        [key for file in files for key in trusts.read_public_keys(file)]
         if files
-        else KeyStore(home() / "keys").public_keys()
+        else trusts.KeyStore(trusts.home() / "keys").public_keys()
     )
     previous = () if last is None else last.keyset.public_keys()
     return list({key.key_id: key for key in (*previous, *new)}.values())
 
 
 def _revoked(
-    last: SignedKeyset | None, keys: list[PublicKey], options: list[str]
-) -> list[Revocation]:
-    begins = {key.key_id: format_instant(key.not_before) for key in keys}
+    last: trusts.SignedKeyset | None, keys: list[trusts.PublicKey], options: list[str]
+) -> list[trusts.Revocation]:
+    begins = {key.key_id: trusts.format_instant(key.not_before) for key in keys}
     revoked = {} if last is None else {entry.key_id: entry for entry in last.keyset.revoked}
     for option in options:
         key_id, _, since = option.partition("=")
         if key_id not in begins:
             stop(f"--revoke {key_id}: no such key in the keyset; give a full key id.")
         document = {"key_id": key_id, "since": since or begins[key_id]}
-        revoked[key_id] = read_model(Revocation, document)
+        revoked[key_id] = trusts.read_model(trusts.Revocation, document)
     return list(revoked.values())

@@ -134,7 +134,8 @@ def _fact_lines(assessment: Assessment) -> list[str]:
         high = decimal_up(opinion.epsilon.upper, BRACKET_DIGITS)
         level = opinion.confidence
         confidence = "" if level is None else f" {level} over draws from seed {level.seed}"
-        facts.append(f"{opinion.name} ({opinion.version}): ε in [{low}, {high}]{confidence}")
+        proved = f"in [{low}, {high}]" if opinion.epsilon.lower > 0 else f"≤ {high}"
+        facts.append(f"{opinion.name} ({opinion.version}): ε {proved}{confidence}")
     facts += [_group_line(bound, assessment.unit) for bound in assessment.groups]
     return facts
 

@@ -341,7 +341,9 @@ def status(
     with connect(server) as client:
         content = client.status_list()
     try:
-        status_list = certificates.StatusList.model_validate_json(trusts.read_envelope(json.loads(content)).payload)
+        status_list = certificates.StatusList.model_validate_json(
+            trusts.read_envelope(json.loads(content)).payload
+        )
     except (trusts.BadEnvelope, ValueError, RecursionError):
         fail(f"{server} did not return a status list", Exit.UNDECIDED)
     if file is not None:

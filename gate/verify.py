@@ -176,7 +176,10 @@ def _print(
     elif proof is not None:
         bound = f"ε ≤ {proof.epsilon} at δ = {proof.delta}"
         out.print(f"[green]✓[/] proved in ball arithmetic: {bound}")
-        say("  from " + ", ".join(f"docs/theorems/{page}.md" for page in certificates.proof_sources(proof)))
+        say(
+            "  from "
+            + ", ".join(f"docs/theorems/{page}.md" for page in certificates.proof_sources(proof))
+        )
     for line in describe_certificate(verified.predicate) if show else ():
         say(f"  {line}")
     if problem is not None or isinstance(proof, Exception):

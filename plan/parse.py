@@ -30,6 +30,11 @@ from affidavit.plan.strict_parsing import Document, Path, Syntax, load_json, loa
 from affidavit.plan.validators import find_conflicts
 
 
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
 class _PlanClass(type(PlanDocument)):  # type: ignore[misc]  # pydantic's own class is private
     """The class of ``Plan``, which suggests a name for one that it does not have."""
 
@@ -37,6 +42,8 @@ class _PlanClass(type(PlanDocument)):  # type: ignore[misc]  # pydantic's own cl
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name.startswith("_"):  # Python and pydantic ask for many that are not there
+                raise
             names = [known for known in vars(cls) if not known.startswith("_")]
             message = f"Plan has no attribute {name!r}.{_suggestion(name, names)}"
             raise AttributeError(message) from None
@@ -115,11 +122,6 @@ class Plan(PlanDocument, metaclass=_PlanClass):
         if reasons := find_conflicts(self):
             raise MalformedPlan(*reasons)
         return self
-
-
-def _suggestion(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _build(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Plan:
