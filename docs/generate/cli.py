@@ -15,11 +15,14 @@ from affidavit.trainer import app as trainer
 from affidavit.trainer.search import app as search
 from affidavit.worker import app as worker
 
+SERVICE: Any = get_command(service)
 BECOMES = {
     "affidavit train": get_command(trainer),
     "affidavit search": get_command(search),
     "affidavit worker": get_command(worker),
-    **{f"affidavit {name}": result for name, result in get_command(service).commands.items()},
+    **{
+        f"affidavit {name}": SERVICE.get_command(None, name) for name in SERVICE.list_commands(None)
+    },
 }
 """Commands whose process is replaced by another program's, which takes their options."""
 
@@ -45,7 +48,7 @@ Generated from the program by `make docs`; change `gate/`, not this file.
 | 0 | certified, verified, done |
 | 1 | blocked: under-noised, refused, over budget, or a bundle that does not verify |
 | 2 | usage, or malformed input |
-| 3 | could not decide: a claim between the bounds, engines that disagree, a server out of reach |
+| 3 | undecided: a claim between the bounds, accountants that disagree, a server out of reach |
 | 4 | Affidavit failed, or its output could not be written |
 | 130 | interrupted |
 

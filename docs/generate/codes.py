@@ -74,7 +74,10 @@ mistakes that `diagnose` names are in [known mistakes](mistakes.md).
 DESCRIBED = {
     "assessment": ("### {}\n", "Mistakes, described in [known mistakes](mistakes.md)"),
     "importers": ("| `{}` |", "Faults of scripts, described in [the gate](../how-to/gate.md)"),
-    "mechanisms": ("(`{}`)", "Obligations of one mechanism, described in [mechanisms](mechanisms.md)"),
+    "mechanisms": (
+        "(`{}`)",
+        "Obligations of one mechanism, described in [mechanisms](mechanisms.md)",
+    ),
 }
 """Of parts with codes that another page describes: how it names one, and what is said of them."""
 SHORT = 64

@@ -36,8 +36,8 @@ meet ends with 1, whatever the claim.
 Digits count. `7.98` stands for everything that rounds to it, `7.9800` for a hundredth of that;
 give the claim as text to keep zeros at its end. Zeros at the end of a whole number count for
 nothing, nor does that of `94.0`. A claimed noise multiplier is compared with the target, by the
-largest one that rounds to it; a mistake explains it if it leads to the target, or up to 0.5 % below,
-where calibration stops.
+largest one that rounds to it; a mistake explains it if it leads to the target, or up to 0.5 %
+below, where calibration stops.
 
 ## Output fields
 
