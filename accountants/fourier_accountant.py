@@ -75,8 +75,10 @@ from affidavit.accountants.protocol import (
 from affidavit.accountants.registry import accountant
 from affidavit.plan import (
     ChainOfNeighbours,
+    Composed,
     Event,
     Leaf,
+    Repeated,
     ReplacedAllocationGaussian,
     alternatives,
 )
@@ -318,7 +320,25 @@ def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> MinimumCurve:
 def _approximate_epsilon(bound: Event, delta: float) -> float:
     if isinstance(bound, ChainOfNeighbours):
         return chained_epsilon(lambda at: approximate_epsilon(bound.event, at), delta, bound.links)
-    return approximate_epsilon(bound, delta)
+    return approximate_epsilon(_like_samples(bound), delta)
+
+
+def _like_samples(bound: Event) -> Event:
+    """Return ``bound`` with Poisson samples of about the cost of replaced records in bins."""
+    parts = _leaves_alone(bound)
+    if not any(isinstance(leaf, ReplacedAllocationGaussian) for leaf, _ in parts):
+        return bound
+    # Imported here because most runs have no allocation.
+    from affidavit.accountants.random_allocation.replaced import sample_like
+
+    return Composed(
+        events=tuple(
+            Repeated(event=sample_like(leaf), count=count * leaf.bins)
+            if isinstance(leaf, ReplacedAllocationGaussian)
+            else Repeated(event=leaf, count=count)
+            for leaf, count in parts
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

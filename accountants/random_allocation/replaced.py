@@ -42,7 +42,7 @@ from affidavit.accountants.random_allocation.directions import Saddle as Lattice
 from affidavit.accountants.random_allocation.inverted_sums import Saddle, upper_excess
 from affidavit.accountants.random_allocation.lattice import Calls, ConvolutionPower, upper_masses
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
-from affidavit.plan import ReplacedAllocationGaussian
+from affidavit.plan import PoissonSubsampledGaussian, ReplacedAllocationGaussian
 
 Order = Literal["independent", "replaced", "zeroed", "restored"]
 """Who moves: two records with bins of their own; in the place of another, a record against its
@@ -71,7 +71,7 @@ MOVES: dict[Order, tuple[Move, Move]] = {
 }
 """The moves of positive and of negative V."""
 
-_INSIDE_SHARE, _LOW_SHARE = 1e-3, 1e-3
+_INSIDE_SHARE, _LOW_SHARE = 2e-3, 1e-3
 """About the shares of δ that the chords and the added noise each cost, and the lowest terms."""
 _FEW_BINS, _MAX_POINTS = 24, 1 << 18
 """Bins below which sums are on a lattice, and the points of that of one bin."""
@@ -84,9 +84,9 @@ _MAX_EPSILON = 100.0
 """Nats."""
 _SHORTFALL_SHARE = 1e-3
 """Share of δ that the bound of the part above the cut gives away."""
-_NODE_RATIO, _MAX_FALL, _MAX_STRIDES = 1.5, 0.8, 4
-"""About the ratio of δ at two nodes of a curve, between which it is bounded by a chord; the fall of
-log δ above which the step was too long, and how many are tried."""
+_NODE_RATIO, _FINE_DELTA, _COARSENING, _MAX_STRIDES = 1.5, 1e-7, 0.04, 4
+"""About the ratio of δ at two nodes of a curve, between which it is bounded by a chord. Below some
+δ it rises like a power of δ. So many steps are tried to the next node."""
 _MIN_STRIDE, _MAX_FLAT = 1e-3, 3
 """The least distance (nats) of two nodes, over the rate, and nodes without a fall after which
 rounding hides smaller δ."""
@@ -196,7 +196,7 @@ class Difference:
     def square(self, z: Array) -> Array:
         """Return upper bounds of E min(V, v)², v the V > 0 at normal deviations ``z``, (n,)."""
         (a, b), (c, d) = ((move.over, move.under) for move in MOVES[self.order])
-        whole, below = self._whole_square(a, b), self._whole_square(c, d)
+        whole, below = self.whole_square(), self.whole_square(positive=False)
         zero = float(self._z(np.zeros(1), MOVES[self.order][0])[0])
         size = math.exp(min(600.0, (a * self.rate) ** 2))
         part = size * (ndtr(2 * a * self.rate - zero) - ndtr(2 * a * self.rate - z))
@@ -206,8 +206,10 @@ class Difference:
             return np.asarray(np.minimum(whole, part + below) * (1 + 1e-9))
         return np.asarray((np.minimum(whole, part) + below) * (1 + 1e-9))
 
-    def _whole_square(self, over: int, under: int) -> float:
-        """Return E V² of one of the moves, positive or not, rounded up."""
+    def whole_square(self, *, positive: bool = True) -> float:
+        """Return E V² of one of the moves, whatever its sign, rounded up."""
+        move = MOVES[self.order][0 if positive else 1]
+        over, under = move.over, move.under
         powers = (
             math.exp(min(600.0, i * j * self.rate**2))
             for i, j in ((over, over), (over, under), (under, under))
@@ -255,7 +257,9 @@ class ReplacedDirection:
     drawn: float = 1.0
 
     def __post_init__(self) -> None:
-        if not MIN_RATE <= self.rate <= MAX_RATE / MOVES[self.order][0].over:
+        # One bin has a closed form.
+        most = MAX_RATE if self.bins > 1 else 2 * MAX_RATE
+        if not MIN_RATE <= self.rate <= most / MOVES[self.order][0].over:
             raise OutOfReach(
                 f"noise multiplier {1 / self.rate:.4g} (over the root of the epochs) is out of the "
                 "range in which replaced records on bins are bounded.",
@@ -430,6 +434,18 @@ def is_in_reach(leaf: ReplacedAllocationGaussian) -> bool:
     return True
 
 
+def sample_like(leaf: ReplacedAllocationGaussian) -> PoissonSubsampledGaussian:
+    """Return a Poisson sample whose χ² is about that of one bin; no bound rests on it."""
+    first = ReplacedDirection(
+        bins=leaf.bins, rate=1 / leaf.noise_multiplier, order=_ORDERS[leaf.place][0]
+    )
+    square = Difference(rate=first.rate, ratio=1.0, order=first.order).whole_square()
+    return PoissonSubsampledGaussian(
+        sampling_probability=leaf.drawn / leaf.bins,
+        noise_multiplier=1 / math.sqrt(math.log1p(square)),
+    )
+
+
 def replaced_orders(
     leaf: ReplacedAllocationGaussian,
 ) -> tuple[ReplacedDirection, ReplacedDirection]:
@@ -478,14 +494,15 @@ class _Nodes:
 
     def _grow(self) -> None:
         last, least = self._epsilons[-1], self._deltas[-1]
+        ratio = _NODE_RATIO * max(1.0, _FINE_DELTA / least) ** _COARSENING
         for _ in range(_MAX_STRIDES):
             self._stride = max(self._stride, _MIN_STRIDE * self._direction.rate)
             at = last + self._stride
-            delta = min(least, self._direction.upper(at, max(least / _NODE_RATIO, MIN_DELTA)))
+            delta = min(least, self._direction.upper(at, max(least / ratio, MIN_DELTA)))
             fall = math.log(least / delta) if delta > 0 else math.inf
             # The slope grows a little from node to node.
-            self._stride *= min(3.0, max(0.2, math.log(_NODE_RATIO) / max(fall, 0.05)))
-            if fall < _MAX_FALL:
+            self._stride *= min(3.0, max(0.2, math.log(ratio) / max(fall, 0.05)))
+            if fall < 2 * math.log(ratio):
                 break
         self._epsilons.append(at)
         self._deltas.append(max(delta, MIN_DELTA / 1e3))
