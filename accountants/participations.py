@@ -2,7 +2,7 @@
 
 A record that is drawn K times has K Gaussian releases. Given K, a run is one Gaussian mechanism
 with μ² = K d²/σ² (and the releases beside it), so its curve is at most the mean over K of Gaussian
-curves. The Fourier accountant does not reach joint noise multipliers below 0.2 or ε above 1000.
+curves. The Fourier accountant does not reach joint noise multipliers below 0.1 or ε above 1000.
 There this bound is nearly tight, and Rényi bounds are far above it. Of several kinds of sampled
 releases one is counted, and the record counts as drawn in all others. From below, an attacker
 counts the releases in which the record seems to be.

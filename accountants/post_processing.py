@@ -22,6 +22,7 @@ from itertools import chain
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
+from affidavit.accountants.fourier.dominating_pairs import MIN_NOISE_MULTIPLIER
 from affidavit.accountants.fourier.refinement import MIN_RESOLVED_DELTA
 from affidavit.accountants.participations import CountingAttack
 from affidavit.accountants.protocol import (
@@ -53,8 +54,8 @@ from affidavit.plan import (
     WithoutReplacementGroupGaussian,
 )
 
-MIN_NOISE, MAX_DOUBLINGS = 0.2, 12
-"""The Fourier accountant's least noise multiplier, and how often it is doubled."""
+MAX_DOUBLINGS = 13
+"""How often the least noise multiplier is doubled."""
 MIN_RATE, MAX_STEPS, MAX_NOISE = 1e-6, 1_000_000, 1000.0
 """Range of the sampling probability, steps and noise multiplier for the Fourier accountant."""
 GRAM_EXCESS = 1e-5
@@ -158,7 +159,7 @@ def _with_more_noise(
         known = [(leaf, times) for leaf, times in known if _is_in_range(leaf)]
     normal = [(leaf, times) for leaf, times in known if not isinstance(leaf, Laplace)]
     for doubling in range(MAX_DOUBLINGS if normal else 0):
-        least = MIN_NOISE * 2**doubling
+        least = MIN_NOISE_MULTIPLIER * 2**doubling
         for releases in [known, normal] if len(normal) < len(known) else [known]:
             yield [(_with_noise(leaf, least), min(times, MAX_STEPS)) for leaf, times in releases]
 

@@ -88,7 +88,7 @@ Lots = Literal["revealed", "hidden", "visible"]
 like it (of users, with the same records under both hypotheses); or from below with others that
 show it."""
 
-MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.2, 1000.0
+MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.1, 1000.0
 MIN_MIXTURE_NOISE = 0.06
 """The least noise of a mixture over its largest move that is not negligibly rare, which few of its
 outputs are near."""

@@ -122,6 +122,14 @@ def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
     assert bracket.lower < float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
 
 
+def test_the_bracket_of_little_noise_is_narrow_and_its_upper_end_proved() -> None:
+    run = poisson(0.001, 0.12, 100, "replace_one")
+    bracket = FourierAccountant().curve(run).epsilon(DELTA)
+    assert bracket.width < 1e-3 * bracket.upper
+    _, proof = search_witness(run, bracket, DELTA, 1e-3, 512)
+    assert bracket.lower < float(proof.epsilon) <= bracket.upper * (1 + 1e-3)
+
+
 def test_one_gaussian_mechanism_is_its_closed_form() -> None:
     event = Repeated(event=Gaussian(noise_multiplier=2.0), count=9)
     with mpmath.workdps(60):

@@ -212,8 +212,8 @@ def test_a_proof_is_of_the_bound_that_it_names() -> None:
 
 
 def test_of_little_noise_the_first_bound_is_that_of_participations() -> None:
-    """The lattices end at a noise multiplier of 0.2."""
-    first = poisson(0.15)
+    """The lattices end at a noise multiplier of 0.1."""
+    first = poisson(0.09)
     above = accountant("participations").curve(first).epsilon(1e-6).upper
     for noise, upper in ((0.01, above), (12.0, math.inf)):
         either = EitherBound(events=(first, mixture(20, 0.25, noise)))
