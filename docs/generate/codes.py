@@ -179,8 +179,13 @@ def _text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def uses(room: str) -> Iterator[Use]:
+@cache
+def uses(room: str) -> tuple[Use, ...]:
     """Every use of a code in a room, in the order of its files."""
+    return tuple(_uses(room))
+
+
+def _uses(room: str) -> Iterator[Use]:
     shared = _shared()
     for nodes in _files(room):
         signatures = {**shared, **dict(_signatures(nodes))}

@@ -16,6 +16,7 @@ ROOMS = sorted(link.name for link in (ROOT / "src/affidavit").iterdir() if link.
 TERMS = YAML(typ="safe").load(STYLE / "Affidavit" / "Terms.yml")["swap"]
 # Every phrase begins a word; with the boundary in front the search passes most letters by.
 PATTERN = re.compile(rf"\b(?:{'|'.join(TERMS)})", re.IGNORECASE)
+DEFINED = re.compile(r"\s*(?:(?:async )?def|class) (\w+)")
 IDENTIFIERS = frozenset(
     line.split()[0]
     for line in (STYLE / "identifiers.txt").read_text().splitlines()
@@ -40,12 +41,12 @@ def sources() -> Iterator[Path]:
 
 
 def names_of_tests() -> Iterator[tuple[str, str]]:
-    """Every file, class and function of the tests, with its place."""
+    """Every file, class and function of the tests and of their scripts, with its place."""
     for path in (ROOT / "tests").rglob("*.py"):
         yield path.stem, str(path.relative_to(ROOT))
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield node.name, f"{path.relative_to(ROOT)}:{node.lineno}"
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if named := DEFINED.match(line):
+                yield named[1], f"{path.relative_to(ROOT)}:{number}"
 
 
 def test_no_phrase_that_the_style_refuses() -> None:
@@ -83,9 +84,9 @@ def bound_names(source: str) -> Iterator[tuple[str, int]]:
 
     Fields of classes are left out, because documents name them.
     """
-    tree = ast.parse(source)
-    fields = {node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(source))]
+    fields = {node.target for node in nodes if isinstance(node, ast.AnnAssign)}
+    for node in nodes:
         match node:
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) if node not in fields:
                 yield name, node.lineno

@@ -31,7 +31,7 @@ def until_settled(crowd: Crowd, runs: int) -> None:
     query = "SELECT count(*) FROM run_events WHERE kind = 'settled'"
     wait_until(
         lambda: crowd.rows(query)[0][0] >= runs,
-        90,
+        TIMEOUT_SECONDS,
         said=lambda: (crowd.happened(), crowd.shop.logs()),
     )
 
