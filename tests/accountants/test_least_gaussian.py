@@ -11,6 +11,7 @@ from affidavit.plan import PoissonSubsampledGaussian, Repeated
 EPSILONS = np.linspace(0.0, 8.0, 97).tolist()
 
 
+@pytest.mark.ordinary("not 6.0")
 @pytest.mark.parametrize("mu", [0.1, 1.0, 6.0])
 def test_a_gaussian_curve_is_its_own_bound(mu: float) -> None:
     curve = GaussianCurve(mu=mu)
@@ -21,6 +22,7 @@ def test_a_gaussian_curve_is_its_own_bound(mu: float) -> None:
     assert bound.remainder < 1e-11
 
 
+@pytest.mark.ordinary("0.1-*")
 @pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.1, 2.0, 100), (0.05, 5.0, 2000)])
 def test_it_bounds_a_sampled_run_and_hardly_less_does(
     rate: float, sigma: float, steps: int

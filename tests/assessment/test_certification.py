@@ -290,9 +290,9 @@ def test_a_faulty_engine_decides_nothing(make_plan: Any, monkeypatch: pytest.Mon
 
 def test_no_noise_meets_a_target_that_other_events_already_pass(make_plan: Any) -> None:
     metric = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 0.1}]
-    result = certify(make_plan(extra=metric, releases=OPEN))
+    result = certify(make_plan(**POISSON, extra=metric, releases=OPEN))
     assert (result.verdict, result.reasons[0].code) == ("refused", "no_solution")
-    provided = certify(make_plan(extra=metric), second_opinion=False)
+    provided = certify(make_plan(**POISSON, extra=metric), second_opinion=False)
     assert provided.verdict == "under_noised"
     assert "No noise meets" in provided.reasons[0].remedy
 

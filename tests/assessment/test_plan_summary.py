@@ -110,6 +110,7 @@ def test_the_most_steps_are_the_last_that_meet_the_target(plan_of: Make) -> None
     assert result(plan_of(**{**STREAM, "steps": steps + 1}, **at))["verdict"] == "under_noised"
 
 
+@pytest.mark.ordinary("not changes1-*")
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

@@ -74,6 +74,7 @@ def test_the_optimal_allocation_says_what_it_saves(
     assert "less noise energy than uniform" in run("certify", path).stdout
 
 
+@pytest.mark.ordinary("changes0")
 @pytest.mark.parametrize(
     "changes",
     [{}, {"adjacency": "zero_out", "sampling": {"scheme": "shuffled", "lot_size": 100}}],

@@ -60,7 +60,7 @@ def needs_more(block: Block) -> bool:
     return any(word in text for word in ("make ", "[service]", "[trainer]", "curl ", "tokens new"))
 
 
-@pytest.mark.ordinary("README.md")
+@pytest.mark.soak  # tests/docs runs the same commands, and test_wheel.py those of the wheel
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorials/privacy-officer.md"])
 def test_the_blocks_of_a_first_page_work_in_their_order(
     installed: Installed, page: str, tmp_path: Path

@@ -70,6 +70,7 @@ def test_a_record_in_the_place_of_another_costs_hardly_more_than_an_attack(
     assert truth * (1 - 2e-4) <= upper <= truth * 1.35
 
 
+@pytest.mark.ordinary("1-*")
 @pytest.mark.parametrize("rate", [0.3, 1.2])
 @pytest.mark.parametrize("steps", [1, 40])
 def test_one_bin_that_may_stay_empty_is_a_sampled_release(rate: float, steps: int) -> None:

@@ -47,6 +47,7 @@ def runaway(client: Any, certify: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.ordinary("spin")
 @pytest.mark.parametrize("how", ["sleep", "spin"])
 def test_a_runaway_is_killed_and_nothing_is_kept(
     client: TestClient, slow: ModuleType, plan: Plan, post: Post, how: str
