@@ -95,7 +95,7 @@ def tell_story(files: Mapping[str, bytes]) -> bytes:
         *_head(about, predicate),
         *_guarantee(predicate),
         *_run(files, about, entries),
-        *_happened(entries),
+        *_happened(entries, predicate["plan"].get("name")),
         *_questions(files),
         *_contents(files),
     ]
@@ -191,11 +191,11 @@ def _run(
     yield "</table>"
 
 
-def _happened(entries: list[dict[str, Any]]) -> Iterator[str]:
+def _happened(entries: list[dict[str, Any]], plan: str | None) -> Iterator[str]:
     yield "<h2>What happened</h2><p>By the log, which only grows. Times are in UTC.</p><table>"
     for entry in entries:
         at = _text(str(entry["at"])[:19].replace("T", " "))
-        yield f'<tr><td class="at">{at}</td><td>{_text(sentence_of(entry))}</td></tr>'
+        yield f'<tr><td class="at">{at}</td><td>{_text(sentence_of(entry, plan))}</td></tr>'
     yield "</table>"
 
 

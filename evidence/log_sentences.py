@@ -1,7 +1,8 @@
 """The log's entries in sentences, for people who read what happened.
 
->>> sentence_of({"kind": "approval", "actor": "token:priya", "body": {"decision": "approve"}})
-'token:priya approved the certificate.'
+>>> entry = {"kind": "approval", "actor": "token:priya", "body": {"decision": "approve"}}
+>>> sentence_of(entry, plan="ward-readmission")
+'token:priya approved the certificate of ward-readmission.'
 """
 
 from __future__ import annotations
@@ -10,59 +11,86 @@ from collections.abc import Mapping
 from typing import Any
 
 _RUN = {
-    "queued": "requested the run",
-    "claimed": "claimed the run as a worker",
-    "requeued": "returned the run to its queue",
-    "cancel_asked": "asked the run to stop",
-    "running": "began the first step of the run, which commits its budget",
-    "resumed": "continued the run",
-    "settled": "reported the run, whose record conforms to the certificate",
-    "failed": "ended the run as failed",
-    "cancelled": "cancelled the run",
+    "queued": "requested a run{of}",
+    "claimed": "claimed the run{of} as a worker",
+    "requeued": "returned the run{of} to its queue",
+    "cancel_asked": "asked the run{of} to stop",
+    "running": "began the first step of the run{of}, which commits its budget",
+    "resumed": "continued the run{of}",
+    "settled": "reported the run{of}, whose record conforms to the certificate",
+    "failed": "ended the run{of} as failed",
+    "cancelled": "cancelled the run{of}",
 }
 _SENTENCES = {
-    "certificate": "had the plan certified",
-    "refusal": "had the plan assessed, which was not certified",
-    "revocation": "revoked the certificate",
-    "policy": "activated a policy",
-    "waiver": "changed a waiver",
-    "budget": "set the budget of the data set",
-    "reservation": "reserved the cost of a run",
-    "commitment": "committed the cost of a run",
-    "settlement": "settled a run",
-    "release": "released a reservation, which costs nothing",
-    "record": "logged the first line of the run's record",
-    "keyset": "published a keyset",
-    "token": "changed a token",
-    "proposal": "proposed a change that other administrators have to make too",
-    "grant": "granted a team the use of the data set",
+    "certificate": "had the plan{plan} certified",
+    "refusal": "submitted the plan{plan}, which was not certified",
+    "revocation": "revoked the certificate{of}",
+    "policy": "activated policy {name}, version {version}",
+    "waiver": "waived {rule} for {dataset}",
+    "budget": "set the budget of {dataset} to ε = {epsilon} at δ = {delta}",
+    "reservation": "reserved the cost of a run{of} on {dataset}",
+    "commitment": "committed the cost of a run{of} on {dataset}",
+    "settlement": "settled a run{of} on {dataset}",
+    "release": "released a reservation{of} on {dataset}, which costs nothing",
+    "record": "logged the first line of the record of the run{of}",
+    "steps": "was granted steps up to {granted} of the run{of}",
+    "keyset": "published keyset {version}",
+    "token": "created the token {name}",
+    "proposal": "proposed a change of {kind}, which other administrators have to make too",
+    "grant": "let team {team} {may} the data set {dataset}",
 }
+_MAY = {"reserve": "use", "read": "read the ledger of", "nothing": "no longer use"}
 
 
-def sentence_of(entry: Mapping[str, Any]) -> str:
-    """Return a log entry, as JSON data, in one sentence that begins with its actor."""
+class _Named(dict[str, str]):
+    """What an entry names; other names are left out of a sentence."""
+
+    def __missing__(self, _: str) -> str:
+        return "(not stated)"
+
+
+def sentence_of(entry: Mapping[str, Any], plan: str | None = None) -> str:
+    """Return a log entry, as JSON data, in one sentence that begins with its actor.
+
+    ``plan`` is the name of the plan that the entry is about, if it is known.
+    """
     body = entry["body"]
-    return f"{entry['actor']} {_deed(str(entry['kind']), body)}{_detail(body)}."
+    deed = _sentence(str(entry["kind"]), body).format_map(_named(body, plan))
+    return f"{entry['actor']} {deed}{_detail(body)}."
 
 
-def _deed(kind: str, body: Mapping[str, Any]) -> str:
+def _sentence(kind: str, body: Mapping[str, Any]) -> str:
     match kind:
         case "run":
-            return _RUN.get(str(body.get("event")), "changed the run")
+            return _RUN.get(str(body.get("event")), "changed the run{of}")
         case "approval":
             done = "approved" if body.get("decision") == "approve" else "rejected"
-            return f"{done} the certificate"
-        case "steps":
-            return f"was granted steps up to {body.get('granted')}"
+            return f"{done} the certificate{{of}}"
+        case "token" if body.get("action") == "revoked":
+            return "revoked the token"
+        case "waiver" if body.get("event") == "revoked":
+            return "ended the waiver"
+        case "proposal" if body.get("carried_out"):
+            return "made a change of {kind} that another administrator proposed"
         case _:
-            return _SENTENCES.get(kind, f"made an entry of the kind {kind}")
+            return _SENTENCES.get(kind, "made an entry of an unknown kind")
+
+
+def _named(body: Mapping[str, Any], plan: str | None) -> _Named:
+    """Return the names in ``body`` and in its ledger or waiver."""
+    inner = body.get("ledger") or body.get("waiver") or {}
+    result = _Named({name: str(value) for name, value in {**body, **inner}.items()})
+    result["may"] = _MAY.get(str(body.get("may")), "(not stated)")
+    result["plan"], result["of"] = (f" {plan}", f" of {plan}") if plan else ("", "")
+    return result
 
 
 def _detail(body: Mapping[str, Any]) -> str:
     """Return the reason or the comment that a person gave, or the steps that were charged."""
     if (steps := body.get("steps_run", body.get("steps_charged"))) is not None:
         return f" ({steps} steps charged)"
+    reasoned = {**body, **body.get("waiver", {})}
     for name in ("comment", "reason", "message"):
-        if text := body.get(name):
+        if text := reasoned.get(name):
             return f": {str(text).rstrip('.')}"
     return ""

@@ -21,3 +21,12 @@ def test_every_kind_of_entry_has_a_sentence() -> None:
     assert len(set(told)) == len(told)
     assert all(text.startswith("ada ") and text.endswith(".") for text in told)
     assert not any("made an entry" in text or "changed the run" in text for text in told)
+
+
+def test_a_sentence_names_what_the_entry_is_about() -> None:
+    body = {"ledger": {"dataset": "wards"}, "epsilon": "10", "delta": "1e-5", "reason": "for 2026."}
+    entry = {"kind": "budget", "actor": "ruth", "body": body}
+    assert sentence_of(entry) == "ruth set the budget of wards to ε = 10 at δ = 1e-5: for 2026."
+    run = {"kind": "run", "actor": "dana", "body": {"event": "queued"}}
+    assert sentence_of(run, "{plan}") == "dana requested a run of {plan}."
+    assert "None" not in sentence_of({"kind": "policy", "actor": "ruth", "body": {}})

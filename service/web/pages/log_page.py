@@ -15,14 +15,14 @@ which remembers the last checkpoint.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select, union
 
 from affidavit.evidence.log_sentences import sentence_of
 from affidavit.plan import canonical_json
@@ -31,7 +31,7 @@ from affidavit.service.core.errors import NotLogged
 from affidavit.service.core.wire_models import QueryModel
 from affidavit.service.ledger import repository
 from affidavit.service.log.entries import EntryKind
-from affidavit.service.log.reader import LogReader
+from affidavit.service.log.reader import LoggedEntry, LogReader
 from affidavit.service.log.stored_tree import (
     MAX_RANGE,
     RangeCheck,
@@ -215,6 +215,7 @@ def audit(
         rows = _rows(connection, search, checkpoint, PAGE_SIZE + 1)
         waiting = _waiting(connection)
         datasets = repository.dataset_names(connection)
+        entries = _read_entries(connection, rows[:PAGE_SIZE])
     cursor = "id" if search.filters else "leaf_index"
     view = {
         "checkpoint": checkpoint,
@@ -222,7 +223,7 @@ def audit(
         "search": search,
         "kinds": KINDS,
         "datasets": datasets,
-        "entries": [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:PAGE_SIZE]],
+        "entries": entries,
         # The cursor of the next page.
         "next": getattr(rows[PAGE_SIZE - 1], cursor) if len(rows) > PAGE_SIZE else None,
         # A verified range, or the error of the request.
@@ -246,9 +247,8 @@ def audit_csv(_: Auditor, services: TheServices, search: Annotated[Search, Query
     """Download the newest entries, or those of a search."""
     with snapshot(services.engine) as connection:
         rows = _rows(connection, search, checkpoint_of(connection), MAX_EXPORTED)
-    return download_csv(
-        COLUMNS, [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows], "audit.csv"
-    )
+        entries = _read_entries(connection, rows)
+    return download_csv(COLUMNS, entries, "audit.csv")
 
 
 @router.get("/audit/checkpoint", include_in_schema=False, response_class=Response)
@@ -276,8 +276,9 @@ def proved_entry(log: LogReader, connection: Connection, index: int) -> dict[str
     checkpoint = checkpoint_of(connection)
     if not leaves or checkpoint is None:
         raise NotLogged(f"the leaf is not among the first {proof.size} entries of the log")
+    (entry,) = _read_entries(connection, leaves)
     return {
-        "entry": _entry(index, leaves[0].leaf_hash, leaves[0].content),
+        "entry": entry,
         "content": leaves[0].content,
         "proof": [hash_.hex() for hash_ in proof.hashes],
         "checkpoint": checkpoint,
@@ -363,26 +364,51 @@ def _waiting(connection: Connection) -> int:
     return int(connection.execute(select(func.count()).select_from(waiting)).scalar_one())
 
 
-def _entry(index: int, leaf: bytes, content: str) -> dict[str, Any]:
-    """Return a log entry in a sentence that begins with its actor, and its content as logged.
+def _read_entries(
+    connection: Connection, leaves: Sequence[Row[Any] | LoggedEntry]
+) -> list[dict[str, Any]]:
+    """Return log entries in sentences that begin with their actors, and their content as logged.
 
-    ``page`` is that of its subject, or None.
+    ``page`` is that of an entry's subject, or None.
     """
-    entry: dict[str, Any] = json.loads(content)
-    return {
-        **entry,
-        "index": index,
-        "sentence": sentence_of(entry),
-        "content": content,
-        "leaf_hash": bytes(leaf).hex(),
-        "page": _page(entry["kind"], entry["subject"], entry["body"]),
-    }
+    entries = [json.loads(leaf.content) for leaf in leaves]
+    plans = _plan_names(connection, {entry["subject"] for entry in entries})
+    return [
+        {
+            **entry,
+            "index": leaf.leaf_index,
+            "sentence": sentence_of(entry, plans.get(entry["subject"])),
+            "content": leaf.content,
+            "leaf_hash": bytes(leaf.leaf_hash).hex(),
+            "page": _page(entry["kind"], entry["subject"], entry["body"]),
+        }
+        for entry, leaf in zip(entries, leaves, strict=True)
+    ]
+
+
+def _plan_names(connection: Connection, subjects: Collection[str]) -> dict[str, str]:
+    """Return the names of the plans of certificates, reservations and runs, by id."""
+    query = union(
+        *(
+            select(id_, certificates.c.name).select_from(source).where(id_.in_(subjects))
+            for id_, source in (
+                (certificates.c.id, certificates),
+                (reservations.c.id, _reserved),
+                (runs.c.id, _reserved.join(runs)),
+            )
+        )
+    )
+    return {id_: name for id_, name in connection.execute(query) if name}
+
+
+_reserved = reservations.join(certificates, reservations.c.certificate_id == certificates.c.id)
 
 
 def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
     """Return the path of the page of an entry's subject, or None.
 
-    >>> _page("run", "4dd9a3c5", {}), _page("budget", "digits/example/add_remove", {})
+    >>> ledger = {"dataset": "digits", "unit": "example", "adjacency": "add_remove"}
+    >>> _page("run", "4dd9a3c5", {}), _page("budget", "digits", {"ledger": ledger})
     ('/runs/4dd9a3c5', '/datasets/digits?ledger=example/add_remove')
     """
     if kind in _OF_CERTIFICATES:
@@ -390,9 +416,14 @@ def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
     match kind:
         case "run":
             return f"/runs/{quote(subject, safe='')}"
-        case "budget" if subject.count("/") == 2:
-            dataset, ledger = subject.split("/", 1)
-            return f"/datasets/{quote(dataset, safe='')}?ledger={quote(ledger)}"
+        case "budget" | "reservation" | "commitment" | "settlement" | "release":
+            ledger = body["ledger"]
+            scope = quote(f"{ledger['unit']}/{ledger['adjacency']}")
+            return f"/datasets/{quote(ledger['dataset'], safe='')}?ledger={scope}"
+        case "grant":
+            return f"/datasets/{quote(subject, safe='')}"
+        case "token":
+            return "/tokens"
         case "policy" if isinstance(body.get("name"), str) and isinstance(body.get("version"), int):
             return f"/policies/{quote(body['name'], safe='')}/{body['version']}"
         case "waiver":
