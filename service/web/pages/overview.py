@@ -48,7 +48,7 @@ from affidavit.service.web.pages.response import (
     page,
     respond,
 )
-from affidavit.service.web.pages.text import date, words
+from affidavit.service.web.pages.text import date, date_time, words
 
 router = APIRouter()
 
@@ -223,7 +223,7 @@ def spending_chart(connection: Connection, now: datetime) -> str:
     chart = Chart(
         title="ε in use by data set",
         description="What runs spent, committed and reserved, by the privacy filter.",
-        x=Axis(label=f"{unit} since {date(start)}"),
+        x=Axis(label=f"{unit} since {date_time(start)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=tuple(lines),
     )
