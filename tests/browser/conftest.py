@@ -24,6 +24,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from affidavit.service.operation.database_admin import upgrade
 from tests.browser.chromium import program
+from tests.browser.sample_company import Company, settle
 from tests.browser.serving import Site, served, settings_in
 from tests.service.conftest import accounting  # noqa: F401
 from tests.support.polling import TIMEOUT_SECONDS
@@ -83,6 +84,13 @@ def site(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     home = tmp_path_factory.mktemp("site")
     with served(settings_in(home, migrated)) as result:
         yield result
+
+
+@pytest.fixture(scope="session")
+def company(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+    """A company that has everything; what a test adds to it, it finds again by name."""
+    with served(settings_in(tmp_path_factory.mktemp("company"), migrated)) as result:
+        yield settle(result)
 
 
 # ---- the browser -------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,8 +14,8 @@ from playwright.sync_api import expect
 from affidavit.service.web.pages.runs import EVENTS
 from affidavit.service.web.pages.text import words
 from tests.browser.conftest import Kind
-from tests.browser.sample_company import PEOPLE, Company, settle
-from tests.browser.serving import Site, served, settings_in
+from tests.browser.sample_company import PEOPLE, Company
+from tests.browser.serving import Site
 from tests.service.web.pages.test_words import api, glossary
 from tests.support.page_views import page_views
 
@@ -34,13 +33,6 @@ ANSWERS = {
     "today": ("main .verdict", ".card >> nth=0", ".card >> nth=1"),
 }
 """What answers each question, on the page that it is asked on."""
-
-
-@pytest.fixture(scope="module")
-def company(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
-    """One company for all of these tests."""
-    with served(settings_in(tmp_path_factory.mktemp("company"), migrated)) as site:
-        yield settle(site)
 
 
 @pytest.fixture(scope="module")
