@@ -261,8 +261,8 @@ class PlainAttributes:
         self._sizes = -1
         self._watched: list[tuple[dict[str, Any], list[str]]] = []
 
-    def sign(self) -> int:
-        """Return a hash of their values, which are listed again when a module gets another one."""
+    def _list(self) -> None:
+        """List them again if a module got another one."""
         if self._sizes != sum(len(values) for values, _ in self._watched):
             self._watched = [
                 (
@@ -272,21 +272,56 @@ class PlainAttributes:
                 for layer in self._model.modules()
             ]
             self._sizes = sum(len(values) for values, _ in self._watched)
+
+    def sign(self) -> int:
+        """Return a hash of their values."""
+        self._list()
         values = [values.get(key) for values, keys in self._watched for key in keys]
         try:
             return hash(tuple(values))
         except TypeError:  # a value that cannot be hashed took the place of a plain one
             return hash(tuple(map(id, values)))
 
+    def copy(self) -> AttributeCopies:
+        """Return all attributes of each module, with a copy of them."""
+        self._list()
+        return [(values, values.copy()) for values, _ in self._watched]
+
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore them after the block."""
-        stored = [{key: values.get(key) for key in keys} for values, keys in self._watched]
+        """Restore all attributes after the block."""
+        copies = self.copy()
         try:
             yield
         finally:
-            for (values, _), before in zip(self._watched, stored, strict=True):
+            for values, before in copies:
+                _remove_new(values, before)
                 values.update(before)
+
+
+AttributeCopies = list[tuple[dict[str, Any], dict[str, Any]]]
+"""The attributes of modules, each with a copy of them."""
+
+
+def reset_attributes(copies: AttributeCopies) -> None:
+    """Reset plain attributes to those of ``copies``, and remove those that are new since then.
+
+    What a module kept of the records that it saw first, it then takes from the next ones.
+    """
+    for values, before in copies:
+        _remove_new(values, before)
+        values.update(
+            {key: item for key, item in before.items() if type(item) in PLAIN and key != FORWARD}
+        )
+
+
+FORWARD = "forward"
+"""The attribute by which a ``PrivateModel`` runs a layer."""
+
+
+def _remove_new(values: dict[str, Any], before: dict[str, Any]) -> None:
+    for key in [key for key in values if key not in before and key != FORWARD]:
+        del values[key]
 
 
 Draws = tuple[list[Tensor], Any]

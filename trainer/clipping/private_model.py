@@ -65,6 +65,7 @@ from affidavit.trainer.clipping.invariants import (
     read_graph,
     relative_tolerance,
     require_even_rows,
+    reset_attributes,
 )
 from affidavit.trainer.clipping.layer_registry import Kernel, find_kernel
 from affidavit.trainer.clipping.per_record import PerRecordModule, first_line, run_outside_vmap
@@ -413,6 +414,7 @@ class PrivateModel:
         require_true_float32()
         may_reprobe = losses_of is not None and not idle and not self._is_distributed
         draws = self._draws.save() if may_reprobe else None
+        attributes = self._attributes.copy() if may_reprobe else []
         with self._running(records, idle=idle):
             before = self._stored_versions()
             with self._set_gradients_aside():
@@ -433,10 +435,14 @@ class PrivateModel:
                 attributes=self._attributes.sign(),
                 draws=(records, self._graph, count_draws(draws, after)),
             )
-            for place in random.SystemRandom().sample(range(records), min(passes, records)):
+            drawn = random.SystemRandom()
+            places = drawn.sample(range(records), min(passes, records))
+            for number, place in enumerate(places, drawn.getrandbits(1)):
                 self._draws.restore(draws)
                 try:
                     with self._attributes.restored():
+                        if number % 2:  # as it was before the microbatch
+                            reset_attributes(attributes)
                         self._probe_again(losses_of, result, place, draws, is_half=is_half)
                 finally:
                     self._draws.restore(after)

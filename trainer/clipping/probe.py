@@ -10,7 +10,8 @@ the records of a lot, and a module can keep running sums of its inputs. Before t
 * the loss of one record has a gradient in another's row with any choice of modules that run one
   record at a time, a record's gradient changes with the losses of others, or it differs from
   autograd's gradient of that record alone;
-* a second pass has other losses, or a pass changes a buffer or parameter: the model stores data;
+* a second pass has other losses, a pass changes a buffer or parameter, or losses change with the
+  records that the model saw first: the model stores data;
 * a trainable tensor is not used, or the losses train a tensor that is not the model's.
 
 A probe can only falsify: a model may mix records in a way that these inputs do not show. Use
@@ -43,9 +44,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import get_worker_info
 
 from affidavit.trainer.clipping.invariants import (
+    AttributeCopies,
+    PlainAttributes,
     foreign_tensor,
     read_graph,
     relative_tolerance,
+    reset_attributes,
 )
 from affidavit.trainer.clipping.per_record import first_line
 from affidavit.trainer.clipping.private_model import PrivateModel, evaluation_mode
@@ -86,7 +90,7 @@ def probe(
     crowds = [
         (crowd + first) % PROBE_RECORDS for first in range(PROBE_RECORDS)
     ]  # each record is single in one
-    with _restore_state(private.model):
+    with _restore_state(private.model) as (buffers, attributes):
         fresh, before = random_state(), _state(private.model)
         is_half = private.observe(partial(losses, RECORDS), records=PROBE_RECORDS)
         is_half |= any(item.dtype in HALF_TYPES for item in private.model.parameters())
@@ -111,6 +115,10 @@ def probe(
         with torch.no_grad():
             first = first.detach()
             _require_equal_losses(first, second, is_half, STATE)
+            _reset_buffers(buffers)
+            reset_attributes(attributes)
+            seeded(REPLACED_RECORDS)
+            _require_equal_losses(first, seeded(RECORDS), is_half, FIRST_STATE)
             for seed in range(PROBE_SEEDS if draws else 1):
                 one, other = (
                     _fix_draws(losses, nullcontext, seed)(at) for at in (RECORDS, REPLACED_RECORDS)
@@ -165,6 +173,10 @@ MIXING = (
 CROWDING = (
     "in a microbatch of full size: records displace each other (experts with a capacity for all of "
     "them)"
+)
+FIRST_STATE = (
+    "when the model saw other records first: it keeps statistics of the first records that it sees "
+    "(an initialisation by data)"
 )
 STATE = "in a second pass with the same random draws: the model keeps state of its inputs"
 
@@ -256,8 +268,16 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor | None]:
-    """Return the buffers, and the sum of each parameter; None for a tensor that is sharded now."""
-    state: dict[str, Tensor | None] = {name: item.clone() for name, item in model.named_buffers()}
+    """Return the buffers, and the sum of each parameter; None for a tensor that is sharded now.
+
+    Buffers that are not saved may be caches, which a model fills when it runs first.
+    """
+    state: dict[str, Tensor | None] = {
+        f"{path}.{name}".lstrip("."): item.clone()
+        for path, layer in model.named_modules()
+        for name, item in layer._buffers.items()
+        if item is not None and name not in layer._non_persistent_buffers_set
+    }
     for name, item in model.named_parameters():
         if item.is_floating_point() and item.dtype.itemsize > 1:
             state[name] = None if is_sharded(item) else item.detach().sum()
@@ -351,13 +371,37 @@ def fixed_draws(seed: int) -> Iterator[None]:
             np.random.set_state(draws[1])
 
 
+Buffers = list[tuple[nn.Module, dict[str, Tensor | None], dict[str, Tensor]]]
+"""The buffers of modules, with clones of them."""
+
+
+def _copy_buffers(model: nn.Module) -> Buffers:
+    return [
+        (
+            layer,
+            dict(layer._buffers),
+            {name: item.clone() for name, item in layer._buffers.items() if item is not None},
+        )
+        for layer in model.modules()
+        if layer._buffers
+    ]
+
+
+def _reset_buffers(buffers: Buffers) -> None:
+    for layer, before, clones in buffers:
+        for name, item in before.items():
+            layer._buffers[name] = item
+            if item is not None:
+                item.data.copy_(clones[name])
+
+
 @contextmanager
-def _restore_state(model: nn.Module) -> Iterator[None]:
-    state = {name: item.clone() for name, item in model.named_buffers()}
+def _restore_state(model: nn.Module) -> Iterator[tuple[Buffers, AttributeCopies]]:
+    """Yield the state of ``model`` before the block, and restore it afterwards."""
+    before = _copy_buffers(model), PlainAttributes(model).copy()
     with fixed_draws(0):
         try:
-            yield
+            yield before
         finally:
-            for name, item in model.named_buffers():
-                if name in state:
-                    item.data.copy_(state[name])
+            _reset_buffers(before[0])
+            reset_attributes(before[1])

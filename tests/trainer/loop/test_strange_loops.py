@@ -271,6 +271,13 @@ def keeping(model: Any, h: Tensor) -> Tensor:
     return h - model.mean
 
 
+def initialising(model: Any, h: Tensor) -> Tensor:
+    """A mean of the first batch, as layers that are initialised by data have it."""
+    if not hasattr(model, "start"):
+        model.start = h.detach().mean(0)
+    return h - model.start
+
+
 def mixing_up(model: Any, h: Tensor) -> Tensor:
     """Adds other records at random."""
     return h + h[torch.randperm(len(h))] if model.training else h
@@ -318,6 +325,7 @@ SCALE = nn.Parameter(torch.ones(1))
     ("make", "loss", "kind", "message"),
     [
         (lambda: Between(keeping), losses, MixedRecords, "second pass"),
+        (lambda: Between(initialising), losses, MixedRecords, "saw other records first"),
         (lambda: Between(mixing_up), losses, MixedRecords, "mixes records"),
         (
             network,

@@ -206,6 +206,51 @@ def test_an_attribute_that_begins_to_mix_records_stops_at_its_step(
     require_recorded(tmp_path / "run", "mixed_records")
 
 
+def test_a_statistic_of_the_first_records_stops_at_its_step(tmp_path: Path) -> None:
+    class Started(Switched):
+        start: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.first(x))
+            if self.centring and self.start is None:
+                self.start = h.detach().mean(0)
+            return self.last(h if self.start is None else h - self.start)
+
+    model = Started()
+    run = begin_run(tmp_path / "run", model, batch_size=10, plan=PLAN)
+    for place, batch in enumerate(islice(run, SWITCH_AT + 1)):
+        if place < SWITCH_AT:
+            take_step(run, batch)
+            continue
+        model.centring = True
+        with pytest.raises(MixedRecords):
+            run.loss(batch)
+    run.close()
+    require_recorded(tmp_path / "run", "mixed_records")
+
+
+def test_what_a_model_keeps_of_shapes_alone_changes_nothing(tmp_path: Path) -> None:
+    class Cached(Switched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.zeros(0), persistent=False)
+            self.seen: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not len(self.scale):
+                self.scale = torch.full(x.shape[1:], 0.5)
+            self.seen = x.detach()
+            return super().forward(x * self.scale)
+
+    model = Cached()
+    run = begin_run(tmp_path / "run", model, batch_size=10, plan=PLAN)
+    assert not len(model.scale)
+    assert model.seen is None
+    for batch in islice(run, SWITCH_AT):
+        take_step(run, batch)
+    run.close()
+
+
 def test_a_branch_that_an_outlier_takes_stops_at_its_step(tmp_path: Path) -> None:
     class Rescued(Switched):
         def forward(self, x: Tensor) -> Tensor:
@@ -257,7 +302,7 @@ def test_what_shows_in_values_alone_is_found_where_a_microbatch_is_probed_again(
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        return losses(model, (x, (y + y.flip(0)) / 2 if switch.on else y))
+        return losses(model, (x, (y + y.mean()) / 2 if switch.on else y))
 
     run = go_astray(tmp_path / "run", network(), loss, switch)
     require_recorded(tmp_path / "run", "mixed_records")
