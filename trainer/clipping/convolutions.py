@@ -121,16 +121,23 @@ class PatchFactors(LinearFactors):
         return group_by_record(patches, self.records).flatten(1, -2), steps.flatten(1, -2)
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, int, int]:
+        """T, in and out."""
         steps = self.gy.numel() // (self.records * len(self.weight))
         return steps, self.weight[0].numel(), len(self.weight)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """The device of the factors."""
         return self.x.device
 
+    @property
+    def waits(self) -> bool:
+        """Never: patches are not formed to find out how many there are."""
+        return False
+
     def _products(self) -> Iterator[Tensor]:
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             yield from super()._products()
             return
         rows = len(self.x) // self.records
