@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from affidavit.trainer.noise.chacha import build_nonce, raw_words
+from affidavit.trainer.noise.chacha import raw_words
+from affidavit.trainer.noise.normal import GROUP_SIZE, groups_of
 
 LANES = 128
 """Blocks that one program takes from the first third of their groups."""
@@ -45,8 +48,11 @@ def _quarter_round(a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block_words(named, counter):  # type: ignore[no-untyped-def]
-    """Compute the sixteen words of the blocks at ``counter``."""
+def _block_words(named, tensor, counter):  # type: ignore[no-untyped-def]
+    """Compute the sixteen words of the blocks at ``counter`` of a tensor's stream.
+
+    ``named`` has the eight words of the key and the two of the step.
+    """
     zero = counter * 0
     s0, s1 = zero + 0x61707865, zero + 0x3320646E
     s2, s3 = zero + 0x79622D32, zero + 0x6B206574
@@ -58,9 +64,9 @@ def _block_words(named, counter):  # type: ignore[no-untyped-def]
     s9 = zero + tl.load(named + 5).to(tl.uint32, bitcast=True)
     s10 = zero + tl.load(named + 6).to(tl.uint32, bitcast=True)
     s11 = zero + tl.load(named + 7).to(tl.uint32, bitcast=True)
-    s13 = zero + tl.load(named + 8).to(tl.uint32, bitcast=True)
-    s14 = zero + tl.load(named + 9).to(tl.uint32, bitcast=True)
-    s15 = zero + tl.load(named + 10).to(tl.uint32, bitcast=True)
+    s13 = zero + tensor.to(tl.uint32)
+    s14 = zero + tl.load(named + 8).to(tl.uint32, bitcast=True)
+    s15 = zero + tl.load(named + 9).to(tl.uint32, bitcast=True)
     w0, w1, w2, w3, w4, w5, w6, w7 = s0, s1, s2, s3, s4, s5, s6, s7
     w8, w9, w10, w11, w12, w13, w14, w15 = s8, s9, s10, s11, counter, s13, s14, s15
     for _ in tl.static_range(10):
@@ -79,36 +85,93 @@ def _block_words(named, counter):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _pairs(out, named, thirds, first, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute sixteen pairs from each of ``thirds`` blocks and its two partner blocks."""
-    place = tl.program_id(0) * lanes + tl.arange(0, lanes)
-    inside = place < thirds
+def _pair(high, low, turn):  # type: ignore[no-untyped-def]
+    far = (high & 0x7FFFFFFF).to(tl.int32).to(tl.float32)
+    near = (low & 0x7FFFFFFF).to(tl.int32).to(tl.float32)
+    uniform = ((near + 0.5) * 4.656612873077393e-10 + far) * 4.656612873077393e-10
+    radius = tl.sqrt(tl.log(uniform) * -2.0)
+    angle = turn.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
+    return radius * tl.cos(angle), radius * tl.sin(angle)
+
+
+@triton.jit
+def _add_pairs(  # type: ignore[no-untyped-def]
+    table, named, owners, adds: tl.constexpr, lanes: tl.constexpr, fields: tl.constexpr
+):
+    """Compute sixteen pairs from each of ``lanes`` blocks and its two partner blocks.
+
+    A program takes blocks of one stream, whose number in the table ``owners`` has.
+    """
+    program = tl.program_id(0)
+    row = table + tl.load(owners + program) * fields
+    to = tl.load(row).to(tl.pointer_type(tl.float32))
+    tensor, first, offset = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    count, before = tl.load(row + 4), tl.load(row + 6)
+    scale = tl.load(row + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    place = (program - before) * lanes + tl.arange(0, lanes)
     group, within = place // 8, place % 8
     counter = (first + group * 24 + within).to(tl.uint32)
-    high, low = _block_words(named, counter), _block_words(named, counter + 8)
-    turn = _block_words(named, counter + 16)
-    to = out + group.to(tl.int64) * 256 + within * 16
+    high = _block_words(named, tensor, counter)
+    low = _block_words(named, tensor, counter + 8)
+    turn = _block_words(named, tensor, counter + 16)
+    entry = group * 256 + within * 16 - offset
     for lane in tl.static_range(16):
-        far = (high[lane] & 0x7FFFFFFF).to(tl.int32).to(tl.float32)
-        near = (low[lane] & 0x7FFFFFFF).to(tl.int32).to(tl.float32)
-        uniform = ((near + 0.5) * 4.656612873077393e-10 + far) * 4.656612873077393e-10
-        radius = tl.sqrt(tl.log(uniform) * -2.0)
-        angle = turn[lane].to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
-        tl.store(to + lane, radius * tl.cos(angle), mask=inside)
-        tl.store(to + 128 + lane, radius * tl.sin(angle), mask=inside)
+        left, right = _pair(high[lane], low[lane], turn[lane])
+        at, beyond = entry + lane, entry + 128 + lane
+        inside, inside_too = (at >= 0) & (at < count), (beyond >= 0) & (beyond < count)
+        if adds:
+            left = tl.load(to + at, mask=inside, other=0.0) + scale * left
+            right = tl.load(to + beyond, mask=inside_too, other=0.0) + scale * right
+        tl.store(to + at, left, mask=inside)
+        tl.store(to + beyond, right, mask=inside_too)
 
 
-def fill_normal(out: Tensor, key: bytes, *, step: int, tensor: int, first_group: int = 0) -> None:
-    """Fill ``out`` (groups, 2, 128), float32 and contiguous, with the stream's variates.
+FIELDS = 7
+"""Numbers of a stream in the table: memory, tensor, first block, skipped and taken variates, bits
+of the scale, and programs before its own."""
 
-    ``first_group`` is the group of the stream with which ``out`` begins. Raises ``ValueError`` like
-    ``raw_words``.
+
+@lru_cache(maxsize=64)
+def _owners(programs: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the stream of each program, from the numbers of programs of the streams."""
+    return torch.arange(len(programs)).repeat_interleave(torch.tensor(programs)).to(device)
+
+
+def write_normals(
+    totals: Sequence[Tensor],
+    key: bytes,
+    *,
+    step: int,
+    spans: Sequence[tuple[int, int, int]],
+    scales: Sequence[float] | None = None,
+) -> None:
+    """Write the variates of ``spans`` to ``totals``, or add them times ``scales``, by one kernel.
+
+    ``spans`` has the tensor, the first variate and the number of variates of each total, (number,)
+    up to a view, which is contiguous and in float32. Raises ``ValueError`` like ``raw_words``.
     """
-    groups = len(out)
-    raw_words(key, step=step, tensor=tensor, count=0, block=24 * (first_group + groups))
-    if groups == 0:
+    device = totals[0].device
+    rows, programs, before = [], [], 0
+    for place, (total, (tensor, first, count)) in enumerate(zip(totals, spans, strict=True)):
+        start, groups = groups_of((tensor, first, count))
+        raw_words(key, step=step, tensor=tensor, count=0, block=24 * (start + groups))
+        (bits,) = struct.unpack("<i", struct.pack("<f", 1.0 if scales is None else scales[place]))
+        offset = first - GROUP_SIZE * start
+        rows += [total.data_ptr(), tensor, 24 * start, offset, count, bits, before]
+        programs.append(math.ceil(8 * groups / LANES))
+        before += programs[-1]
+    if not before:
         return
-    words = struct.unpack("<11i", key + build_nonce(step, tensor))
-    named = torch.tensor(words, dtype=torch.int32, device=out.device)
-    thirds = 8 * groups
-    _pairs[(math.ceil(thirds / LANES),)](out, named, thirds, 24 * first_group, lanes=LANES)
+    named = struct.unpack("<5q", key + struct.pack("<Q", step))
+    content = torch.tensor([*named, *rows], dtype=torch.int64)
+    table = (content.pin_memory() if device.type == "cuda" else content).to(
+        device, non_blocking=True
+    )
+    _add_pairs[(before,)](
+        table[5:],
+        table.view(torch.int32),
+        _owners(tuple(programs), device),
+        adds=scales is not None,
+        lanes=LANES,
+        fields=FIELDS,
+    )

@@ -57,15 +57,18 @@ def standard_normals(
     ``spans`` has the tensor, the first variate and the number of variates of each, which has the
     shape (number,). Raises ``ValueError`` like ``raw_words``.
     """
-    sizes = [_groups_of(span) for span in spans]
+    sizes = [groups_of(span) for span in spans]
     lengths = [groups for _, groups in sizes]
     out = torch.empty(sum(lengths), 2, PAIRS_PER_GROUP, dtype=torch.float32, device=device)
     parts = out.split(lengths)
-    if out.is_cuda and has_triton():
-        from affidavit.trainer.noise.fused import fill_normal
+    if has_kernel(out):
+        from affidavit.trainer.noise.fused import write_normals
 
-        for part, (tensor, _, _), (start, _) in zip(parts, spans, sizes, strict=True):
-            fill_normal(part, key, step=step, tensor=tensor, first_group=start)
+        whole = [
+            (tensor, start * GROUP_SIZE, groups * GROUP_SIZE)
+            for (tensor, _, _), (start, groups) in zip(spans, sizes, strict=True)
+        ]
+        write_normals(parts, key, step=step, spans=whole)
     else:
         _fill_chunks(out, key, step, spans, sizes)
     return [_cut(part, span) for part, span in zip(parts, spans, strict=True)]
@@ -96,7 +99,7 @@ def _fill_chunks(
         _transform(part, words.view(-1, 3, PAIRS_PER_GROUP))
 
 
-def _groups_of(span: tuple[int, int, int]) -> tuple[int, int]:
+def groups_of(span: tuple[int, int, int]) -> tuple[int, int]:
     """Return the first group of a stream's variates, and the number of groups."""
     _, first, count = span
     start = first // GROUP_SIZE
@@ -107,6 +110,11 @@ def _cut(groups: Tensor, span: tuple[int, int, int]) -> Tensor:
     _, first, count = span
     offset = first % GROUP_SIZE
     return groups.view(-1)[offset : offset + count]
+
+
+def has_kernel(values: Tensor) -> bool:
+    """Return whether a kernel writes the variates of many tensors like ``values``, (n, ...)."""
+    return values.is_cuda and values.dtype == torch.float32 and has_triton()
 
 
 @cache

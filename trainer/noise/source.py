@@ -38,6 +38,7 @@ from affidavit.trainer.noise.grid import add_grid_noise
 from affidavit.trainer.noise.normal import (
     CHUNK_GROUPS,
     GROUP_SIZE,
+    has_kernel,
     standard_normals,
 )
 from affidavit.trainer.noise.recurrence import recurrence_of
@@ -159,6 +160,9 @@ class NoiseSource:
                 for place, (name, tensor) in enumerate(self._tensors.items()):
                     self._add_exactly(key, at, place, tensor, sums[name], scales[name])
                 return
+            if all(self._is_added_at_once(name, total) for name, total in sums.items()):
+                self._add_at_once(key, at, sums, scales)
+                return
             for names in self._groups:
                 name = names[0]
                 if self._is_added_in_chunks(names) and sums[name].is_contiguous():
@@ -203,6 +207,28 @@ class NoiseSource:
     def _is_added_in_chunks(self, names: Sequence[str]) -> bool:
         columns = self._tensors[names[0]].columns
         return len(names) == 1 and self._recurrence is None and columns is None
+
+    def _is_added_at_once(self, name: str, total: Tensor) -> bool:
+        is_plain = self._recurrence is None and self._tensors[name].columns is None
+        return is_plain and total.is_contiguous() and has_kernel(total)
+
+    def _add_at_once(
+        self, key: bytes, at: int, sums: Mapping[str, Tensor], scales: Mapping[str, float]
+    ) -> None:
+        """Add the independent noise of all tensors by one kernel, which stores none of it."""
+        from affidavit.trainer.noise.fused import write_normals
+
+        spans = [
+            (self._places[name], tensor.first_entry, math.prod(tensor.drawn_shape))
+            for name, tensor in self._tensors.items()
+        ]
+        write_normals(
+            [sums[name] for name in self._tensors],
+            key,
+            step=at,
+            spans=spans,
+            scales=[scales[name] for name in self._tensors],
+        )
 
     def _require_steps_left(self) -> None:
         if self._max_steps is not None and self._step >= self._max_steps:

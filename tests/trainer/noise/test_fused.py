@@ -10,22 +10,28 @@ pytest.importorskip("triton")
 
 COMPARED = """
 import torch
-from affidavit.trainer.noise.fused import fill_normal
-from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.noise.fused import write_normals
+from affidavit.trainer.noise.normal import standard_normals
 
 key = bytes(range(32))
-for groups, step, tensor in ((1, 0, 0), (17, 5, 3), (40, 2**40, 2**31 + 7)):
-    out = torch.full((groups, 2, 128), torch.nan)
-    fill_normal(out, key, step=step, tensor=tensor)
-    expected = standard_normal(key, step=step, tensor=tensor, shape=out.shape)
-    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-6)
-    rest = torch.full((groups - groups // 2, 2, 128), torch.nan)
-    fill_normal(rest, key, step=step, tensor=tensor, first_group=groups // 2)
-    assert torch.equal(rest, out[groups // 2:])
-fill_normal(torch.empty(0, 2, 128), key, step=0, tensor=0)
-for wrong in (dict(key=bytes(31), step=0, tensor=0), dict(key=key, step=2**64, tensor=0)):
+spans = [(0, 0, 256), (3, 5, 4000), (2**31 + 7, 1 << 20, 1), (9, 300, 0), (1, 512, 513)]
+for step in (0, 2**40):
+    expected = standard_normals(key, step=step, spans=spans)
+    written = [torch.full((count,), torch.nan) for _, _, count in spans]
+    write_normals(written, key, step=step, spans=spans)
+    for one, other in zip(written, expected):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6)
+    around = [torch.randn(count + 2) for _, _, count in spans]
+    added = [item.clone() for item in around]
+    scales = [0.5, 3.0, 1e-9, 1.0, 1e20]
+    write_normals([of[1:-1] for of in added], key, step=step, spans=spans, scales=scales)
+    for one, before, z, scale in zip(added, around, expected, scales):
+        assert one[0] == before[0] and one[-1] == before[-1]
+        torch.testing.assert_close(one[1:-1], before[1:-1] + scale * z, rtol=2e-5, atol=3e-6)
+write_normals([torch.empty(0)], key, step=0, spans=[(0, 0, 0)])
+for wrong in (dict(key=bytes(31), step=0), dict(key=key, step=2**64)):
     try:
-        fill_normal(torch.empty(1, 2, 128), **wrong)
+        write_normals([torch.empty(1)], spans=[(0, 0, 1)], **wrong)
     except ValueError:
         continue
     raise SystemExit("no stream, and not refused")
