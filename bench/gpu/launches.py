@@ -34,7 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from affidavit.trainer.clipping import ghost_norm
+from affidavit.trainer.clipping import device_operations, ghost_norm
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.norm_bounds import upcast
@@ -130,7 +130,7 @@ class Count(TorchDispatchMode):
                 item.numel() * item.element_size() for item in written
             )
             products, dtype = _products(name, read)
-            count = _foreach_launches(name, args) if name.startswith("_foreach") else 1
+            count = _launches(name, args)
             busy = max(moved / BYTES_PER_SECOND, products / PRODUCTS_PER_SECOND[dtype])
             self.launches.append(
                 Launch(
@@ -186,6 +186,9 @@ def _place() -> str:
 
 def _products(name: str, read: Sequence[Tensor]) -> tuple[float, torch.dtype]:
     """Return the multiplications of a matrix product or of attention, and their type."""
+    if name == "squares_of_products":
+        a, b = read
+        return a.numel() * b.shape[-1], a.dtype
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         a, b = [item for item in read if item.ndim >= 2][-2:]
         return a.numel() * b.shape[-1], a.dtype
@@ -193,6 +196,15 @@ def _products(name: str, read: Sequence[Tensor]) -> tuple[float, torch.dtype]:
         n, heads, steps, width = read[0].shape
         return n * heads * steps**2 * width * (2.5 if "backward" in name else 1), torch.bfloat16
     return 0.0, torch.float32
+
+
+def _launches(name: str, args: Sequence[Any]) -> int:
+    """Return how many kernels an operation starts."""
+    if name.startswith("_foreach"):
+        return _foreach_launches(name, args)
+    if name == "layer_norm_backward":  # the sums of several pieces are added up
+        return 1 + (args[0].shape[1] > device_operations.PIECE)
+    return 2 if name == "squares_of_products" else 1
 
 
 def _foreach_launches(name: str, args: Sequence[Any]) -> int:

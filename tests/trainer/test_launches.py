@@ -23,16 +23,21 @@ def launches() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(
-    ("place", "most_launches", "most_bytes"),
-    [(1, 2.15, 1.18), (2, 1.05, 1.05), pytest.param(4, 3.0, 2.0, marks=pytest.mark.soak)],
-    ids=["T = 64", "adapters", "T = 1024"],
+    ("place", "layers", "most_launches", "most_bytes"),
+    [
+        (1, LAYERS, 2.15, 1.18),
+        (2, LAYERS, 1.05, 1.05),
+        pytest.param(1, 12, 1.7, 1.21, marks=pytest.mark.soak),
+        pytest.param(4, 12, 1.7, 1.25, marks=pytest.mark.soak),
+    ],
+    ids=["T = 64", "adapters", "T = 64, every layer", "T = 1024, every layer"],
 )
 def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
-    launches: ModuleType, place: int, most_launches: float, most_bytes: float
+    launches: ModuleType, place: int, layers: int, most_launches: float, most_bytes: float
 ) -> None:
     case = launches.CASES[place]
-    layers = "n_layer" if case.model == "GPT-2" else "layers"
-    case = replace(case, shape={**case.shape, layers: LAYERS})
+    name = "n_layer" if case.model == "GPT-2" else "layers"
+    case = replace(case, shape={**case.shape, name: layers})
     plain, private = launches.microbatches(case)
     assert private.count <= most_launches * plain.count
     assert private.bytes <= most_bytes * plain.bytes

@@ -12,12 +12,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from affidavit.trainer.noise.normal import has_triton
-from affidavit.trainer.norm_bounds import MAX_ROW_NORM
+from affidavit.trainer.norm_bounds import (
+    MAX_ROW_NORM,
+    UNDERFLOW,
+    clip_weights,
+    rounding_bound,
+    upcast,
+)
 
 KERNEL_DEVICES = frozenset({"cuda"})
 """Devices that run the kernels."""
+
+
+PARTS, PART_COLUMNS = 64, 1024
+"""Parts of a row whose squares are added up at most, and columns that are added up at once."""
+
+
+TILE, PART_STEPS = 128, 32
+"""Rows and columns of B_iᵀ A_i, and steps, that are multiplied at once."""
+
+
+PIECE = 64
+"""Steps of a record that are normalised at once."""
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -49,13 +68,55 @@ def scale_in_halves(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
     return result
 
 
-def sums_of_normalized(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
-    """Return Σ_t gy_t and Σ_t gy_t ⊙ (x_t - mean_t) rstd_t of each record, as (n, 2, m).
+def layer_norm_backward(
+    x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x, and Σ_t gy_t and Σ_t gy_t ⊙ z_t of each record, (n, 2, m).
 
-    x and gy have shape (n, T, m), mean and rstd (n, T).
+    z_t = (x_t - mean_t) rstd_t is scaled by ``weight`` (m,). x and gy have shape (n, T, m), mean
+    and rstd (n, T). The sums are in float32 or float64.
     """
-    result: Tensor = torch.ops.affidavit.sums_of_normalized(x, mean, rstd, gy)
+    gradient, sums = torch.ops.affidavit.layer_norm_backward(x, mean, rstd, gy, weight)
+    return gradient, sums
+
+
+def clipped_sum_of_rows(rows: Tensor, clip_norm: float) -> Tensor:
+    """Return the sum of ``rows`` (n, m), each clipped to ``clip_norm``, in float32 or 64; (m,).
+
+    A row that is not finite adds zeros. Rows in bfloat16 are clipped by their norms in bfloat16.
+    """
+    entries = rows.shape[1]
+    part = -(-entries // (PARTS * PART_COLUMNS)) * PART_COLUMNS
+    squares = torch.ops.affidavit.squares_of_parts(rows, part)
+    terms = part // PART_COLUMNS + PART_COLUMNS + squares.shape[1] + 8
+    factor = 1 + rounding_bound(terms, squares.dtype)
+    result: Tensor = torch.ops.affidavit.sum_clipped_by_squares(
+        rows, squares, clip_norm, factor, UNDERFLOW * entries**0.5
+    )
     return result
+
+
+def products_of_row_norms(inputs: Tensor, outputs: Tensor, least: tuple[float, float]) -> Tensor:
+    """Return (‖a_t‖ + c) (‖b_t‖ + d) of each row of A (n, T, in) and B (n, T, out), as (n, T).
+
+    ``least`` has c and d. It is infinite where a row is not finite or longer than ``MAX_ROW_NORM``.
+    """
+    result: Tensor = torch.ops.affidavit.products_of_row_norms(inputs, outputs, *least)
+    return result
+
+
+def squares_of_products(inputs: Tensor, outputs: Tensor, part: int) -> Tensor:
+    """Return ‖B_iᵀ A_i‖² of each record of A (n, T, in) and B (n, T, out), as (n,).
+
+    The products are summed ``part`` steps at a time, a multiple of ``PART_STEPS``, and not stored.
+    """
+    result: Tensor = torch.ops.affidavit.squares_of_products(inputs, outputs, part)
+    return result
+
+
+def terms_of_squares(in_size: int, out_size: int) -> int:
+    """Return how many additions of squares ``squares_of_products`` makes one after the other."""
+    return 2 * TILE + -(-in_size // TILE) * -(-out_size // TILE)
 
 
 def bounds_of_grams(grams: Tensor, errors: Tensor) -> Tensor:
@@ -111,20 +172,55 @@ def _bounds(grams: Tensor, errors: Tensor) -> Tensor:
     return torch.stack([reach, torch.minimum(bounds, reach)]).masked_fill_(lost, torch.inf)
 
 
-def _sums(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
+def _row_norms(inputs: Tensor, outputs: Tensor, in_least: float, out_least: float) -> Tensor:
+    both = [torch.linalg.vector_norm(upcast(item), dim=-1) for item in (inputs, outputs)]
+    a, b = both[0] + in_least, both[1] + out_least
+    return (a * b).masked_fill_(~(torch.maximum(a, b) <= MAX_ROW_NORM), torch.inf)
+
+
+def _squares_of_products(inputs: Tensor, outputs: Tensor, part: int) -> Tensor:
+    def square(a: Tensor, b: Tensor) -> Tensor:
+        parts = zip(a.split(part), b.split(part), strict=True)
+        terms = [right.mT @ left for left, right in parts]
+        return torch.stack(terms).sum(0).square().sum(0).sum(0)
+
+    return torch.stack([square(*of) for of in zip(upcast(inputs), upcast(outputs), strict=True)])
+
+
+def _squares(rows: Tensor, part: int) -> Tensor:
+    padded = functional.pad(upcast(rows), (0, -rows.shape[1] % part))
+    return padded.unflatten(1, (-1, part // PART_COLUMNS, PART_COLUMNS)).square().sum(2).sum(2)
+
+
+def _sum_clipped(
+    rows: Tensor, squares: Tensor, clip_norm: float, factor: float, floor: float
+) -> Tensor:
+    weights = clip_weights(squares.sum(1).sqrt() * factor + floor, clip_norm)
+    return torch.mv(upcast(rows).masked_fill((weights == 0).unsqueeze(1), 0.0).mT, weights)
+
+
+def _layer_norm(
+    x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    of_rows = mean.unsqueeze(2), rstd.unsqueeze(2)
+    gradient, _, _ = torch.ops.aten.native_layer_norm_backward(
+        gy, x, weight.shape, *of_rows, weight, None, [True, False, False]
+    )
     # Sums over steps are products with a row, so that only gy ⊙ x is formed:
     # Σ_t rstd_t (gy_t ⊙ x_t) - Σ_t (rstd_t mean_t) gy_t.
+    x, gy = upcast(x), upcast(gy)
+    mean, rstd = mean.to(gy.dtype), rstd.to(gy.dtype)
     rows = rstd.new_ones(len(rstd), 2, rstd.shape[1])
     torch.mul(mean, rstd, out=rows[:, 1])
     sums = torch.bmm(rows, gy)
     of_weight = torch.baddbmm(sums[:, 1:], rstd.unsqueeze(1), gy * x, beta=-1)
-    return torch.cat([sums[:, :1], of_weight], 1)
+    return gradient, torch.cat([sums[:, :1], of_weight], 1)
 
 
 def _on_device(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     """Return the kernel of this name, or ``operation`` where none runs: kernels have no float64."""
 
-    def run(*values: Tensor) -> Any:
+    def run(*values: Any) -> Any:
         if not has_triton() or values[0].dtype == torch.float64:
             return operation(*values)
         from affidavit.trainer.clipping import fused
@@ -148,9 +244,32 @@ for _schema, _operation, _shape in (
         lambda x, *_: x.new_empty(x.shape[:3]),
     ),
     (
-        "sums_of_normalized(Tensor x, Tensor mean, Tensor rstd, Tensor gy) -> Tensor",
-        _sums,
-        lambda x, *_: x.new_empty(len(x), 2, x.shape[2]),
+        "layer_norm_backward"
+        "(Tensor x, Tensor mean, Tensor rstd, Tensor gy, Tensor weight) -> (Tensor, Tensor)",
+        _layer_norm,
+        lambda x, *_: (torch.empty_like(x), upcast(x).new_empty(len(x), 2, x.shape[2])),
+    ),
+    (
+        "products_of_row_norms"
+        "(Tensor inputs, Tensor outputs, float in_least, float out_least) -> Tensor",
+        _row_norms,
+        lambda x, *_: upcast(x).new_empty(x.shape[:2]),
+    ),
+    (
+        "squares_of_products(Tensor inputs, Tensor outputs, int part) -> Tensor",
+        _squares_of_products,
+        lambda x, *_: upcast(x).new_empty(len(x)),
+    ),
+    (
+        "squares_of_parts(Tensor rows, int part) -> Tensor",
+        _squares,
+        lambda x, part: upcast(x).new_empty(len(x), -(-x.shape[1] // part)),
+    ),
+    (
+        "sum_clipped_by_squares"
+        "(Tensor rows, Tensor squares, float clip_norm, float factor, float floor) -> Tensor",
+        _sum_clipped,
+        lambda x, squares, *_: squares.new_empty(x.shape[1]),
     ),
 ):
     _name = _LIBRARY.define(_schema)

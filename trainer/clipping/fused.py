@@ -13,10 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from affidavit.trainer.norm_bounds import MAX_ROW_NORM
+from affidavit.trainer.clipping.device_operations import (
+    PART_COLUMNS,
+    PART_STEPS,
+    PARTS,
+    PIECE,
+    TILE,
+)
+from affidavit.trainer.norm_bounds import MAX_ROW_NORM, MIN_WEIGHT
 
-COLUMNS, STEPS = 128, 16
-"""Columns that a program takes, and steps that it takes at once."""
 GRAM_ROWS, GRAM_COLUMNS = 16, 64
 """Rows and columns of two Gram matrices that a program takes at once."""
 ROW_COLUMNS = 1024
@@ -107,27 +112,169 @@ def _bounds_of_grams(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sums_of_normalized(  # type: ignore[no-untyped-def]
-    out, x, mean, rstd, gy, steps, width, at_once: tl.constexpr, columns: tl.constexpr
+def _layer_norm_backward(  # type: ignore[no-untyped-def]
+    gx,
+    sums,
+    x,
+    mean,
+    rstd,
+    gy,
+    weight,
+    steps,
+    width,
+    pieces,
+    piece: tl.constexpr,
+    at_once: tl.constexpr,
+    columns: tl.constexpr,
 ):
-    record = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * columns + tl.arange(0, columns)
-    of_bias = tl.zeros((at_once, columns), dtype=tl.float32)
-    of_weight = tl.zeros((at_once, columns), dtype=tl.float32)
-    for first in range(0, steps, at_once):
-        step = first + tl.arange(0, at_once)
+    first, record = tl.program_id(0) * piece, tl.program_id(1).to(tl.int64)
+    place = tl.arange(0, columns)
+    scales = tl.load(weight + place, mask=place < width, other=0.0).to(tl.float32)
+    of_bias = tl.zeros((columns,), dtype=tl.float32)
+    of_weight = tl.zeros((columns,), dtype=tl.float32)
+    for begin in range(first, first + piece, at_once):
+        step = begin + tl.arange(0, at_once)
         row = record * steps + step
-        centre = tl.load(mean + row, mask=step < steps, other=0.0)
-        scale = tl.load(rstd + row, mask=step < steps, other=0.0)
+        centre = tl.load(mean + row, mask=step < steps, other=0.0).to(tl.float32)
+        scale = tl.load(rstd + row, mask=step < steps, other=0.0).to(tl.float32)
         inside = (step < steps)[:, None] & (place < width)[None, :]
         at = row[:, None] * width + place[None, :]
-        entry = tl.load(x + at, mask=inside, other=0.0)
-        gradient = tl.load(gy + at, mask=inside, other=0.0)
-        of_bias += gradient
-        of_weight += gradient * ((entry - centre[:, None]) * scale[:, None])
-    to = out + record * 2 * width + place
-    tl.store(to, tl.sum(of_bias, axis=0), mask=place < width)
-    tl.store(to + width, tl.sum(of_weight, axis=0), mask=place < width)
+        entry = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(gy + at, mask=inside, other=0.0).to(tl.float32)
+        normal = tl.where(inside, (entry - centre[:, None]) * scale[:, None], 0.0)
+        weighed = gradient * scales[None, :]
+        along = tl.sum(weighed * normal, axis=1) / width
+        level = tl.sum(weighed, axis=1) / width
+        result = (weighed - normal * along[:, None] - level[:, None]) * scale[:, None]
+        tl.store(gx + at, result.to(gx.dtype.element_ty), mask=inside)
+        of_bias += tl.sum(gradient, axis=0)
+        of_weight += tl.sum(gradient * normal, axis=0)
+    to = sums + (record * pieces + tl.program_id(0)) * 2 * width + place
+    tl.store(to, of_bias, mask=place < width)
+    tl.store(to + width, of_weight, mask=place < width)
+
+
+@triton.jit
+def _row_norm(values, columns_of, width, least, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    total = tl.zeros((columns,), dtype=tl.float32)
+    for first in range(0, width, columns):
+        place = first + tl.arange(0, columns)
+        value = tl.load(values + place * columns_of, mask=place < width, other=0.0).to(tl.float32)
+        total += value * value
+    return tl.sqrt_rn(tl.sum(total, axis=0)) + least
+
+
+@triton.jit
+def _products_of_row_norms(  # type: ignore[no-untyped-def]
+    out,
+    a,
+    b,
+    a_records,
+    a_steps,
+    a_columns,
+    b_records,
+    b_steps,
+    b_columns,
+    steps,
+    in_size,
+    out_size,
+    in_least,
+    out_least,
+    most,
+    columns: tl.constexpr,
+):
+    step, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    a += record * a_records + step * a_steps
+    b += record * b_records + step * b_steps
+    left = _row_norm(a, a_columns, in_size, in_least, columns)
+    right = _row_norm(b, b_columns, out_size, out_least, columns)
+    is_kept = (left <= most) & (right <= most)  # nan is not
+    tl.store(out + record * steps + step, tl.where(is_kept, left * right, float("inf")))
+
+
+@triton.jit
+def _squares_of_products(  # type: ignore[no-untyped-def]
+    out,
+    a,
+    b,
+    a_records,
+    a_steps,
+    a_columns,
+    b_records,
+    b_steps,
+    b_columns,
+    steps,
+    in_size,
+    out_size,
+    part,
+    tiles,
+    tile: tl.constexpr,
+    at_once: tl.constexpr,
+):
+    place, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(in_size, tile)
+    row = (place // across) * tile + tl.arange(0, tile)
+    column = (place % across) * tile + tl.arange(0, tile)
+    a += record * a_records
+    b += record * b_records
+    total = tl.zeros((tile, tile), dtype=tl.float32)
+    for first in range(0, steps, part):
+        of_part = tl.zeros((tile, tile), dtype=tl.float32)
+        for begin in range(first, first + part, at_once):
+            step = begin + tl.arange(0, at_once)
+            of_b = row[:, None] * b_columns + step[None, :] * b_steps
+            of_a = step[:, None] * a_steps + column[None, :] * a_columns
+            inside = step < steps
+            b_inside = (row < out_size)[:, None] & inside[None, :]
+            a_inside = inside[:, None] & (column < in_size)[None, :]
+            left = tl.load(b + of_b, mask=b_inside, other=0.0)
+            right = tl.load(a + of_a, mask=a_inside, other=0.0)
+            of_part = tl.dot(left, right, of_part, input_precision="ieee")
+        total += of_part
+    square = tl.sum(tl.sum(total * total, axis=1), axis=0)
+    tl.store(out + record * tiles + place, square)
+
+
+@triton.jit
+def _squares_of_parts(  # type: ignore[no-untyped-def]
+    out, rows, entries, part, parts, columns: tl.constexpr
+):
+    record, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    total = tl.zeros((columns,), dtype=tl.float32)
+    for step in range(0, part, columns):
+        column = place * part + step + tl.arange(0, columns)
+        value = tl.load(rows + record * entries + column, mask=column < entries, other=0.0)
+        total += value.to(tl.float32) * value.to(tl.float32)
+    tl.store(out + record * parts + place, tl.sum(total, axis=0))
+
+
+@triton.jit
+def _sum_clipped_by_squares(  # type: ignore[no-untyped-def]
+    out,
+    rows,
+    squares,
+    records,
+    entries,
+    parts,
+    most,
+    factor,
+    floor,
+    least,
+    columns: tl.constexpr,
+    at_once: tl.constexpr,
+):
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    part = tl.arange(0, at_once)
+    total = tl.zeros((columns,), dtype=tl.float32)
+    for record in range(records):
+        of_parts = tl.load(squares + record * parts + part, mask=part < parts, other=0.0)
+        norm = tl.sqrt_rn(tl.sum(of_parts, axis=0)) * factor + floor
+        weight = tl.div_rn(most, norm)
+        place = tl.where(weight >= least, column, entries)  # nan is not
+        at = rows + tl.cast(record, tl.int64) * entries + place
+        value = tl.load(at, mask=place < entries, other=0.0).to(tl.float32)
+        total += value * tl.where(weight < 1.0, weight, 1.0)
+    tl.store(out + column, total, mask=column < entries)
 
 
 def zero_records_(values: Tensor, lost: Tensor) -> None:
@@ -171,21 +318,113 @@ def bounds_of_grams(grams: Tensor, errors: Tensor) -> Tensor:
     return out
 
 
-def sums_of_normalized(x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor) -> Tensor:
-    """Return sums over steps of gy and of gy times the normalised x (n, T, m), as (n, 2, m)."""
+def layer_norm_backward(
+    x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x (n, T, m), and sums over steps of gy and gy ⊙ z, as (n, 2, m)."""
     x, gy = x.contiguous(), gy.contiguous()
     n, steps, width = x.shape
-    out = torch.empty(n, 2, width, dtype=torch.float32, device=x.device)
-    grid = (n, triton.cdiv(width, COLUMNS))
-    _sums_of_normalized[grid](
-        out,
+    columns = triton.next_power_of_2(width)
+    pieces = triton.cdiv(steps, PIECE)
+    gradient = torch.empty_like(x)
+    sums = torch.empty(n, pieces, 2, width, dtype=torch.float32, device=x.device)
+    _layer_norm_backward[(pieces, n)](
+        gradient,
+        sums,
         x,
         mean.contiguous(),
         rstd.contiguous(),
         gy,
+        weight.contiguous(),
         steps,
         width,
-        at_once=STEPS,
-        columns=COLUMNS,
+        pieces,
+        piece=PIECE,
+        at_once=min(PIECE, max(1, 4096 // columns)),
+        columns=columns,
+    )
+    return gradient, sums.squeeze(1) if pieces == 1 else sums.sum(1)
+
+
+def squares_of_parts(rows: Tensor, part: int) -> Tensor:
+    """Return the sums of squares of each ``part`` entries of each row of ``rows`` (n, m); (n, k).
+
+    ``part`` is a multiple of ``PART_COLUMNS``.
+    """
+    rows = rows.contiguous()
+    records, entries = rows.shape
+    parts = triton.cdiv(entries, part)
+    out = torch.empty(records, parts, dtype=torch.float32, device=rows.device)
+    grid = (records, parts)
+    _squares_of_parts[grid](out, rows, entries, part, parts, columns=PART_COLUMNS)
+    return out
+
+
+def sum_clipped_by_squares(
+    rows: Tensor, squares: Tensor, clip_norm: float, factor: float, floor: float
+) -> Tensor:
+    """Return the sum of ``rows`` (n, m), each clipped by the norm that ``squares`` (n, k) give."""
+    rows = rows.contiguous()
+    records, entries = rows.shape
+    out = torch.empty(entries, dtype=torch.float32, device=rows.device)
+    _sum_clipped_by_squares[(triton.cdiv(entries, ROW_COLUMNS),)](
+        out,
+        rows,
+        squares.contiguous(),
+        records,
+        entries,
+        squares.shape[1],
+        clip_norm * (1 - 4 * torch.finfo(torch.float32).eps),
+        factor,
+        floor,
+        MIN_WEIGHT,
+        columns=ROW_COLUMNS,
+        at_once=PARTS,
     )
     return out
+
+
+def products_of_row_norms(
+    inputs: Tensor, outputs: Tensor, in_least: float, out_least: float
+) -> Tensor:
+    """Return the products of the norms of rows of A (n, T, in) and B (n, T, out), as (n, T)."""
+    records, steps, in_size = inputs.shape
+    out = torch.empty(records, steps, dtype=torch.float32, device=inputs.device)
+    _products_of_row_norms[(steps, records)](
+        out,
+        inputs,
+        outputs,
+        *inputs.stride(),
+        *outputs.stride(),
+        steps,
+        in_size,
+        outputs.shape[2],
+        in_least,
+        out_least,
+        MAX_ROW_NORM,
+        columns=ROW_COLUMNS,
+    )
+    return out
+
+
+def squares_of_products(inputs: Tensor, outputs: Tensor, part: int) -> Tensor:
+    """Return ‖B_iᵀ A_i‖² of each record of A (n, T, in) and B (n, T, out), as (n,)."""
+    records, steps, in_size = inputs.shape
+    tiles = triton.cdiv(outputs.shape[2], TILE) * triton.cdiv(in_size, TILE)
+    out = torch.empty(records, tiles, dtype=torch.float32, device=inputs.device)
+    _squares_of_products[(tiles, records)](
+        out,
+        inputs,
+        outputs,
+        *inputs.stride(),
+        *outputs.stride(),
+        steps,
+        in_size,
+        outputs.shape[2],
+        part,
+        tiles,
+        tile=TILE,
+        at_once=PART_STEPS,
+        num_warps=8,
+    )
+    return out.sum(1)

@@ -35,9 +35,14 @@ from torch import Tensor
 
 from affidavit.trainer.clipping import device_operations
 from affidavit.trainer.clipping.device_operations import (
+    PART_STEPS,
+    clipped_sum_of_rows,
     has_kernels,
     lie_together,
+    products_of_row_norms,
     scale_in_halves,
+    squares_of_products,
+    terms_of_squares,
     zero_records_,
 )
 from affidavit.trainer.errors import MixedRecords
@@ -57,7 +62,7 @@ CHUNK_ENTRIES = {"cpu": 1 << 18}
 still cached when their norm is taken and when they are added."""
 
 MAX_ENTRIES = 1 << 27
-"""Entries formed at once on other devices (512 MiB in float32)."""
+"""Entries formed at once on other devices (512 MiB in float32); twice as many in bfloat16."""
 
 MOVE_COSTS = {"cpu": 12}
 """Multiplications that take as long as moving one entry through the cache, measured."""
@@ -299,9 +304,14 @@ class LinearFactors(Factors):
         self.pair, self.owned = (inputs, outputs), owned
 
     @cached_property
-    def gram_bounds(self) -> tuple[Tensor, ...]:
-        """What ``bounds_from_grams`` returns for this use, each of shape (n,)."""
-        return tuple(item[0] for item in bounds_from_grams([self]))
+    def bounds(self) -> tuple[Tensor, ...]:
+        """What ``bounds_of_uses`` returns for this use, each of shape (n,)."""
+        return tuple(item[0] for item in bounds_of_uses([self]))
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether the norm and Σ_t ‖a_t‖ ‖b_t‖ are computed at once."""
+        return self.sizes[0] > 1 and (self.prefers_gram or has_kernels(self.device))
 
     @property
     def part_lengths(self) -> tuple[int, int]:
@@ -319,8 +329,8 @@ class LinearFactors(Factors):
     def _lost_and_reach(self) -> tuple[Tensor, ...]:
         # Gram matrices have the row norms on their diagonals, so the factors, which may be as
         # wide as a vocabulary, are not read again.
-        if self.prefers_gram and self.sizes[0] > 1:
-            return self.gram_bounds[:2]
+        if self.has_bounds:
+            return self.bounds[:2]
         input_norms, output_norms = map(row_norms, self.pair)
         lost = exceed(torch.maximum(input_norms, output_norms), (1,))
         bound = (input_norms * output_norms).sum(1) * self.reach_margin
@@ -440,18 +450,24 @@ class LinearFactors(Factors):
         in_part, out_part = self.part_lengths
         parts = math.ceil(in_size / in_part) + math.ceil(out_size / out_part) - 2
         gram_cost = steps * steps * (in_size + out_size + self._move_cost * parts)
-        direct_parts = math.ceil(steps / self._direct_part)
-        return gram_cost < (steps + self._move_cost * direct_parts) * in_size * out_size
+        moves = 0 if has_kernels(self.device) else math.ceil(steps / self._direct_part)
+        return gram_cost < (steps + self._move_cost * moves) * in_size * out_size
 
     @property
     def prefers_reuse(self) -> bool:
         """Whether forming G_i instead of the product of a backward pass is cheaper.
 
-        Gram matrices cost T² (in + out) multiplications in addition to that product. Writing and
-        reading G_i costs its entries.
+        Gram matrices cost T² (in + out) multiplications in addition to that product. A kernel that
+        stores no G_i costs T in out, and moves the factors twice. Moving G_i costs its entries, and
+        half as much in bfloat16.
         """
         steps, in_size, out_size = self.sizes
-        return steps * steps * (in_size + out_size) > self._move_cost * in_size * out_size
+        other, entry = steps * steps * (in_size + out_size), self._move_cost
+        if has_kernels(self.device):
+            entry = entry // 2 if self.is_bfloat16 else entry
+            moved = 2 * steps * (in_size + out_size)
+            other = min(other, steps * in_size * out_size + entry // 3 * moved)
+        return other > entry * in_size * out_size
 
     @property
     def waits(self) -> bool:
@@ -466,13 +482,20 @@ class LinearFactors(Factors):
 
     def norms(self) -> Tensor:
         """Return an upper bound on the norm of each per-record gradient, (n,)."""
+        if self.has_bounds:
+            return self.bounds[2]
         return self.gram_norms() if self.prefers_gram else self.direct_norms()
 
     def gram_norms(self) -> Tensor:
         """Return the norms from the T × T Gram matrices of A and B, or ‖a‖ ‖b‖ if T = 1."""
         if self.sizes[0] == 1:
             return self.max_norm
-        return self.gram_bounds[2]
+        return bounds_from_grams([self])[2][0]
+
+    @property
+    def direct_part_of_kernel(self) -> int:
+        """The number of steps that ``squares_of_products`` adds at once."""
+        return -(-self._direct_part // PART_STEPS) * PART_STEPS
 
     def direct_norms(self) -> Tensor:
         """Return the norms of the products themselves, formed in chunks."""
@@ -507,9 +530,10 @@ class LinearFactors(Factors):
         if type(self) is not LinearFactors:
             return None
         if not self._is_copied:
+            if not self.has_bounds or is_processor(self.device):
+                return None
             a, (steps, _, _) = self.pair[0], self.sizes
-            has_grams = self.prefers_gram and steps > 1 and not is_processor(self.device)
-            return ("grams", len(a), steps, a.dtype, self.device) if has_grams else None
+            return ("norms", self.prefers_gram, len(a), steps, a.dtype, self.device)
         return tuple((item.shape, item.dtype, item.device) for item in self.pair)
 
     @property
@@ -518,9 +542,11 @@ class LinearFactors(Factors):
 
     @property
     def entries(self) -> int:
-        """The number of entries of A and B, or of their Gram matrices."""
+        """The number of entries of A and B, of their Gram matrices, or of the norms of rows."""
         a, b = self.pair
-        return a.numel() + b.numel() if self._is_copied else 2 * len(a) * self.sizes[0] ** 2
+        if self._is_copied:
+            return a.numel() + b.numel()
+        return len(a) * self.sizes[0] * (2 * self.sizes[0] if self.prefers_gram else 1)
 
     def stacked(self, others: Sequence[LinearFactors]) -> Factors:
         """Return the factors of these records and those of ``others``."""
@@ -568,32 +594,44 @@ class LinearFactors(Factors):
 
     def formed(self) -> Factors:
         """Return the gradients themselves, if they are small and ``prefers_reuse``, on a device."""
-        a, b = self.pair
-        entries = len(a) * a.shape[2] * b.shape[2]
-        if type(self) is not LinearFactors or is_processor(self.device) or entries > MAX_FORMED:
+        if type(self) is not LinearFactors or is_processor(self.device):
             return self
-        return DenseFactors(batched_matmul(b.mT, a)) if self.prefers_reuse else self
+        a, b = self.pair
+        is_small = len(a) * a.shape[2] * b.shape[2] <= MAX_FORMED
+        return DenseFactors(batched_matmul(b.mT, a)) if is_small and self.prefers_reuse else self
 
     def reused_sum(self, clip_norm: float) -> Tensor:
         """Form each G_i once, for its norm and for the sum, so that no slack is needed."""
         _, in_size, out_size = self.sizes
         total: Tensor | None = None
         for products in self._products():
-            weights, gradients = clip_products(products, clip_norm)
-            item = gradients.flatten(1).mT
-            total = torch.mv(item, weights) if total is None else total.addmv_(item, weights)
+            if is_processor(products.device):
+                weights, gradients = clip_products(products, clip_norm)
+                item = gradients.flatten(1).mT
+                total = torch.mv(item, weights) if total is None else total.addmv_(item, weights)
+            else:
+                item = clipped_sum_of_rows(products.flatten(1), clip_norm)
+                total = item if total is None else total.add_(item)
         assert total is not None
         return total.view(out_size, in_size)
 
     def _products(self) -> Iterator[Tensor]:
         """Yield the G_i in chunks (chunk, out, in), which the caller may overwrite."""
-        return form_products(*self.pair)
+        return form_products(*self.pair, keeps_type=True)
+
+
+def bounds_of_uses(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which records are lost, at least Σ_t ‖a_t‖ ‖b_t‖, and bounds on the norms; (k, n).
+
+    The k uses have the same records and steps, and prefer the same way.
+    """
+    return bounds_from_grams(uses) if uses[0].prefers_gram else bounds_from_products(uses)
 
 
 def bounds_from_grams(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which records are lost, at least Σ_t ‖a_t‖ ‖b_t‖, and bounds on the norms; (k, n).
+    """Return ``bounds_of_uses`` from the Gram matrices of the factors; (k, n).
 
-    The k uses have the same records and steps. The bounds follow from Σ K ⊙ L of K = A Aᵀ and
+    The bounds follow from Σ K ⊙ L of K = A Aᵀ and
     L = B Bᵀ, and from a bound on its error: an entry of K has an error of at most γ ‖a_s‖ ‖a_t‖,
     which L multiplies, and conversely. They are computed from the unmodified factors: a discarded
     record affects no other, and its bounds are infinite.
@@ -615,6 +653,34 @@ def bounds_from_grams(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Te
     return reach == torch.inf, reach, bounds
 
 
+def bounds_from_products(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``bounds_of_uses`` from products that are not stored; (k, n)."""
+    rows, squares, errors = [], [], []
+    for use in uses:
+        (steps, *sizes), part = use.sizes, use.direct_part_of_kernel
+        rows.append(
+            products_of_row_norms(
+                *use.pair,
+                (PRODUCT_UNDERFLOW * sizes[0] ** 0.5, PRODUCT_UNDERFLOW * sizes[1] ** 0.5),
+            )
+        )
+        squares.append(squares_of_products(*use.pair, part))
+        terms = terms_of_squares(*sizes) + 8
+        errors += [
+            use.reach_margin,
+            use.rounding_in_parts(steps, part),
+            1 + rounding_bound(terms, squares[0].dtype),
+            UNDERFLOW * (sizes[0] * sizes[1]) ** 0.5,
+        ]
+    dtype, device = squares[0].dtype, squares[0].device
+    columns = constants(tuple(errors), dtype, device).view(len(uses), 4, 1).unbind(1)
+    margin, error, of_norm, floor = columns
+    reach = torch.stack(rows).sum(2).mul_(margin)
+    bounds = torch.stack(squares).sqrt_().mul_(of_norm).add_(floor).addcmul_(reach, error)
+    lost = reach == torch.inf
+    return lost, reach, torch.minimum(bounds, reach).masked_fill_(lost, torch.inf)
+
+
 class LinearUses(Factors):
     """Uses of k matrices by the same records and steps, whose norms are taken together."""
 
@@ -623,9 +689,9 @@ class LinearUses(Factors):
 
     @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        lost, reach, norms = bounds_from_grams(self._uses)
+        lost, reach, norms = bounds_of_uses(self._uses)
         for use, *item in zip(self._uses, lost, reach, norms, strict=True):
-            use.gram_bounds = tuple(item)
+            use.bounds = tuple(item)
         return reach, norms
 
     @property
@@ -657,23 +723,28 @@ class LinearUses(Factors):
 def clip_products(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """Return the clip weights (n,) of gradients (n, ...), and the gradients, changed in place.
 
-    Gradients of weight zero, such as those that are not finite, become zero.
+    Gradients of weight zero, such as those that are not finite, become zero. On a processor.
     """
     weights = clip_weights(norm_of_rows(products), clip_norm)
     lost = weights == 0
-    if not is_processor(products.device) or bool(lost.any()):
+    if bool(lost.any()):
         products.masked_fill_(lost.view(-1, *([1] * (products.ndim - 1))), 0.0)
     return weights, products
 
 
-def form_products(inputs: Tensor, outputs: Tensor, part: int | None = None) -> Iterator[Tensor]:
+def form_products(
+    inputs: Tensor, outputs: Tensor, part: int | None = None, *, keeps_type: bool = False
+) -> Iterator[Tensor]:
     """Yield B_iᵀ A_i in chunks (chunk, out, in), summed ``part`` steps at a time, or all at once.
 
-    Each chunk may overwrite the one before it.
+    Each chunk may overwrite the one before it. Products that keep the type of the factors may be
+    rounded to bfloat16, as those of a plain backward pass are.
     """
     is_bfloat16 = are_bfloat16(inputs, outputs)
     a, b = (inputs, outputs) if is_bfloat16 else (upcast(inputs), upcast(outputs))
+    keeps_type = keeps_type and is_bfloat16
     max_entries = MAX_ENTRIES if is_bfloat16 else CHUNK_ENTRIES.get(a.device.type, MAX_ENTRIES)
+    max_entries *= 1 + keeps_type
     size = max(1, min(len(a), max_entries // (a.shape[2] * b.shape[2])))
     buffer: Tensor | None = None
     if not is_bfloat16:
@@ -682,7 +753,9 @@ def form_products(inputs: Tensor, outputs: Tensor, part: int | None = None) -> I
         first, *others = zip(
             *(item.split(part or item.shape[1], 1) for item in (left, right)), strict=True
         )
-        if buffer is None:
+        if keeps_type:
+            total = torch.bmm(first[1].mT, first[0])
+        elif buffer is None:
             total = batched_matmul(first[1].mT, first[0])
         else:
             total = torch.bmm(first[1].mT, first[0], out=buffer[: len(left)])

@@ -35,7 +35,6 @@ from affidavit.trainer.clipping.ghost_norm import (
 from affidavit.trainer.clipping.hooks import GradientHook
 from affidavit.trainer.distributed.shards import is_sharded, local_tensor
 from affidavit.trainer.errors import MixedRecords, UnsupportedModel
-from affidavit.trainer.norm_bounds import upcast
 
 OptionalHook = GradientHook | None
 Hooks = dict[str, GradientHook]
@@ -248,30 +247,17 @@ class LayerNormUse(Function):
         """Hand over gradients of weight and bias; return the gradient of x."""
         gy = gy.contiguous()
         x, weight, mean, rstd = ctx.saved_tensors
-        gx, _, _ = torch.ops.aten.native_layer_norm_backward(
-            gy, x, weight.shape, mean, rstd, weight, None, [True, False, False]
+        require_record_dimension(gy, weight.ndim)
+        n = len(gy) if len(gy) % ctx.records else ctx.records
+        values = [item.reshape(n, -1, weight.numel()) for item in (x, gy)]
+        gx, sums = device_operations.layer_norm_backward(
+            values[0], mean.reshape(n, -1), rstd.reshape(n, -1), values[1], weight.flatten()
         )
-        sums = sums_of_normalized(x, mean, rstd, gy, weight, ctx.records)
-        for hook, item in zip(ctx.hooks, sums[::-1], strict=True):
+        of_both = sums.view(n, 2, *weight.shape).unbind(1)
+        for hook, item in zip(ctx.hooks, of_both[::-1], strict=True):
             if hook is not None:
                 hook.receive(DenseFactors(item), len(item))
-        return gx, None, None, None, None, None
-
-
-def sums_of_normalized(
-    x: Tensor, mean: Tensor, rstd: Tensor, gy: Tensor, weight: Tensor, records: int
-) -> tuple[Tensor, Tensor]:
-    """Return Σ_t gy_t and Σ_t gy_t ⊙ (x_t - mean_t) rstd_t of each record, (n, *shape).
-
-    x and gy have shape (n, ..., *shape), like ``weight`` after the steps.
-    """
-    require_record_dimension(gy, weight.ndim)
-    n = len(gy) if len(gy) % records else records
-    x, gy = (upcast(item).reshape(n, -1, weight.numel()) for item in (x, gy))
-    mean, rstd = (item.to(gy.dtype).reshape(n, -1) for item in (mean, rstd))
-    sums = device_operations.sums_of_normalized(x, mean, rstd, gy)
-    of_bias, of_weight = sums.view(n, 2, *weight.shape).unbind(1)
-    return of_bias, of_weight
+        return gx.view_as(x), None, None, None, None, None
 
 
 class ScaleUse(Function):

@@ -9,9 +9,20 @@ from tests.support.triton_interpreter import interpreted
 pytest.importorskip("triton")
 
 COMPARED = """
+from contextlib import contextmanager
+from unittest.mock import patch
 import torch
 from affidavit.trainer.clipping import device_operations as by_operations, fused
-from affidavit.trainer.clipping.ghost_norm import LinearFactors, bounds_from_grams
+from affidavit.trainer.clipping.ghost_norm import (
+    LinearFactors, bounds_from_grams, bounds_from_products)
+
+
+@contextmanager
+def kernels():
+    names = ("squares_of_parts", "sum_clipped_by_squares", "products_of_row_norms",
+             "squares_of_products", "bounds_of_grams")
+    with patch.multiple(torch.ops.affidavit, **{name: getattr(fused, name) for name in names}):
+        yield
 
 torch.manual_seed(3)
 close = torch.testing.assert_close
@@ -34,12 +45,28 @@ for n, steps, width in ((1, 1, 1), (3, 5, 7), (2, 33, 130), (4, 16, 1025)):
         assert bool(((high - low - exact).abs() <= error * exact.abs()).all())
 
     x, gy = torch.randn(2, n, steps, width)
-    mean, rstd = torch.randn(n, steps), torch.rand(n, steps)
-    normal = (x.double() - mean.double().unsqueeze(2)) * rstd.double().unsqueeze(2)
-    exact = torch.stack([gy.double().sum(1), (gy.double() * normal).sum(1)], 1)
-    for found in (fused.sums_of_normalized(x, mean, rstd, gy),
-                  by_operations.sums_of_normalized(x, mean, rstd, gy)):
-        close(found.double(), exact, rtol=1e-4, atol=1e-4)
+    mean, rstd, weight = torch.randn(n, steps), torch.rand(n, steps), torch.randn(width)
+    values = [of.double() for of in (x, mean, rstd, gy, weight)]
+    exact = by_operations.layer_norm_backward(*values)
+    normal = (values[0] - values[1].unsqueeze(2)) * values[2].unsqueeze(2)
+    close(exact[1], torch.stack([values[3].sum(1), (values[3] * normal).sum(1)], 1))
+    for found in (fused.layer_norm_backward(x, mean, rstd, gy, weight),
+                  by_operations.layer_norm_backward(x, mean, rstd, gy, weight)):
+        for one, other in zip(found, exact):
+            close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = (torch.randn(n, steps * width) * torch.rand(n, 1)).to(dtype)
+        rows[lost, -1] = torch.nan
+        kept = rows[~lost].double()
+        exact = kept * (0.7 / kept.norm(dim=1)).clamp(max=1)[:, None]
+        one = rows[:1].clone()
+        expected = by_operations.clipped_sum_of_rows(rows, 0.7)
+        close(expected.double(), exact.sum(0), rtol=2e-4, atol=1e-6)
+        with kernels():
+            found, alone = (by_operations.clipped_sum_of_rows(of, 0.7) for of in (rows, one))
+        close(found, expected, rtol=1e-5, atol=1e-7)
+        assert 0.69 < float(alone.double().norm()) <= 0.7 or one.double().norm() <= 0.7
 
 for n, steps, sizes in ((1, 2, (3, 4)), (3, 17, (8, 5)), (2, 70, (3, 90))):
     a, b = (torch.randn(n, steps, size) for size in sizes)
@@ -48,15 +75,17 @@ for n, steps, sizes in ((1, 2, (3, 4)), (3, 17, (8, 5)), (2, 70, (3, 90))):
         b[0, 1, 1] = torch.nan
     uses = [LinearFactors(a, b), LinearFactors(b, a)]
     exact = [(of.pair[1].double().mT @ of.pair[0].double()).flatten(1).norm(dim=1) for of in uses]
-    lost, reach, bounds = bounds_from_grams(uses)
-    grams = torch.stack([a @ a.mT, b @ b.mT, b @ b.mT, a @ a.mT]).unflatten(0, (2, 2))
-    errors = torch.tensor([of.gram_errors(*of.part_lengths, torch.float32) for of in uses])
-    found_reach, found = fused.bounds_of_grams(grams, errors)
-    close(found, bounds, rtol=1e-5, atol=0)
-    close(found_reach, reach, rtol=1e-5, atol=0)
-    kept = ~lost
-    assert kept.any() == (n > 2) and not kept[:, -1].any()
-    assert bool((found[kept].double() >= torch.stack(exact)[kept]).all())
+    for way in (bounds_from_grams, bounds_from_products):
+        lost, reach, bounds = way(uses)
+        with kernels():
+            found_lost, found_reach, found = way(uses)
+        close(found, bounds, rtol=1e-5, atol=0)
+        close(found_reach, reach, rtol=1e-5, atol=0)
+        assert torch.equal(lost, found_lost)
+        kept = ~lost
+        assert kept.any() == (n > 2) and not kept[:, -1].any()
+        assert bool((found[kept].double() >= torch.stack(exact)[kept]).all())
+        assert bool((found[kept].double() <= 1.001 * torch.stack(exact)[kept]).all())
 print("the same")
 """
 

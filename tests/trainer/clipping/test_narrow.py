@@ -36,6 +36,7 @@ def cut(values: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _narrow_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "PROCESSORS", frozenset())
     monkeypatch.setattr(factors, "BFLOAT16_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(factors, "batched_matmul", truncating)
     monkeypatch.setattr(factors, "matmul", truncating)
