@@ -277,6 +277,9 @@ class Certificate:
     untrusted: bool
     envelope_digest: str
 
+    def __repr__(self) -> str:
+        return f"<Certificate {self.id}: {self.statement['predicate']['verdict']}>"
+
     def as_result(self, assessment: Assessment) -> dict[str, Any]:
         """Return the result document of ``assessment`` with its certificate."""
         predicate = self.statement["predicate"]

@@ -78,8 +78,12 @@ A module of another room is a program with an ``app`` of its own.
 """
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 """The module of every command."""
-EXTRAS = {"trainer": "torch", "service": "sqlalchemy"}
-"""The extras that programs of these rooms need, each with a package that it installs."""
+EXTRAS = {
+    "trainer": ("trainer", "torch"),
+    "worker": ("trainer", "torch"),
+    "service": ("service", "sqlalchemy"),
+}
+"""The extra that programs of these rooms need, with a package that it installs."""
 
 
 class Commands(TyperGroup):
@@ -133,11 +137,11 @@ def _forward(name: str, program: str) -> typer.Typer:
     @forwarded.command(name, add_help_option=False, context_settings=settings)
     def run(context: typer.Context) -> None:
         room = program.partition(".")[0]
-        package = EXTRAS.get(room)
-        if package is not None and find_spec(package) is None and "--help" not in context.args:
+        extra, package = EXTRAS[room]
+        if find_spec(package) is None and "--help" not in context.args:
             from affidavit.gate.console import stop
 
-            stop(f"affidavit {name} needs {package}; run: pip install 'affidavit[{room}]'")
+            stop(f"affidavit {name} needs {package}; run: pip install 'affidavit[{extra}]'")
         raise typer.Exit(invocation.run_program(program, [*subcommand, *context.args]))
 
     return forwarded

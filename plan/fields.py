@@ -206,8 +206,12 @@ def in_keywords(error: MalformedPlan) -> MalformedPlan:
     return MalformedPlan(*map(_in_keywords, error.reasons))
 
 
+_KEYWORDS = {"/target": "delta", "/sampling/scheme": "sampling", "/dataset/name": "dataset"}
+"""The keyword of a field whose name in a plan is another."""
+
+
 def _in_keywords(reason: Reason) -> Reason:
-    name = "delta" if reason.pointer == "/target" else reason.pointer.rpartition("/")[2]
+    name = _KEYWORDS.get(reason.pointer) or reason.pointer.rpartition("/")[2]
     if reason.code == "missing_field" and name in PlanFields.__annotations__:
         return replace(
             reason,
