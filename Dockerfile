@@ -11,7 +11,7 @@ COPY requirements-run.lock requirements-build.lock ./
 RUN python -m venv /opt/affidavit \
     && /opt/affidavit/bin/pip install --no-cache-dir --no-compile --require-hashes --requirement requirements-run.lock \
     && pip install --no-cache-dir --require-hashes --requirement requirements-build.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 # src/affidavit holds symlinks to the folders beside it, so they are copied together.
 COPY src/ src/
 COPY plan/ plan/

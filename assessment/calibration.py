@@ -18,7 +18,6 @@ from typing import TypeVar
 from affidavit.accountants import (
     Accountant,
     AccountantError,
-    AllocationAccountant,
     Approximating,
     Bracket,
     BracketingCurve,
@@ -27,7 +26,6 @@ from affidavit.accountants import (
     PostProcessedCurve,
     PrivacyCurve,
     Sampling,
-    ScoreAttack,
     Unsupported,
     attained_event,
     close_bracket,
@@ -120,6 +118,8 @@ class Solver:
         """Return curves whose lower ends ``attack`` attains, by this engine or by others."""
         match attack.tested:
             case (AllocatedRecord() as record, times):
+                from affidavit.accountants import ScoreAttack
+
                 return (ScoreAttack(record, times),)
             case (ShuffledEpoch() as epoch, times):
                 return (CountingAttack(epoch, times),)
@@ -132,6 +132,8 @@ class Solver:
         try:
             return (self.engine.curve(event),)
         except AccountantError:
+            from affidavit.accountants import AllocationAccountant
+
             allocation = AllocationAccountant().lower_ends(event)
         return (contained,) if allocation is None else (contained, allocation)
 

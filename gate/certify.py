@@ -30,6 +30,7 @@ from affidavit.gate.options import (
     SecondOpinionOption,
 )
 from affidavit.plan import Adjacency
+from affidavit.trust import may_have_signing_key
 
 if TYPE_CHECKING:
     from affidavit.assessment import Assessment
@@ -70,16 +71,13 @@ def certify(
     """
     # Imported here because the accountants load slowly, and the help needs none.
     from affidavit.assessment import certify as assess
-    from affidavit.certificate import issue_here
-    from affidavit.certificate.policy import BUILT_IN, evaluate_policy
-    from affidavit.certificate.requirements import lacks_requirements, with_requirements
     from affidavit.gate.policy import read_policy
 
     require_writable(bundle)
-    rules = BUILT_IN if policy is None else read_policy(policy)
+    rules = None if policy is None else read_policy(policy)
     file = load_plan(plan, as_json=as_json)
     key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)
-    second_opinion |= key is not None or rules.second_opinion == "required"
+    second_opinion |= key is not None or (rules is not None and rules.second_opinion == "required")
     with show_status("certifying"):
         result = assess(file.plan, engine=engine, second_opinion=second_opinion)
         if records is not None or relation is not None:
@@ -97,18 +95,26 @@ def certify(
 
         with show_status("searching for a proof"):
             result = with_proof(result)
-    if lacks_requirements(result, rules):
-        with show_status("proving what the policy requires"):
-            result = with_requirements(result, rules)
+    if rules is not None:
+        from affidavit.certificate.requirements import lacks_requirements, with_requirements
+
+        if lacks_requirements(result, rules):
+            with show_status("proving what the policy requires"):
+                result = with_requirements(result, rules)
     if prove and (problem := result.proof_problem) is not None:
         fail(f"{problem.code}: {problem.message} {problem.remedy}", Exit.UNDECIDED)
-    assessment, judgement = evaluate_policy(file.plan, result, rules)
-    certificate = None if key is None else issue_here(assessment, key, judgement)
+    assessment, judgement, certificate = result, None, None
+    if rules is not None or key is not None:
+        from affidavit.certificate import issue_here
+        from affidavit.certificate.policy import BUILT_IN, evaluate_policy
+
+        assessment, judgement = evaluate_policy(file.plan, result, rules or BUILT_IN)
+        certificate = None if key is None else issue_here(assessment, key, judgement)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
         document = (
-            assessment.as_result() | ({} if policy is None else judgement.as_dict())
+            assessment.as_result() | ({} if judgement is None else judgement.as_dict())
             if certificate is None
             else certificate.as_result(assessment)
         )
@@ -140,10 +146,12 @@ def _print(
 
 
 def _signing_key(needed_by: str | None) -> SigningPort | None:
-    from affidavit.trust.signers import own_signing_key
+    key = None
+    if may_have_signing_key():
+        from affidavit.trust.signers import own_signing_key
 
-    with usage_errors():
-        key = own_signing_key()
+        with usage_errors():
+            key = own_signing_key()
     if key is None and needed_by is not None:
         stop(f"{needed_by} needs a signing key; create one with `affidavit keys new`.")
     return key

@@ -12,6 +12,8 @@ from .errors import STEPS as STEPS
 from .errors import KeysetError as KeysetError
 from .errors import StepError as StepError
 from .errors import VerificationError as VerificationError
+from .home_directory import home as home
+from .home_directory import may_have_signing_key as may_have_signing_key
 from .key import SERVICE_ROLES as SERVICE_ROLES
 from .key import KeyFailure as KeyFailure
 from .key import KeyRole as KeyRole
@@ -25,7 +27,6 @@ from .key import now_in_seconds as now_in_seconds
 from .key import parse_instant as parse_instant
 from .key_store import OVERLAP as OVERLAP
 from .key_store import KeyStore as KeyStore
-from .key_store import home as home
 from .key_store import read_public_keys as read_public_keys
 from .key_store import read_root_key as read_root_key
 from .key_store import write_private as write_private

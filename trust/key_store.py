@@ -8,7 +8,6 @@ alone, and ``<key id>.json``, the public record for verifiers. The directory is 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -39,11 +38,6 @@ from affidavit.trust.key import (
 
 OVERLAP = timedelta(days=30)
 """How long older keys may sign after a rotation, by default."""
-
-
-def home() -> Path:
-    """Return the folder of the keys and the embedded database."""
-    return Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from affidavit.trust.home_directory import home
 from affidavit.trust.key import (
     KeyFailure,
     KeyRole,
@@ -42,7 +43,6 @@ from affidavit.trust.key import (
 )
 from affidavit.trust.key_store import (
     KeyStore,
-    home,
     require_private,
 )
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from affidavit.plan import MalformedPlan, canonical_json, load_json, read_inside, read_limited
 from affidavit.trust.atomic_write import locked, write_atomically
 from affidavit.trust.errors import KeysetError, VerificationError
+from affidavit.trust.home_directory import home
 from affidavit.trust.key import (
     KeyFailure,
     PublicKey,
@@ -36,7 +37,6 @@ from affidavit.trust.key import (
 )
 from affidavit.trust.key_store import (
     KeyStore,
-    home,
     read_public_keys,
 )
 from affidavit.trust.keyset import (

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from affidavit.accountants import decimal_up
 from affidavit.assessment import (
@@ -18,13 +19,6 @@ from affidavit.assessment import (
     certify,
     compare_plans,
 )
-from affidavit.certificate.policy import (
-    BUILT_IN,
-    Budget,
-    Policy,
-    evaluate_policy,
-)
-from affidavit.certificate.requirements import with_requirements
 from affidavit.gate.checking.finding import (
     CheckResult,
     GateFinding,
@@ -46,6 +40,9 @@ from affidavit.plan import (
     printable,
 )
 
+if TYPE_CHECKING:
+    from affidavit.certificate.policy import Policy
+
 MAX_PRECISION = 1.5e-3
 """Relative precision in ε at which a number identifies a mistake: about four digits of a noise
 multiplier. A round number would match a mistake by chance."""
@@ -60,12 +57,18 @@ def evaluate(
     except MalformedPlan as error:
         result = unreadable_result(source.file, error.reasons, source.name)
         return replace(result, findings=(*_assumed(source), *result.findings))
-    rules = policy or BUILT_IN
-    second_opinion |= rules.second_opinion == "required"
-    assessment = with_requirements(certify(plan, second_opinion=second_opinion), rules)
-    # No ledger is available here; the policy's on_outage decides whether that blocks.
-    budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
-    assessed, policy_result = evaluate_policy(plan, assessment, rules, budget=budget)
+    second_opinion |= policy is not None and policy.second_opinion == "required"
+    assessment = certify(plan, second_opinion=second_opinion)
+    assessed, policy_result = assessment, None
+    if policy is not None:
+        # Imported here because policies are models that load slowly, and most checks have none.
+        from affidavit.certificate.policy import Budget, evaluate_policy
+        from affidavit.certificate.requirements import with_requirements
+
+        assessment = with_requirements(assessment, policy)
+        # No ledger is available here; the policy's on_outage decides whether that blocks.
+        budget: Budget = "fits" if policy.on_outage == "warn" else "unknown"
+        assessed, policy_result = evaluate_policy(plan, assessment, policy, budget=budget)
     broken = _broken_obligations(source, plan)
     open_uses: tuple[Reason, ...] = ()
     if broken and assessed.verdict == "certified":
@@ -81,10 +84,10 @@ def evaluate(
         exit=exit_of_verdict(assessed.verdict, assessed.codes),
         findings=(
             *_findings(source, plan, assessment),
-            *_policy_findings(source, policy_reasons, rules),
+            *_policy_findings(source, policy_reasons, policy),
             *(GateFinding.of(source.file, reason) for reason in (*broken, *open_uses)),
         ),
-        result=assessed.as_result() | ({} if policy is None else policy_result.as_dict()),
+        result=assessed.as_result() | ({} if policy_result is None else policy_result.as_dict()),
         headline=assessed.headline,
     )
 
@@ -118,10 +121,10 @@ def _open_uses(source: Source) -> tuple[Reason, ...]:
 
 
 def _policy_findings(
-    source: Source, reasons: tuple[Reason, ...], policy: Policy
+    source: Source, reasons: tuple[Reason, ...], policy: Policy | None
 ) -> Iterator[GateFinding]:
     yield from (GateFinding.of(source.file, reason) for reason in source.locate(reasons))
-    if policy.budget == "required" and policy.on_outage == "warn":
+    if policy is not None and policy.budget == "required" and policy.on_outage == "warn":
         yield GateFinding(
             file=source.file,
             rule="policy_budget",

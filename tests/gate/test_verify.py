@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from affidavit.accountants import Bracket
-from affidavit.gate import verify as verify_module
+from affidavit.assessment import certify
 from affidavit.gate.render import describe_certificate as in_words
 from affidavit.mechanisms import correlation, noise_files
 from affidavit.trust import STEPS
@@ -208,8 +208,9 @@ def test_recomputing_to_another_answer_decides_nothing(
     monkeypatch: pytest.MonkeyPatch,
     otherwise: dict[str, Any],
 ) -> None:
-    certify = verify_module.certify
-    monkeypatch.setattr(verify_module, "certify", lambda plan: replace(certify(plan), **otherwise))
+    monkeypatch.setattr(
+        "affidavit.assessment.certify", lambda plan: replace(certify(plan), **otherwise)
+    )
     assert run("verify", str(bundle)).exit_code == 0
     told = run("verify", str(bundle), "--recompute")
     assert told.exit_code == 3

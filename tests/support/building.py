@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("src", "docs", "examples", "pyproject.toml", "README.md", "LICENSE")
+NEEDED = ("src", "docs", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def copy_of_the_tree(where: Path) -> Path:

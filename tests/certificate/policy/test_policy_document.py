@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from affidavit.assessment import certify
+from affidavit.certificate.policy import evaluate_policy
 from affidavit.certificate.policy.document import (
     BUILT_IN,
     MalformedPolicy,
@@ -14,7 +17,10 @@ from affidavit.certificate.policy.document import (
     parse_policy,
     policy_from,
 )
+from affidavit.certificate.requirements import with_requirements
+from affidavit.plan import parse_plan
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 LEAST: dict[str, Any] = {
     "schema_version": 1,
     "name": "nlg",
@@ -25,6 +31,15 @@ LEAST: dict[str, Any] = {
 
 def policy(**changes: Any) -> Policy:
     return policy_from({**LEAST, **changes})
+
+
+@pytest.mark.parametrize("name", ["e2e-dp-sgd-published", "e2e-dp-muon-published"])
+def test_the_built_in_policy_changes_no_answer(name: str) -> None:
+    """So commands without a policy apply none."""
+    plan = parse_plan((EXAMPLES / f"{name}.yaml").read_bytes(), "yaml")
+    answer = certify(plan, second_opinion=False)
+    assert with_requirements(answer, BUILT_IN) is answer
+    assert evaluate_policy(plan, answer, BUILT_IN)[0] is answer
 
 
 def test_the_name_of_the_built_in_policy_never_changes() -> None:

@@ -301,7 +301,7 @@ def test_an_answer_is_judged_once_until_its_text_changes(
 ) -> None:
     Path("plan.yaml").write_text(WEAK)
     first = checked("plan.yaml")
-    monkeypatch.setattr("affidavit.gate.checking.evaluate.evaluate_policy", None)
+    monkeypatch.setattr("affidavit.gate.checking.evaluate.certify", None)
     assert checked("plan.yaml") == first
     for text in (WEAK + "# more\n", WEAK.replace("0.8123", "0.8124")):
         Path("plan.yaml").write_text(text)
