@@ -72,14 +72,21 @@ mistakes that `diagnose` names are in [known mistakes](mistakes.md).
 """
 """How the page begins."""
 DESCRIBED = {
-    "assessment": ("### {}\n", "Mistakes, described in [known mistakes](mistakes.md)"),
-    "importers": ("| `{}` |", "Faults of scripts, described in [the gate](../how-to/gate.md)"),
-    "mechanisms": (
-        "(`{}`)",
-        "Obligations of one mechanism, described in [mechanisms](mechanisms.md)",
-    ),
+    "assessment": {"known mistakes": "mistakes.md"},
+    "importers": {"the gate": "../how-to/gate.md"},
+    "mechanisms": {"mechanisms": "mechanisms.md"},
+    "certificate": {"the status list": "../how-to/approvals-and-revocation.md"},
+    "guard": {"the guard": "../how-to/guard.md"},
+    "replay": {"replay": "../how-to/replay.md"},
+    "service": {
+        "the log": "log.md",
+        "probes": "../how-to/operate.md",
+        "workers": "../how-to/run-a-worker.md",
+    },
 }
-"""Of parts with codes that another page describes: how it names one, and what is said of them."""
+"""Pages that describe codes of a part, by what they are about."""
+ENTRY = r"(?m)^(### {0}$|\|(?! \d).*`{0}`.*\||\* .*\(`{0}`\))"
+"""A heading, a row of a table or an item about a code; rows of numbered steps only list codes."""
 SHORT = 64
 """Characters of a message that the page shows."""
 
@@ -146,32 +153,29 @@ def _texts() -> dict[str, Any]:
 
 def page() -> str:
     """A table for each part; codes that another page describes are named only."""
-    sections = []
-    for room in ROOMS:
-        stored = _stored(room)
-        elsewhere = [code for code in sorted(stored) if _described(code, room)]
-        rows = [
-            (f"`{code}`", _cut(stored[code].message, SHORT))
-            for code in sorted(stored)
-            if code not in elsewhere
-        ]
-        if not stored:
-            continue
-        section = f"## {room}\n\n{table(('code', 'says'), rows)}"
-        if elsewhere:
-            named = ", ".join(f"`{code}`" for code in elsewhere)
-            section += f"\n{DESCRIBED[room][1]}: {named}.\n"
-        sections.append(section)
-    return HEAD + "\n".join(sections)
+    return HEAD + "\n".join(_section(room) for room in ROOMS if _stored(room))
 
 
-def _described(code: str, room: str) -> bool:
-    """Whether another page has an entry of its own for a code."""
-    form, said = DESCRIBED.get(room, ("", ""))
-    if not form:
-        return False
-    (link,) = re.findall(r"\]\((.+?)\)", said)
-    return form.format(code) in _text_of(ROOT / "docs/reference" / link)
+def _section(room: str) -> str:
+    stored, told = _stored(room), dict[str, list[str]]()
+    rows = []
+    for code in sorted(stored):
+        if page := _page_about(code, room):
+            told.setdefault(page, []).append(f"`{code}`")
+        else:
+            rows.append((f"`{code}`", _cut(stored[code].message, SHORT)))
+    section = f"## {room}\n\n" + (table(("code", "says"), rows) if rows else "")
+    for page, codes in told.items():
+        section += f"\nDescribed in {page}: {', '.join(codes)}.\n"
+    return section
+
+
+def _page_about(code: str, room: str) -> str:
+    """A link to the page that has an entry of its own for a code, or nothing."""
+    for title, path in DESCRIBED.get(room, {}).items():
+        if re.search(ENTRY.format(code), _text_of(ROOT / "docs/reference" / path)):
+            return f"[{title}]({path})"
+    return ""
 
 
 @cache
