@@ -37,6 +37,11 @@ def test_what_a_call_lacks_is_named_as_its_keyword() -> None:
         affidavit.Plan.dp_sgd(**known, epochs=1, noise_multiplier=1)
     assert [reason.message for reason in lacking.value.reasons] == ["delta= is missing."]
     with pytest.raises(affidavit.MalformedPlan) as lacking:
+        affidavit.Plan.dp_sgd(
+            **{**known, "sampling": None}, epochs=1, noise_multiplier=1, delta=1e-5
+        )
+    assert any("sampling=" in reason.message for reason in lacking.value.reasons)
+    with pytest.raises(affidavit.MalformedPlan) as lacking:
         affidavit.epsilon({"version": 1}, adjacency="add_remove", size="60_000")
     assert any("sampling=" in reason.message for reason in lacking.value.reasons)
     assert not any("`affidavit" in reason.remedy for reason in lacking.value.reasons)
@@ -70,3 +75,6 @@ def test_an_unknown_attribute_suggests_a_known_one() -> None:
     with pytest.raises(AttributeError, match="Did you mean epsilon"):
         _ = affidavit.epsilom
     assert not hasattr(affidavit, "nothing_like_it")
+    with pytest.raises(AttributeError, match="Did you mean dp_sgd"):
+        _ = affidavit.Plan.dp_sdg
+    assert not hasattr(affidavit.Plan, "nothing_like_it")

@@ -105,7 +105,7 @@ def test_one_install_brings_the_commands(installed: Installed) -> None:
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("train --plan p.yaml", "trainer"), ("tokens list", "service")],
+    [("train --plan p.yaml", "trainer"), ("worker --once", "trainer"), ("tokens list", "service")],
 )
 def test_a_command_without_its_extra_names_the_line_that_installs_it(
     installed: Installed, command: str, extra: str
