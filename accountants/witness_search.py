@@ -17,6 +17,7 @@ from dataclasses import replace
 from operator import index
 from typing import Any
 
+import numpy as np
 from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
@@ -56,6 +57,8 @@ _SPACING = 8.0
 _LIKELY_RATIO = 1.2
 """Ratio to the least bound up to which other bounds are tried; both are known to a tenth."""
 _BISECTIONS = 10
+_MAX_DIFFERENCE_NODES, _LEAST_SHARE = 256, 1e-10
+"""Nodes of sums of differences at most, and the share of the largest δ to which they are summed."""
 _MAX_FAST_TERMS = 100
 """Terms of a mixture that a lattice composes quickly."""
 _LOSS_BITS, _RATIO_BITS = 96, 176
@@ -170,6 +173,8 @@ def _search(
     directions = laws(event, covers)
     if most <= QUICK_NODES and any(map(_is_slow, directions)):
         raise Unproved("not_proved", "A proof would take too long.", "Allow more nodes.")
+    if any(law.reverse for direction in directions for law, _ in direction):
+        most = min(most, _MAX_DIFFERENCE_NODES)
     highest = epsilon.upper * (1 + looseness)
     runs = [
         _prove_direction(direction, epsilon.upper, highest, delta, most) for direction in directions
@@ -188,7 +193,12 @@ def _search(
 
 
 def _is_slow(direction: Direction) -> bool:
-    """Return whether wide mixtures are composed with other releases (half a minute)."""
+    """Return whether wide mixtures are composed with other releases, or differences summed.
+
+    It takes half a minute.
+    """
+    if any(law.reverse for law, _ in direction):
+        return True
     terms = (len(piece.over) + len(piece.under) for law, _ in direction for piece in law.pieces)
     return single_release(direction) is None and max(terms, default=0) > _MAX_FAST_TERMS
 
@@ -246,15 +256,41 @@ def _witness(direction: Direction, spread: float, epsilon: float, nodes: int) ->
     grid = _grid(2 * spread / nodes, nodes, 2 * epsilon + 30, _LOSS_BITS)
     rules = []
     for law, _ in direction:
-        sums = None
+        sums, ratios = None, _ratios(law, nodes) if law.reverse else ()
         if law.bins:
-            mu = float(law.mu)
-            largest = law.bins * math.exp(min(mu * (mu + _MAX_Z), 600.0))
+            mu = _farthest(law) * float(law.mu)
+            largest = law.bins * math.exp(min(mu * (mu + _MAX_Z), 600.0)) * max(ratios, default=1)
             # One is a node, so that no ratio moves below zero.
             width = 4.0 ** math.ceil(math.log(1 / min(1.0, _deviation(mu)), 4) + 1)
             sums = _grid(1 / (nodes * width), nodes, largest, _RATIO_BITS, linear=True)
-        rules.append(Rule(spacing=_SPACING / nodes, reach=_MAX_Z, sums=sums))
+        rules.append(Rule(spacing=_SPACING / nodes, reach=_MAX_Z, sums=sums, ratios=ratios))
     return RunWitness(grid=grid, rules=tuple(rules))
+
+
+def _farthest(law: Law) -> int:
+    return max(abs(mean) for piece in law.pieces for mean in (*piece.over, *piece.under))
+
+
+def _ratios(law: Law, nodes: int) -> tuple[float, ...]:
+    """Return values of e^ε between which both curves of differences fall alike."""
+    # Imported here because it imports scipy and is seldom needed.
+    from affidavit.accountants.random_allocation.replaced import ReplacedDirection, orders_like
+
+    both = [
+        ReplacedDirection(bins=law.bins, rate=float(law.mu), order=order, drawn=float(law.share))
+        for order in orders_like(law.statement.removeprefix("in_place_"))
+    ]
+    epsilons = {
+        direction.approximate_epsilon(direction.approximate_delta(0.0) * share)
+        for direction in both
+        for share in np.geomspace(0.9, _LEAST_SHARE, nodes // 4).tolist()
+    }
+    apart = 0.2 * max(epsilons) / len(epsilons)
+    result = [0.0]
+    for epsilon in sorted(epsilons):
+        if epsilon > result[-1] + apart:
+            result.append(epsilon)
+    return tuple(math.exp(epsilon) for epsilon in result[1:])
 
 
 def _grid(step: float, reach: int, largest: float, bits: int, *, linear: bool = False) -> Grid:
@@ -266,7 +302,8 @@ def _spread(law: Law) -> float:
     """Return about the distance (nats) of the frequent losses of one release from zero."""
     mu = float(law.mu)
     if law.bins:
-        return min(1.0, _deviation(mu) / math.sqrt(law.bins)) * float(law.share)
+        deviation = _deviation(_farthest(law) * mu)
+        return min(1.0, deviation / math.sqrt(law.bins)) * float(law.share)
     points, _ = ratio_points(law, Rule(spacing=0.25, reach=6.0))
     return max(1e-9, sum(float(mass) * min(1.0, abs(float(x.log()))) for mass, x in points))
 
@@ -288,6 +325,7 @@ def witness_document(witness: Witness) -> dict[str, Any]:
                 "rules": [
                     _to_hex(rule, ("spacing", "reach"))
                     | ({} if rule.sums is None else {"sums": _to_hex(rule.sums, _GRID_FIELDS)})
+                    | ({"ratios": [at.hex() for at in rule.ratios]} if rule.ratios else {})
                     for rule in run.rules
                 ],
             }
@@ -313,6 +351,7 @@ def parse_witness(document: Mapping[str, Any]) -> Witness:
                             spacing=float.fromhex(rule["spacing"]),
                             reach=float.fromhex(rule["reach"]),
                             sums=_parse_grid(rule["sums"], linear=True) if "sums" in rule else None,
+                            ratios=tuple(map(float.fromhex, rule.get("ratios", ()))),
                         )
                         for rule in run["rules"]
                     ),

@@ -78,6 +78,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Reason,
     RefusedPlan,
+    ReplacedAllocationGaussian,
     WithoutReplacementGaussian,
     alternatives,
     plan_from,
@@ -268,7 +269,13 @@ def _has_noise_and_lots(
         if not hidden or records > 1 or leaf.bins > size // lot:
             return False
         squared = arb(4)
-    elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
+    elif isinstance(leaf, ReplacedAllocationGaussian) and leaf.place is not None:
+        size, lot = plan.dataset.size or 0, phase.sampling.lot_size or 1
+        placed = "replace_one" if plan.adjacency == "replace_one" else "zero_out"
+        drawn = Fraction(leaf.bins * lot, size)
+        if records > 1 or leaf.place != placed or not drawn <= Fraction(leaf.drawn) or drawn >= 1:
+            return False
+    elif isinstance(leaf, RandomAllocationGaussian | ReplacedAllocationGaussian) and own.steps:
         once = phase.sampling.scheme == "balls_in_bins"
         once &= phase.sampling.bins_drawn != "each_epoch"
         squared = arb(own.sampled.times(own.steps) if once else 1)

@@ -33,6 +33,7 @@ from affidavit.plan import (
     Leaf,
     RepeatAndSelect,
     Repeated,
+    ReplacedAllocationGaussian,
     SampledColumns,
     TruncatedPoissonGaussian,
 )
@@ -53,7 +54,8 @@ class Row:
     and the loss rises there. The rest of the mass has a loss of zero. ``orders``: a run has a
     second direction in which all pairs are exchanged ("either order"), or those with a place are
     also exchanged in the same direction ("both"), or neither ("symmetric"). ``source`` is the page
-    in docs/theorems. A ``hidden`` row needs a ``Cover``.
+    in docs/theorems. A ``hidden`` row needs a ``Cover``. Pairs of an allocation may hold for some
+    ``values`` alone of the ratio of P less e^ε times that of Q, "positive" or "negative" ones.
     """
 
     release: str
@@ -98,20 +100,22 @@ Covers = tuple[Cover | None, ...]
 class Piece:
     """The losses log P/Q of ``over`` and ``under`` between two places, where they rise.
 
-    Places are in clip norms; without one the piece has no end on that side.
+    Places are in clip norms; without one the piece has no end on that side. With ``sign`` 1 or -1
+    the piece is that of the positive or the negative values of a difference.
     """
 
     over: Mixture
     under: Mixture
     start: arb | None = None
     stop: arb | None = None
+    sign: int = 0
 
     @property
     def reversed(self) -> Piece:
         """The losses of Q against P, on the mirrored line, where they rise."""
         over, under = ({-m: w for m, w in law.items()} for law in (self.under, self.over))
         start, stop = (None if x is None else -x for x in (self.stop, self.start))
-        return Piece(over=over, under=under, start=start, stop=stop)
+        return Piece(over=over, under=under, start=start, stop=stop, sign=-self.sign)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +124,9 @@ class Law:
 
     ``mu`` is a clip norm in standard deviations of the noise. With ``bins`` the likelihood ratio is
     1 + ``share`` (S - 1), S the mean of ``bins`` ratios of ``pieces``, or the inverse of that if a
-    record is added and not ``removed``. The probability ``conceded`` adds to δ.
+    record is added and not ``removed``. If the law has a ``reverse``, the pieces of the other order
+    of the data sets, its curve is that of means of differences instead. The probability
+    ``conceded`` adds to δ.
     """
 
     statement: str
@@ -129,6 +135,7 @@ class Law:
     bins: int = 0
     share: Fraction = Fraction(1)
     removed: bool = True
+    reverse: tuple[Piece, ...] = ()
     conceded: arb = field(default_factory=lambda: arb(0))
 
 
@@ -247,6 +254,18 @@ def _law(name: str, leaf: Any, removed: bool, cover: Cover | None) -> Law:
     elif isinstance(leaf, GaussianMixture):
         conceded = arb(leaf.conceded)
     pieces = [_piece(pair, weights, _numbers_drawn(leaf)) for pair in row.pairs]
+    if isinstance(leaf, ReplacedAllocationGaussian):
+        own, reverse = pieces, [piece.reversed for piece in pieces]
+        if not removed and row.orders == "either order":
+            own, reverse = reverse, own
+        return Law(
+            statement=name,
+            mu=mu,
+            pieces=(*own,),
+            reverse=(*reverse,),
+            bins=leaf.bins,
+            share=Fraction(leaf.drawn),
+        )
     if bins := getattr(leaf, "bins", 0):
         number = leaf.released or bins
         share = Fraction(number, bins)
@@ -345,7 +364,8 @@ def _piece(pair: Mapping[str, str], weights: Mapping[str, arb], drawn: Mixture) 
     over, under = (_mixture(pair[side], weights, drawn) for side in ("over", "under"))
     places = (Fraction(pair[side]) if side in pair else None for side in ("above", "below"))
     start, stop = (None if x is None else arb(x.numerator) / x.denominator for x in places)
-    return Piece(over=over, under=under, start=start, stop=stop)
+    sign = {"positive": 1, "negative": -1}.get(pair.get("values", ""), 0)
+    return Piece(over=over, under=under, start=start, stop=stop, sign=sign)
 
 
 def _mixture(text: str, weights: Mapping[str, arb], drawn: Mixture) -> Mixture:

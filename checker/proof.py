@@ -45,6 +45,8 @@ from affidavit.plan import ChainOfNeighbours, Event, alternatives
 
 MAX_PLACES, MAX_CELLS = 50_000, 4_000_000
 """Places of one piece, and places times normals: two minutes at most."""
+MAX_RATIOS = 400
+"""Ratios e^ε at which differences are summed, each for itself."""
 CHAIN = "chain_of_neighbours"
 """The statement of the first theorem of docs/theorems/group-privacy.md."""
 _MAX_ADDED_LOSS = 30
@@ -57,16 +59,20 @@ Points = list[tuple[arb, arb]]
 class Rule:
     """The cuts of one release: every ``spacing``, to ``reach`` beyond the outermost means.
 
-    Both are in standard deviations of the noise. ``sums`` is the grid of sums of bins' ratios.
+    Both are in standard deviations of the noise. ``sums`` is the grid of sums of bins' ratios, or
+    of their differences, which are summed for each of ``ratios``, values of e^ε above one.
     """
 
     spacing: float
     reach: float
     sums: Grid | None = None
+    ratios: tuple[float, ...] = ()
 
 
 def measure(law: Law, rule: Rule, grid: Grid) -> Measure:
     """Return a measure that dominates ``law``; raises ``Unproved`` for a bad ``rule``."""
+    if law.reverse:
+        return grid.measure(*_difference_points(law, rule))
     ratios, infinite = ratio_points(law, rule)
     if law.bins:
         points, infinite = _mean_points(law, ratios, infinite, rule.sums)
@@ -160,6 +166,101 @@ def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tu
             # The curve does not increase: beyond ``largest`` it is at most its value there.
             infinite += mass * (1 + largest * (-ratio).max(arb(0)))
     return points, infinite
+
+
+def _difference_points(law: Law, rule: Rule) -> tuple[Points, arb]:
+    """Apply Theorem 5: chords between bounds of the curve at the ``ratios`` of ``rule``."""
+    if rule.sums is None or not rule.sums.linear:
+        raise bad_witness("an allocation is summed on no grid of differences")
+    ratios = [arb(ratio) for ratio in rule.ratios]
+    above_one = 0 < len(ratios) <= MAX_RATIOS and ratios[0] > 1
+    if not (above_one and all(left < right for left, right in pairwise(ratios))):
+        raise bad_witness("its ratios do not rise from one")
+    # The curve at 1/α is 1 - 1/α + h(α)/α, h that of the other order.
+    below = [
+        (1 / ratio, 1 - 1 / ratio + _excess(law, law.reverse, ratio, rule) / ratio)
+        for ratio in reversed(ratios)
+    ]
+    at = [arb(1), *ratios]
+    above = [(ratio, _excess(law, law.pieces, ratio, rule)) for ratio in at]
+    curve = _lower_hull([(arb(0), arb(1)), *below, *above])
+    slopes = [(v - u) / (b - a) for (a, u), (b, v) in pairwise(curve)]
+    points = [
+        (ratio * (after - before), ratio.log())
+        for (ratio, _), (before, after) in zip(curve[1:], pairwise([*slopes, arb(0)]), strict=True)
+    ]
+    return points, curve[-1][1]
+
+
+def _lower_hull(points: Points) -> Points:
+    """Return about the corners of the lower hull; chords of any of ``points`` are bounds."""
+    hull: Points = []
+    for x, y in points:
+        while len(hull) > 1:
+            (a, u), (b, v) = hull[-2:]
+            if (v - u) * (x - a) < (y - u) * (b - a):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull
+
+
+def _excess(law: Law, pieces: Sequence[Piece], ratio: arb, rule: Rule) -> arb:
+    """Return a bound of the curve at e^ε = ``ratio`` by sums of ``bins`` differences."""
+    assert rule.sums is not None
+    points: Points = []
+    beyond = arb(0)
+    for piece in pieces:
+        own, tail = _difference_cells(piece, law.mu, ratio, rule)
+        points, beyond = points + own, beyond + tail
+    points.append((1 - sum((mass for mass, _ in points), arb(0)), arb(0)))
+    total = power_product([(rule.sums.measure(points, arb(0)), law.bins)])
+    if total.infinite:
+        raise bad_witness("a sum is larger than its grid holds")
+    drawn = arb(law.share.numerator) / law.share.denominator
+    threshold = law.bins * (1 / drawn - 1) * (ratio - 1)
+    gains = (mass * (place - threshold).max(arb(0)) for mass, place in total.points())
+    return drawn * (sum(gains, arb(0)) / law.bins + beyond)
+
+
+def _difference_cells(piece: Piece, mu: arb, ratio: arb, rule: Rule) -> tuple[Points, arb]:
+    """Return points that dominate P - ``ratio`` Q of ``piece`` over N(0), and the mean beyond.
+
+    The difference is monotone, and so are its values of one sign if the piece is of these.
+    """
+    ((a, _),), ((b, _),) = piece.over.items(), piece.under.items()
+    if (a > b) == (piece.sign < 0):
+        a, b = -a, -b  # mirrored, so that sizes grow to the right
+    over_mean, under_mean, reach = a * mu, b * mu, arb(rule.reach)
+    first = arb(0).min(over_mean).min(under_mean) - reach
+    if piece.sign:
+        # A little before the place where P = ratio Q.
+        zero = (ratio.log() / mu + (a * a - b * b) * mu / 2) / (a - b)
+        first = zero.lower()
+    last = arb(0).max(over_mean).max(under_mean) + reach
+    count = (last - first) / arb(rule.spacing)
+    if not 0 < count < MAX_PLACES:
+        raise bad_witness("the line has no cuts or too many")
+    cuts = rounded_up(count)
+    places = [first + (last - first) * k / cuts for k in range(cuts + 1)]
+    values = [_density({a: arb(1)}, mu, x) - ratio * _density({b: arb(1)}, mu, x) for x in places]
+    masses = _cells(arb(0), places)
+    over, under = _cells(over_mean, places), _cells(under_mean, places)
+    means = [p - ratio * q for p, q in zip(over, under, strict=True)]
+    if piece.sign > 0:
+        means[1] += (-values[0]).max(arb(0)) * masses[1]
+    elif piece.sign < 0:
+        means[1] = means[1].min(arb(0))
+    if piece.sign:
+        values[0], masses[0] = arb(0), arb(0)
+    points = [(masses[0], values[0])]
+    for (left, right), mass, mean in zip(pairwise(values), masses[1:], means[1:], strict=False):
+        share = (mean - left * mass) / (right - left)
+        points += [(mass - share, left), (share, right)]
+    points.append((masses[-1], values[-1]))
+    # What is negative is raised to the last value, and what is positive lowered to it.
+    beyond = arb(0) if piece.sign < 0 else means[-1] - values[-1] * masses[-1]
+    return points, beyond
 
 
 _DECIMAL = re.compile(r"\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)

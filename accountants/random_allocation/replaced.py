@@ -434,6 +434,11 @@ def is_in_reach(leaf: ReplacedAllocationGaussian) -> bool:
     return True
 
 
+def orders_like(place: str) -> tuple[Order, Order]:
+    """Return both orders of the data sets for a ``place``, or for any other word without one."""
+    return _ORDERS[place if place in _ORDERS else None]
+
+
 def sample_like(leaf: ReplacedAllocationGaussian) -> PoissonSubsampledGaussian:
     """Return a Poisson sample whose χ² is about that of one bin; no bound rests on it."""
     first = ReplacedDirection(

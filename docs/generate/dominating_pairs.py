@@ -17,6 +17,7 @@ N(m) is a normal around m clip norms whose standard deviation is the noise's. Wh
 place, its pair holds for the losses on that side of it, in clip norms, and what its pairs leave of
 a mass of one has a loss of zero. "Either order": the pairs with P and Q exchanged are the other
 direction of the adjacency. "Both": those with a place, exchanged, belong to the same direction.
+"Values": the pair holds for values of P - αQ, over N(0), of that sign; exchanged, of the other.
 
 The checker proves what follows from a row; that a row is true is proved on its source's page. A
 program in the tests, `tests/accountants/falsifier`, tries to refute every row: it draws data sets
@@ -43,6 +44,6 @@ def _section(name: str, row: Row) -> Iterator[str]:
     if row.pairs:
         yield "\n| P | Q | where |\n|---|---|---|"
     for pair in row.pairs:
-        places = [f"{side} {pair[side]}" for side in ("above", "below") if side in pair]
+        places = [f"{side} {pair[side]}" for side in ("above", "below", "values") if side in pair]
         yield f"| `{pair['over']}` | `{pair['under']}` | {', '.join(places) or 'everywhere'} |"
     yield ""

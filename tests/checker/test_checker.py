@@ -23,6 +23,9 @@ from affidavit.accountants import (
     witness_document,
 )
 from affidavit.accountants.gaussian import GaussianAccountant
+from affidavit.accountants.random_allocation import AllocationAccountant
+from affidavit.accountants.random_allocation.replaced import replaced_orders
+from affidavit.accountants.witness_search import _spread, _witness
 from affidavit.checker import (
     DOMINATING_PAIRS,
     Cover,
@@ -36,6 +39,7 @@ from affidavit.checker import (
     Witness,
     compose,
     conceded_probability,
+    conclude,
     is_participation_covered,
     laws,
     matrix_products,
@@ -45,6 +49,7 @@ from affidavit.checker import (
     tree_sensitivity,
 )
 from affidavit.checker.participation import _chance_of_more
+from affidavit.checker.proof import _excess
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
     ChainOfNeighbours,
@@ -58,6 +63,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
+    ReplacedAllocationGaussian,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
 )
@@ -120,6 +126,34 @@ def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
     proof = prove(witness, RUNS[name])
     assert proof == found
     assert bracket.lower < float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("place", ["replace_one", "zero_out", None])
+def test_sums_of_differences_are_those_of_the_engine(place: Any) -> None:
+    """In balls and integers on lattices, where the engine inverts a transform."""
+    leaf = ReplacedAllocationGaussian(bins=30, noise_multiplier=4.0, drawn=0.9, place=place)
+    for (part,), order in zip(laws(leaf), replaced_orders(leaf), strict=False):
+        (run,) = _witness((part,), _spread(part[0]), 1.0, 64).rules
+        for delta in (1e-2, 1e-6):
+            epsilon = order.approximate_epsilon(delta)
+            proved = _excess(part[0], part[0].pieces, arb(epsilon).exp(), run)
+            engine = order.least_upper(epsilon)
+            assert 0.98 * engine < float(proved.upper()) < 1.1 * engine
+
+
+def test_a_record_in_the_place_of_another_has_a_statement() -> None:
+    leaf = ReplacedAllocationGaussian(bins=2, noise_multiplier=4.0, drawn=0.9, place="replace_one")
+    run = Repeated(event=leaf, count=2)
+    upper = AllocationAccountant().curve(run).epsilon(1e-4).upper
+    (direction,) = laws(run)
+    part = _witness(direction, _spread(direction[0][0]), upper, 32)
+    witness = Witness(epsilon=repr(2 * upper), delta="1e-4", runs=(part,))
+    proof = prove(parse_witness(witness_document(witness)), run)
+    assert proof.theorems == ("in_place_replace_one",)
+    with pytest.raises(Unproved):
+        conclude(
+            replace(witness, epsilon=repr(0.9 * upper)), (direction,), [compose(direction, part)]
+        )
 
 
 def test_the_bracket_of_little_noise_is_narrow_and_its_upper_end_proved() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -131,6 +131,8 @@ def claimed(row: Row, case: Case, direction: Direction, alphas: Array) -> Array:
 
     What the pairs leave of a mass of one has a loss of zero. What is conceded has an infinite one.
     """
+    if case.release == "ReplacedAllocationGaussian":
+        return _replaced(row, case, direction, alphas)
     if case.bins:
         return _allocated(row, case, direction, alphas)
     claim = np.zeros(len(alphas))
@@ -243,3 +245,68 @@ def _allocated(row: Row, case: Case, direction: Direction, alphas: Array) -> Arr
         else:
             result.append(call(alpha, 1 if alpha >= 1 else -1))
     return np.array(result)
+
+
+Values = tuple[int, int, str]
+"""Whose P - αQ over N(0) counts, by its means, and of which sign, if not of both."""
+
+
+def _replaced(row: Row, case: Case, direction: Direction, alphas: Array) -> Array:
+    """The excess of w ΣV + (1 - lw)(1 - α), or of that of the other order at 1/α."""
+    own = [
+        (*(int(re.fullmatch(r"1 N\((-?\d)\)", pair[side])[1]) for side in ("over", "under")),  # type: ignore[index]
+         pair.get("values", ""))
+        for pair in row["pairs"]
+    ]  # fmt: skip
+    other_sign = {"positive": "negative", "negative": "positive", "": ""}
+    other = [(b, a, other_sign[sign]) for a, b, sign in own]
+    if direction == "add" and row["orders"] == "either order":
+        own, other = other, own
+    return np.array(
+        [
+            _difference_mean(own, case, alpha)
+            if alpha >= 1
+            else alpha * _difference_mean(other, case, 1 / alpha)
+            for alpha in alphas
+        ]
+    )
+
+
+def _difference_mean(pairs: Sequence[Values], case: Case, alpha: float) -> float:
+    """E (w ΣV + (1 - lw)(1 - α))₊ with V moved to the ends of small cells, its mean kept."""
+    mu, drawn = 1 / case.sigma, 1.0
+    places = np.linspace(-11, 13, 500 if case.bins < 3 else 80)
+    if case.size:
+        drawn = case.bins * case.lot / case.size
+    atoms, chances = [np.zeros(1)], [np.zeros(1)]
+    for a, b, sign in pairs:
+        cuts = places
+        if sign:
+            zero = (math.log(alpha) / mu + (a * a - b * b) * mu / 2) / (a - b)
+            cuts = np.sort(np.append(places, zero))
+        ends = np.concatenate(([cuts[0] - 3], cuts, [cuts[-1] + 3]))
+        values = np.exp(a * mu * ends - (a * mu) ** 2 / 2)
+        values -= alpha * np.exp(b * mu * ends - (b * mu) ** 2 / 2)
+        low, high = ends[:-1], ends[1:]
+        mass, over, under = (between(low - m * mu, high - m * mu) for m in (0, a, b))
+        middle = (values[:-1] + values[1:]) / 2
+        sides = {"positive": middle > 0, "negative": middle < 0, "": middle == middle}
+        counts = sides[sign]
+        steps = np.diff(values)
+        share = (over - alpha * under - values[:-1] * mass) / np.where(steps == 0, 1.0, steps)
+        atoms += [values[:-1][counts], values[1:][counts]]
+        chances += [(mass - share)[counts], share[counts]]
+    v, p = np.concatenate(atoms), np.concatenate(chances)
+    p[0] += max(0.0, 1 - p.sum())
+    order = np.argsort(v)
+    v, p = v[order], p[order]
+    tails = np.cumsum(p[::-1])[::-1]
+    # E (V - v)₊ at each atom, between which it is linear.
+    calls = np.append(np.cumsum((np.diff(v) * tails[1:])[::-1])[::-1], 0.0)
+    level = case.bins * (1 / drawn - 1) * (alpha - 1)
+    sums, weight = np.zeros(1), np.ones(1)
+    for _ in range(case.bins - 1):
+        sums, weight = np.add.outer(sums, v).ravel(), np.outer(weight, p).ravel()
+    needed = level - sums
+    gains = np.interp(needed, v, calls) + np.maximum(v[0] - needed, 0.0)
+    return drawn / case.bins * float(weight @ gains)

@@ -21,6 +21,7 @@ from tests.accountants.falsifier.data_sets import (
     poisson_lots,
     random_bins,
     random_data_set,
+    random_lots,
     random_moves,
 )
 from tests.accountants.falsifier.hockey_sticks import excesses
@@ -125,6 +126,16 @@ def random_release(row: Row, draw: random.Random) -> tuple[Case, DataSet | Pair,
             number = bins if bins < 4 and draw.random() < 0.7 else draw.randrange(1, min(bins, 3))
             case = replace(case, bins=bins, released=0 if number == bins else number)
             thrown = random_bins(draw, case)
+            return case, thrown, thrown
+        case "ReplacedAllocationGaussian" if place := where.get("place"):
+            lot, lots = draw.choice((1, 2)), draw.choice((1, 2, 2, 3))
+            size = min(lot * lots + draw.choice((1, 1, 2)), 7)
+            case = replace(case, size=size, lot=lot, bins=min(lots, (size - 1) // lot))
+            placed = random_lots(draw, case, place)
+            return case, placed, placed
+        case "ReplacedAllocationGaussian":
+            case = replace(case, bins=draw.choice((2, 3)))
+            thrown = random_bins(draw, case, replaced=True)
             return case, thrown, thrown
         case unknown:
             raise AssertionError(f"no data sets for a release of the kind {unknown}")

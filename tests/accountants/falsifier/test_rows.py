@@ -79,6 +79,8 @@ FAULTS: dict[str, Row] = {
     "cut lots that hide and stay": edited("truncated_hidden_replace_one", ("*(1-f)", "")),
     "a cover that counts twice": edited("truncated_hidden_zero_out", ("c N(0)", "c N(0) + c N(0)")),
     "an order of bins forgotten": edited("random_allocation", orders="symmetric"),
+    "a record that none displaces": edited("in_place_replace_one", ("1 N(2)", "1 N(1)")),
+    "an order of places forgotten": edited("in_place_zero_out", orders="symmetric"),
 }
 
 
