@@ -132,7 +132,7 @@ def test_each_link_of_a_chain_of_neighbours_is_proved() -> None:
 SEPARATED: dict[str, Any] = {
     "sampling": {"scheme": "b_min_sep", "lot_size": 500, "separation": 2},
     "noise": {"kind": "bsr", "bands": 2},
-    "steps": 60,
+    "steps": 20,
     "epochs": None,
     "optimizer": {"name": "dp_sgd"},
     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1.0}],

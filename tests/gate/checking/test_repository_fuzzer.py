@@ -187,7 +187,7 @@ def repositories(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 def test_a_random_repository_is_checked_within_its_deadline(repositories: Any) -> None:
-    repositories(100)
+    repositories(40)
 
 
 @pytest.mark.soak
