@@ -209,10 +209,11 @@ def _files(room: str) -> tuple[list[ast.AST], ...]:
     """Of every file its calls, functions and classes."""
     files = sorted((ROOT / room).rglob("*.py"))
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
-    for function in (item for tree in trees for item in ast.walk(tree)):
+    found = tuple([item for item in ast.walk(tree) if isinstance(item, KINDS)] for tree in trees)
+    for function in (item for items in found for item in items):
         if isinstance(function, ast.FunctionDef):
             _write_out(function)
-    return tuple([item for item in ast.walk(tree) if isinstance(item, KINDS)] for tree in trees)
+    return found
 
 
 def _write_out(function: ast.FunctionDef) -> None:
