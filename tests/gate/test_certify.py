@@ -165,7 +165,8 @@ def test_the_shuffled_plans_of_the_paper_have_the_epsilon_of_the_specification(
     plan = document(
         dataset={"size": size},
         adjacency="zero_out",
-        sampling={"scheme": "shuffled", "lot_size": 1024},
+        # An epoch that leaves out nobody costs what a known order does.
+        sampling={"scheme": "shuffled", "lot_size": 1024, "drop_last": False},
         steps=steps,
         releases=[{"name": "all", "count": blocks, "clip_norm": 0.1, "noise_multiplier": sigma}],
         target={"delta": delta},
