@@ -39,7 +39,9 @@ RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion"
 MODULES = ("Module", "Model", "Layer", "LightningModule")
 """Ends of the names of classes whose objects are models."""
 WRAPPERS = ("tqdm", "trange", "track", "islice", "iter", "enumerate", "reversed", "zip", "next")
-SIZES = ("shape", "size", "numel", "dim", "ndim", "dtype", "device", "type")
+SIZES = ("shape", "size", "numel", "dim", "ndim", "dtype", "device", "type", "is_cuda",
+         "requires_grad", "columns", "column_names", "features", "classes",
+         "class_to_idx")  # fmt: skip
 GRADIENTS = ("grad", "grad_sample", "summed_grad")
 MAX_PASSES = 30
 
@@ -317,6 +319,8 @@ class ObjectKinds:
         while isinstance(base, ast.Attribute | ast.Subscript):
             base = base.value
         if isinstance(base, ast.Name) and kinds and base.id != "self":
+            if kinds <= {"model", "holder"} and self.script.module_path(base):
+                return  # as of ``wandb.run.summary``
             scope = self.script.resolve(base.id, self.script.scope_of(base))[0]
             self.held[scope, base.id] |= kinds
 
@@ -376,7 +380,8 @@ class ObjectKinds:
         if "model" in callee and named:
             for forward in self._model_methods("forward", "call", "__call__"):
                 for arg, kinds in zip(forward.args.args[1:], passed, strict=False):
-                    self.bound[arg] |= kinds
+                    # What is computed of several records stays so in the result of the call.
+                    self.bound[arg] |= (kinds - SECRETS) | {"rows"} if kinds & SECRETS else kinds
 
     def _given(self, call: ast.Call) -> Kinds:
         return frozenset().union(*map(self.kinds, self._arguments(call)))
@@ -499,6 +504,10 @@ class ObjectKinds:
                 return self._of_name(node)
             case ast.Attribute():
                 return self._of_attribute(node)
+            case ast.Subscript(value=ast.Name() as base, slice=ast.Constant(value=0)) if (
+                self._has_own_loss(base)
+            ):
+                return _loss_of(self.kinds(base))
             case ast.Subscript(value=base, slice=index):
                 return self._of_item(self.kinds(base), index)
             case ast.Call():
@@ -529,15 +538,33 @@ class ObjectKinds:
         children = (item for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr))
         return frozenset().union(*map(self.kinds, children))
 
+    def _has_own_loss(self, name: ast.Name) -> bool:
+        """Whether a name is what a model of Hugging Face returns, whose first part is a loss."""
+        made = self.script.value_of(name)
+        return (
+            isinstance(made, ast.Call)
+            and "model" in self.kinds(made.func)
+            and ("labels" in keywords_of(made) or unpacks(made))
+        )
+
     def _of_comprehension(self, node: ast.AST, element: ast.expr) -> Kinds:
         made = self.kinds(element)
         loops = node.generators  # type: ignore[attr-defined]
         over = frozenset().union(*(self.kinds(loop.iter) for loop in loops))
         tests = frozenset().union(*(self.kinds(test) for loop in loops for test in loop.ifs))
+        if not tests & SECRETS and len(loops) == 1 and self._keeps_lot(loops[0].iter, over, made):
+            return frozenset({"lot"})
         sliced = any(isinstance(part, ast.Slice) for part in ast.walk(element))
         if made & SECRETS and ((over | tests) & SECRETS or sliced):
             return VALUE
         return made
+
+    def _keeps_lot(self, iterable: ast.expr, over: Kinds, made: Kinds) -> bool:
+        """Whether what is made of each part of a lot is one row for each record again."""
+        match iterable:
+            case ast.Call(func=ast.Attribute(value=base, attr="items" | "values")):
+                over = self.kinds(base)
+        return over == {"lot"} and bool(made) and made <= {"rows", "lot"}
 
     def _of_name(self, node: ast.Name) -> Kinds:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
@@ -564,7 +591,8 @@ class ObjectKinds:
                     place = next(i for i, item in enumerate(block) if item is inner)
                     for first in range(place - 1, -1, -1):
                         if _certainly_binds(block[first], use.id):
-                            return self._within(bindings, block[first : place + 1])
+                            within = self._within(bindings, block[first : place + 1])
+                            return self._after_private_call(use, within)
                 if _is_bound_by_loop(outer, inner, use.id):
                     return self._within(bindings, [outer])
                 if outer is scope:
@@ -582,7 +610,7 @@ class ObjectKinds:
     def _after_private_call(self, use: ast.AST, bindings: list[Binding]) -> list[Binding]:
         """Leave out what the private call replaced before a use."""
         private = [item for item in bindings if self.values.is_set_by_private_call(item.node)]
-        if not private or self._runs_before(use):
+        if not private or self.runs_before(use):
             return bindings
         scope, line = self.script.scope_of(self.private), self.private.lineno
         return [
@@ -598,7 +626,7 @@ class ObjectKinds:
             )
         ]
 
-    def _runs_before(self, use: ast.AST) -> bool:
+    def runs_before(self, use: ast.AST) -> bool:
         """Whether a use may run before the private call."""
         scope = self.script.scope_of(use)
         if scope is self.script.scope_of(self.private):
@@ -624,6 +652,8 @@ class ObjectKinds:
 
     def _of_attribute(self, node: ast.Attribute) -> Kinds:
         base, name = self.kinds(node.value), node.attr
+        if name in ("__name__", "__class__"):
+            return NOTHING
         stores = self.script.stores_of_attribute(name, node)
         made = [Binding(item) for item in stores]
         own = frozenset().union(
@@ -800,6 +830,8 @@ class ObjectKinds:
                 return _loss_of(taken)
             case "value":
                 return VALUE if taken & SECRETS else NOTHING
+            case "drawn":
+                return frozenset({"rows"}) if taken == {"count"} else NOTHING
             case "data" | "same data":
                 if "value" in taken or self._draws_again(call):
                     return VALUE
@@ -1108,7 +1140,8 @@ def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     ]  # fmt: skip
     known = all(isinstance(number, int) and number != 0 for number in numbers)
     if last_name(call.func) == "transpose":
-        known = known and all(getattr(item, "value", 0) != 0 for item in rest)
+        others = [getattr(getattr(item, "operand", item), "value", 0) for item in rest]
+        known = known and all(isinstance(number, int) and number != 0 for number in others)
     return made if known and "loss" not in made else VALUE
 
 

@@ -1,6 +1,6 @@
 """Ask about code that prepares single records and may keep one for another.
 
-That is what is given as a transform or mapped over the records, and what the methods of a data set
+That is what is code as a transform or mapped over the records, and what the methods of a data set
 of the script's own do. Each row must be made of the record of its index alone, so such code may
 store nothing outside of its own names, and must take the record of its own index.
 """
@@ -36,10 +36,10 @@ OTHER_ROW = "a row may be of another record than that of its index"
 
 def open_uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     """Yield what in the code that prepares records is not understood, with the reason."""
-    given, unknown = _given_code(kinds)
+    code, unknown = _given_code(kinds)
     for node in unknown:
         yield node, "what it keeps of a record is not known"
-    for function in given:
+    for function in code:
         yield from _stores(kinds, function)
     for function in kinds.script.functions.get("__getitem__", ()):
         yield from _rows(kinds, function, function)
@@ -70,7 +70,7 @@ def _given_code(kinds: ObjectKinds) -> tuple[list[ast.AST], list[ast.AST]]:
         for store in stores
         if (value := getattr(script.parents[store], "value", None)) is not None
     ]
-    given, unknown = dict[ast.AST, None](), dict[ast.AST, None]()
+    code, unknown = dict[ast.AST, None](), dict[ast.AST, None]()
     seen = set[ast.AST]()
     while todo:
         for part in ast.walk(todo.pop()):
@@ -78,17 +78,17 @@ def _given_code(kinds: ObjectKinds) -> tuple[list[ast.AST], list[ast.AST]]:
                 continue
             seen.add(part)
             if isinstance(part, ast.Lambda):
-                given[part] = None
+                code[part] = None
             if not isinstance(part, ast.Name) or not _is_code(script, part):
                 continue
             for bound in script.bindings_of(part):
                 match bound.node:
                     case ast.FunctionDef():
-                        given[bound.node] = None
+                        code[bound.node] = None
                         todo.append(bound.node)
                     case ast.ClassDef(body=body):
                         methods = [item for item in body if isinstance(item, ast.FunctionDef)]
-                        given |= dict.fromkeys(m for m in methods if m.name != "__init__")
+                        code |= dict.fromkeys(m for m in methods if m.name != "__init__")
                         todo += methods
                     case ast.alias() if part not in of_sources:
                         module = script.import_origin(bound)[0]
@@ -96,7 +96,7 @@ def _given_code(kinds: ObjectKinds) -> tuple[list[ast.AST], list[ast.AST]]:
                             unknown[part] = None
                     case _ if bound.value is not None and part not in of_sources:
                         todo.append(bound.value)
-    return list(given), list(unknown)
+    return list(code), list(unknown)
 
 
 def _is_code(script: Script, name: ast.Name) -> bool:

@@ -195,6 +195,8 @@ class Uses:
             return "it keeps lots, which may be used again"
         if taken & {"lots", "data"} and name in ("cycle", "tee", "repeat"):
             return "it repeats lots"
+        if name == "DataLoader" and self._is_other_loader(call):
+            return None
         if name == "DataLoader" and self._joins(call):
             return "what its collate_fn makes of a lot is not known"
         if self._is_own(call):
@@ -324,9 +326,19 @@ class Uses:
         own = NOTHING if node is None else self.kinds.kinds(node)
         return bool(own & {"private", "undefined"})
 
+    def _is_other_loader(self, call: ast.Call) -> bool:
+        """Whether the private call takes another loader, so that no step is over this one's."""
+        lots = self.values.origin_of(keywords_of(self.kinds.call).get("data_loader"))
+        made = isinstance(lots, ast.Call) and last_name(lots.func) == "DataLoader"
+        return made and lots is not call
+
     def _joins(self, call: ast.Call) -> bool:
         """Whether a function of the script makes the lots of a loader of the records."""
         function = keywords_of(call).get("collate_fn")
+        made = self.script.value_of(function) if isinstance(function, ast.Name) else function
+        made = getattr(made or function, "func", made or function)
+        if made is not None and self.script.comes_from(made, ("transformers", "torch")):
+            return False
         data = frozenset().union(*(self.kinds.kinds(item) for item in call.args[:1]))
         data |= frozenset().union(
             *(self.kinds.kinds(item) for key, item in keywords_of(call).items() if key == "dataset")
@@ -424,6 +436,10 @@ class Uses:
                 return f"{name} of the {_words(frozenset([kind]))} is not a use that is understood"
             if (why := self._taken(use, passed)) is not None:
                 return why
+            if name == "load_state_dict" and not any(
+                "model" in self.kinds.kinds(item) for _, item in passed
+            ):
+                return "the weights that it loads may be of records"
             if name == "map" and self._may_cut(call):
                 return "it may make several rows of one"
         if name == "step" and (why := self._of_step(call, base)) is not None:
@@ -533,7 +549,7 @@ class Uses:
                 made = [item for item in bound if item is not None]
                 if made and not any(isinstance(item.node, ast.alias) for item in made):
                     return None  # of a list or dictionary
-            if taken <= SECRETS and name in LOGGERS:
+            if taken <= SECRETS | {"model"} and name in LOGGERS:
                 return None
         if taken <= {"differentiator"} & self.kinds.kinds(call):
             return None
@@ -685,7 +701,8 @@ class Uses:
         outer = self.script.parents[node]
         if isinstance(outer, ast.Call) and outer.func is node:
             return None
-        if node.attr in ("__dict__", "__class__") and base:
+        named = node.attr == "__class__" and getattr(outer, "attr", "") == "__name__"
+        if node.attr in ("__dict__", "__class__") and base and not named:
             return "it may change any part of the object"
         if node.attr in GRADIENTS and not self._is_imported([node]):
             harmless = isinstance(outer, ast.Compare) or self._is_printed(node)
@@ -722,6 +739,9 @@ class Uses:
             stores = [item.node for item in self.script.bindings_of(node)]
         else:
             stores = list(self.script.stores_of_attribute(node.attr, node))
+        if any(isinstance(outer, ast.comprehension) for item in stores
+               for outer in list(self.script.ancestors(item))[:2]):  # fmt: skip
+            return False
         own = [item for item in stores if loop in self.script.ancestors(item)]
         return bool(own) and all(
             (getattr(item, "lineno", 0), getattr(item, "col_offset", 0))
@@ -833,6 +853,8 @@ class Uses:
             if carried - {"scheduler", "criterion"}:
                 return "what catches it gets private objects"
         if isinstance(node, ast.Assert):
+            if self.kinds.runs_before(node):
+                return None  # a check of the form of the records, before any of them is used
             own = self.kinds.kinds(node.test) & SECRETS
             return "records decide whether it goes on" if own else None
         if test is None:

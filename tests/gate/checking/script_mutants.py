@@ -132,6 +132,27 @@ SPENDS = (
     ("after", "{o}.__dict__.update(noise_multiplier=0.01)"),
     ("after", "{a} = {o}\n{a}.noise_multiplier = 0.01"),
     ("after", "{e}.accountant.history.clear()"), ("after", "{m}.register_forward_hook(print)"),
+    # Ways to an object by none of its names.
+    ("after", "match {o}:\n    case {a}:\n        {a}.expected_batch_size = 1"),
+    ("after", "import gc\nfor {a} in gc.get_objects():\n    if isinstance({a}, torch.optim.Optimizer):\n        {a}.expected_batch_size = 1"),
+    ("after", "import sys\nsys._getframe().f_locals['{o}'].expected_batch_size = 1"),
+    ("after", "import __main__\n__main__.learn = print"), ("after", "{l}.batch_sampler.steps = 9999"),
+    ("after", "{a} = [] + [{o}]\n{a}[0].expected_batch_size = 1"),
+    ("after", "def {a}(some={o}):\n    some.expected_batch_size = 1\n{a}()"),
+    ("after", "def {a}(*some):\n    some[0].expected_batch_size = 1\n{a}({o})"),
+    ("after", "class Carry(Exception):\n    pass\ntry:\n    raise Carry({o})\nexcept Carry as {a}:\n    {a}.args[0].expected_batch_size = 1"),
+    ("after", "from {pkg} import {o}"), ("start", "torch.manual_seed(3)"),
+    ("end", "import subprocess\nsubprocess.run(['python', 'more.py'])"),
+    # Records that are kept for others, repeated or written.
+    ("before", "{a} = []\n{d}.transform = lambda {x}: {a}.append({x}) or {x} + {a}[0]"),
+    ("before", "class Keeps:\n    last = 0\n    def __call__(self, {x}):\n        {x}, self.last = {x} + self.last, {x}\n        return {x}\n{d}.transform = Keeps()"),
+    ("before", "{d}.data.sub_({d}.data[0])"), ("layer", "{z} = nn.Flatten(0)({z}).view(-1, 32)"),
+    ("before", "{l} = DataLoader(torch.utils.data.Subset({d}, list(range(100)) * 600), batch_size={lot})"),
+    ("each", "def {a}(some):\n    some -= some.mean(0)\n{a}({x})"),
+    ("end", "open('labels.txt', 'w').write(str({d}.targets.tolist()))"),
+    ("end", "import json\njson.dump({d}.targets.tolist(), open('labels.json', 'w'))"),
+    ("step", "try:\n    1 / (float({t}) > 0.1)\nexcept ZeroDivisionError:\n    return"),
+    ("turn", "{b} = {{}}\n{b}[sum(({m}({x}).argmax(1) == {y}).sum() for {x}, {y} in {l})] = {m}.state_dict()\ntorch.save({b}[max({b})], 'best.pt')"),
 )  # fmt: skip
 HARMLESS = (
     ("step", "print({i_}float({t}), {x}.shape)"), ("each", "{x}, {y} = {x}.to('cpu'), {y}.to('cpu')"),
@@ -150,7 +171,12 @@ HARMLESS = (
     ("layer", "{z} = torch.tanh({z})"), ("layer", "assert {z}.shape[1] == 32"),
     ("before", "{m} = {m}.to('cpu')"), ("before", "nn.init.kaiming_normal_({m}.{q}.weight)"),
     ("end", "print(vars(some))"), ("top", "def describe(text: str) -> str:\n    return text.title()"),
-    ("start", "import os\nos.makedirs('out', exist_ok=True)"),
+    ("start", "import os\nos.makedirs('out', exist_ok=True)"), ("turn", "import gc\ngc.collect()"),
+    ("start", "{a} = torch.Generator().manual_seed(0)\nprint(torch.randperm(9, generator={a}))"),
+    ("top", "import subprocess\nREVISION = subprocess.run(['git', 'rev-parse', 'HEAD'])"),
+    ("before", "import copy\n{a} = copy.deepcopy({m}).state_dict()\n{m}.load_state_dict({a})"),
+    ("before", "def weights({a}):\n    if isinstance({a}, nn.Linear):\n        {a}.bias.data.fill_(0.1)\n{m}.apply(weights)"),
+    ("step", "{a} = {{{n}.upper(): {z} for {n}, {z} in vars(some).items()}}\nprint({a})"),
 )  # fmt: skip
 
 
