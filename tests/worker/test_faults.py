@@ -153,12 +153,13 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
     certificate, endless = shop.certify(STEPS), shop.certify(LONG)
     killed = shop.request(certificate)
     full = shop.request(certificate, model="mlp:200,seed=1,blocks=all")
-    workers = [shop.worker("--lease", "6", name=f"w{number}") for number in range(1, 5)]
+    # A busy machine loses none; and what a longer one is granted of a run would be all of it.
+    workers = [shop.worker("--lease", "12", name=f"w{number}") for number in range(1, 5)]
     stopped, late = shop.request(endless), shop.request(endless, time_limit=5)
     for run in (killed, full, stopped):
         trains(shop, run, 0, 3)
-    os.kill(trainer_of(killed, *workers), signal.SIGKILL)
-    disk_full(shop, full, *workers)
+    os.kill(trainer_of(killed, *workers)[0], signal.SIGKILL)
+    disk_full(full, *workers)
     shop.held.unlink()
     assert shop.ask("POST", f"/v1/runs/{stopped}/cancel", body={"reason": "no"})["cancel_asked"]
     for run, state, code in (
@@ -177,21 +178,28 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         settled_once(shop, run, STEPS)
 
 
-def trainer_of(run: str, *workers: Process) -> int:
-    """The process that trains a run, which writes its log into the run's folder."""
-    result = []
-    for pid in (pid for worker in workers for pid in trainers_of(worker)):
-        with suppress(FileNotFoundError):  # it has ended
-            if run in str(Path(f"/proc/{pid}/fd/1").readlink()):
-                result.append(pid)
-    (found,) = result
-    return found
+def trainer_of(run: str, *workers: Process) -> tuple[int, Path]:
+    """The process that trains a run, and the run's folder, into which it writes its log."""
+    result: list[tuple[int, Path]] = []
+
+    def found() -> bool:
+        result.clear()
+        for pid in (pid for worker in workers for pid in trainers_of(worker)):
+            with suppress(FileNotFoundError):  # it has ended
+                log = Path(f"/proc/{pid}/fd/1").readlink()
+                if run in str(log):
+                    result.append((pid, log.parent / "run"))
+        return len(result) == 1
+
+    wait_until(found, LIMIT, said=lambda: (run, result))
+    return result[0]
 
 
-def disk_full(shop: Any, run: str, *workers: Process) -> None:
+def disk_full(run: str, *workers: Process) -> None:
     """Let the run's trainer write no file as large as its checkpoint any more."""
-    size = (folder_of(shop, run, 1) / checkpoint_storage.CHECKPOINT_FILE).stat().st_size // 2
-    resource.prlimit(trainer_of(run, *workers), resource.RLIMIT_FSIZE, (size, size))
+    pid, folder = trainer_of(run, *workers)
+    size = (folder / checkpoint_storage.CHECKPOINT_FILE).stat().st_size // 2
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
 
 def test_the_worker_knows_the_trainers_files() -> None:
