@@ -6,6 +6,7 @@ from .checks import brackets_meet as brackets_meet
 from .checks import checks_of as checks_of
 from .issuance import Certificate as Certificate
 from .issuance import certificate_id as certificate_id
+from .issuance import is_of_team as is_of_team
 from .issuance import issue as issue
 from .issuance import issue_approved as issue_approved
 from .issuance import issue_here as issue_here

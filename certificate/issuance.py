@@ -62,10 +62,28 @@ def certificate_id(
 
     It is known before any accounting, so that a repeated request finds the stored certificate.
     """
-    requested: dict[str, Any] = {"plan": plan_digest, "policy": policy.reference()}
-    requested["accountants"] = engine_versions()
-    if granted := sorted(waiver.id for waiver in waivers):
-        requested["waivers"] = granted
+    granted = sorted(waiver.id for waiver in waivers)
+    return _id_of(plan_digest, policy.reference(), engine_versions(), granted, team)
+
+
+def is_of_team(predicate: Mapping[str, Any], team: str | None) -> bool:
+    """Whether a certificate's id is the one that its plan has in ``team``.
+
+    Certificates of earlier releases, which do not state the waivers in force, may be of any team.
+    """
+    if "waivers" not in predicate:
+        return True
+    plan, stated = digest_of(predicate["plan"]), predicate["waivers"]
+    expected = _id_of(plan, predicate["policy"], predicate["engines"], stated, team)
+    return bool(predicate["certificate_id"] == expected)
+
+
+def _id_of(
+    plan_digest: str, policy: Mapping[str, Any], engines: Any, waivers: Any, team: str | None
+) -> str:
+    requested = {"plan": plan_digest, "policy": policy, "accountants": engines}
+    if waivers:
+        requested["waivers"] = waivers
     if team is not None:
         requested["team"] = team
     return digest_of(requested)
@@ -119,6 +137,7 @@ def statement(
         "plan": assessment.plan,
         **_groups(assessment),
         **evaluation.as_dict(),
+        "waivers": sorted(waiver.id for waiver in evaluation.in_force),
         "requester": requester,
         "approvals": approvals.as_document(),
         "validity": {

@@ -301,8 +301,6 @@ def _compare_subjects(
     connection: Connection, entry_type: EntryType, subjects: Iterable[str]
 ) -> Iterator[AuditFinding]:
     """Compare the rows about subjects with all their entries."""
-    if entry_type.subject is None:
-        return
     for subject in dict.fromkeys(subjects):
         try:
             is_same = is_as_logged(connection, entry_type, subject)

@@ -2,6 +2,9 @@
 
 A new table whose rows are logged needs an entry type here. Entries of a kind without an entry type
 are verified in the tree only.
+
+The log does not name the team of a certificate or a run, which has no entry either if its row names
+another one: a certificate's id follows from its team, and a run has that of its certificate.
 """
 
 from __future__ import annotations
@@ -10,7 +13,11 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from affidavit.service.certificates.issue_status import DECISIONS
+from sqlalchemy import ColumnElement, and_, select
+
+from affidavit.certificate import is_of_team
+from affidavit.service.certificates.issue_status import DECISIONS, same_issue
+from affidavit.service.core.teams import team_in_id
 from affidavit.service.identity.tokens import token_entry
 from affidavit.service.ledger.integrity import ENTRY_KINDS
 from affidavit.service.ledger.integrity import event_entry as ledger_event_entry
@@ -34,7 +41,8 @@ from affidavit.service.tables.policies import (
     waiver_revocations,
     waivers,
 )
-from affidavit.service.tables.runs import run_events
+from affidavit.service.tables.runs import run_events, runs
+from affidavit.trust import statement_in
 from affidavit.trust.log import LogEntry
 
 MAX_ISSUES = 64
@@ -50,15 +58,49 @@ def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Log
     return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
 
-_issue = lru_cache(MAX_ISSUES)(entry_of)
+@lru_cache(MAX_ISSUES)
+def _issue(bundle: bytes, team: str) -> LogEntry:
+    entry = entry_of(bundle)
+    if not is_of_team(statement_in(bundle)["predicate"], team_in_id(team)):
+        raise ValueError(f"its id is not one of the team {team}")
+    return entry
+
+
+_OWNER = (
+    select(certificates.c.team)
+    .where(same_issue(runs))
+    .correlate(runs)
+    .scalar_subquery()
+    .label("owner")
+)
+"""The team of the certificate of a row of ``runs``."""
+
+
+def _run_event(row: Any) -> LogEntry:
+    if row.owner not in (None, row.team):  # None if the certificate is gone, as its table says
+        raise ValueError(f"its run is of the team {row.team}, and its certificate of {row.owner}")
+    return run_event_entry(row)
+
+
+def _about_ledger(subject: str) -> ColumnElement[bool]:
+    """Return the condition for the events of a reservation, or for the budgets of a ledger."""
+    match subject.rsplit("/", 2):
+        case [dataset, unit, adjacency]:
+            return and_(
+                ledger_events.c.reservation_id.is_(None),
+                ledgers.c.dataset == dataset,
+                ledgers.c.unit == unit,
+                ledgers.c.adjacency == adjacency,
+            )
+    return ledger_events.c.reservation_id == subject
 
 
 ENTRY_TYPES = (
     EntryType(
         table=certificates,
         kinds=("certificate", "refusal"),
-        entry=lambda row: _issue(bytes(row.bundle)),
-        subject=certificates.c.id,
+        entry=lambda row: _issue(bytes(row.bundle), row.team),
+        about=lambda subject: certificates.c.id == subject,
         grows=True,
     ),
     *DECISIONS,
@@ -104,13 +146,15 @@ ENTRY_TYPES = (
         kinds=tuple(ENTRY_KINDS.values()),
         entry=lambda row: ledger_event_entry(LedgerScope.of(row), row),
         joined=(ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency),
+        about=_about_ledger,
         grows=True,
     ),
     EntryType(
         table=run_events,
         kinds=("run",),
-        entry=run_event_entry,
-        subject=run_events.c.run_id,
+        entry=_run_event,
+        joined=(runs.c.team, _OWNER),
+        about=lambda subject: run_events.c.run_id == subject,
         grows=True,
     ),
 )

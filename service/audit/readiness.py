@@ -22,10 +22,12 @@ from pathlib import Path
 from threading import Lock
 
 from sqlalchemy import Connection, Engine, ExceptionContext, event, func, select, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from affidavit.plan import Reason
 from affidavit.service.audit.comparison import AuditFinding, LogComparison
+from affidavit.service.certificates.integrity import UNREADABLE
 from affidavit.service.core.clock import MAX_SKEW, DatabaseClock
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.errors import LogDamaged
@@ -122,6 +124,9 @@ MIN_FREE_BYTES = 16 * 1024 * 1024
 FULL_SECONDS = 30.0
 """Time for which writes are suspended after PostgreSQL reported a full disk."""
 DISK_FULL = "53100"
+GRACE_SECONDS = 30.0
+"""Time after a comparison for which a database that does not answer leaves its result in force."""
+_UNAVAILABLE = (OperationalError, InterfaceError, PoolTimeout)
 
 _LARGEST_TREE = select(func.max(log_checkpoints.c.tree_size))
 
@@ -193,8 +198,12 @@ class SafetyWatch:
             started = time.monotonic()
             try:
                 self._faults = self._check_database()
-            except SQLAlchemyError:
-                return self._faults  # the request itself reports the missing database
+            except _UNAVAILABLE:
+                if at is not None and started < at + GRACE_SECONDS:
+                    return self._faults  # the request itself reports the missing database
+                return [*self._faults, _not_compared("the database does not answer")]
+            except (SQLAlchemyError, *UNREADABLE) as error:
+                self._faults = [_not_compared(type(error).__name__)]
             self._checked_at = started
             return self._faults
 
@@ -271,3 +280,8 @@ def _rows_altered(table: str, finding: AuditFinding) -> Reason:
 
 def _reason(code: str, message: str, remedy: str) -> Reason:
     return Reason(code=code, message=message, remedy=remedy)
+
+
+def _not_compared(why: str) -> Reason:
+    message = f"the rows could not be compared with the log: {why}."
+    return _reason("rows_not_compared", message, "Run: affidavit audit verify")

@@ -21,9 +21,10 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Pool, RowMapping, bindparam, select
 from sqlalchemy.exc import NoResultFound
 
-from affidavit.certificate import Approvals
+from affidavit.certificate import Approvals, is_of_team
 from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.core.errors import DomainError
+from affidavit.service.core.teams import team_in_id
 from affidavit.service.log.entries import is_logged
 from affidavit.service.tables.certificates import certificates, signing_keys
 from affidavit.trust import (
@@ -161,6 +162,8 @@ class SignedContents:
         """Return the columns that contradict the signed bytes; ``signature`` if no key signed."""
         predicate = self.statement["predicate"]
         differing = [name for name, value in self.columns.items() if row.get(name, value) != value]
+        if not is_of_team(predicate, team_in_id(row["team"])):
+            differing.append("team")
         candidates = [key for key in keys if key.development is predicate["untrusted"]]
         if not self.envelope.signers(candidates):
             differing.append("signature")

@@ -76,13 +76,13 @@ DECISIONS = (
         table=approvals,
         kinds=("approval",),
         entry=approval_entry,
-        subject=approvals.c.certificate_id,
+        about=lambda subject: approvals.c.certificate_id == subject,
     ),
     EntryType(
         table=revocations,
         kinds=("revocation",),
         entry=revocation_entry,
-        subject=revocations.c.certificate_id,
+        about=lambda subject: revocations.c.certificate_id == subject,
     ),
 )
 """The entry types of decisions about certificates."""

@@ -31,6 +31,7 @@ from sqlalchemy import Connection, Row, bindparam, func, select
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
 from affidavit.plan import parse_event
 from affidavit.service.core.errors import DomainError, LogDamaged
+from affidavit.service.core.teams import DEFAULT
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -42,6 +43,7 @@ from affidavit.service.log.entries import (
     logged,
 )
 from affidavit.service.log.stored_tree import verify_range
+from affidavit.service.tables.certificates import certificates
 from affidavit.service.tables.ledger import (
     ledger_events,
     ledgers,
@@ -66,10 +68,11 @@ MAX_RECENT_ENTRIES = 64
 _EVENT = select(ledger_events).where(
     ledger_events.c.ledger_id == bindparam("ledger"), ledger_events.c.seq == bindparam("last")
 )
-_FILTER = select(ledgers.c.filter).where(ledgers.c.id == bindparam("ledger"))
+_LEDGER = select(ledgers.c.filter, ledgers.c.team).where(ledgers.c.id == bindparam("ledger"))
 _RESERVE_EVENT = select(ledger_events).where(
     ledger_events.c.reservation_id == bindparam("reservation"), ledger_events.c.kind == "reserve"
 )
+_TEAM = select(certificates.c.team).where(certificates.c.id == bindparam("certificate"))
 _RECENT_ENTRIES = (
     select(log_entries.c.content)
     .where(log_entries.c.kind.in_(tuple(ENTRY_KINDS.values())))
@@ -125,9 +128,12 @@ def require_logged(connection: Connection, reservation: StoredReservation) -> No
 
     A release or a settlement returns the cost in this row to the budget.
     """
-    event = connection.execute(_RESERVE_EVENT, {"reservation": reservation.id}).one()
+    event = connection.execute(_RESERVE_EVENT, {"reservation": reservation.id}).first()
+    if event is None:
+        raise _altered(reservation.scope, f"reservation {reservation.id} has no event")
     stated = json.loads(event.body)
-    is_same = Cost.read(stated["cost"]) == reservation.cost and all(
+    team = connection.execute(_TEAM, {"certificate": reservation.certificate}).scalars().first()
+    is_same = (Cost.read(stated["cost"]), team) == (reservation.cost, reservation.team) and all(
         stated[name] == value for name, value in reservation.facts().items()
     )
     if not is_same or not is_logged(connection, event_entry(reservation.scope, event)):
@@ -166,8 +172,12 @@ def _find_head_fault(
         return "its last event cannot be read"
     if digest != state_digest(event.state):
         return "its state is not the one in the log"
-    if not _has_first_filter(connection, ledger_id, scope):
-        return "its filter is not the one of the first budget in the log"
+    try:
+        is_as_opened = _is_as_opened(connection, ledger_id, scope)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        is_as_opened = False
+    if not is_as_opened:
+        return "its filter or team is not the one of the first budget in the log"
     entries = logged(connection, event.reservation_id or str(scope))
     if content not in entries:
         return "its last event is not the one in the log"
@@ -181,10 +191,14 @@ def _find_head_fault(
     return None if proved else "the log entry of its last event is not under the signed root"
 
 
-def _has_first_filter(connection: Connection, ledger_id: int, scope: LedgerScope) -> bool:
-    first = connection.execute(_EVENT, {"ledger": ledger_id, "last": 1}).one()
-    text = connection.execute(_FILTER, {"ledger": ledger_id}).scalar_one()
-    return not _check_filter(text, first.body) and is_logged(connection, event_entry(scope, first))
+def _is_as_opened(connection: Connection, ledger_id: int, scope: LedgerScope) -> bool:
+    first = connection.execute(_EVENT, {"ledger": ledger_id, "last": 1}).first()
+    ledger = connection.execute(_LEDGER, {"ledger": ledger_id}).one()
+    return (
+        first is not None
+        and not _check_opening(ledger.filter, ledger.team, first.body)
+        and is_logged(connection, event_entry(scope, first))
+    )
 
 
 def _find_end_fault(logged: int, last: int) -> str | None:
@@ -230,6 +244,7 @@ class LedgerFinding:
     ``charged_above_reserved``  a run was charged more than it had reserved
     ``freed_without_record``  a run without a record was charged less than in full
     ``filter_differs``          the filter is not the first budget's
+    ``team_differs``            the team is not the first budget's
     ``reservation_differs``   event and reservation name different certificates
     ``cost_differs``          event and reservation have different costs
     ``understated``           a reservation's cost is below its events' cost
@@ -280,7 +295,7 @@ def _check_ledger(
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
         if number == 1:
-            discrepancies = _check_filter(row.filter, event.body)
+            discrepancies = _check_opening(row.filter, row.team, event.body)
         for code, message in discrepancies:
             yield finding(code, message)
         if differs:
@@ -327,14 +342,19 @@ def _apply_event(
 
 
 @lru_cache(maxsize=256)
-def _check_filter(filter_: str, body: str) -> Discrepancies:
-    """Compare a ledger's filter with the one of its first budget, which has ``body``."""
+def _check_opening(filter_: str, team: str, body: str) -> Discrepancies:
+    """Compare a ledger's filter and team with its first budget, which has ``body``."""
     budget, stored = json.loads(body), Filter.read(json.loads(filter_))
     expected = Filter.start(float(budget["epsilon"]), float(budget["delta"]))
     is_same = (stored.orders, stored.gaussian_share) == (expected.orders, expected.gaussian_share)
-    if is_same and all(map(isclose, stored.weights, expected.weights)):
-        return []
-    return [("filter_differs", "the ledger's filter is not the one of its first budget.")]
+    discrepancies: Discrepancies = []
+    if not is_same or not all(map(isclose, stored.weights, expected.weights)):
+        message = "the ledger's filter is not the one of its first budget."
+        discrepancies.append(("filter_differs", message))
+    if team != budget.get("team", DEFAULT):
+        message = "the ledger is of another team than its first budget."
+        discrepancies.append(("team_differs", message))
+    return discrepancies
 
 
 def _check_reservation(

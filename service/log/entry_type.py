@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, Table, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, select
 
 from affidavit.plan import canonical_json
 from affidavit.service.log.entries import logged
@@ -29,17 +29,18 @@ class EntryType:
 
     ``entry`` builds the entry that a row must have. ``comparable`` takes the same fields from a
     logged body, or returns None if the entry records another table's row. ``joined`` are columns of
-    one other table that ``entry`` needs. ``subject`` is the column that the entries name, and
-    ``ordered_by`` the one among whose rows the newest applies. A table that ``grows`` with requests
-    is not read whole by a running service.
+    one other table that ``entry`` needs, then what follows from them. ``about`` returns the
+    condition for the rows about a subject of entries, and ``ordered_by`` is the column among whose
+    rows the newest applies. A table that ``grows`` with requests is not read whole by a running
+    service.
     """
 
     table: Table
     kinds: tuple[str, ...]
     entry: Callable[[Any], LogEntry]
     comparable: Projection = dict
-    joined: tuple[Column[Any], ...] = ()
-    subject: Column[Any] | None = None
+    joined: tuple[Any, ...] = ()
+    about: Callable[[str], ColumnElement[bool]] | None = None
     ordered_by: str | None = None
     grows: bool = False
 
@@ -48,7 +49,7 @@ class EntryType:
         """The query for all rows, with the joined columns."""
         query = select(*self.table.columns, *self.joined)
         if self.joined:
-            query = query.join(self.joined[0].table)
+            query = query.outerjoin(self.joined[0].table)
         return query.order_by(*self.table.primary_key)
 
     def where(self, row: Any) -> str:
@@ -73,11 +74,11 @@ class EntryType:
 def is_as_logged(connection: Connection, entry_type: EntryType, subject: str) -> bool:
     """Return whether the rows about ``subject`` are exactly those that are logged or pending.
 
-    Raises ``ValueError`` without a column for the subject, and the errors of an unreadable row.
+    Raises ``ValueError`` without a condition for them, and the errors of an unreadable row.
     """
-    if entry_type.subject is None:
-        raise ValueError(f"no column of {entry_type.table.name} has the subject of its entries")
-    rows = connection.execute(entry_type.query.where(entry_type.subject == subject))
+    if entry_type.about is None:
+        raise ValueError(f"rows of {entry_type.table.name} are not found by a subject")
+    rows = connection.execute(entry_type.query.where(entry_type.about(subject)))
     entries = map(entry_type.of_entry, map(json.loads, logged(connection, subject)))
     return sorted(map(entry_type.of_row, rows)) == sorted(filter(None, entries))
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, Table, create_engine, delete, insert, select, text, update
+from sqlalchemy.exc import NoResultFound, OperationalError, ProgrammingError
 
-from affidavit.service.audit import comparison
+from affidavit.service.audit import comparison, readiness
+from affidavit.service.audit.audit import audit
 from affidavit.service.audit.comparison import LogComparison
 from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.core.database import snapshot
@@ -25,13 +27,22 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.settings import Settings
-from affidavit.service.tables.certificates import approvals
+from affidavit.service.tables.certificates import approvals, certificates
+from affidavit.service.tables.ledger import ledgers
+from affidavit.service.tables.policies import waivers
+from affidavit.service.tables.runs import runs
 from affidavit.trust import KeyStore, Revocation, Roots, SigningKey, draft_keyset, format_instant
 from tests.service.conftest import EACH_SCOPE, ONCE
 from tests.support.random_seeds import seeded
 
 TABLES = {entry_type.table.name: entry_type.table for entry_type in ENTRY_TYPES}
-PAIRS = list(combinations(TABLES, 2))
+OWNED = {
+    "certificates": (certificates, {"certificates", "run_events"}),
+    "runs": (runs, {"run_events"}),
+    "waivers": (waivers, {"waivers"}),
+    "ledgers": (ledgers, {"ledger_events"}),
+}
+"""Tables with a column for the team, and those that contradict the log if it is changed."""
 NOW = datetime.now(UTC).replace(microsecond=0)
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
 POLICY = {"schema_version": 1, "name": "toys", "version": 1, "datasets": ["toy"], "approvals": 1}
@@ -122,18 +133,18 @@ def remove(connection: Any, table: Table) -> None:
     assert connection.execute(delete(table).where(*at_its_key(table, row))).rowcount == 1
 
 
+def at_of(table: Table) -> Any:
+    (at,) = [column for column in table.c if column.name in AT]
+    return at
+
+
 def put_back(connection: Any, table: Table) -> None:
     """Make the newest row an older one: everything but its key was otherwise."""
     row = newest(connection, table)
-    (at,) = [column for column in table.c if column.name in AT]
+    at = at_of(table)
     earlier = {at.name: row[at.name] - timedelta(days=1)}
     change = update(table).where(*at_its_key(table, row)).values(earlier)
     assert connection.execute(change).rowcount == 1
-
-
-def move(connection: Any, table: Table) -> None:
-    """Give all rows to another team."""
-    connection.execute(update(table).values(team="others"))
 
 
 AT = {"at", "created_at", "revoked_at", "published_at"}
@@ -147,6 +158,15 @@ def add(connection: Any, table: Table) -> None:
     if "idempotency_key" in row:
         row["idempotency_key"] = None
     connection.execute(insert(table).values({**row, **UNLIKE[table.name]}))
+
+
+CHANGES = [
+    (name, change)
+    for name in TABLES
+    for change in ((remove, add) if name == "certificates" else (remove, add, put_back))
+]
+"""Every change of a row: the bytes of a certificate cannot be those of an earlier one."""
+PAIRS = [(one, other) for one, other in combinations(CHANGES, 2) if one[0] != other[0]]
 
 
 @pytest.fixture
@@ -223,7 +243,7 @@ def fill(site: Site, plan: Any, *keys: Any) -> None:
 def disarm(owner: Engine) -> None:
     """Take off what would stop the owner of the database."""
     if owner.dialect.name == "postgresql":
-        for name in (*TABLES, "revoked_keys"):
+        for name in {*TABLES, *OWNED, "revoked_keys"}:
             with owner.begin() as connection:  # one lock at a time
                 connection.execute(text(f"ALTER TABLE {name} DISABLE TRIGGER ALL"))
         return
@@ -234,27 +254,45 @@ def disarm(owner: Engine) -> None:
 
 
 def test_no_replica_writes_on_rows_that_the_log_contradicts(site: Site, plan: Any) -> None:
-    replica = 0
     for name, table in TABLES.items():
         with site.owner.connect() as connection:
             assert connection.execute(select(table)).first(), f"make a row of {name} here"
-        for change in (remove, add) if name == "certificates" else (remove, add, put_back):
-            with site.tampered((name, change)):
-                site.refuses(plan, replica := 1 - replica, name)
-    with site.tampered(("waivers", move)):
-        site.refuses(plan, 0, "waivers")
-    _tell_pairs(site, Random(seeded(3)).sample(PAIRS, 13))
+    for number, (name, change) in enumerate(CHANGES):
+        with site.tampered((name, change)):
+            site.refuses(plan, number % 2, name)
+    assert site.contradicted(0) == site.contradicted(1) == set()
+    _tell_pairs(site, plan, Random(seeded(3)).sample(PAIRS, 9))
 
 
 @pytest.mark.soak
-def test_every_pair_of_tables_is_told(site: Site) -> None:
-    _tell_pairs(site, PAIRS)
+def test_every_pair_of_changed_rows_is_told(site: Site, plan: Any) -> None:
+    _tell_pairs(site, plan, PAIRS)
 
 
-def _tell_pairs(site: Site, pairs: list[tuple[str, str]]) -> None:
+def _tell_pairs(site: Site, plan: Any, pairs: list[Any]) -> None:
     for number, (first, second) in enumerate(pairs):
-        with site.tampered((first, remove), (second, remove)):
-            assert site.contradicted(number % 2) == {first, second}
+        with site.tampered(first, second):
+            site.refuses(plan, number % 2, first[0], second[0])
+    assert site.contradicted(0) == site.contradicted(1) == set()
+
+
+@pytest.mark.parametrize("moved", [*((name,) for name in OWNED), ("certificates", "runs")])
+def test_rows_of_another_team_are_told(site: Site, plan: Any, moved: tuple[str, ...]) -> None:
+    def move(team: str) -> None:
+        with site.owner.begin() as connection:
+            for name in moved:
+                connection.execute(update(OWNED[name][0]).values(team=team))
+
+    expected = set.union(*(OWNED[name][1] for name in moved))
+    if len(moved) > 1:  # the runs are then where their certificates are
+        expected = {"certificates"}
+    move("others")
+    for replica in range(2):
+        site.refuses(plan, replica, *expected)
+    with snapshot(site.owner) as connection:
+        found = [f"{item.where} {item.message}" for item in audit(connection, [])]
+    assert all(any(name in text or "team" in text for text in found) for name in expected)
+    move("default")
     assert site.contradicted(0) == site.contradicted(1) == set()
 
 
@@ -293,6 +331,49 @@ def test_what_a_request_relies_on_is_compared_at_once(site: Site, plan: Any) -> 
                 assert answer.json()["code"] != "writes_suspended"
 
 
+def test_a_certificate_of_another_team_is_not_read(site: Site) -> None:
+    """Also before the next comparison."""
+    made = site.ask("GET", "/v1/certificates", "audit").json()["items"]
+    for client in site.replicas:
+        client.app.state.services.safety._seconds = ONCE
+        client.app.state.services.safety.reasons()
+    for team, status in (("others", 409), ("default", 200)):
+        with site.owner.begin() as connection:
+            connection.execute(update(certificates).values(team=team))
+        for replica, item in enumerate(made[:2]):
+            path = f"/v1/certificates/{item['id']}"
+            assert site.ask("GET", path, "audit", replica=replica).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told_at_once"),
+    [
+        (NoResultFound(), True),
+        (ProgrammingError("", None, Exception("no such table")), True),
+        (ValueError("no date"), True),
+        (OperationalError("", None, Exception("it does not answer")), False),
+    ],
+    ids=["no row", "no table", "no value", "no answer"],
+)
+def test_rows_that_cannot_be_compared_stop_the_writes(
+    site: Site, plan: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, is_told_at_once: bool
+) -> None:
+    """An owner who has a comparison fail hides nothing by that."""
+    safety = site.replicas[0].app.state.services.safety
+    assert safety.reasons() == []
+
+    def fail(_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(safety._comparison, "contradictions", fail)
+    monkeypatch.setattr(readiness, "GRACE_SECONDS", ONCE)
+    assert bool(safety.reasons()) == is_told_at_once
+    monkeypatch.setattr(readiness, "GRACE_SECONDS", 0.0)
+    answer = site.ask("POST", "/v1/certificates", "submit", plan(steps=7))
+    assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended")
+    assert [item["code"] for item in answer.json()["reasons"]] == ["rows_not_compared"]
+
+
 def test_what_was_in_the_log_is_still_known_when_its_entry_is_gone_too(
     site: Site, plan: Any
 ) -> None:
@@ -317,18 +398,23 @@ def test_grants_in_another_order_are_noticed(site: Site, plan: Any) -> None:
         site.refuses(plan, 0, "dataset_grants")
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("certificates", remove), ("ledger_events", remove), ("ledger_events", put_back)],
+)
 def test_an_older_row_of_a_growing_table_is_told_in_its_turn(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any, Table], None]
 ) -> None:
-    def remove_first(connection: Any, table: Table) -> None:
-        first = select(table.c.id).order_by(*table.primary_key).limit(1).scalar_subquery()
-        connection.execute(delete(table).where(table.c.id == first))
+    def older(connection: Any, table: Table) -> dict[str, Any]:
+        second = select(table).order_by(at_of(table)).offset(1).limit(1)
+        return dict(connection.execute(second).mappings().one())
 
     monkeypatch.setattr(comparison, "MAX_SUBJECTS", 1)
+    monkeypatch.setitem(globals(), "newest", older)
     assert site.contradicted(0) == set()
-    with site.tampered(("certificates", remove_first)):
+    with site.tampered((name, change)):
         turns = [site.contradicted(0) for _ in range(8)]
-        assert turns[-2:] == [{"certificates"}] * 2
+        assert turns[-2:] == [{name}] * 2
     assert site.contradicted(0) == set()
 
 
