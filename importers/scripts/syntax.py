@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.launches import has_unread, read_launches
+from affidavit.importers.scripts.launches import find_unread, read_launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 Definition = ast.FunctionDef | ast.ClassDef
@@ -68,9 +68,9 @@ class Script:
         return read_launches(self.folder, self.name)
 
     @cached_property
-    def has_unread_launches(self) -> bool:
-        """Whether more files may set them than are read."""
-        return has_unread(self.folder)
+    def unread_launches(self) -> str | None:
+        """What may set them and is not read, if there is any."""
+        return find_unread(self.folder, self.name)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:

@@ -30,7 +30,6 @@ from affidavit.importers.scripts.aliases import (
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
 from affidavit.importers.scripts.launches import (
-    MAX_FILES,
     differs_from_yaml,
     find_mention,
     option_name,
@@ -425,9 +424,8 @@ class Evaluator:
         """Return the launch script that overrides an option, if one does."""
         script = self.main_script or self.script
         launches = script.launches
-        if script.has_unread_launches:
-            message = f"more than {MAX_FILES:,} files beside the script may set {names[0]}"
-            return Unreadable(self.script.tree, message)
+        if (unread := script.unread_launches) is not None:
+            return Unreadable(self.script.tree, f"{unread} may set {names[0]}")
         for key in map(option_name, names):
             for text, where in launches.get(key, ()):
                 if differs_from_yaml(value, text):

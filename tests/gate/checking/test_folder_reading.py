@@ -104,6 +104,38 @@ def test_more_launch_files_than_are_read_leave_an_option_open(
     assert "more than" in found.result.findings[-1].text
 
 
+@pytest.mark.parametrize(
+    ("launch", "is_told"),
+    [
+        ("python scripts/train_0.py --noise 9\n", True),
+        ("python3 -m scripts.train_0 --noise 9\n", True),
+        ('run: ["python", "-m", "scripts.Train_0", "--noise", "9"]\n', True),
+        ("python scripts/tr\0ain_0.py --noise 9\n", True),
+        ("python scripts/train_1.py --noise 9\n", False),
+        ("", False),
+    ],
+)
+def test_a_launch_file_that_is_too_large_leaves_an_option_open(
+    folder: Path, launch: str, is_told: bool
+) -> None:
+    def texts() -> list[str]:
+        (found,) = check("scripts/train_0.py")
+        return [item.text for item in found.result.findings]
+
+    settled = texts()
+    padding = "# nothing\n" * 30_000
+    for text in (padding + launch, "#!/bin/sh\n" + launch + padding):
+        (folder / "scripts/large.sh").write_text(text)
+        assert (texts() != settled) == is_told
+        assert any("large.sh" in text for text in texts()) == is_told
+
+
+def test_a_shell_skips_a_nul_and_so_does_the_check(folder: Path) -> None:
+    (folder / "scripts/run_0.sh").write_text("#!/bin/sh\npython scripts/tr\0ain_0.py --noise 2.0\n")
+    (found,) = check("scripts/train_0.py")
+    assert any("sets noise to 2.0" in item.text for item in found.result.findings)
+
+
 def test_a_launch_file_that_changes_is_read_again(folder: Path) -> None:
     def noise() -> Any:
         (found,) = check("scripts/train_0.py")
