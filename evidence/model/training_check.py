@@ -9,18 +9,23 @@ standard library suffices to compute the digest. Tensors that the record does no
 frozen layers) are named and were not trained under the certificate.
 
 Weights in other forms, such as pickles (``.pt``), are not read, because reading executes them. If
-there are any beside safetensors, a loader may prefer them, so the weights count as not checked.
+there may be any beside safetensors, a loader may prefer them, so the weights count as not checked:
+every other file must be text, a picture or a tokenizer by name.
 
 Reference: the safetensors format, v0.4: eight bytes of length, a JSON header, the tensors.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
+import pickletools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,36 +71,15 @@ TORCH_TYPES = {
     "BF16": ("torch.bfloat16", 2),
 }
 """Types of trained tensors: the name in a record's digest, and the bytes of a number."""
-OTHER_WEIGHTS = frozenset(
-    [
-        ".bin",
-        ".ckpt",
-        ".gguf",
-        ".h5",
-        ".joblib",
-        ".keras",
-        ".mlmodel",
-        ".msgpack",
-        ".npy",
-        ".npz",
-        ".onnx",
-        ".pb",
-        ".pickle",
-        ".pkl",
-        ".pt",
-        ".pth",
-        ".tflite",
-    ]
-)
-"""Suffixes of weights in forms that are not read."""
-OTHER_BEGINNINGS = (
-    *(b"\x80" + bytes([protocol]) for protocol in range(2, 6)),  # pickle
-    b"PK\x03\x04",  # torch.save, Keras, NumPy's archives
-    b"\x89HDF",
-    b"\x93NUMPY",
-    b"GGUF",
-)
-"""How files of such weights begin, whatever their name is."""
+OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".onnx", ".pickle", ".pkl", ".pt", ".pth", SUFFIX})
+"""Suffixes for which loaders look, in any case, whatever is in the file."""
+IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+"""How pictures begin, which hold no weights."""
+TOKENIZERS = frozenset({"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"})
+"""Names of files of SentencePiece, which are not text."""
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+"""Characters that no text has."""
+MAX_OPCODES = 1_000_000
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 CHUNK_BYTES = 1 << 20
 
@@ -151,11 +135,13 @@ def _read_tensors(path: Path) -> dict[str, _Tensor]:
         try:
             header, begin = _read_header(stream)
             end = os.fstat(stream.fileno()).st_size - begin
-            return {
+            tensors = {
                 name: _parse_tensor(path, begin, end, entry)
                 for name, entry in header.items()
                 if name != "__metadata__"
             }
+            _require_no_gaps(tensors.values(), begin, end)
+            return tensors
         except (MalformedPlan, KeyError, TypeError, ValueError, AttributeError):
             raise _bad(f"{printable(path.name)} is not a safetensors file.") from None
 
@@ -180,10 +166,23 @@ def _parse_tensor(path: Path, begin: int, end: int, entry: Mapping[str, Any]) ->
         if type(length) is not int or length < 0:
             raise ValueError("a shape")
         count = None if count is None else count * length
+    if not type(first) is type(last) is int:
+        raise ValueError("offsets")
     if not 0 <= first <= last <= end or (count is not None and count != last - first):
         raise ValueError("offsets")
     description = f"{dtype} {shape}\n"
     return _Tensor(path=path, first=begin + first, size=last - first, description=description)
+
+
+def _require_no_gaps(tensors: Iterable[_Tensor], begin: int, end: int) -> None:
+    """Raise ``ValueError`` unless the tensors fill the file, which may then hold nothing else."""
+    place = begin
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.first, tensor.size)):
+        if tensor.first != place:
+            raise ValueError("a gap, or bytes of two tensors")
+        place += tensor.size
+    if place != begin + end:
+        raise ValueError("bytes of no tensor")
 
 
 def _bad(message: str) -> BadModel:
@@ -361,15 +360,44 @@ def _check_weights(
             "Put this run's weights into the folder.",
         )
     others = [item.name for item in manifest.files if item.name not in files]
-    return not any(_holds_other_weights(folder / name) for name in others), untrained
+    return not any(_may_hold_weights(folder / name) for name in others), untrained
 
 
-def _holds_other_weights(path: Path) -> bool:
-    """Whether a file seems to hold weights in a form that is not read."""
+def _may_hold_weights(path: Path) -> bool:
+    """Whether a file may hold weights in a form that is not read: it is neither text nor known."""
     if path.suffix.lower() in OTHER_WEIGHTS:
         return True
     try:
         with path.open("rb") as stream:
-            return stream.read(8).startswith(OTHER_BEGINNINGS)
+            if path.name in TOKENIZERS or stream.read(8).startswith(IMAGES):
+                return False
+            stream.seek(0)
+            if not _is_text(stream):
+                return True
+            stream.seek(0)
+            return _is_pickle(stream)
     except OSError:
         return True
+
+
+def _is_text(stream: BinaryIO) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while chunk := stream.read(CHUNK_BYTES):
+            if CONTROL.search(decoder.decode(chunk)):
+                return False
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_pickle(stream: BinaryIO) -> bool:
+    """Whether a text is a pickle, as those of protocol 0 are; nothing in it is executed."""
+    opcodes = pickletools.genops(stream)
+    try:
+        for _ in islice(opcodes, MAX_OPCODES):
+            pass
+    except Exception:  # pickletools does not say which
+        return False
+    return True

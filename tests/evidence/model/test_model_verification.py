@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -290,6 +291,11 @@ def test_weights_that_cannot_be_compared_are_declared(run: Run, tmp_path: Path) 
         ("deep/checkpoint.pt", b""),
         ("notes.txt", b"\x80\x04\x95"),
         ("archive", b"PK\x03\x04"),
+        ("OTHER.SafeTensors", b""),
+        ("model.nemo", b"./weights\0\0"),
+        ("weights.raw", bytes(24)),
+        ("notes.gz", b"\x1f\x8b\x08"),
+        ("old.txt", pickle.dumps({"a": [0.0, 0.0]}, protocol=0)),
     ],
 )
 def test_weights_beside_those_that_were_checked_are_declared(
@@ -303,6 +309,38 @@ def test_weights_beside_those_that_were_checked_are_declared(
     assert "weights" in claim["declared"]
     assert "weights" not in claim["checked"]
     assert verify_model(tmp_path, trusting(run.key.public)).verified
+
+
+def test_text_pictures_and_tokenizers_hold_no_weights(run: Run, tmp_path: Path) -> None:
+    for name, content in (
+        ("LICENSE", "© somebody\n".encode()),
+        ("config.json", b"{}"),
+        ("curve.png", b"\x89PNG\r\n\x1a\n\0\0"),
+        ("tokenizer.model", b"\n\x0e\0"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    save_file(run.weights, tmp_path / WEIGHTS)
+    assert "weights" in run.sign(tmp_path)["checked"]
+
+
+@pytest.mark.parametrize("extra", [bytes(9), b"PK\x03\x04"])
+def test_weights_with_bytes_of_no_tensor_are_refused(
+    run: Run, tmp_path: Path, extra: bytes
+) -> None:
+    """Another loader may find an archive there, or a pickle."""
+    save_file(run.weights, tmp_path / WEIGHTS)
+    content = (tmp_path / WEIGHTS).read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for tensor in header.values():
+        tensor["data_offsets"] = [place + len(extra) for place in tensor["data_offsets"]]
+    moved = json.dumps(header).encode()
+    before = len(moved).to_bytes(8, "little") + moved + extra + content[8 + length :]
+    for changed in (content + extra, before):
+        (tmp_path / WEIGHTS).write_bytes(changed)
+        with pytest.raises(UnsupportedClaim) as failure:
+            run.sign(tmp_path)
+        assert failure.value.finding.code == "other_weights"
 
 
 def test_a_run_that_broke_its_certificate_is_not_signed(key: SigningKey, tmp_path: Path) -> None:
