@@ -11,25 +11,16 @@ from typing import Annotated
 
 import typer
 
-from affidavit import certificate as certificates
 from affidavit import client as clients
 from affidavit import evidence as evidences
-from affidavit import trust as trusts
 from affidavit.gate.console import print_json, say, stop, usage_errors, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
     DEFAULT_SERVER,
-    CheckpointStoreOption,
-    ConsistencyOption,
     JsonOption,
-    KeysetOption,
-    KeysOption,
-    RequireLogOption,
-    RequireStatusOption,
-    RootOption,
     ServerOption,
-    StatusOption,
-    TrustOption,
+    VerifierOptions,
+    with_options,
 )
 from affidavit.gate.service_commands import connect
 from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
@@ -50,32 +41,17 @@ def evidence(
     say(f"{file}: {len(content)} bytes. Check it with: affidavit verify-evidence {file}")
 
 
+@with_options
 def verify_evidence(
     file: Annotated[Path, typer.Argument(help="Evidence file, as written by affidavit evidence.")],
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
-    require_log: RequireLogOption = False,
-    checkpoint_store: CheckpointStoreOption = None,
-    consistency: ConsistencyOption = None,
-    status: StatusOption = None,
-    require_status: RequireStatusOption = False,
+    verifier: VerifierOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Verify an evidence file offline, step by step; exits 0 only if every step holds."""
     content = _read(file)
     with usage_errors(file):
         # The keyset must be valid today, but the certificate may have expired since the run.
-        trusted = trusts.TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = certificates.verification_options(
-            trusted,
-            checkpoints=checkpoint_store,
-            consistency=consistency,
-            status=status,
-            require_status=require_status,
-            require_log=require_log,
-        )
+        trusted, options = verifier.load(past_use=True)
     try:
         report = evidences.verify_evidence(content, trusted, options)
     except evidences.EvidenceError as error:

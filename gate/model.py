@@ -13,6 +13,7 @@ is above the certified ε, or the certificate does not verify; 2 usage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -39,36 +40,22 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
-    CheckpointStoreOption,
-    ConsistencyOption,
     JsonOption,
-    KeysetOption,
-    KeysOption,
-    RequireLogOption,
-    RequireStatusOption,
-    RootOption,
-    StatusOption,
-    TrustOption,
+    VerifierOptions,
     command_group,
+    with_options,
 )
 
 Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # values from a table
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The model's folder.")]
 
 
+@with_options
 def sign_model(
     folder: FolderArgument,
     certificate: Annotated[Path, typer.Option(help="Certificate bundle of the run.")],
     record: Annotated[Path, typer.Option(help="Run record, run/record.jsonl.")],
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
-    require_log: RequireLogOption = False,
-    checkpoint_store: CheckpointStoreOption = None,
-    consistency: ConsistencyOption = None,
-    status: StatusOption = None,
-    require_status: RequireStatusOption = False,
+    verifier: VerifierOptions,
     canaries: Annotated[
         Path | None, typer.Option(help="The canaries that the run was trained with.")
     ] = None,
@@ -95,13 +82,13 @@ def sign_model(
         key = own_signing_key(trusts.KeyRole.RUN)
         if key is None:
             stop("sign-model needs a signing key; create one with `affidavit keys new`.")
-        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
+        trusted, options = verifier.load()
         claim = evidences.sign_model(
             folder,
             evidences.Evidence(
                 bundle=read_file(certificate),
                 record=read_file(record),
-                keyset=read_file(keyset[-1]) if keyset else None,
+                keyset=read_file(verifier.keyset[-1]) if verifier.keyset else None,
                 canaries=None if canaries is None else read_file(canaries),
                 losses=None if losses is None else read_file(losses),
             ),
@@ -110,14 +97,7 @@ def sign_model(
             now=datetime.now(UTC).replace(microsecond=0),
             openssf_key=None if openssf_key is None else evidences.read_ec_key(openssf_key),
             exports=export or [],
-            options=certificates.verification_options(
-                trusted,
-                checkpoints=checkpoint_store,
-                consistency=consistency,
-                status=status,
-                require_status=require_status,
-                require_log=require_log,
-            ),
+            options=options,
         )
     except (evidences.UnsupportedClaim, trusts.VerificationError) as failure:
         fail(str(failure))
@@ -128,17 +108,10 @@ def sign_model(
     say(f"{_guarantee_line(claim)}; signed in {folder / evidences.STATEMENT_FILE}")
 
 
+@with_options
 def verify_model(
     folder: FolderArgument,
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
-    require_log: RequireLogOption = False,
-    checkpoint_store: CheckpointStoreOption = None,
-    consistency: ConsistencyOption = None,
-    status: StatusOption = None,
-    require_status: RequireStatusOption = False,
+    verifier: VerifierOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Verify offline what a model's folder claims about its training, and name each mismatch.
@@ -146,24 +119,16 @@ def verify_model(
     --root alone uses the keyset in the folder; --keyset gives a newer one.
     """
     try:
-        within = folder if root is not None and not keyset else None
+        within = folder if verifier.root is not None and not verifier.keyset else None
         if within is not None:
-            keyset = [folder / evidences.KEYSET_FILE]
-        trusted = trusts.TrustRoot(keys, keyset, root, trust, within).load()
-        options = certificates.verification_options(
-            trusted,
-            checkpoints=checkpoint_store,
-            consistency=consistency,
-            status=status,
-            require_status=require_status,
-            require_log=require_log,
-        )
+            verifier = replace(verifier, keyset=[folder / evidences.KEYSET_FILE])
+        trusted, options = verifier.load(within=within)
         report = evidences.verify_model(folder, trusted, options=options)
     except trusts.VerificationError as error:
         report = evidences.ModelReport(
             findings=[
                 evidences.ModelFinding(
-                    file=str(_keyset_path(folder, keyset)),
+                    file=str(_keyset_path(folder, verifier.keyset)),
                     code=error.code,
                     message=error.message,
                     remedy=error.remedy,
@@ -247,32 +212,17 @@ def new(
 
 
 @audit_model.command("check")
+@with_options
 def check(
     canaries: Annotated[Path, typer.Option(help="The canaries.")],
     losses: Annotated[Path, typer.Option(help='Canary losses, in order: {"losses": [...]}.')],
     certificate: Annotated[Path, typer.Option(help="Certificate bundle of the run.")],
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
-    require_log: RequireLogOption = False,
-    checkpoint_store: CheckpointStoreOption = None,
-    consistency: ConsistencyOption = None,
-    status: StatusOption = None,
-    require_status: RequireStatusOption = False,
+    verifier: VerifierOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
     with usage_errors(certificate):
-        trusted = trusts.TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = certificates.verification_options(
-            trusted,
-            checkpoints=checkpoint_store,
-            consistency=consistency,
-            status=status,
-            require_status=require_status,
-            require_log=require_log,
-        )
+        trusted, options = verifier.load(past_use=True)
         verified = certificates.verify(read_file(certificate), trusted, options=options)
     guarantee = verified.predicate["guarantee"]
     if guarantee is None or guarantee["adjacency"] not in evidences.AUDITABLE:

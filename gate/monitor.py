@@ -16,16 +16,13 @@ import typer
 from rich.markup import escape
 
 from affidavit import certificate as certificates
-from affidavit import trust as trusts
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
     JsonOption,
-    KeysetOption,
-    KeysOption,
     LogOriginOption,
-    RootOption,
-    TrustOption,
+    TrustOptions,
+    with_options,
 )
 from affidavit.gate.service_commands import require_url, token_for
 from affidavit.plan import MalformedPlan, load_json
@@ -37,14 +34,12 @@ if TYPE_CHECKING:
     from affidavit.gate.log_source import HttpSource
 
 
+@with_options
 def monitor(
     url: Annotated[
         str, typer.Argument(help="Prefix of the log, like https://dp.example.com/v1/tlog.")
     ],
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
+    signer: TrustOptions,
     log_origin: LogOriginOption = None,
     state: Annotated[
         Path | None, typer.Option(help="File with the last checkpoints seen, instead of your own.")
@@ -73,7 +68,7 @@ def monitor(
     elsewhere += map(_checkpoint_of_bundle, bundle or ())
     while True:
         with usage_errors():
-            trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
+            trusted = signer.trust_root().load()
         try:
             options = certificates.VerificationOptions(log_origin=log_origin)
             origin = log_origin or (trusted.policy.origin if trusted.policy else None)

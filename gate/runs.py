@@ -27,18 +27,12 @@ from affidavit.gate.console import fail, out, print_json, read_file, say, stop, 
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import (
     DEFAULT_SERVER,
-    CheckpointStoreOption,
-    ConsistencyOption,
     JsonOption,
-    KeysetOption,
-    KeysOption,
-    RequireLogOption,
-    RequireStatusOption,
-    RootOption,
     ServerOption,
-    StatusOption,
-    TrustOption,
+    TrustOptions,
+    VerifierOptions,
     command_group,
+    with_options,
 )
 from affidavit.gate.render import upper_bound
 from affidavit.gate.service_commands import connect, print_answer
@@ -89,12 +83,10 @@ def cancel(
 
 
 @runs.command("verify")
+@with_options
 def verify(
     provenance: Annotated[Path, typer.Argument(help="The run's provenance.json.")],
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
+    signer: TrustOptions,
     weights: Annotated[
         Path | None, typer.Option(help="Weights file that the provenance must name.")
     ] = None,
@@ -105,7 +97,7 @@ def verify(
 ) -> None:
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     with usage_errors():
-        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
+        trusted = signer.trust_root().load()
     checked = ["signature"]
     try:
         report = evidence.read_provenance(json.loads(read_file(provenance)), trusted, later=True)
@@ -175,18 +167,11 @@ def _require_id(run: str) -> None:
         stop(f"{run[:80]!r} is not a run id, like 6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11.")
 
 
+@with_options
 def conformance(
     record: Annotated[Path, typer.Option(help="Run record, run/record.jsonl.")],
     certificate: Annotated[Path, typer.Option(help="Certificate bundle of the run.")],
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
-    trust: TrustOption = None,
-    require_log: RequireLogOption = False,
-    checkpoint_store: CheckpointStoreOption = None,
-    consistency: ConsistencyOption = None,
-    status: StatusOption = None,
-    require_status: RequireStatusOption = False,
+    verifier: VerifierOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Check that a run did what was certified; exits 0 only if it conforms."""
@@ -194,16 +179,7 @@ def conformance(
     started_at = _started_at(record, content)
     with usage_errors(certificate):
         # The keyset must be valid today, but the certificate may have expired since the run began.
-        trusted = trusts.TrustRoot(keys, keyset, root, trust).load().for_past_use()
-        options = certificates.verification_options(
-            trusted,
-            checkpoints=checkpoint_store,
-            consistency=consistency,
-            status=status,
-            require_status=require_status,
-            require_log=require_log,
-            used_at=started_at,
-        )
+        trusted, options = verifier.load(past_use=True, used_at=started_at)
         verified = certificates.verify(bundle, trusted, options=options)
     try:
         report = evidence.check_conformance(content, verified.predicate)

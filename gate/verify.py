@@ -17,17 +17,10 @@ from affidavit.accountants import ENGINE_NAMES
 from affidavit.gate.console import load_plan, out, print_json, say, show_status, stop
 from affidavit.gate.exit_codes import Exit, exit_of_verdict
 from affidavit.gate.options import (
-    CheckpointStoreOption,
-    ConsistencyOption,
     JsonOption,
-    KeysetOption,
-    KeysOption,
     LogOriginOption,
-    RequireLogOption,
-    RequireStatusOption,
-    RootOption,
-    StatusOption,
-    TrustOption,
+    VerifierOptions,
+    with_options,
 )
 from affidavit.gate.render import describe_certificate
 from affidavit.gate.verification_report import print_rejection, print_steps, steps_as_documents
@@ -41,14 +34,13 @@ RECOMPUTE_TOLERANCE = 1e-3
 _VERSION = re.compile(r"(?<![a-z_])([a-z_]++)=([0-9]++(?:\.[0-9]++)*+)")
 
 
+@with_options
 def verify(
     bundle: Annotated[str, typer.Argument(help="Certificate bundle; - reads standard input.")],
+    verifier: VerifierOptions,
     plan: Annotated[
         str | None, typer.Option("--plan", help="Plan that the certificate must be about.")
     ] = None,
-    keys: KeysOption = None,
-    keyset: KeysetOption = None,
-    root: RootOption = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run the accountants again and compare.")
     ] = False,
@@ -75,13 +67,7 @@ def verify(
             "repeatable.",
         ),
     ] = None,
-    require_log: RequireLogOption = False,
     log_origin: LogOriginOption = None,
-    checkpoint_store: CheckpointStoreOption = None,
-    consistency: ConsistencyOption = None,
-    status: StatusOption = None,
-    require_status: RequireStatusOption = False,
-    trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
@@ -90,14 +76,7 @@ def verify(
     file = None if plan is None else load_plan(plan, as_json=False)
     digests, files = _split_policies(policies or [])
     try:
-        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
-        options = certificates.verification_options(
-            trusted,
-            checkpoints=checkpoint_store,
-            consistency=consistency,
-            status=status,
-            require_status=require_status,
-            require_log=require_log,
+        trusted, options = verifier.load(
             accountants=_minimum_versions(accountants or []),
             policies=frozenset(digests),
             floors=tuple(read_policy(Path(file)) for file in files),
