@@ -38,10 +38,12 @@ from affidavit.plan import (
     MalformedPlan,
     Matrix,
     Noise,
+    OutsideFolder,
     Plan,
     ToeplitzInverse,
     load_json,
     parse_plan,
+    read_inside,
     read_limited,
     syntax_of,
 )
@@ -131,16 +133,14 @@ def _read(directory: Path, name: str, pointer: str) -> bytes:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\x00" in name:
         raise _bad_file(pointer, "the file is outside the plan's folder.")
-    path = directory / parts
     try:
-        if not path.resolve().is_relative_to(directory.resolve()):
-            raise _bad_file(pointer, "the file is outside the plan's folder.")
-        if not path.is_file():
-            raise _bad_file(pointer, f"{name} does not exist beside the plan.")
-        content = read_limited(path, MAX_FILE_BYTES)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-        detail = getattr(error, "strerror", None) or error
-        raise _bad_file(pointer, f"{name} cannot be read: {detail}.") from None
+        content = read_inside(directory / parts, directory, MAX_FILE_BYTES)
+    except OutsideFolder:
+        raise _bad_file(pointer, "the file is outside the plan's folder.") from None
+    except FileNotFoundError:
+        raise _bad_file(pointer, f"{name} does not exist beside the plan.") from None
+    except OSError as error:
+        raise _bad_file(pointer, f"{name} cannot be read: {error.strerror}.") from None
     if len(content) > MAX_FILE_BYTES:
         raise _bad_file(pointer, f"{name} is larger than {MAX_FILE_BYTES} bytes.")
     return content
