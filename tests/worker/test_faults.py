@@ -182,7 +182,7 @@ def trainer_of(run: str, *workers: Process) -> tuple[int, Path]:
     """The process that trains a run, and the run's folder, into which it writes its log."""
     result: list[tuple[int, Path]] = []
 
-    def found() -> bool:
+    def is_alone() -> bool:
         result.clear()
         for pid in (pid for worker in workers for pid in trainers_of(worker)):
             with suppress(FileNotFoundError):  # it has ended
@@ -191,7 +191,7 @@ def trainer_of(run: str, *workers: Process) -> tuple[int, Path]:
                     result.append((pid, log.parent / "run"))
         return len(result) == 1
 
-    wait_until(found, LIMIT, said=lambda: (run, result))
+    wait_until(is_alone, LIMIT, said=lambda: (run, result))
     return result[0]
 
 
