@@ -34,6 +34,15 @@ VERDICTS = {
     "this.",
 }
 """The meaning of each verdict."""
+ADJACENCIES = {
+    "add_remove": "two data sets are neighbours if one has one record (or user) more. The number "
+    "of records is not public, so nothing may be divided by it.",
+    "replace_one": "two data sets are neighbours if one record (or user) has other values. The "
+    "number of records is public, and each release may move by twice its clip norm.",
+    "zero_out": "two data sets are neighbours if one record (or user) is replaced by one that "
+    "contributes nothing. The number of records is public.",
+}
+"""The meaning of each adjacency."""
 
 
 def schema(
@@ -93,6 +102,9 @@ def explain(
     if code in VERDICTS:
         say(f"{code} (verdict): {VERDICTS[code]}")
         return
+    if code in ADJACENCIES:
+        say(f"{code} (adjacency): {ADJACENCIES[code]}")
+        return
     meanings = meanings_of(code)
     if meanings and all(meaning.part != "assessment" for meaning in meanings):
         _print_meanings(code, meanings)
@@ -108,7 +120,8 @@ def explain(
     elif meanings:
         _print_meanings(code, meanings)
     else:
-        similar = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
+        known = [*VERDICTS, *ADJACENCIES, *code_meanings(), *CATALOGUE]
+        similar = get_close_matches(code, known, n=2)
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
         stop(f"unknown code {code[:80]}.{hint or ' docs/reference/codes.md lists all codes.'}")
 

@@ -6,7 +6,7 @@ import json
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from affidavit.client import Client, Problem
 from affidavit.gate import service_commands
 from affidavit.gate.service_commands import credentials_file
-from affidavit.plan import MalformedPlan, code_meanings, load_yaml, parse_plan
+from affidavit.plan import Adjacency, MalformedPlan, code_meanings, load_yaml, parse_plan
 
 GIVEN = {
     "--size": "60000",
@@ -75,7 +75,8 @@ def test_a_script_gives_what_it_says(run: Any, tmp_path: Path) -> None:
 
 
 def test_every_code_is_explained(run: Any) -> None:
-    for code in ("unknown_field", "under_noised", "independent_blocks", "expired", "accumulation"):
+    codes = ("unknown_field", "under_noised", "independent_blocks", "expired", "accumulation")
+    for code in (*codes, *get_args(Adjacency)):
         result = run("explain", code)
         assert result.exit_code == 0
         assert result.stdout.startswith(code)
