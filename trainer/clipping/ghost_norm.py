@@ -287,10 +287,6 @@ def grams_of_rows(items: Sequence[tuple[Tensor, int]]) -> Tensor:
     return grams
 
 
-def _by_tensor(values: Tensor, tensors: int) -> Tensor:
-    return values.reshape(tensors, -1, values.shape[-1])
-
-
 class LinearFactors(Factors):
     """G_i = B_iᵀ A_i with inputs A (n, T, in) and output gradients B (n, T, out).
 
@@ -577,15 +573,31 @@ class LinearFactors(Factors):
         )
         pair = (scaled, self._zeroed(wide)) if scales_inputs else (self._zeroed(wide), scaled)
         total: Tensor | None = None
-        for left, right in zip(*(item.split(self._step_part, 1) for item in pair), strict=True):
+        for left, right in zip(*(self._parts(item, tensors) for item in pair), strict=True):
             part = (
-                matmul(right.flatten(0, 1).mT, left.flatten(0, 1)).unsqueeze(0)
-                if tensors == 1
-                else batched_matmul(_by_tensor(right, tensors).mT, _by_tensor(left, tensors))
+                matmul(right[0].mT, left[0]).unsqueeze(0)
+                if len(right) == 1
+                else batched_matmul(right.mT, left)
             )
+            if len(part) > tensors:
+                part = part.sum(0, keepdim=True)
             total = part if total is None else total.add_(part)
         assert total is not None
         return torch.sub(*total.chunk(2, 2 if scales_inputs else 1)) if self.is_bfloat16 else total
+
+    def _parts(self, values: Tensor, tensors: int) -> Iterator[Tensor]:
+        """Yield a factor (n, T, m) of ``tensors`` in parts (k, rows, m), each multiplied at once.
+
+        Each of the k has the rows of a tensor, or of ``_step_part`` steps of every record.
+        """
+        steps, in_size, out_size = self.sizes
+        count = -(-steps // self._step_part)
+        if count == 1 or tensors > 1 or steps % count:
+            for part in values.split(self._step_part, 1):
+                yield part.reshape(tensors, -1, values.shape[-1])
+            return
+        of_parts = values.unflatten(1, (count, -1)).transpose(0, 1).flatten(1, 2)
+        yield from of_parts.split(max(1, MAX_ENTRIES // (2 * in_size * out_size)))
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """Return the sum of the per-record gradients, each clipped to ``clip_norm``."""
