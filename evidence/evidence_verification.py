@@ -194,11 +194,15 @@ class _Check:
 
     def plan_and_policy(self) -> None:
         _require_same(self.files, "plan.json", canonical_json(self.predicate["plan"]), 5)
-        _require_same(self.files, "waivers.json", canonical_json(self.predicate["waived"]), 5)
-        policy = self.predicate["policy"]
-        if digest_of(load_part(self.files, "policy.json", 5)) != policy["digest"]:
+        try:
+            waived, policy = self.predicate["waived"], self.predicate["policy"]
+            stated, name = policy["digest"], f"{policy['name']} v{policy['version']}"
+        except ALTERED:
+            raise _mismatch(5, "bundle.json", "no policy that can be read") from None
+        _require_same(self.files, "waivers.json", canonical_json(waived), 5)
+        if digest_of(load_part(self.files, "policy.json", 5)) != stated:
             raise _mismatch(5, "policy.json", "another policy than the certificate")
-        self.note(5, f"policy {policy['name']} v{policy['version']}")
+        self.note(5, f"policy {name}")
 
     def approvals(self) -> None:
         """Every decision in ``issues.json`` is in the log, and every logged one is in it."""

@@ -193,6 +193,8 @@ def test_step_4_the_right_key_id_on_another_keys_signature(
         {"guarantee": {**GUARANTEE, "mu": 1}},
         {"obligations": None},
         {"obligations": [{"code": 7}]},
+        {"reasons": None},
+        {"reasons": [{}]},
     ],
 )
 def test_step_5_statement(
