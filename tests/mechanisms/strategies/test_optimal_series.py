@@ -16,14 +16,13 @@ from scipy.linalg import toeplitz
 
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
+from affidavit.mechanisms.strategies.geometric_sums import cross_sums, geometric_sums
 from affidavit.mechanisms.strategies.optimal import toeplitz as module
 from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal.loss import (
     DIVERGED_LOSS,
     ToeplitzLoss,
     UnsupportedObjective,
-    cross_sums,
-    geometric_sums,
 )
 from affidavit.mechanisms.strategies.optimal.toeplitz import (
     best_lambda,
