@@ -34,7 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from affidavit.trainer.clipping import device_operations, ghost_norm
+from affidavit.trainer.clipping import ghost_norm, kernel_sizes
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.norm_bounds import upcast
@@ -203,7 +203,7 @@ def _launches(name: str, args: Sequence[Any]) -> int:
     if name.startswith("_foreach"):
         return _foreach_launches(name, args)
     if name == "layer_norm_backward":  # the sums of several pieces are added up
-        return 1 + (args[0].shape[1] > device_operations.PIECE)
+        return 1 + (args[0].shape[1] > kernel_sizes.PIECE)
     return 2 if name == "squares_of_products" else 1
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from affidavit.trainer.clipping.kernel_sizes import PART_COLUMNS, PARTS, TILE
 from affidavit.trainer.noise.normal import has_triton
 from affidavit.trainer.norm_bounds import (
     MAX_ROW_NORM,
@@ -25,18 +26,6 @@ from affidavit.trainer.norm_bounds import (
 
 KERNEL_DEVICES = frozenset({"cuda"})
 """Devices that run the kernels."""
-
-
-PARTS, PART_COLUMNS = 64, 1024
-"""Parts of a row whose squares are added up at most, and columns that are added up at once."""
-
-
-TILE, PART_STEPS = 128, 32
-"""Rows and columns of B_iᵀ A_i, and steps, that are multiplied at once."""
-
-
-PIECE = 64
-"""Steps of a record that are normalised at once."""
 
 
 def has_kernels(device: torch.device) -> bool:

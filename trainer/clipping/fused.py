@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from affidavit.trainer.clipping.device_operations import (
+from affidavit.trainer.clipping.kernel_sizes import (
     PART_COLUMNS,
     PART_STEPS,
     PARTS,

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from affidavit.trainer.clipping import device_operations
 from affidavit.trainer.clipping.device_operations import (
-    PART_STEPS,
     clipped_sum_of_rows,
     has_kernels,
     lie_together,
@@ -45,6 +44,7 @@ from affidavit.trainer.clipping.device_operations import (
     terms_of_squares,
     zero_records_,
 )
+from affidavit.trainer.clipping.kernel_sizes import PART_STEPS
 from affidavit.trainer.errors import MixedRecords
 from affidavit.trainer.norm_bounds import (
     BFLOAT16_ERROR,

@@ -24,7 +24,6 @@ import triton.language as tl
 from torch import Tensor
 
 from affidavit.trainer.noise.chacha import raw_words
-from affidavit.trainer.noise.normal import GROUP_SIZE, groups_of
 
 LANES = 128
 """Blocks that one program takes from the first third of their groups."""
@@ -126,6 +125,9 @@ def _add_pairs(  # type: ignore[no-untyped-def]
         tl.store(to + beyond, right, mask=inside_too)
 
 
+GROUP_SIZE = 256
+"""Variates of a group, as ``affidavit.trainer.noise.normal`` has it."""
+
 FIELDS = 7
 """Numbers of a stream in the table: memory, tensor, first block, skipped and taken variates, bits
 of the scale, and programs before its own."""
@@ -153,7 +155,8 @@ def write_normals(
     device = totals[0].device
     rows, programs, before = [], [], 0
     for place, (total, (tensor, first, count)) in enumerate(zip(totals, spans, strict=True)):
-        start, groups = groups_of((tensor, first, count))
+        start = first // GROUP_SIZE
+        groups = -(-(first + count) // GROUP_SIZE) - start if count else 0
         raw_words(key, step=step, tensor=tensor, count=0, block=24 * (start + groups))
         (bits,) = struct.unpack("<i", struct.pack("<f", 1.0 if scales is None else scales[place]))
         offset = first - GROUP_SIZE * start

@@ -57,7 +57,7 @@ def standard_normals(
     ``spans`` has the tensor, the first variate and the number of variates of each, which has the
     shape (number,). Raises ``ValueError`` like ``raw_words``.
     """
-    sizes = [groups_of(span) for span in spans]
+    sizes = [_groups_of(span) for span in spans]
     lengths = [groups for _, groups in sizes]
     out = torch.empty(sum(lengths), 2, PAIRS_PER_GROUP, dtype=torch.float32, device=device)
     parts = out.split(lengths)
@@ -99,7 +99,7 @@ def _fill_chunks(
         _transform(part, words.view(-1, 3, PAIRS_PER_GROUP))
 
 
-def groups_of(span: tuple[int, int, int]) -> tuple[int, int]:
+def _groups_of(span: tuple[int, int, int]) -> tuple[int, int]:
     """Return the first group of a stream's variates, and the number of groups."""
     _, first, count = span
     start = first // GROUP_SIZE

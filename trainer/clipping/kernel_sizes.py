@@ -1,0 +1,12 @@
+"""What the GPU kernels of clipping take at once."""
+
+from __future__ import annotations
+
+PARTS, PART_COLUMNS = 64, 1024
+"""Parts of a row whose squares are added up at most, and columns that are added up at once."""
+
+TILE, PART_STEPS = 128, 32
+"""Rows and columns of B_iᵀ A_i, and steps, that are multiplied at once."""
+
+PIECE = 64
+"""Steps of a record that are normalised at once."""
