@@ -15,6 +15,7 @@ from affidavit.plan import Plan, as_document, plan_from
 POISSON: dict[str, Any] = {
     "adjacency": "add_remove",
     "sampling": {"scheme": "poisson", "lot_size": 1024},
+    "dataset": {"size": 42043},
     "steps": 410,
 }
 TEN_EPOCHS: dict[str, Any] = {"steps": 410, "target": {"delta": 8e-6}}
@@ -215,7 +216,7 @@ def test_phases_are_composed(make_plan: Any) -> None:
 
 
 def test_a_large_delta_is_refused_unless_the_plan_says_why(make_plan: Any) -> None:
-    large = {"target": {"epsilon": 100, "delta": 1 / 42043}}
+    large = {"target": {"epsilon": 100, "delta": 1 / (41 * 1024)}}
     refused = certify(make_plan(**large))
     assert refused.verdict == "refused"
     assert refused.reasons[0].code == "large_delta"

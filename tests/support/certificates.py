@@ -18,13 +18,13 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture
 def make_plan() -> MakePlan:
-    """A shuffled plan of one epoch, which takes moments, with top-level fields changed."""
+    """A shuffled plan of one epoch of all records, which takes moments, with fields changed."""
 
     def make(**changes: Any) -> Plan:
         document = {
             "version": 1,
             "name": "shuffled",
-            "dataset": {"name": "e2e-nlg", "size": 42043},
+            "dataset": {"name": "e2e-nlg", "size": 41 * 1024},
             "adjacency": "zero_out",
             "sampling": {"scheme": "shuffled", "lot_size": 1024},
             "steps": 41,

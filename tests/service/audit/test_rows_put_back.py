@@ -276,24 +276,23 @@ def _tell_pairs(site: Site, plan: Any, pairs: list[Any]) -> None:
     assert site.contradicted(0) == site.contradicted(1) == set()
 
 
-@pytest.mark.parametrize("moved", [*((name,) for name in OWNED), ("certificates", "runs")])
-def test_rows_of_another_team_are_told(site: Site, plan: Any, moved: tuple[str, ...]) -> None:
-    def move(team: str) -> None:
+def test_rows_of_another_team_are_told(site: Site, plan: Any) -> None:
+    def move(names: Sequence[str], team: str) -> None:
         with site.owner.begin() as connection:
-            for name in moved:
+            for name in names:
                 connection.execute(update(OWNED[name][0]).values(team=team))
 
-    expected = set.union(*(OWNED[name][1] for name in moved))
-    if len(moved) > 1:  # the runs are then where their certificates are
-        expected = {"certificates"}
-    move("others")
-    for replica in range(2):
-        site.refuses(plan, replica, *expected)
-    with snapshot(site.owner) as connection:
-        found = [f"{item.where} {item.message}" for item in audit(connection, [])]
-    assert all(any(name in text or "team" in text for text in found) for name in expected)
-    move("default")
-    assert site.contradicted(0) == site.contradicted(1) == set()
+    alone = [((name,), told) for name, (_, told) in OWNED.items()]
+    # The runs are then where their certificates are.
+    for names, told in [*alone, (("certificates", "runs"), {"certificates"})]:
+        move(names, "others")
+        for replica in range(2):
+            site.refuses(plan, replica, *told)
+        with snapshot(site.owner) as connection:
+            found = [f"{item.where} {item.message}" for item in audit(connection, [])]
+        assert all(any(name in text or "team" in text for text in found) for name in told)
+        move(names, "default")
+        assert site.contradicted(0) == site.contradicted(1) == set()
 
 
 def test_a_replica_that_starts_on_such_rows_is_not_ready(
@@ -345,33 +344,27 @@ def test_a_certificate_of_another_team_is_not_read(site: Site) -> None:
             assert site.ask("GET", path, "audit", replica=replica).status_code == status
 
 
-@pytest.mark.parametrize(
-    ("error", "is_told_at_once"),
-    [
-        (NoResultFound(), True),
-        (ProgrammingError("", None, Exception("no such table")), True),
-        (ValueError("no date"), True),
-        (OperationalError("", None, Exception("it does not answer")), False),
-    ],
-    ids=["no row", "no table", "no value", "no answer"],
-)
 def test_rows_that_cannot_be_compared_stop_the_writes(
-    site: Site, plan: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, is_told_at_once: bool
+    site: Site, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An owner who has a comparison fail hides nothing by that."""
     safety = site.replicas[0].app.state.services.safety
-    assert safety.reasons() == []
+    no_answer = OperationalError("", None, Exception("it does not answer"))
+    no_table = ProgrammingError("", None, Exception("no such table"))
+    for error in (NoResultFound(), no_table, ValueError("no date"), no_answer):
+        assert safety.reasons() == []
 
-    def fail(_: Any) -> Any:
-        raise error
+        def fail(_: Any, error: Exception = error) -> Any:
+            raise error
 
-    monkeypatch.setattr(safety._comparison, "contradictions", fail)
-    monkeypatch.setattr(readiness, "GRACE_SECONDS", ONCE)
-    assert bool(safety.reasons()) == is_told_at_once
-    monkeypatch.setattr(readiness, "GRACE_SECONDS", 0.0)
-    answer = site.ask("POST", "/v1/certificates", "submit", plan(steps=7))
-    assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended")
-    assert [item["code"] for item in answer.json()["reasons"]] == ["rows_not_compared"]
+        with monkeypatch.context() as changed:
+            changed.setattr(safety._comparison, "contradictions", fail)
+            changed.setattr(readiness, "GRACE_SECONDS", ONCE)
+            assert bool(safety.reasons()) == (error is not no_answer)
+            changed.setattr(readiness, "GRACE_SECONDS", 0.0)
+            answer = site.ask("POST", "/v1/certificates", "submit", plan(steps=7))
+            assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended")
+            assert [item["code"] for item in answer.json()["reasons"]] == ["rows_not_compared"]
 
 
 def test_what_was_in_the_log_is_still_known_when_its_entry_is_gone_too(
@@ -398,12 +391,8 @@ def test_grants_in_another_order_are_noticed(site: Site, plan: Any) -> None:
         site.refuses(plan, 0, "dataset_grants")
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [("certificates", remove), ("ledger_events", remove), ("ledger_events", put_back)],
-)
 def test_an_older_row_of_a_growing_table_is_told_in_its_turn(
-    site: Site, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any, Table], None]
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def older(connection: Any, table: Table) -> dict[str, Any]:
         second = select(table).order_by(at_of(table)).offset(1).limit(1)
@@ -411,10 +400,15 @@ def test_an_older_row_of_a_growing_table_is_told_in_its_turn(
 
     monkeypatch.setattr(comparison, "MAX_SUBJECTS", 1)
     monkeypatch.setitem(globals(), "newest", older)
-    assert site.contradicted(0) == set()
-    with site.tampered((name, change)):
-        turns = [site.contradicted(0) for _ in range(8)]
-        assert turns[-2:] == [{name}] * 2
+    for changed in (
+        ("certificates", remove),
+        ("ledger_events", remove),
+        ("ledger_events", put_back),
+    ):
+        assert site.contradicted(0) == set()
+        with site.tampered(changed):
+            turns = [site.contradicted(0) for _ in range(8)]
+            assert turns[-2:] == [{changed[0]}] * 2
     assert site.contradicted(0) == set()
 
 
