@@ -157,9 +157,11 @@ def is_readable(predicate: Mapping[str, Any]) -> bool:
     if verdict not in get_args(Verdict) or not isinstance(predicate.get("requester"), str):
         return False
     try:
-        stated = (item for name in ("obligations", "reasons") for item in predicate[name])
-        if not all(isinstance(item["code"], str) for item in stated):
-            return False
+        for stated in (predicate["obligations"], predicate["reasons"]):
+            if not isinstance(stated, list) or not all(
+                isinstance(item["code"], str) for item in stated
+            ):
+                return False
         if guarantee is None:
             return bool(verdict != "certified")
         ends = ("lower", "upper")

@@ -184,11 +184,13 @@ function readStatement(envelope) {
   return document;
 }
 
-function isReadable({ verdict, guarantee, requester, obligations }) {
+function isReadable({ verdict, guarantee, requester, obligations, reasons }) {
   if (!VERDICTS.includes(verdict) || !isText(requester)) return false;
   try {
-    requireThat(Array.isArray(obligations), "obligations");
-    for (const item of obligations) requireThat(isText(get(item, "code")), "obligations");
+    for (const stated of [obligations, reasons]) {
+      requireThat(Array.isArray(stated), "a list");
+      for (const item of stated) requireThat(isText(get(item, "code")), "a code");
+    }
     if (guarantee === null) return verdict !== "certified";
     const ends = ["epsilon", "delta"].flatMap((name) =>
       ["lower", "upper"].map((end) => get(guarantee, name, end)),
