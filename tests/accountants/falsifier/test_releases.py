@@ -129,8 +129,8 @@ def test_no_data_set_shows_more_than_a_release_is_certified_for(name: str) -> No
     draw = random.Random(seeded(name))
     for _ in range(2):
         release, pair, sigma = random_event(name, draw)
-        allocated = "random_allocation", "replaced in bins", "in place of another"
-        engine = "allocation" if name.startswith(allocated) else "fourier"
+        allocated = RandomAllocationGaussian, ReplacedAllocationGaussian
+        engine = "allocation" if isinstance(release, allocated) else "fourier"
         curve = accountant(engine).curve(release)
         for over, under in (pair, pair[::-1]):
             alphas, truth = excesses(over, under, sigma)

@@ -292,7 +292,7 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
 @pytest.mark.parametrize(
     ("event", "delta"),
     [
-        (poisson(0.1, 0.1, 10), 1e-5),
+        (poisson(0.1, 0.05, 10), 1e-5),
         (poisson(0.1, 2e6, 10), 1e-5),
         (poisson(0.1, 2000.0, 10**9), 1e-5),
         (poisson(1e-10, 1.0, 10), 1e-5),
