@@ -13,6 +13,7 @@ import builtins
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 from affidavit.importers.libraries import OPACUS, Library
 from affidavit.importers.names import NAMES
@@ -68,6 +69,8 @@ class ObjectKinds:
         self.sources: dict[ast.Call, None] = {}
         """The calls that read the records."""
         self.memo: dict[ast.AST, Kinds] = {}
+        self.decided: dict[ast.expr, Any] = {}
+        """The values of conditions around calls."""
         self.private = self.statement(values.private_statement or call)
 
     # ---- spreading -----------------------------------------------------------------------
@@ -478,7 +481,9 @@ class ObjectKinds:
         """Whether a call cannot run in the same run as the private call."""
         if node not in self.script.parents:
             return False
-        return exclude_each_other(self.script, node, self.call) or is_left_out(self.values, node)
+        return exclude_each_other(self.script, node, self.call) or is_left_out(
+            self.values, node, self.decided
+        )
 
     def element(self, kinds: Kinds) -> Kinds:
         """Return the kinds of the elements of what is iterated.

@@ -730,15 +730,24 @@ def source_text(node: ast.AST) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def is_left_out(values: Evaluator, node: ast.AST) -> bool:
-    """Whether a condition with a known value prevents ``node`` from running."""
+def is_left_out(
+    values: Evaluator, node: ast.AST, decided: dict[ast.expr, Any] | None = None
+) -> bool:
+    """Whether a condition with a known value prevents ``node`` from running.
+
+    ``decided`` holds the values of conditions between calls.
+    """
+    decided = {} if decided is None else decided
     around = list(values.script.ancestors(node))
     for outer in around:
         match outer:
-            case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(
-                value := values.try_evaluate(test), Unreadable | Record
-            ):
-                if branch(values.script, outer, node) == ("orelse" if value else "body"):
+            case ast.If(test=test) | ast.IfExp(test=test):
+                if test not in decided:
+                    decided[test] = values.try_evaluate(test)
+                value = decided[test]
+                if not isinstance(value, Unreadable | Record) and branch(
+                    values.script, outer, node
+                ) == ("orelse" if value else "body"):
                     return True
             case ast.Match(subject=subject, cases=cases):
                 value = values.known_value(subject)
