@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,13 +41,7 @@ _SENTENCES = {
     "grant": "let team {team} {may} the data set {dataset}",
 }
 _MAY = {"reserve": "use", "read": "read the ledger of", "nothing": "no longer use"}
-
-
-class _Named(dict[str, str]):
-    """What an entry names; other names are left out of a sentence."""
-
-    def __missing__(self, _: str) -> str:
-        return "(not stated)"
+_MISSING = "(not stated)"
 
 
 def sentence_of(entry: Mapping[str, Any], plan: str | None = None) -> str:
@@ -76,11 +71,12 @@ def _sentence(kind: str, body: Mapping[str, Any]) -> str:
             return _SENTENCES.get(kind, "made an entry of an unknown kind")
 
 
-def _named(body: Mapping[str, Any], plan: str | None) -> _Named:
-    """Return the names in ``body`` and in its ledger or waiver."""
+def _named(body: Mapping[str, Any], plan: str | None) -> Mapping[str, str]:
+    """Return the names in ``body`` and in its ledger or waiver, and what stands for others."""
     inner = body.get("ledger") or body.get("waiver") or {}
-    result = _Named({name: str(value) for name, value in {**body, **inner}.items()})
-    result["may"] = _MAY.get(str(body.get("may")), "(not stated)")
+    result: defaultdict[str, str] = defaultdict(lambda: _MISSING)
+    result |= {name: str(value) for name, value in {**body, **inner}.items()}
+    result["may"] = _MAY.get(str(body.get("may")), _MISSING)
     result["plan"], result["of"] = (f" {plan}", f" of {plan}") if plan else ("", "")
     return result
 

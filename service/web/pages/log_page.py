@@ -388,20 +388,19 @@ def _read_entries(
 
 def _plan_names(connection: Connection, subjects: Collection[str]) -> dict[str, str]:
     """Return the names of the plans of certificates, reservations and runs, by id."""
+    same = reservations.c.certificate_id == certificates.c.id
+    reserved = reservations.join(certificates, same)
     query = union(
         *(
             select(id_, certificates.c.name).select_from(source).where(id_.in_(subjects))
             for id_, source in (
                 (certificates.c.id, certificates),
-                (reservations.c.id, _reserved),
-                (runs.c.id, _reserved.join(runs)),
+                (reservations.c.id, reserved),
+                (runs.c.id, reserved.join(runs)),
             )
         )
     )
     return {id_: name for id_, name in connection.execute(query) if name}
-
-
-_reserved = reservations.join(certificates, reservations.c.certificate_id == certificates.c.id)
 
 
 def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
