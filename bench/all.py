@@ -73,7 +73,7 @@ class Bench:
 USERS = ROOT / "docs/explanation/benchmarks.md"
 """The page of benchmarks that users read."""
 BENCHES = (
-    Bench(name="gate", command=("bench/gate.py",), minutes=10, document=USERS),
+    Bench(name="gate", command=("bench/gate.py",), minutes=10),
     Bench(
         name="accounting",
         command=(
@@ -113,7 +113,6 @@ BENCHES = (
         command=("-m", "bench.trainer"),
         minutes=30,
         lacks=_torch,
-        document=USERS,
     ),
     Bench(name="exact-noise", command=("bench/exact_noise.py",), minutes=5, lacks=_torch),
     Bench(
@@ -128,7 +127,6 @@ BENCHES = (
         command=("-m", "bench.service"),
         minutes=20,
         lacks=_wrk,
-        document=USERS,
     ),
     Bench(name="fair-share", command=("-m", "bench.fair_share"), minutes=12),
     Bench(name="pages", command=("-m", "bench.pages"), minutes=45, lacks=_postgresql),

@@ -59,19 +59,27 @@ def main(
     outputs: Annotated[Path, typer.Option(help="Folder for run outputs.")] = Path("runs"),
     keys: Annotated[
         list[Path] | None,
-        typer.Option("--keys", help="Trusted public keys of the service, instead of your own."),
+        typer.Option(
+            "--keys", help="Trusted public keys, as returned by GET /v1/keys, instead of your own."
+        ),
     ] = None,
     keyset: Annotated[
         list[Path] | None,
-        typer.Option("--keyset", help="Keyset whose keys to trust; repeatable, oldest first."),
+        typer.Option(
+            "--keyset",
+            help="Keyset whose keys to trust (GET /v1/keyset); repeatable, oldest first.",
+        ),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--root", help="With --keyset: trusted roots, or the last keyset seen."),
+        typer.Option("--root", help="With --keyset: the trusted roots, or the last keyset seen."),
     ] = None,
     trust: Annotated[
         Path | None,
-        typer.Option("--trust", help="Trust policy (YAML), instead of that of the keyset."),
+        typer.Option(
+            "--trust",
+            help="Trust policy (YAML): log, witnesses and freshness; default: the keyset's.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of this worker; default: the host name.")

@@ -77,8 +77,10 @@ def _operation(
     about = f"{operation['summary']}. {operation.get('description', '')}".strip()
     told = [f"## {name}\n", about.replace("``", "`") + f" {_who(operation)}{_body(operation)}"]
     parameters = [*_parameters(operation)]
-    if parameters:
-        shown = (item[0:1] if item in several else item for item in parameters)
+    shown = [item[0:1] if item in several else item for item in parameters]
+    if shown := [
+        item for item in shown if len(item) == 1 or item[1] or f"{{{item[0]}}}" not in name
+    ]:
         told.append(f"\nParameters: {'; '.join(_shown(*item) for item in shown)}.")
     stated = {*ANYWHERE}
     stated |= {*WITH_BODY} if "requestBody" in operation else set()

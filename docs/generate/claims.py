@@ -16,7 +16,7 @@ from docs.generate.tables import table
 
 CLAIMS = Path(__file__).resolve().parents[2] / "claims"
 KEYS = ("Source", "Link", "Reading", "Left out")
-COLUMNS = ("plan", "claimed", "proved", "answer", "reading", "source")
+COLUMNS = ("plan", "claimed ε", "proved ε", "answer", "δ", "source", "reading")
 USUAL = "Poisson lots, add or remove one record"
 """The reading that is not repeated in each row."""
 ANSWERS = {"claim_below_certified": "refuted", "claim_not_decided": "not decided"}
@@ -79,15 +79,21 @@ class Row:
             return "holds"
         return next(ANSWERS[code] for code in self.assessment.codes if code in ANSWERS)
 
-    def cells(self, number: int) -> list[str]:
-        """The row's cells; ``number`` is that of its source."""
+    def cells(self, sources: list[str], readings: list[str]) -> list[str]:
+        """The row's cells; source and reading are given by their places in the lists."""
         epsilon, delta = self.assessment.epsilon, self.assessment.target_delta
         if epsilon is None:
             raise ValueError(f"{self.file.name} is refused")
         proved = f"{decimal_down(epsilon.lower, 4)} to {decimal_up(epsilon.upper, 4)}"
-        claimed = f"{self.claimed} at δ = {decimal_up(delta, 6)}"
-        reading = self.facts["Reading"].removeprefix(USUAL).removeprefix(", ")
-        return [f"`{self.file.name}`", claimed, proved, self.answer, reading, str(number)]
+        source = str(sources.index(self.source) + 1)
+        reading = chr(ord("a") + readings.index(self.reading)) if self.reading else ""
+        name, at = f"`{self.file.name}`", decimal_up(delta, 6)
+        return [name, self.claimed, proved, self.answer, at, source, reading]
+
+    @property
+    def reading(self) -> str:
+        """How the source is read, where that is not as usual."""
+        return self.facts["Reading"].removeprefix(USUAL).removeprefix(", ")
 
     @property
     def source(self) -> str:
@@ -105,11 +111,9 @@ def page() -> str:
         f"{len(rows) - held - refuted} are not decided.\n\n"
     )
     sources = list(dict.fromkeys(row.source for row in rows))
-    cells = [
-        row.cells(number)
-        for number, source in enumerate(sources, 1)
-        for row in rows
-        if row.source == source
-    ]
+    rows.sort(key=lambda row: sources.index(row.source))
+    readings = [reading for reading in dict.fromkeys(row.reading for row in rows) if reading]
+    cells = [row.cells(sources, readings) for row in rows]
+    read = "".join(f"- {chr(ord('a') + place)}: {text}\n" for place, text in enumerate(readings))
     listed = "".join(f"{number}. {source}\n" for number, source in enumerate(sources, 1))
-    return f"{HEAD}{count}{table(COLUMNS, cells)}\n## Sources\n\n{listed}{TAIL}"
+    return f"{HEAD}{count}{table(COLUMNS, cells)}\n## Readings\n\n{USUAL}, unless a letter says:\n\n{read}\n## Sources\n\n{listed}{TAIL}"

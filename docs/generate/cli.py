@@ -63,7 +63,8 @@ def page() -> str:
     """Every command with its arguments and options; what several take is told once."""
     sections = list(_walk(get_command(app), "affidavit"))
     uses = Counter(row for _, command in sections for row in _rows(command))
-    shared = {row for row, times in uses.items() if times > 2}
+    most = {name: row for row, _ in reversed(uses.most_common()) for name in row[:1]}
+    shared = {row for row in most.values() if uses[row] > 1}
     told = f"## Options of several commands\n\n{_listed(sorted(shared))}\n"
     for group, options in TOGETHER.items():
         told += f"*{group.capitalize()}* are {', '.join(options)}.\n"

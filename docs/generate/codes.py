@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from docs.generate.tables import table
-
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = Path(__file__).with_name("code_texts.toml")
 ROOMS = (
@@ -53,9 +51,12 @@ HEAD = """# Codes
 Generated from the source by `make docs`; change the source, not this file.
 
 A published code keeps its meaning permanently; a new meaning is a new code. Messages may
-change. `…` stands for a value. A code with several messages is listed with
-the first, and a long one is cut; `affidavit explain CODE` shows all of it, and what to do. The
-mistakes that `diagnose` names are in [known mistakes](mistakes.md).
+change. `…` stands for a value. A code is listed once, under the first part that gives it, with its
+first message, and a long one is cut: `affidavit explain CODE` shows every message in full, and what
+to do. Codes that another page describes are there alone: [known mistakes](mistakes.md),
+[mechanisms](mechanisms.md), [the gate](../how-to/gate.md), [the guard](../how-to/guard.md),
+[replay](../how-to/replay.md), [workers](../how-to/run-a-worker.md), [probes](../how-to/operate.md),
+[the status list](../how-to/approvals-and-revocation.md) and [the log](log.md).
 
 | part | where you see its codes |
 |---|---|
@@ -72,19 +73,15 @@ mistakes that `diagnose` names are in [known mistakes](mistakes.md).
 """
 """How the page begins."""
 DESCRIBED = {
-    "assessment": {"known mistakes": "mistakes.md"},
-    "importers": {"the gate": "../how-to/gate.md"},
-    "mechanisms": {"mechanisms": "mechanisms.md"},
-    "certificate": {"the status list": "../how-to/approvals-and-revocation.md"},
-    "guard": {"the guard": "../how-to/guard.md"},
-    "replay": {"replay": "../how-to/replay.md"},
-    "service": {
-        "the log": "log.md",
-        "probes": "../how-to/operate.md",
-        "workers": "../how-to/run-a-worker.md",
-    },
+    "assessment": ("mistakes.md",),
+    "importers": ("../how-to/gate.md",),
+    "mechanisms": ("mechanisms.md",),
+    "certificate": ("../how-to/approvals-and-revocation.md",),
+    "guard": ("../how-to/guard.md",),
+    "replay": ("../how-to/replay.md",),
+    "service": ("log.md", "../how-to/operate.md", "../how-to/run-a-worker.md"),
 }
-"""Pages that describe codes of a part, by what they are about."""
+"""Pages that describe codes of a part; the head of the page links them."""
 ENTRY = r"(?m)^(### {0}$|\|(?! \d).*`{0}`.*\||\* .*\(`{0}`\))"
 """A heading, a row of a table or an item about a code; rows of numbered steps only list codes."""
 SHORT = 64
@@ -152,30 +149,23 @@ def _texts() -> dict[str, Any]:
 
 
 def page() -> str:
-    """A table for each part; codes that another page describes are named only."""
-    return HEAD + "\n".join(_section(room) for room in ROOMS if _stored(room))
+    """A list for each part of the codes that no part above it and no other page describes."""
+    told: set[str] = set()
+    sections = []
+    for room in ROOMS:
+        stored = _stored(room)
+        new = [code for code in sorted(stored) if code not in told and not _elsewhere(code, room)]
+        told |= stored.keys()
+        if new:
+            lines = [f"- `{code}`: {_cut(stored[code].message, SHORT)}\n" for code in new]
+            sections.append(f"## {room}\n\n{''.join(lines)}")
+    return HEAD + "\n".join(sections)
 
 
-def _section(room: str) -> str:
-    stored, told = _stored(room), dict[str, list[str]]()
-    rows = []
-    for code in sorted(stored):
-        if page := _page_about(code, room):
-            told.setdefault(page, []).append(f"`{code}`")
-        else:
-            rows.append((f"`{code}`", _cut(stored[code].message, SHORT)))
-    section = f"## {room}\n\n" + (table(("code", "says"), rows) if rows else "")
-    for page, codes in told.items():
-        section += f"\nDescribed in {page}: {', '.join(codes)}.\n"
-    return section
-
-
-def _page_about(code: str, room: str) -> str:
-    """A link to the page that has an entry of its own for a code, or nothing."""
-    for title, path in DESCRIBED.get(room, {}).items():
-        if re.search(ENTRY.format(code), _text_of(ROOT / "docs/reference" / path)):
-            return f"[{title}]({path})"
-    return ""
+def _elsewhere(code: str, room: str) -> bool:
+    """Whether another page has an entry of its own for a code."""
+    pages = (ROOT / "docs/reference" / path for path in DESCRIBED.get(room, ()))
+    return any(re.search(ENTRY.format(code), _text_of(page)) for page in pages)
 
 
 @cache

@@ -42,6 +42,10 @@ def document() -> str:
     shared = {field for field, times in uses.items() if times > 1}
     told = [_told(field) for field in sorted(shared)]
     fields = f"\n## Fields of several\n\n{table(('field', 'takes', 'meaning'), told)}"
+    obliged = dict.fromkeys(
+        (f"`{item.code}`", item.text) for entry in entries for item in entry.obligations
+    )
+    fields += f"\n## Obligations\n\n{table(('code', 'the trainer must see to it that'), obliged)}"
     sections = [_section(item, shared, _same_release(item, entries)) for item in entries]
     return HEAD + rows + fields + "".join(sections)
 
@@ -86,8 +90,8 @@ def _lines(mechanism: Mechanism, shared: set[Field], same: str) -> Iterator[str]
     else:
         yield from _release(mechanism)
     yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
-    for obligation in mechanism.obligations:
-        yield f"* **Obliges the trainer** (`{obligation.code}`): {obligation.text}."
+    if codes := [f"`{item.code}`" for item in mechanism.obligations]:
+        yield f"* **Obliges the trainer**: {', '.join(codes)}."
     yield f"* **Sources** {'; '.join(mechanism.sources)}."
     fields = _fields(mechanism)
     if names := [f"`{field[0]}`" for field in fields if field in shared]:
