@@ -77,21 +77,21 @@ def _operation(
     about = f"{operation['summary']}. {operation.get('description', '')}".strip()
     told = [f"## {name}\n", about.replace("``", "`") + f" {_who(operation)}{_body(operation)}"]
     parameters = [*_parameters(operation)]
-    shown = [item[0:1] if item in several else item for item in parameters]
-    if shown := [
-        item for item in shown if len(item) == 1 or item[1] or f"{{{item[0]}}}" not in name
-    ]:
-        told.append(f"\nParameters: {'; '.join(_shown(*item) for item in shown)}.")
+    in_path = {item for item in parameters if f"{{{item[0]}}}" in name}
+    known = {item for item in in_path if item in several or not item[1]}
+    others = [item[0:1] if item in several else item for item in parameters if item not in known]
+    if others:
+        told.append(f"\nParameters: {'; '.join(_shown(*item) for item in others)}.")
     stated = {*ANYWHERE}
     stated |= {*WITH_BODY} if "requestBody" in operation else set()
     stated |= {*WITH_PARAMETERS} if parameters else set()
     answers = _answers(operation)
     if missing := stated - {code for code, _ in answers} - {*ANYWHERE}:
         raise ValueError(f"{name} does not return {sorted(missing)}")
-    others = [item for item in answers if item[0] not in ANYWHERE and item != USUAL]
-    if own := [f"**{code}** {text}" for code, text in others if usual.get(code) != text]:
+    besides = [item for item in answers if item[0] not in ANYWHERE and item != USUAL]
+    if own := [f"**{code}** {text}" for code, text in besides if usual.get(code) != text]:
         told.append("\n" + " ".join(own))
-    also = [code for code, text in others if usual.get(code) == text and code not in stated]
+    also = [code for code, text in besides if usual.get(code) == text and code not in stated]
     if also:
         told.append(f"\nAlso {', '.join(also)}.")
     return "\n".join(told) + "\n"

@@ -116,4 +116,5 @@ def page() -> str:
     cells = [row.cells(sources, readings) for row in rows]
     read = "".join(f"- {chr(ord('a') + place)}: {text}\n" for place, text in enumerate(readings))
     listed = "".join(f"{number}. {source}\n" for number, source in enumerate(sources, 1))
-    return f"{HEAD}{count}{table(COLUMNS, cells)}\n## Readings\n\n{USUAL}, unless a letter says:\n\n{read}\n## Sources\n\n{listed}{TAIL}"
+    read = f"## Readings\n\n{USUAL}, and what the row's letter says:\n\n{read}"
+    return f"{HEAD}{count}{table(COLUMNS, cells)}\n{read}\n## Sources\n\n{listed}{TAIL}"

@@ -18,26 +18,19 @@ certified bounds. A claim stands for all numbers that round to it, and the large
 | `refuted` | is below the lower end | 1 |
 | `not_decided` | lies between the two: the claim may be true or not | 3 |
 
-Where a claim is not decided, the summary says which claim holds, and `corrected` with how much
-noise this one does. A plan that is refused ends with 1, because no claim can be made about it.
-
 Unless the claim holds, the mistakes below are tried, each alone and then in pairs, under the
 accountants that people use, and those that reproduce the claim are named, the simplest first. They
-do not prove that somebody made the mistake, and several can lead to one number. With only two or
-three digits, matches can be coincidental, and a claim can be wrong even if no known mistake
-explains it. If the claim is not decided, or refuted by no more than an accountant's own error, only
-a single mistake that gives exactly its digits, four or so, is named.
+do not prove that somebody made the mistake: with only two or three digits, matches can be
+coincidental. A claim can be wrong even if no known mistake explains it.
 
 A plan that carries its claim (`claim: 7.9852`) passes `check` and `certify` only if the claim
 holds. If it is refuted, the plan is `under_noised` (exit code 1), and the mistakes are among the
-reasons. If it is not decided, the plan is `unproved` (3). A target that the plan is not proved to
-meet ends with 1, whatever the claim.
+reasons. If it is not decided, the plan is `unproved` (3).
 
 Digits count. `7.98` stands for everything that rounds to it, `7.9800` for a hundredth of that;
-give the claim as text to keep zeros at its end. Zeros at the end of a whole number count for
-nothing, nor does that of `94.0`. A claimed noise multiplier is compared with the target, by the
-largest one that rounds to it; a mistake explains it if it leads to the target, or up to 0.5 %
-below, where calibration stops.
+give the claim as text to keep zeros at its end. A claimed noise multiplier is compared with the
+target; a mistake explains it if it leads to the target, or up to 0.5 % below, where calibration
+stops.
 
 ## Output fields
 
@@ -56,9 +49,6 @@ below, where calibration stops.
 * `explanations[].steps`: for each mistake what was accounted, what is wrong with it, the source
   and the fix.
 * `corrected`: the noise with which the claim holds, certified; null if there is none.
-
-Not searched: more than two mistakes at once, and plans of so many phases that a reading takes
-seconds.
 
 ## The mistakes
 """
