@@ -36,6 +36,10 @@ ACCURACY = 1e-6
 """Relative accuracy of μ, which is rounded up."""
 MAX_SAMPLES = 32
 """Samples of the curve besides those of the trade-off function, at most."""
+_MIN_SPACING = 1e-5
+"""Distance in ε below which a further sample would only add rounding to the slopes of chords."""
+_HEIGHT_ROUNDING = 2e-14
+"""More than rounding adds to the height of a chord above the Gaussian curve."""
 _PARTS = 32
 """Parts of an interval between sampled ε in which the regret is bounded."""
 
@@ -62,7 +66,7 @@ def gaussian_bound(trade_off: TradeOff, curve: PrivacyCurve) -> GaussianBound | 
             return bound
         mu, remainder, at = result
         bound = GaussianBound(mu=mu, remainder=remainder, regret=0.0)
-        if at in trade_off.epsilons:
+        if min(abs(at - epsilon) for epsilon in trade_off.epsilons) < _MIN_SPACING:
             break
         try:
             trade_off = trade_off.refined({at: curve.delta(at)})
@@ -89,7 +93,7 @@ def _least_mu(trade_off: TradeOff) -> tuple[float, float, float] | None:
         least = [GaussianCurve(mu=mu).delta(epsilon).lower for epsilon in at.tolist()]
         heights = chords - np.array(least)
         worst = int(heights.argmax())
-        return float(heights[worst]), float(at[worst])
+        return float(heights[worst]) + _HEIGHT_ROUNDING, float(at[worst])
 
     low, mu = MIN_MU, 2 * MIN_MU
     while excess(mu)[0] > remainder:

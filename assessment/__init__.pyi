@@ -10,9 +10,11 @@ from .certification import certify as certify
 from .certification import with_cap as with_cap
 from .group_privacy import group_bound as group_bound
 from .group_privacy import with_group as with_group
+from .least_gaussian import with_gaussian_bound as with_gaussian_bound
 from .lower_end import explain_lower_end as explain_lower_end
 from .meaning import Meaning as Meaning
 from .meaning import explain_guarantee as explain_guarantee
+from .meaning import gaussian_bound_in as gaussian_bound_in
 from .meaning import meaning_of as meaning_of
 from .meaning import signed_bounds as signed_bounds
 from .mechanism_advice import Advice as Advice

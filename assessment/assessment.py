@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.plan import Adjacency, Reason
+
+if TYPE_CHECKING:
+    from affidavit.accountants import GaussianBound
 
 Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 ClaimAnswer = Literal["holds", "refuted", "not_decided"]
@@ -120,9 +123,10 @@ class Assessment:
     ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in clip
     norms, each if all phases share one. ``mu`` is the Gaussian-DP parameter if the run is exactly
     one Gaussian mechanism. ``proof`` is the witness that the checker accepted, ``proof_problem``
-    the reason why there is none; both are None if no proof was requested. ``groups`` are the
-    requested bounds of larger groups and of other relations. ``cap`` is what a policy's cap on ε
-    needs, if it was computed.
+    the reason why there is none; both are None if no proof was requested. ``gaussian`` is the least
+    Gaussian curve that bounds the guarantee at every ε, ``gaussian_problem`` the reason why there
+    is none, likewise. ``groups`` are the requested bounds of larger groups and of other relations.
+    ``cap`` is what a policy's cap on ε needs, if it was computed.
     """
 
     verdict: Verdict
@@ -150,6 +154,8 @@ class Assessment:
     assumptions: tuple[str, ...] = ()
     proof: dict[str, Any] | None = None
     proof_problem: Reason | None = None
+    gaussian: GaussianBound | None = None
+    gaussian_problem: Reason | None = None
     groups: tuple[GroupBound, ...] = ()
     cap: CapNeeds | None = None
 
@@ -198,7 +204,7 @@ class Assessment:
     def as_result(self) -> dict[str, Any]:
         """Return the result document, without its certificate.
 
-        It has a ``strategy`` if noise is correlated, and ``groups`` if they were requested.
+        It has a ``strategy`` of correlated noise, ``groups`` and ``gaussian_bound`` if requested.
         """
         result: dict[str, Any] = {}
         if self.strategies:
@@ -206,6 +212,12 @@ class Assessment:
             result["strategy"] = list(self.strategies) if several else self.strategies[0]
         if self.groups:
             result["groups"] = [bound.as_dict() for bound in self.groups]
+        if self.gaussian is not None or self.gaussian_problem is not None:
+            bound, problem = self.gaussian, self.gaussian_problem
+            result["gaussian_bound"] = {
+                **({} if bound is None else asdict(bound)),
+                "reasons": [] if problem is None else [problem.as_dict()],
+            }
         return result | {
             "verdict": self.verdict,
             "plan_digest": self.plan_digest,

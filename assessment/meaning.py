@@ -7,11 +7,12 @@ intermediate model:
   records that were not used is ``FALSE_ALARM_RATE``;
 * how often a guess is right whether a record was used, if both were equally likely before.
 
-They follow from points (ε, δ) of the guarantee, and exactly from μ if the run is one Gaussian
-mechanism. By definition of (ε, δ)-DP in both directions, the power of a test with false alarms α is
-at most min(e^ε α + δ, 1 − e^−ε (1 − δ − α)), and the total variation distance of the two outputs is
-at most (e^ε − 1 + 2δ) / (e^ε + 1), half of which a guess gains. Every point bounds both, so that
-the smallest bound holds.
+They follow from points (ε, δ) of the guarantee, and from μ if one Gaussian mechanism bounds the
+run: exactly if the run is one, else up to a remainder that is added. By definition of (ε, δ)-DP in
+both directions, the power of a test with false alarms α is at most
+min(e^ε α + δ, 1 − e^−ε (1 − δ − α)), and the total variation distance of the two outputs is at most
+(e^ε − 1 + 2δ) / (e^ε + 1), half of which a guess gains. Every point bounds both, so that the
+smallest bound holds.
 
 References: Kairouz, Oh and Viswanath, arXiv:1311.0776, theorem 2.1 (the region of tests); Dong,
 Roth and Su, arXiv:1905.02383, section 2 (the Gaussian trade-off).
@@ -62,23 +63,27 @@ class Meaning:
         )
 
 
-def meaning_of(points: Iterable[Point], mu: float | None = None) -> Meaning:
+def meaning_of(points: Iterable[Point], mu: float | None = None, remainder: float = 0.0) -> Meaning:
     """Return what a guarantee means that holds at each of ``points`` (ε in nats, δ).
 
-    ``mu`` is an upper bound of the Gaussian-DP parameter, if there is one.
+    ``mu`` is that of a Gaussian curve which bounds the guarantee but for the ``remainder`` of δ, if
+    there is one.
     """
     points = list(points)
     guessed = [1.0, *(_right_guesses(epsilon, delta) for epsilon, delta in points)]
     if mu is not None:
-        guessed.append(_NORMAL.cdf(mu / 2) + ROUNDING)
-    return Meaning(recognised_at(FALSE_ALARM_RATE, points, mu), _exact(min(guessed), 0.5))
+        guessed.append(_NORMAL.cdf(mu / 2) + remainder / 2 + ROUNDING)
+    recognised = recognised_at(FALSE_ALARM_RATE, points, mu, remainder)
+    return Meaning(recognised, _exact(min(guessed), 0.5))
 
 
-def recognised_at(rate: float, points: Iterable[Point], mu: float | None = None) -> float:
+def recognised_at(
+    rate: float, points: Iterable[Point], mu: float | None = None, remainder: float = 0.0
+) -> float:
     """Return the most that a test recognises whose rate of false alarms is ``rate``."""
     recognised = [1.0, *(_power(rate, epsilon, delta) for epsilon, delta in points)]
     if mu is not None and 0 < rate < 1:
-        recognised.append(_NORMAL.cdf(_NORMAL.inv_cdf(rate) + mu) + ROUNDING)
+        recognised.append(_NORMAL.cdf(_NORMAL.inv_cdf(rate) + mu) + remainder + ROUNDING)
     return _exact(min(recognised), rate)
 
 
@@ -93,13 +98,20 @@ def explain_guarantee(guarantee: Mapping[str, Any]) -> tuple[str, ...]:
     return meaning_of(*bounds).sentences(guarantee["unit"], guarantee["adjacency"])
 
 
-def signed_bounds(guarantee: Mapping[str, Any]) -> tuple[list[Point], float | None] | None:
-    """Return the points and μ of a signed guarantee, or None if it holds with a confidence."""
+def signed_bounds(guarantee: Mapping[str, Any]) -> tuple[list[Point], float | None, float] | None:
+    """Return the points, μ and its remainder, or None if the guarantee holds with a confidence."""
     if guarantee.get("confidence") is not None:
         return None
-    mu = guarantee.get("mu")
     point = float(guarantee["epsilon"]["upper"]), float(guarantee["delta"]["upper"])
-    return [point], None if mu is None else float(mu)
+    return [point], *gaussian_bound_in(guarantee)
+
+
+def gaussian_bound_in(guarantee: Mapping[str, Any]) -> tuple[float | None, float]:
+    """Return μ of a Gaussian curve that bounds a signed ``guarantee``, and its remainder."""
+    if (mu := guarantee.get("mu")) is not None:
+        return float(mu), 0.0
+    bound = guarantee.get("gaussian_bound")
+    return (None, 0.0) if bound is None else (float(bound["mu"]), float(bound["remainder"]))
 
 
 def percent(probability: float) -> str:

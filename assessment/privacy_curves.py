@@ -172,7 +172,7 @@ def curves(
         return assessment
     chosen = accountant(assessment.accountants[0].name)
     if isinstance(chosen, Sampling):
-        return replace(assessment, verdict="refused", reasons=(_SAMPLED,))
+        return replace(assessment, verdict="refused", reasons=(SAMPLED,))
     solver = Solver(lowered=lower_open(plan), engine=chosen)
     closed = solver.solve()
     event, curve = closed.event(), solver.bracketing_curve(closed)
@@ -198,12 +198,13 @@ def curves(
     )
 
 
-_SAMPLED = Reason(
+SAMPLED = Reason(
     code="unsupported",
     message="the guarantee of this plan is a sampled bound at one δ; each point of a whole curve "
     "would take seconds and hold with a confidence of its own.",
     remedy="Ask `certify` for ε at the δ that matters.",
 )
+"""The reason why a sampled guarantee has no curve."""
 
 
 def _ask(

@@ -10,18 +10,22 @@ from affidavit.assessment.meaning import FALSE_ALARM_RATE, Point, recognised_at
 _RATES = tuple(rate / 100 for rate in range(101))
 
 
-def chart_recognition(points: Iterable[Point], mu: float | None = None) -> Chart:
+def chart_recognition(
+    points: Iterable[Point], mu: float | None = None, remainder: float = 0.0
+) -> Chart:
     """Return the most that a test recognises at each rate of false alarms, in per cent.
 
-    The guarantee holds at each of ``points``, and ``mu`` bounds it if it is one Gaussian mechanism.
+    The guarantee holds at each of ``points``, and the Gaussian curve of ``mu`` bounds it, if there
+    is one, but for the ``remainder`` of δ.
 
     >>> chart = chart_recognition([(1.0, 0.0)])
     >>> [round(y, 1) for x, y in chart.marks[0].points if x in (0, 10, 50, 100)]
     [0.0, 27.2, 81.6, 100.0]
     """
     points = list(points)
-    bounds = [(100 * rate, 100 * recognised_at(rate, points, mu)) for rate in _RATES]
-    named = 100 * FALSE_ALARM_RATE, 100 * recognised_at(FALSE_ALARM_RATE, points, mu)
+    bounds = [(100 * rate, 100 * recognised_at(rate, points, mu, remainder)) for rate in _RATES]
+    recognised = recognised_at(FALSE_ALARM_RATE, points, mu, remainder)
+    named = 100 * FALSE_ALARM_RATE, 100 * recognised
     return Chart(
         title="Recognised at most",
         description="The most that any attacker recognises, against the rate of false alarms.",

@@ -117,7 +117,13 @@ def with_proof(assessment: Assessment) -> Assessment:
     except Unproved as failure:
         problem = Reason(code=failure.code, message=failure.message, remedy=failure.remedy)
         return replace(assessment, proof_problem=problem)
-    return replace(provable, proof=proof, groups=assessment.groups)
+    return replace(
+        provable,
+        proof=proof,
+        gaussian=assessment.gaussian,
+        gaussian_problem=assessment.gaussian_problem,
+        groups=assessment.groups,
+    )
 
 
 def _provable(assessment: Assessment) -> Assessment:

@@ -167,14 +167,18 @@ def is_readable(predicate: Mapping[str, Any]) -> bool:
         ends = ("lower", "upper")
         bounds = [guarantee[name][end] for name in ("epsilon", "delta") for end in ends]
         bounds.append("0" if guarantee["mu"] is None else guarantee["mu"])
+        if "gaussian_bound" in guarantee:
+            gaussian = guarantee["gaussian_bound"]
+            bounds += [gaussian[name] for name in ("mu", "remainder", "regret")]
         if not all(isinstance(text, str) for text in (guarantee["adjacency"], *bounds)):
             return False
-        epsilon_lower, epsilon_upper, delta_lower, delta_upper, mu = map(float, bounds)
+        epsilon_lower, epsilon_upper, delta_lower, delta_upper, *others = map(float, bounds)
     except (KeyError, TypeError, ValueError):
         return False
-    ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper and mu >= 0
+    ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper
     # A refused or undecided plan may have no finite bound.
     may_be_unbounded = verdict in ("refused", "undecided")
+    ordered = ordered and all(value >= 0 for value in others)
     return ordered and (may_be_unbounded or (epsilon_upper < math.inf and delta_upper < 1))
 
 
@@ -218,8 +222,17 @@ def _guarantee(assessment: Assessment) -> dict[str, Any] | None:
         "unit": assessment.unit,
         **_confidence(assessment.confidence),
         "mu": _up(assessment.mu),
+        **_gaussian_bound(assessment),
         "trajectory": "all_iterates",
     }
+
+
+def _gaussian_bound(assessment: Assessment) -> dict[str, Any]:
+    """Return the Gaussian curve that bounds the guarantee; empty if none was requested."""
+    if assessment.gaussian is None:
+        return {}
+    bound = asdict(assessment.gaussian)
+    return {"gaussian_bound": {name: decimal_up(value) for name, value in bound.items()}}
 
 
 def _groups(assessment: Assessment) -> dict[str, Any]:

@@ -61,6 +61,10 @@ def certify(
         Adjacency | None,
         typer.Option(help="Also bound ε of data sets that differ by this adjacency."),
     ] = None,
+    mu: Annotated[
+        bool,
+        typer.Option("--mu", help="Also find the least μ whose Gaussian curve bounds the run."),
+    ] = False,
     show_attack: Annotated[
         bool, typer.Option("--show-attack", help="Say which attack attains the lower end of ε.")
     ] = False,
@@ -84,6 +88,10 @@ def certify(
             from affidavit.assessment import with_group
 
             result = with_group(result, records or 1, relation or result.adjacency)
+        if mu:
+            from affidavit.assessment import with_gaussian_bound
+
+            result = with_gaussian_bound(result)
     attack: tuple[str, ...] = ()
     if show_attack:
         from affidavit.assessment import explain_lower_end

@@ -25,7 +25,7 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import exit_of_verdict
 from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
-from affidavit.gate.render import plain_table
+from affidavit.gate.render import gaussian_bound_line, plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,11 +85,7 @@ def _print(result: assessment.Curves) -> None:
         mu = decimal_up(result.mu, DIGITS)
         out.print(f"exactly Gaussian: μ = {mu}, ρ = {rho} (zCDP)")
     elif (bound := result.gaussian_bound) is not None:
-        mu, regret = decimal_up(bound.mu, DIGITS), decimal_up(bound.regret, DIGITS)
-        out.print(
-            f"at most Gaussian: δ(ε) is at most that of μ = {mu}, plus "
-            f"{decimal_up(bound.remainder, 2)}, at every ε; regret {regret}"
-        )
+        out.print(gaussian_bound_line(bound))
     for table in _tables(result):
         out.print()
         out.print(table)

@@ -48,6 +48,7 @@ from affidavit.plan import Reason, printable, read_inside
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from affidavit.accountants import GaussianBound
     from affidavit.assessment import Assessment, GroupBound
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
@@ -123,6 +124,10 @@ def _fact_lines(assessment: Assessment) -> list[str]:
         facts.append(f"joint noise multiplier of a step: {decimal_down(assessment.joint, DIGITS)}")
     if assessment.mu is not None:
         facts.append(f"exactly Gaussian, μ = {decimal_up(assessment.mu, DIGITS)}")
+    elif (bound := assessment.gaussian) is not None:
+        facts.append(gaussian_bound_line(bound))
+    if (problem := assessment.gaussian_problem) is not None:
+        facts.append(f"no Gaussian bound ({problem.code}: {problem.message.rstrip('.')})")
     facts += [_strategy_line(entry) for entry in assessment.strategies]
     saving = (assessment.allocation or {}).get("saving")
     if saving:
@@ -138,6 +143,14 @@ def _fact_lines(assessment: Assessment) -> list[str]:
         facts.append(f"{opinion.name} ({opinion.version}): ε {proved}{confidence}")
     facts += [_group_line(bound, assessment.unit) for bound in assessment.groups]
     return facts
+
+
+def gaussian_bound_line(bound: GaussianBound) -> str:
+    """Return the Gaussian curve that bounds a guarantee, in words."""
+    return (
+        f"at most Gaussian: δ(ε) is at most that of μ = {decimal_up(bound.mu, DIGITS)}, plus "
+        f"{decimal_up(bound.remainder, 2)}, at every ε; regret {decimal_up(bound.regret, 3)}"
+    )
 
 
 def _group_line(bound: GroupBound, unit: str) -> str:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal, localcontext
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from affidavit.assessment import (
     closed_plan,
     curves,
     draw_curves,
+    with_gaussian_bound,
 )
 from affidavit.assessment.charts import Band, Dots, Line
 from affidavit.certificate import Certificate, issue_here
@@ -37,6 +38,8 @@ from affidavit.trust.signers import own_signing_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from affidavit.accountants import GaussianBound
 
 
 class Bound(float):
@@ -212,6 +215,10 @@ class Certification:
         """Return the privacy curve; raises ``NotCertified`` if nothing may be claimed."""
         return curve_of(self.source)
 
+    def with_gaussian_bound(self) -> Certification:
+        """Return a copy that also states, and signs, the least μ whose curve bounds the run's."""
+        return replace(self, assessment=with_gaussian_bound(self.assessment))
+
     def plot(self, ax: Axes | None = None, *, kind: str = "trade-off") -> Axes:
         """Draw the curve ``kind`` with Matplotlib; raises ``NotCertified`` and ``ImportError``."""
         return self.curve().plot(ax, kind=kind)
@@ -280,6 +287,11 @@ class Curve:
     def mu(self) -> float | None:
         """The Gaussian-DP parameter, if the run is exactly one Gaussian mechanism."""
         return self.values.mu
+
+    @property
+    def gaussian_bound(self) -> GaussianBound | None:
+        """The least Gaussian curve that is proved to bound δ at every ε, if there is one."""
+        return self.values.gaussian_bound
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of ``affidavit curve --json``."""

@@ -12,7 +12,7 @@ A policy applies to the data sets that it names, or to all that no other policy 
 >>> policy = Policy(schema_version=1, name="nlg", version=3, datasets=("e2e-nlg",),
 ...                 epsilon_cap=8.0, delta_cap=1e-5, caps={"e2e-nlg": Caps(epsilon=4.0)})
 >>> policy.cap("e2e-nlg")
-Caps(epsilon=4.0, delta=1e-05)
+Caps(epsilon=4.0, delta=1e-05, mu=None)
 >>> policy.reference()["name"], policy.covers("e2e-nlg"), policy.covers("other")
 ('nlg', True, False)
 >>> parse_policy(b"schema_version: 1\\nname: nlg\\nversion: 1\\ndatasets: default\\n", "yaml").name
@@ -116,10 +116,11 @@ _Few = Field(min_length=1, fail_fast=True)
 
 
 class Caps(StrictModel):
-    """The largest allowed ε and δ; None is no cap."""
+    """The largest allowed ε, δ and μ of Gaussian DP; None is no cap."""
 
     epsilon: Positive | None = None
     delta: Probability | None = None
+    mu: Positive | None = None
 
 
 class GroupCap(StrictModel):
@@ -155,6 +156,7 @@ class Policy(StrictModel):
     proof: Literal["required"] | None = None
     epsilon_cap: Positive | None = None
     delta_cap: Probability | None = None
+    mu_cap: Positive | None = None
     group_cap: GroupCap | None = None
     caps: Annotated[dict[Name, Caps], Field(max_length=MAX_DATASETS)] = Field(default={})
     allow_large_delta: Annotated[bool, Field(strict=True)] = False
@@ -186,6 +188,7 @@ class Policy(StrictModel):
         return Caps(
             epsilon=self.epsilon_cap if own.epsilon is None else own.epsilon,
             delta=self.delta_cap if own.delta is None else own.delta,
+            mu=self.mu_cap if own.mu is None else own.mu,
         )
 
     def as_document(self) -> dict[str, Any]:

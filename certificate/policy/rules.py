@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.assessment import Assessment
+from affidavit.assessment import Assessment, gaussian_bound_in
 from affidavit.assessment.assessment import Verdict, is_refused_by_policy
 from affidavit.certificate.policy.document import Policy
 from affidavit.plan import Plan, Reason, exact_fraction, plan_from
 
 Budget = Literal["fits", "exceeded", "none", "unknown"]
 """Whether the cost of the run can be reserved; ``unknown`` if no ledger was checked."""
-_NO_GROUP_BOUND = "none is stated"
+_NOT_STATED = "none is stated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,9 @@ class PolicyFacts:
     ``verdict`` is that of the accounting; ``engines`` are (name, version), and the first one
     decided. ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded
     up. ``unproved`` is the reason why there is no proof, or empty. ``groups`` are records, relation
-    and ε of larger groups, and ``unbounded`` is the reason why one is missing. ``cap_needs`` is
-    what the cap on ε needs, or empty.
+    and ε of larger groups, and ``unbounded`` is the reason why one is missing. ``mu`` is that of a
+    Gaussian curve that bounds the guarantee, and ``no_mu`` the reason why there is none.
+    ``cap_needs`` is what the cap on ε needs, or empty.
     """
 
     plan: Plan
@@ -48,7 +49,9 @@ class PolicyFacts:
     budget: Budget
     unproved: str = "it has no proof"
     groups: tuple[tuple[int, str, float], ...] = ()
-    unbounded: str = _NO_GROUP_BOUND
+    unbounded: str = _NOT_STATED
+    mu: float | None = None
+    no_mu: str = _NOT_STATED
     cap_needs: str = ""
 
     @classmethod
@@ -73,8 +76,12 @@ class PolicyFacts:
             ),
             unbounded=next(
                 (_summary(bound.reasons[0]) for bound in assessment.groups if bound.reasons),
-                _NO_GROUP_BOUND,
+                _NOT_STATED,
             ),
+            mu=_mu_of(assessment),
+            no_mu=_NOT_STATED
+            if assessment.gaussian_problem is None
+            else _summary(assessment.gaussian_problem),
             cap_needs="" if assessment.cap is None else assessment.cap.needs,
         )
 
@@ -96,7 +103,13 @@ class PolicyFacts:
                 (int(item["records"]), str(item["relation"]), float(item["epsilon"]["upper"]))
                 for item in predicate.get("groups", ())
             ),
+            mu=None if guarantee is None else gaussian_bound_in(guarantee)[0],
         )
+
+
+def _mu_of(assessment: Assessment) -> float | None:
+    bound = assessment.mu if assessment.gaussian is None else assessment.gaussian.mu
+    return None if bound is None else float(decimal_up(bound))
 
 
 def _unproved(proof: Any, problem: Reason | None) -> str:
@@ -254,6 +267,28 @@ def _group_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         )
 
 
+def _mu_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
+    cap = policy.cap(facts.plan.dataset.name).mu
+    if cap is None or facts.epsilon is None:
+        return
+    allowed = decimal_down(cap, DIGITS)
+    if facts.mu is None:
+        yield Reason(
+            code="policy_mu_cap",
+            message=f"the policy {policy.name} asks for μ ≤ {allowed}, and no Gaussian curve is "
+            f"proved to bound the guarantee at every ε ({facts.no_mu}).",
+            remedy="Certify it with --mu, or choose sampling and noise for which there is one.",
+        )
+    elif facts.mu > cap:
+        yield Reason(
+            code="policy_mu_cap",
+            pointer="/target/epsilon",
+            message=f"μ ≤ {decimal_up(facts.mu, DIGITS)} is proved; the policy {policy.name} "
+            f"allows {allowed}.",
+            remedy="Lower target.epsilon and raise the noise to what it needs, or run fewer steps.",
+        )
+
+
 def _delta_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     cap = policy.cap(facts.plan.dataset.name).delta
     if cap is not None and facts.delta is not None and facts.delta > cap:
@@ -315,6 +350,7 @@ RULES: Mapping[str, RuleCheck] = {
     "policy_epsilon_cap": _epsilon_cap,
     "policy_group_cap": _group_cap,
     "policy_delta_cap": _delta_cap,
+    "policy_mu_cap": _mu_cap,
     "policy_large_delta": _large_delta,
     "policy_budget": _budget,
 }

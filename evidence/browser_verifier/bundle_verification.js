@@ -196,10 +196,15 @@ function isReadable({ verdict, guarantee, requester, obligations, reasons }) {
       ["lower", "upper"].map((end) => get(guarantee, name, end)),
     );
     const mu = get(guarantee, "mu");
-    const bounds = [...ends, mu === null ? "0" : mu];
+    const gaussian = Object.hasOwn(guarantee, "gaussian_bound")
+      ? ["mu", "remainder", "regret"].map((name) => get(guarantee, "gaussian_bound", name))
+      : [];
+    const bounds = [...ends, mu === null ? "0" : mu, ...gaussian];
     requireThat(isText(get(guarantee, "adjacency")) && bounds.every(isText), "guarantee");
-    const [low, high, deltaLow, deltaHigh, bound] = bounds.map(numberOf);
-    const ordered = 0 <= low && low <= high && 0 <= deltaLow && deltaLow <= deltaHigh && bound >= 0;
+    const [low, high, deltaLow, deltaHigh, ...others] = bounds.map(numberOf);
+    const ordered =
+      0 <= low && low <= high && 0 <= deltaLow && deltaLow <= deltaHigh &&
+      others.every((value) => value >= 0);
     const mayBeUnbounded = ["refused", "undecided"].includes(verdict);
     return ordered && (mayBeUnbounded || (high < Infinity && deltaHigh < 1));
   } catch (error) {

@@ -190,6 +190,9 @@ class AssessmentDocument(ResponseModel):
         "ε of groups of records and of other relations, where they were requested."
     )
     mu: float | None
+    gaussian_bound: Object | None = optional(
+        "The least μ whose Gaussian curve bounds the guarantee, where it was requested."
+    )
     accountants: list[Object]
     reasons: list[ProblemReason]
     warnings: list[Object]

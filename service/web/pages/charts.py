@@ -50,9 +50,11 @@ def meaning_figure(guarantee: Mapping[str, Any] | None) -> str:
     return "" if bounds is None else recognition_figure(*bounds)
 
 
-def recognition_figure(points: Sequence[tuple[float, float]], mu: float | None = None) -> str:
+def recognition_figure(
+    points: Sequence[tuple[float, float]], mu: float | None = None, remainder: float = 0.0
+) -> str:
     """Return the chart of what a guarantee with these points (ε, δ) means."""
-    return draw(chart_recognition(points, mu), width=360, height=230)
+    return draw(chart_recognition(points, mu, remainder), width=360, height=230)
 
 
 def chart_response(request: Request, chart: Chart, *, width: int, height: int) -> Response:

@@ -89,6 +89,7 @@ def test_every_field_changes_the_digest(field: str) -> None:
         "proof": "required",
         "epsilon_cap": 8,
         "delta_cap": 1e-5,
+        "mu_cap": 0.5,
         "group_cap": {"records": 2, "epsilon": 8},
         "caps": {"dart": {"epsilon": 2}},
         "allow_large_delta": True,

@@ -57,6 +57,7 @@ def test_a_certificate_satisfies_the_policy_that_it_was_issued_under(
     [
         ({"epsilon_cap": 0.5}, "policy_epsilon_cap"),
         ({"delta_cap": 1e-6}, "policy_delta_cap"),
+        ({"mu_cap": 0.01}, "policy_mu_cap"),
         ({"adjacencies": ["zero_out"]}, "policy_adjacency"),
         ({"samplers": ["poisson"]}, "policy_sampler"),
         ({"engines": ["fourier"]}, "policy_engine"),

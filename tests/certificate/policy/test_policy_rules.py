@@ -45,6 +45,7 @@ def facts(plan: Plan, **changes: Any) -> PolicyFacts:
         budget="fits",
         unproved="",
         groups=((2, "add_remove", 4.0),),
+        mu=0.5,
     )
     return replace(result, **changes)
 
@@ -89,6 +90,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         "/adjacency",
     ),
     ("policy_delta_cap", {"delta_cap": 9.9e-6}, {}, {}, "/target/delta"),
+    ("policy_mu_cap", {"mu_cap": 0.499}, {}, {}, "/target/epsilon"),
+    ("policy_mu_cap", {"caps": {"toy": {"mu": 0.4}}}, {}, {}, "/target/epsilon"),
+    ("policy_mu_cap", {"mu_cap": 9}, {}, {"mu": None}, ""),
     ("policy_large_delta", {"allow_large_delta": False}, {}, {"delta": 1e-3}, "/target/delta"),
     ("policy_large_delta", {"allow_large_delta": False}, RATED, {}, "/dataset/size"),
     ("policy_budget", {"budget": "required"}, {}, {"budget": "exceeded"}, "/dataset/name"),
@@ -108,6 +112,7 @@ LENIENT: dict[str, dict[str, Any]] = {
     "policy_epsilon_cap": {"epsilon_cap": 1, "caps": {"toy": {"epsilon": 2}}},
     "policy_group_cap": {"group_cap": {"records": 2, "epsilon": 4}},
     "policy_delta_cap": {"delta_cap": 1e-5},
+    "policy_mu_cap": {"mu_cap": 0.1, "caps": {"toy": {"mu": 0.5}}},
     "policy_large_delta": {"allow_large_delta": False},
     "policy_budget": {"budget": "required"},
 }
