@@ -233,7 +233,9 @@ def lower(plan: Plan) -> Lowered:
     except RefusedPlan as refusal:
         reasons += refusal.reasons
     phases: list[LoweredPhase] = []
-    for index in range(len(plan.phases)):
+    for index, phase in enumerate(plan.phases):
+        if phase.clipping == "randomised":
+            reasons.append(_randomised_clipping(plan, index))
         try:
             phases.append(_phase(plan, index, optimiser))
         except RefusedPlan as refusal:
@@ -302,6 +304,18 @@ def _user_above_data_set(plan: Plan) -> Reason:
         message=f"a user has up to {plan.dataset.records_per_unit} records, and the data set has "
         f"{plan.dataset.size}.",
         remedy="Correct one of the two.",
+    )
+
+
+def _randomised_clipping(plan: Plan, index: int) -> Reason:
+    return Reason(
+        code="randomised_clipping",
+        pointer=plan.pointer(index, "clipping"),
+        message="the norm that a contribution is scaled by is estimated, so that the contribution "
+        "may exceed clip_norm by a random amount; no theorem here bounds a run whose sensitivity "
+        "is random.",
+        remedy="Scale each contribution by its exact norm, or one that is never below it: "
+        "clipping: per_block or flat.",
     )
 
 

@@ -297,6 +297,13 @@ def _wrap_reason(value: Any) -> Any:
     return {"reason": value} if isinstance(value, str) else value
 
 
+def _british(value: Any) -> Any:
+    return "randomised" if value == "randomized" else value
+
+
+Clipping = Annotated[Literal["per_block", "flat", "randomised"], BeforeValidator(_british)]
+"""How contributions are clipped. A plan may say ``randomised``, and is then refused by name."""
+
 ClipSchedule = Annotated[
     tuple[Positive, ...], Field(min_length=1, fail_fast=True), max_items(1_000_000)
 ]
@@ -315,7 +322,7 @@ class Phase(StrictModel):
     releases: Annotated[
         tuple[Release, ...], Field(min_length=1, max_length=10_000), max_items(10_000)
     ]
-    clipping: Literal["per_block", "flat"] = "per_block"
+    clipping: Clipping = "per_block"
     noise: Noise = Independent()
     participation: Participation | None = None
     clip_schedule: ClipSchedule | None = None

@@ -87,9 +87,11 @@ def test_scaled_noise_is_rounded_up(plan_of: Make) -> None:
     [
         ({"noise": {"kind": "matrix", "rows": [[1]]}}, "steps_mismatch", "/noise"),
         ({"participation": {"schema": "single"}}, "participation_mismatch", "/participation"),
+        ({"clipping": "randomised"}, "randomised_clipping", "/clipping"),
+        ({"clipping": "randomized"}, "randomised_clipping", "/clipping"),
     ],
 )
-def test_noise_that_does_not_fit_the_run_is_refused(
+def test_what_does_not_fit_the_run_or_its_theorem_is_refused(
     plan_of: Make, changes: dict[str, Any], code: str, pointer: str
 ) -> None:
     (reason,) = refusals(plan_of(**changes))
