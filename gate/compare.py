@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from affidavit.mechanisms.strategies import Strategy
     from affidavit.plan import Plan
 
+COLUMNS = (
+    "per step: noise added at a step; rms and max: noise in the sum of all updates so far, over "
+    "the steps; buffers: arrays of the model's size that the trainer keeps"
+)
+"""What the columns of costs mean."""
 MAX_VALUE_LENGTH = 32
 """Characters of a value in the table; the JSON document has the whole value."""
 MOVE_LABELS = {
@@ -219,6 +224,7 @@ def _print_strategy(result: StrategyComparison) -> None:
     streaming = result.strategy.streaming
     out.print(f"the trainer keeps {streaming.buffers} buffers: {escape(streaming.recurrence)}")
     out.print(_cost_table("noise in clip norms", result.rows))
+    say(COLUMNS)
     for remark in result.remarks:
         say(remark)
     for row in result.rows:
@@ -289,11 +295,12 @@ def _print_advice(result: Advice) -> None:
         f"[bold]for ε = {result.epsilon:g} at δ = {decimal_up(result.delta, 6)} over "
         f"{result.steps} steps[/], noise in clip norms"
     )
+    say(COLUMNS)
     for adjacency, rows in result.groups:
         out.print()
         out.print(_cost_table(f"under {adjacency}", rows))
         front = "; ".join(row.label for row in result.front(rows))
-        out.print(f"Pareto front of rms error and buffers: {escape(front) or 'empty'}")
+        out.print(f"none has both less rms error and fewer buffers than: {escape(front) or '-'}")
         for row in rows:
             for reason in row.reasons:
                 say(f"{row.label}: {reason}")

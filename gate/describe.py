@@ -121,9 +121,9 @@ def explain(
         _print_meanings(code, meanings)
     else:
         known = [*VERDICTS, *ADJACENCIES, *code_meanings(), *CATALOGUE]
-        similar = get_close_matches(code, known, n=2)
+        similar = get_close_matches(code, dict.fromkeys(known), n=2)
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
-        stop(f"unknown code {code[:80]}.{hint or ' docs/reference/codes.md lists all codes.'}")
+        stop(f"unknown code {code[:80]}.{hint or ' The documentation lists all codes.'}")
 
 
 def _print_meanings(code: str, meanings: Sequence[CodeMeaning]) -> None:

@@ -47,9 +47,22 @@ def invoke(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
         # Usage errors are exceptions of Click, which Typer does not export.
         if not hasattr(error, "show") or not hasattr(error, "exit_code"):
             raise
+        _in_plain_words(error)
         error.show()
         return Exit.USAGE
     return Exit.CERTIFIED
+
+
+def _in_plain_words(error: Any) -> None:
+    """Replace pydantic's words about a value, which Typer shows, by those about plans."""
+    cause = error.__cause__
+    if hasattr(cause, "errors") and hasattr(error, "message"):
+        from affidavit.plan.diagnostics import RULES
+
+        first = cause.errors(include_url=False)[0]
+        rule = RULES.get(first["type"].partition("_")[0])
+        text = first["msg"].removeprefix("Value error, ")
+        error.message = f"{first['input']!r} is not {rule}." if rule else text
 
 
 def simplify_help(command: Any) -> Any:

@@ -149,7 +149,8 @@ def gaussian_bound_line(bound: GaussianBound) -> str:
     """Return the Gaussian curve that bounds a guarantee, in words."""
     return (
         f"at most Gaussian: δ(ε) is at most that of μ = {decimal_up(bound.mu, DIGITS)}, plus "
-        f"{decimal_up(bound.remainder, 2)}, at every ε; regret {decimal_up(bound.regret, 3)}"
+        f"{decimal_up(bound.remainder, 2)}, at every ε (regret {decimal_up(bound.regret, 3)}: how "
+        "far the trade-off function may be from that Gaussian's, in both errors)"
     )
 
 

@@ -43,7 +43,7 @@ from affidavit.library.certification import (
     bound_of,
     curve_of,
 )
-from affidavit.mechanisms import load_noise_files, read_bytes
+from affidavit.mechanisms import load_noise_files, other_file, read_bytes
 from affidavit.plan import (
     Adjacency,
     MalformedPlan,
@@ -101,12 +101,14 @@ def _read(source: str | bytes | os.PathLike[str], fields: PlanFields) -> Plan:
         path = Path(source)
         raw, folder = read_bytes(path), path.parent
         syntax = syntax_of(path.name.lower(), raw)
+    name = "" if isinstance(source, bytes) else os.fspath(source)
     document = load_json(raw) if syntax == "json" else load_yaml(raw)
     try:
         plan = _of_document(document.data, fields)
         load_noise_files(plan, folder)
     except MalformedPlan as error:
-        raise MalformedPlan(*locate_in_document(error.reasons, document)) from None
+        reasons = locate_in_document(error.reasons, document)
+        raise other_file(name, raw) or MalformedPlan(*reasons) from None
     return plan
 
 

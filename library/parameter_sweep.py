@@ -104,8 +104,12 @@ def sweep(
     """Certify the plan with every combination of the fields in ``grid`` (as in ``PlanFields``).
 
     Plans with the same sampling probability and noise share computations. Raises ``MalformedPlan``
-    for the first malformed plan, and ``ValueError`` unless the grid has 1 to 100,000 plans.
+    for the first malformed plan, ``TypeError`` for values that are no list, and ``ValueError``
+    unless the grid has 1 to 100,000 plans.
     """
+    for name, choices in grid.items():
+        if isinstance(choices, str) or not isinstance(choices, Iterable):
+            raise TypeError(f"{name} takes a list of values, not {choices!r}")
     values = {name: tuple(choices) for name, choices in grid.items()}
     count = 1
     for choices in values.values():

@@ -34,6 +34,7 @@ from .noise_files import content_digest as content_digest
 from .noise_files import load_noise_files as load_noise_files
 from .noise_files import read_plan as read_plan
 from .obligations import obligations_of as obligations_of
+from .plan_files import other_file as other_file
 from .plan_files import read_bytes as read_bytes
 from .protocol import Mechanism as Mechanism
 from .resolve import scaled_noise as scaled_noise

@@ -67,6 +67,22 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
     return MalformedPlan.with_reason(code=code, message=message, remedy=remedy)
 
 
+def other_file(name: str, raw: bytes) -> MalformedPlan | None:
+    """Return what to say of a file that people take for a plan, or None."""
+    if b'"bundleType"' in raw and b'"payload"' in raw:
+        message = "this is a certificate bundle, not a plan."
+        remedy = f"Give the plan; `affidavit verify {name} --show` prints the certificate."
+    elif name.endswith((".py", ".ipynb")):
+        message = "this is a script, not a plan."
+        remedy = (
+            f"`affidavit check {name}` reads training scripts, and `affidavit init {name}` writes "
+            "a plan from one."
+        )
+    else:
+        return None
+    return MalformedPlan.with_reason(code="no_plan", message=message, remedy=remedy)
+
+
 def read_plan(name: str) -> PlanFile:
     """Read a plan and the files that it names; raises ``MalformedPlan`` with positions."""
     from affidavit.mechanisms import load_noise_files  # imports NumPy, slowly
@@ -76,14 +92,8 @@ def read_plan(name: str) -> PlanFile:
     syntax = syntax_of(name.lower(), raw)
     try:
         plan = parse_plan(raw, syntax)
-    except MalformedPlan:
-        if b'"bundleType"' in raw and b'"payload"' in raw:
-            raise MalformedPlan.with_reason(
-                code="no_plan",
-                message="this is a certificate bundle, not a plan.",
-                remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
-            ) from None
-        raise
+    except MalformedPlan as error:
+        raise other_file(name, raw) or error from None
     file = PlanFile(name=name, raw=raw, syntax=syntax, plan=plan)
     try:
         load_noise_files(file.plan, Path() if name == "-" else Path(name).parent)

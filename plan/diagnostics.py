@@ -29,6 +29,8 @@ from importlib.resources import files
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
+from affidavit.plan.limits import SMALLEST_POSITIVE
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
@@ -172,6 +174,15 @@ FIELD_SYNONYMS = {
     "muon": "dp_muon",
 }
 """The field or value of a plan by its name in other libraries."""
+EXAMPLES: Mapping[str | int, str] = {
+    "version": "version: 1",
+    "dataset": "dataset: {name: mnist, size: 60000}",
+    "adjacency": "adjacency: add_remove, or replace_one, or zero_out",
+    "sampling": "sampling: {scheme: poisson, lot_size: 600}",
+    "releases": "releases: [{name: all, clip_norm: 1}]",
+    "target": "target: {epsilon: 2, delta: 1e-5}",
+}
+"""How the parts of a plan are written."""
 MAX_REASONS = 20
 MAX_SHOWN_CHARACTERS = 80
 """Characters of a name or value in a message."""
@@ -207,13 +218,13 @@ class DocumentSchema:
                 message=f"{field} is not a field of {self.name}.",
                 remedy=self._suggest(path, field),
             )
+        example = EXAMPLES.get(path[-1], "") if len(path) == 1 else ""
         if kind == "missing":
-            example = "version: 1" if path == ("version",) else "it"
             return Reason(
                 code="missing_field",
                 pointer=pointer_to(*path),
                 message=f"{field} is missing.",
-                remedy=f"Add {example}; {self.page} lists the values of each field.",
+                remedy=f"Add {example or 'it'}; {self._place(path)}",
             )
         if kind in ("literal_error", "enum"):
             return _not_allowed(path, field, details)
@@ -223,8 +234,16 @@ class DocumentSchema:
             pointer=pointer_to(*path),
             message=f"{field}{_rule(details)}, not {_format_value(details['input'])}.",
             remedy=_as_number(details)
-            or f"Correct the value; {self.page} lists the values of each field.",
+            or (f"Write it like {example}." if wrong_type and example else "")
+            or f"Correct the value; {self._place(path)}",
         )
+
+    def _place(self, path: tuple[str | int, ...]) -> str:
+        """Return where the values of a field are listed."""
+        field = ".".join(part for part in path if isinstance(part, str)).removeprefix("phases.")
+        if self.page.startswith("`") and field.rpartition(".")[2] in self.field_paths():
+            return f"{self.page[:-1]} {field}` shows what it may be."
+        return f"{self.page} lists the values of each field."
 
     def _suggest(self, path: tuple[str | int, ...], field: str) -> str:
         paths = self.field_paths()
@@ -301,6 +320,8 @@ def _field_name(path: tuple[str | int, ...]) -> str:
 def _rule(details: ErrorDetails) -> str:
     """Return the rule that the field violates, in the vocabulary of a plan."""
     kind, context = details["type"], details.get("ctx", {})
+    if context.get("ge") == SMALLEST_POSITIVE:
+        return " must be above 0"
     for bound, words in BOUNDS.items():
         if bound in context:
             return f" must be {words} {str(context[bound]).removesuffix('.0')}"
@@ -324,7 +345,7 @@ def _format_value(value: Any) -> str:
     """Return a refused value as in a document, truncated if it is long."""
     if isinstance(value, dict | list | tuple):
         kind = "mapping" if isinstance(value, dict) else "list"
-        return f"a {kind} of {len(value)}" if value else f"an empty {kind}"
+        return f"a {kind}" if value else f"an empty {kind}"
     words = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."

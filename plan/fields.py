@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict, TypeVar
@@ -145,6 +146,23 @@ _PLACES: dict[str, tuple[Scope, str, str]] = {
     **_part_fields("plan", "dataset", Dataset, "name"),
 }
 """For each field: whether it belongs to the plan, a phase or a release, its part, and its name."""
+_OWNERS = {"plan": "plan", "phase": "plan.phases[0]", "release": "plan.phases[0].releases[0]"}
+
+
+def hint_for_attribute(name: str) -> str:
+    """Return where a plan has a field by the name of its keyword, or "".
+
+    >>> hint_for_attribute("lot_size"), hint_for_attribute("sigma")
+    (' See plan.phases[0].sampling.lot_size.', ' See plan.phases[0].releases[0].noise_multiplier.')
+    """
+    field = FIELD_SYNONYMS.get(name, name)
+    if field not in _PLACES:
+        near = difflib.get_close_matches(name, _PLACES, n=1)
+        return hint_for_attribute(near[0]) if near else ""
+    scope, *parts = _PLACES[field]
+    return f" See {'.'.join([_OWNERS[scope], *filter(None, parts)])}."
+
+
 _REPLACES = {
     "steps": "epochs",
     "epochs": "steps",
@@ -220,7 +238,8 @@ def _in_keywords(reason: Reason) -> Reason:
         )
     if reason.pointer == "/noise" and reason.code == "wrong_type":
         return replace(reason, remedy="Did you mean noise_multiplier=? noise= is its kind.")
-    return replace(reason, remedy=reason.remedy.replace("`affidavit schema`", _LIST))
+    shown = r"`affidavit schema[^`]*` (shows what it may be|lists the values of each field)"
+    return replace(reason, remedy=re.sub(shown, f"{_LIST} lists the fields", reason.remedy))
 
 
 def _unknown(name: str) -> MalformedPlan:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 MAX_JSON_BYTES = 1024 * 1024
+SMALLEST_POSITIVE = 1e-100
+"""The least positive number: what is below it is meant as 0, or negative."""
 MAX_INTEGER = 2**53 - 1
 """Larger integers are not exact in a double, so readers would disagree."""
 

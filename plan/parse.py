@@ -25,9 +25,17 @@ from pydantic import ValidationError, model_validator
 
 from affidavit.plan.diagnostics import DocumentSchema, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
-from affidavit.plan.fields import PlanFields, in_keywords, showing_fields, with_fields
+from affidavit.plan.fields import (
+    PlanFields,
+    hint_for_attribute,
+    in_keywords,
+    showing_fields,
+    with_fields,
+)
 from affidavit.plan.strict_parsing import Document, Path, Syntax, load_json, load_yaml
 from affidavit.plan.validators import find_conflicts
+
+_KEYWORDS = PlanFields.__annotations__
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
@@ -45,8 +53,9 @@ class _PlanClass(type(PlanDocument)):  # type: ignore[misc]  # pydantic's own cl
             if name.startswith("_"):  # Python and pydantic ask for many that are not there
                 raise
             names = [known for known in vars(cls) if not known.startswith("_")]
-            message = f"Plan has no attribute {name!r}.{_suggestion(name, names)}"
-            raise AttributeError(message) from None
+            hint = f" Give {name}= to Plan.dp_sgd, for example." if name in _KEYWORDS else ""
+            message = f"Plan has no attribute {name!r}.{hint or _suggestion(name, names)}"
+            raise AttributeError(message, name=name, obj=None) from None
 
 
 class Plan(PlanDocument, metaclass=_PlanClass):
@@ -61,8 +70,9 @@ class Plan(PlanDocument, metaclass=_PlanClass):
         try:
             return super().__getattr__(name)  # type: ignore[misc]  # pydantic shows it at run time
         except AttributeError:
-            near = _suggestion(name, type(self).model_fields)
-            raise AttributeError(f"a plan has no attribute {name!r}.{near}") from None
+            hint = hint_for_attribute(name)
+            message = f"a plan has no attribute {name!r}.{hint}"
+            raise AttributeError(message, name=name, obj=None) from None
 
     def _repr_html_(self) -> str:
         """Return the summary and the whole plan, folded, for a notebook."""

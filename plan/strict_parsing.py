@@ -204,7 +204,9 @@ def _malformed(
 
 
 def _empty() -> MalformedPlan:
-    return _malformed("empty", "the document is empty.", "Give a plan, such as one of examples/.")
+    return _malformed(
+        "empty", "the document is empty.", "Write a first plan with `affidavit init`."
+    )
 
 
 def parse_number(literal: str, *, integral: bool) -> int | float | BadNumber:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from affidavit.plan.limits import MAX_INTEGER
+from affidavit.plan.limits import MAX_INTEGER, SMALLEST_POSITIVE
 
 
 def _integral_to_int(value: Any) -> Any:
@@ -50,7 +50,9 @@ def _require_canonical(value: float) -> float:
 
 
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[Real, Field(ge=1e-100, le=1e100), AfterValidator(_require_canonical)]
+Positive = Annotated[
+    Real, Field(ge=SMALLEST_POSITIVE, le=1e100), AfterValidator(_require_canonical)
+]
 Probability = Annotated[Real, Field(gt=0, lt=1)]
 Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Text = Annotated[str, StringConstraints(strict=True, max_length=10_000)]

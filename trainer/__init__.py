@@ -7,6 +7,18 @@ serve other frameworks' loops, and ``search`` chooses between runs privately. Pr
 come from the certificate alone.
 """
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _load(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = "affidavit.trainer needs PyTorch; run: pip install 'affidavit[trainer]'"
+        raise ModuleNotFoundError(message, name="torch") from None

@@ -128,9 +128,10 @@ class KeyStore:
         keys = self.public_keys()
         matches = [key for key in keys if prefix and key.key_id.startswith(prefix)]
         if len(matches) != 1:
-            count = "no key" if not matches else f"{len(matches)} keys"
+            count = "no key id begins" if not matches else f"{len(matches)} key ids begin"
             raise KeyFailure(
-                f"{count} in {self.directory} begin with {prefix!r}; give a whole key id."
+                f"{count} with {prefix!r} in {self.directory}; give a whole key id, as "
+                "`affidavit keys list` shows it."
             )
         (key,) = matches
         now = now_in_seconds()

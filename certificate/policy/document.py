@@ -254,7 +254,7 @@ _POLICY = DocumentSchema(
         | {name: f"caps.NAME.{name}" for name in Caps.model_fields}
         | {name: name for name in Policy.model_fields}
     ),
-    "docs/how-to/policies.md",
+    "the page on policies",
 )
 
 

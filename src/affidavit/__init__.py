@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
         similar = get_close_matches(name, __all__, n=1)
         hint = f" Did you mean {similar[0]}?" if similar else ""
         message = f"module 'affidavit' has no attribute {name!r}.{hint}"
-        raise AttributeError(message) from None
+        raise AttributeError(message, name=name, obj=None) from None  # we suggest, not Python
 
 
 __version__ = "0.2.0"

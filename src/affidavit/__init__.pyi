@@ -1,3 +1,7 @@
+from . import certificate as certificate
+from . import guard as guard
+from . import plan as plan
+from . import replay as replay
 from .assessment import PlanComparison as PlanComparison
 from .certificate import VerifiedCertificate as VerifiedCertificate
 from .client import AsyncClient as AsyncClient

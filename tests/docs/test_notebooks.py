@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
+import re
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import pytest
 
+import affidavit
 from tests.support.document_blocks import DOCS
 
 mpl.use("agg")
@@ -36,6 +39,15 @@ def run(path: Path) -> tuple[dict[str, Any], list[Any]]:
 def test_a_notebook_is_stored_without_output(path: Path) -> None:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_names_only_what_affidavit_has(path: Path) -> None:
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code" and not cell["source"][0].startswith("%pip"):
+            text = "".join(cell["source"])
+            for name in re.findall(r"\baffidavit((?:\.[A-Za-z_]\w*)+)", text):
+                operator.attrgetter(name[1:])(affidavit)
 
 
 @pytest.mark.soak

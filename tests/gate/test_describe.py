@@ -14,7 +14,14 @@ import pytest
 from affidavit.client import Client, Problem
 from affidavit.gate import service_commands
 from affidavit.gate.service_commands import credentials_file
-from affidavit.plan import Adjacency, MalformedPlan, code_meanings, load_yaml, parse_plan
+from affidavit.plan import (
+    Adjacency,
+    MalformedPlan,
+    code_meanings,
+    load_yaml,
+    parse_plan,
+    plan_from,
+)
 
 GIVEN = {
     "--size": "60000",
@@ -94,6 +101,20 @@ def test_a_field_is_described(run: Any) -> None:
     assert "Did you mean lot_size?" in result.stderr
 
 
+def test_a_remedy_names_a_command_that_answers(run: Any) -> None:
+    phase = {"sampling": {"scheme": []}, "releases": [{"clip_norm": "x"}], "steps": "ten"}
+    for document in (phase, {"phases": [phase]}, {"target": {"delta": []}, "noise": {"bands": 0}}):
+        with pytest.raises(MalformedPlan) as refusal:
+            plan_from(document)
+        named = [
+            name
+            for reason in refusal.value.reasons
+            for name in re.findall(r"`affidavit schema (\S+)`", reason.remedy)
+        ]
+        assert len(named) > 1
+        assert {run("schema", name).exit_code for name in named} == {0}
+
+
 def test_a_token_is_stored_for_its_owner_and_its_service_alone(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +164,7 @@ def test_a_malformed_field_is_shown_where_it_stands(run: Any, tmp_path: Path) ->
         ("steps", "ten", "a whole number"),
         ("optimizer", "adamw", "a mapping"),
         ("releases", "{}", "a list"),
-        ("target", "{epsilon: 0, delta: 0.5}", "at least 1e-100"),
+        ("target", "{epsilon: 0, delta: 0.5}", "above 0"),
         ("epsilon", "3", "target.epsilon"),
         ("lr", "3", "optimizer.learning_rate"),
     ],
