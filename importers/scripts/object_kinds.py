@@ -687,7 +687,7 @@ class ObjectKinds:
         if not base & SECRETS:
             return base | (VALUE if decided else NOTHING)
         by_name = isinstance(index, ast.Constant)
-        whole = isinstance(index, ast.Tuple) and _keeps_rows(index.elts[0])
+        whole = isinstance(index, ast.Tuple) and any(map(_keeps_rows, index.elts[:1]))
         return frozenset(
             "rows" if kind == "lot" and by_name
             else kind if kind in HANDLES or whole or (kind == "rows" and _is_key(index))

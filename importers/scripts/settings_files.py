@@ -37,7 +37,11 @@ def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
             "read_text",
             "open",
         ):
-            source = source.func.value if isinstance(source.func, ast.Attribute) else source.args[0]
+            source = (
+                source.func.value
+                if isinstance(source.func, ast.Attribute)
+                else next(iter(source.args), None)
+            )
         opened = values.evaluate(source) if source is not None else None
         name = opened.fields[""] if isinstance(opened, Record) and "" in opened.fields else opened
         return as_record(read_settings(values, call, str(name)))
@@ -111,7 +115,8 @@ def _gin_lines_parsed(values: Evaluator, call: ast.Call) -> Iterator[str]:
     for file in files if isinstance(files, list) else [files]:
         if file is not None:
             yield from _gin_lines(values, call, str(file))
-    yield from (str(line) for line in bindings or ())
+    for text in bindings if isinstance(bindings, list) else [bindings or ""]:
+        yield from str(text).splitlines()
 
 
 def _gin_lines(values: Evaluator, node: ast.AST, file: str, depth: int = 0) -> Iterator[str]:
@@ -149,9 +154,9 @@ def read_flower_config(values: Evaluator, call: ast.Call) -> Any:
         try:
             text = read_nearby_text(values, call, f"{place}/pyproject.toml")
             config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-        except (Unreadable, KeyError, TypeError, ValueError, RecursionError):
+            return Record("run_config", _flatten(config))
+        except (Unreadable, KeyError, TypeError, ValueError, AttributeError, RecursionError):
             continue
-        return Record("run_config", _flatten(config))
     return None
 
 
@@ -193,7 +198,10 @@ def read_hydra_compose(values: Evaluator, call: ast.Call) -> Any:
     )
     name = values.evaluate(call.args[0]) if call.args else arguments.get("config_name")
     config = _hydra_config(values, call, start.get("config_path") or ".", str(name))
-    for override in arguments.get("overrides") or ():
+    overrides = arguments.get("overrides") or []
+    if not isinstance(overrides, list):
+        raise Unreadable(call, "its overrides are not a list")
+    for override in overrides:
         key, equals, text = str(override).partition("=")
         try:
             settled = bool(equals) and _set_field(config, key.lstrip("+"), yaml_of(text))
@@ -220,9 +228,12 @@ def _hydra_config(values: Evaluator, node: ast.Call, folder: str, name: str) -> 
         return without_launch_overrides(values, stored, "hydra")
     file = f"{folder}/{name}" if name.endswith((".yaml", ".yml")) else f"{folder}/{name}.yaml"
     document = read_settings(values, node, file)
-    for group in document.pop("defaults", []):
+    groups = document.pop("defaults", None) or []
+    if not isinstance(groups, list):
+        raise Unreadable(node, f"the defaults of {file} are not a list")
+    for group in groups:
         if isinstance(group, dict):
-            for key, choice in group.items():
+            for key, choice in ((str(key), choice) for key, choice in group.items()):
                 if key.removeprefix("override ").startswith("hydra/"):
                     continue  # what Hydra itself does
                 other = f"{folder}/{key}/{choice}.yaml"
@@ -236,8 +247,8 @@ def _hydra_config(values: Evaluator, node: ast.Call, folder: str, name: str) -> 
     main = values.main_script or values.script
     for key, settings in main.launches.items():
         for text, where in settings if key not in document else ():
-            groups = [f"{folder}/{key}/{choice}.yaml" for choice in text.split(",")]
-            own = any(((main.folder or Path()) / group).is_file() for group in groups)
+            files = [f"{folder}/{key}/{choice}.yaml" for choice in text.split(",")]
+            own = any(((main.folder or Path()) / other).is_file() for other in files)
             if own or (key in NAMES["config_options"] and text != name):
                 raise Unreadable(node, f"{where} sets {key} to {text}")
     config = as_record(document)

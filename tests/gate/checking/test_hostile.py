@@ -115,3 +115,51 @@ def test_every_launch_counts_and_words_that_are_not_yaml_differ(checked: Any) ->
     for first, code in (("1.0", 0), ("0.2", 2), ("2024-99-99", 2)):
         Path("run.sh").write_text(f"python train.py --noise {first}\npython train.py --noise 1.0\n")
         assert checked("train.py")[0] == code
+
+
+HYDRA = "import hydra\n@hydra.main(config_path='.', config_name='cfg')\ndef main(cfg):\n" + "".join(
+    f"    {line}\n" for line in SCRIPT.splitlines() if not line.startswith(("cfg", "#"))
+)
+ODD = {
+    "defaults that are no list": (HYDRA, "defaults: 3\nnoise: 1.0\n"),
+    "a group without a name": (HYDRA, "defaults: [{1: a}]\nnoise: 1.0\n"),
+    "a file without a name": (SCRIPT.replace('open("cfg.yaml")', "open()"), "noise: 1.0\n"),
+    "overrides that are no list": (
+        "from hydra import compose, initialize\ninitialize(config_path='.')\n"
+        + SCRIPT.replace('yaml.safe_load(open("cfg.yaml"))', "compose('cfg', overrides=1)"),
+        "noise: 1.0\n",
+    ),
+    "bindings that are no text": (
+        "import gin\n@gin.configurable\ndef f(sigma=9.0): pass\n"
+        + SCRIPT.replace('cfg["noise"]', "sigma").replace(
+            "cfg = yaml", "gin.parse_config_files_and_bindings('cfg.yaml', 3)\ncfg = yaml"
+        ),
+        "noise: 1.0\n",
+    ),
+    "an index without a part": (
+        SCRIPT.replace("    for batch", "    x = next(iter(loader))[()]\n    for batch").replace(
+            'cfg["noise"]', "unknown"
+        ),
+        "noise: 1.0\n",
+    ),
+    "settings of Flower that are no table": (
+        SCRIPT.replace('cfg["noise"]', "context.run_config['noise']"), "noise: 1.0\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_settings_ask_for_the_noise(checked: Any, name: str) -> None:
+    script, settings = ODD[name]
+    Path("train.py").write_text(script)
+    Path("cfg.yaml").write_text(settings)
+    Path("pyproject.toml").write_text("[tool.flwr.app]\nconfig = 3\n")
+    code, document = checked("train.py")
+    rules = {item["rule"] for item in document["plans"][0]["findings"]}
+    assert (code, "internal_error" in rules) == (2, False), document["plans"][0]["findings"]
+
+
+def test_empty_defaults_of_hydra_are_none(checked: Any) -> None:
+    Path("train.py").write_text(HYDRA + "main()\n" + SCRIPT.splitlines()[-1] + "\n")
+    Path("cfg.yaml").write_text("defaults:\nnoise: 1.0\n")
+    assert checked("train.py")[0] == 0

@@ -76,6 +76,11 @@ FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "a class that gin configures": (
         GIN, "sigma", GIN_END, {"a.gin": "import lib\nS = 4.0\n", "lib.py": "x = 1\n"}
     ),
+    "bindings of gin in one text": (
+        GIN, "sigma",
+        "gin.parse_config_files_and_bindings(['a.gin'], 'Trainer.sigma = 4.0')\nTrainer()\n",
+        {"a.gin": "Trainer.sigma = 8.0\n"},
+    ),
     "gin's default": (GIN.replace("9.0", "4.0"), "sigma", GIN_END.replace("Trainer.s", "Other.s"),
                       {"a.gin": ""}),
     "typer": (
