@@ -8,6 +8,7 @@ that item. Results that were told before are kept.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -27,6 +28,8 @@ T = TypeVar("T")
 MAX_WRITTEN_BYTES = 1 << 26
 """Size of a file that the child may write: a plan with its fixes, or an entry of the cache."""
 MAX_OPEN_FILES = 512
+GARBAGE_COLLECTION = 50_000, 20, 100
+"""Thresholds of a child: syntax trees are millions of objects, and live until it ends."""
 OUT_OF_MEMORY, TOO_DEEP = 70, 71
 """Exit codes of a child that had no memory left, or whose input is nested too deeply."""
 
@@ -167,6 +170,8 @@ class _Box(Generic[T]):
 
     def _send(self, stream: BinaryIO, done: frozenset[str]) -> int:
         _limit(self._limits)
+        gc.freeze()
+        gc.set_threshold(*GARBAGE_COLLECTION)
         try:
             for message in self._work(done):
                 if isinstance(message, Begun):

@@ -22,7 +22,13 @@ from pathlib import Path
 from affidavit.importers.partial_plan import ForeignLine
 from affidavit.importers.scripts.modules import definition_of, module_of, parsed_file
 from affidavit.importers.scripts.options import READERS
-from affidavit.importers.scripts.syntax import Binding, Definition, Script, last_name
+from affidavit.importers.scripts.syntax import (
+    Binding,
+    Definition,
+    Script,
+    last_name,
+    replace_child,
+)
 from affidavit.importers.scripts.values import Evaluator, is_left_out
 from affidavit.plan import read_inside
 
@@ -184,7 +190,8 @@ class ScriptLinker:
                     origins[name] = self._defined(values, node)
                 if (used := origins[name]) is not None and self._links(used, name):
                     other = ast.Name(self.names[used], ast.Load())
-                    _replace(self.script.parents[node], node, other)
+                    ast.copy_location(other, node)
+                    replace_child(self.script.parents[node], node, other)
         if self.names:
             known = self.script.modules
             self.script = Script(tree, self.script.folder, self.script.name, self.script.harmless)
@@ -328,13 +335,3 @@ def _import_of(script: Script, alias: ast.alias) -> ast.stmt:
     assert isinstance(statement, ast.Import | ast.ImportFrom)
     statement.names = [copy.deepcopy(alias)]
     return statement
-
-
-def _replace(outer: ast.AST, node: ast.AST, other: ast.expr) -> None:
-    """Replace ``node``, a child of ``outer``, by another expression."""
-    ast.copy_location(other, node)
-    for name, value in ast.iter_fields(outer):
-        if value is node:
-            setattr(outer, name, other)
-        elif isinstance(value, list):
-            value[:] = [other if item is node else item for item in value]

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import find_unread, read_launches
@@ -49,6 +48,8 @@ class Script:
     name: str | None = None
     harmless: dict[int, str] = field(default_factory=dict)
     """Lines that comments say are harmless, with the reasons that they give."""
+    nodes: list[ast.AST] = field(init=False)
+    """All nodes of the syntax tree, without the contexts of names, which Python shares."""
     parents: dict[ast.AST, ast.AST] = field(init=False)
     shared_definitions: set[ast.AST] = field(init=False, default_factory=set)
     """Definitions that lead to the private call, if several files run it."""
@@ -58,9 +59,7 @@ class Script:
     """Cache of the repository modules that imports load when this script runs."""
 
     def __post_init__(self) -> None:
-        self.parents = {
-            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
-        }
+        self.nodes, self.parents = _nodes_and_parents(self.tree)
 
     @cached_property
     def launches(self) -> dict[str, list[tuple[str, str]]]:
@@ -71,11 +70,6 @@ class Script:
     def unread_launches(self) -> str | None:
         """What may set them and is not read, if there is any."""
         return find_unread(self.folder, self.name)
-
-    @cached_property
-    def nodes(self) -> list[ast.AST]:
-        """All nodes of the syntax tree."""
-        return list(ast.walk(self.tree))
 
     @cached_property
     def aliases(self) -> list[ast.alias]:
@@ -454,16 +448,40 @@ class Script:
 def parse_script(source: str | bytes) -> ast.Module:
     """Parse a script into a normalized syntax tree; raises what ``ast.parse`` raises."""
     tree = ast.parse(source)
-    for outer in reversed(list(ast.walk(tree))):
-        for name, value in ast.iter_fields(outer):
-            if isinstance(value, list):
-                value[:] = [_normalized(item) for item in value]
-            elif isinstance(value, ast.Call):
-                setattr(outer, name, _normalized(value))
+    nodes, parents = _nodes_and_parents(tree)
+    for node in reversed(nodes):
+        if isinstance(node, ast.Call | ast.Expr) and (other := _normalized(node)) is not node:
+            replace_child(parents[node], node, other)
     return tree
 
 
-def _normalized(node: Any) -> Any:
+def _nodes_and_parents(tree: ast.AST) -> tuple[list[ast.AST], dict[ast.AST, ast.AST]]:
+    """Walk a tree as ``ast.walk`` does, in a third of its time."""
+    nodes, parents = [tree], {}
+    for node in nodes:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                inner = [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                inner = [value]
+            else:
+                continue
+            nodes += inner
+            parents.update(dict.fromkeys(inner, node))
+    return nodes, parents
+
+
+def replace_child(outer: ast.AST, node: ast.AST, other: ast.AST) -> None:
+    """Replace ``node``, a child of ``outer``, by another node."""
+    for name, value in ast.iter_fields(outer):
+        if value is node:
+            setattr(outer, name, other)
+        elif isinstance(value, list):
+            value[:] = [other if item is node else item for item in value]
+
+
+def _normalized(node: ast.AST) -> ast.AST:
     """Rewrite ``getattr``, ``setattr`` and ``out=`` calls as attributes and assignments."""
     match node:
         case ast.Call(func=ast.Name(id="vars"), args=[ast.Call(func=ast.Attribute() as made)]) if (
