@@ -68,7 +68,8 @@ class Microbatch:
     ``in_vmap`` tells that a module runs under ``vmap``; ``anchor`` is then a tensor of one record.
     ``is_observing`` only notes the shapes of inputs. During a probe, ``probe_rows`` has a sum and
     the norm of each record's gradient for each use, (n, 2): of all records, or only of ``only``,
-    whose loss alone is differentiated, so that the gradient of each other record must be zero.
+    whose loss alone is differentiated, so that the gradient of each other record must be zero,
+    unless it ``is_together`` with those of the others.
     ``is_reprobe`` tells that it is a microbatch of the run, of which only that is checked.
     ``products`` are the tensors of matrix products under autocast, with its type. Autocast narrows
     one after the other; from the second microbatch on, all of them are narrowed at once, to
@@ -85,6 +86,7 @@ class Microbatch:
     only: int | None = None
     probe_rows: list[tuple[GradientHook, Tensor]] | None = None
     is_reprobe: bool = False
+    is_together: bool = False
     products: dict[TrainedTensor, torch.dtype] = field(default_factory=dict)
     narrow: dict[TrainedTensor, Tensor] = field(default_factory=dict)
     held: list[ClippingBlock] = field(default_factory=list)
@@ -115,7 +117,8 @@ class Microbatch:
 
     def end(self) -> None:
         """End the pass."""
-        self.records, self.only, self.probe_rows, self.is_reprobe = 0, None, None, False
+        self.records, self.only, self.probe_rows = 0, None, None
+        self.is_reprobe = self.is_together = False
         self.narrow.clear()
         self.release()
 
@@ -375,7 +378,7 @@ class GradientHook:
             torch.eye(self.microbatch.records, device=self.target.parameter.device),
             self.microbatch.only,
         )
-        if only is not None:
+        if only is not None and not self.microbatch.is_together:
             require_own_row([self.target], factors, len(one), only, self.path)
         sums = [factors.weighted_sum(weights) for weights in (one if only is None else one[[only]])]
         return torch.stack(

@@ -12,9 +12,11 @@ known before it:
 * ``Reprobing`` decides which microbatches are probed again, by ``PrivateModel``: those whose
   program may have changed, and others at random.
 
-A microbatch is probed again by a second pass with the same random draws, in which all records but
-one, drawn at random, are replaced. The loss of that one must stay, its gradient must reach no other
-record's rows, and what it adds to the sums must not exceed its clip norm.
+A microbatch is probed again by a second pass with the same random draws, in which others take the
+place of all records but one, drawn at random, or of a half of them. The losses of those that stay
+must stay, the gradient of that one must reach no other record's rows, and what it adds to the sums
+must not exceed its clip norm. In some of these passes its gradient must be what it was. For a new
+program that draws nothing, another pass has the records in other places, and one record less.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, NoneType
@@ -46,7 +48,10 @@ REPROBED_SHARE = 1 / 64
 FIRST_REPROBED = 2
 """Microbatches at the beginning that are probed again; the k-th after them with this over k."""
 
-PROGRAMS, PROGRAMS_SHARE = 8, 1 / 256
+GRADIENTS_SHARE = 1 / 4
+"""Share of these in which the gradient of a record is compared too, which takes another pass."""
+
+PROGRAMS, PROGRAMS_SHARE = 8, 1 / 512
 """Changes of each kind that are probed at once: so many, and later so large a share."""
 
 NOISE_MESSAGE = "so it would get no noise. Make it a parameter of the model, or detach it."
@@ -220,6 +225,51 @@ class RowTracker(TorchDispatchMode):
         before = self._picked.get(key)
         rows = len(item) if before is None else before[1]
         self._picked[key] = item, rows, is_even and (before is None or before[2])
+
+
+TOTALS = ("sum", "mean", "count_nonzero")
+
+
+class RowTotals(TorchDispatchMode):
+    """Notes the totals of rows, sums and counts of shape (): the rows of each, in their order.
+
+    Where ``left_out`` has a number, so many of the last rows are taken for zeros.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, left_out: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+        self._left_out = left_out
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the operation unchanged, unless it forms a total that leaves rows out."""
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.partition("::")[2] not in TOTALS or result.ndim or not args[0].ndim:
+            return result
+        place = len(self.rows)
+        self.rows.append(len(args[0]))
+        if place < len(self._left_out) and (count := self._left_out[place]):
+            values = args[0].clone()
+            values[-count:] = 0
+            return func(values, *args[1:], **(kwargs or {}))
+        return result
+
+
+def rows_of_each_record(rows: Sequence[int], more_rows: Sequence[int], records: int) -> list[int]:
+    """Return how many rows of each total belong to a record; 0 if they are not the records'.
+
+    ``rows`` are those of a pass over ``records`` records, ``more_rows`` of one with a record more.
+    """
+    if len(rows) != len(more_rows):
+        return []
+    return [
+        more - few if few == records * (more - few) else 0
+        for few, more in zip(rows, more_rows, strict=True)
+    ]
 
 
 def _storage_key(value: Tensor) -> int:
@@ -416,4 +466,41 @@ class Reprobing:
                 known.add(sign)
                 is_new = True
         share = max(REPROBED_SHARE, FIRST_REPROBED / self._passes)
-        return 2 * is_new or int(self._random.random() < share)
+        return 3 * is_new or int(self._random.random() < share)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reprobed:
+    """A microbatch with ``losses`` (n,) that is probed again, with the draws that it began with.
+
+    ``losses_of`` returns the losses of a microbatch of its records by their numbers.
+    """
+
+    losses_of: Callable[[Tensor], Tensor]
+    losses: Tensor
+    draws: Draws
+    is_half: bool
+    passes: int
+    _random: random.Random = field(default_factory=random.SystemRandom)
+
+    def replace_others(self, place: int, *, moves: bool) -> tuple[Tensor, int]:
+        """Return the numbers of the records of a pass, (m,), and where the one at ``place`` is.
+
+        All others are one of them, or about a half of them stay. If it ``moves``, they are shuffled
+        and one is left out.
+        """
+        count, drawn = len(self.losses), self._random
+        other = drawn.choice([row for row in range(count) if row != place or count < 3])
+        if moves:
+            rows = drawn.sample(range(count), count)
+            if count > 1:
+                rows.remove(other if other != place else 1 - place)
+            return torch.tensor(rows), rows.index(place)
+        keeps = drawn.getrandbits(1)
+        rows = [row if keeps and drawn.getrandbits(1) else other for row in range(count)]
+        rows[place] = place
+        return torch.tensor(rows), place
+
+    def compares_gradients(self) -> bool:
+        """Return whether the gradient of a record is compared as well, in a pass of its own."""
+        return self.passes > 1 or self._random.random() < GRADIENTS_SHARE

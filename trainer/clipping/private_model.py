@@ -54,10 +54,10 @@ from affidavit.trainer.clipping.hooks import (
     position_weighted_sum,
 )
 from affidavit.trainer.clipping.invariants import (
-    Draws,
     DrawState,
     ForeignLeaves,
     PlainAttributes,
+    Reprobed,
     Reprobing,
     RowTracker,
     count_draws,
@@ -430,20 +430,24 @@ class PrivateModel:
         if draws is not None:
             assert losses_of is not None
             after = self._draws.save()
+            moved = count_draws(draws, after)
             passes = self._reprobing.count_passes(
                 graph=self._graph,
                 attributes=self._attributes.sign(),
-                draws=(records, self._graph, count_draws(draws, after)),
+                draws=(records, self._graph, moved),
+            )
+            probed = Reprobed(
+                losses_of=losses_of, losses=result, draws=draws, is_half=is_half, passes=passes
             )
             drawn = random.SystemRandom()
             places = drawn.sample(range(records), min(passes, records))
-            for number, place in enumerate(places, drawn.getrandbits(1)):
-                self._draws.restore(draws)
+            first = drawn.getrandbits(1)
+            for number, place in enumerate(places):
                 try:
                     with self._attributes.restored():
-                        if number % 2:  # as it was before the microbatch
+                        if (first + number) % 2:  # as it was before the microbatch
                             reset_attributes(attributes)
-                        self._probe_again(losses_of, result, place, draws, is_half=is_half)
+                        self._probe_again(probed, place, moves=number == 2 and not any(moved))
                 finally:
                     self._draws.restore(after)
         added = {name: total for name, total in totals.items() if total is not None}
@@ -453,47 +457,68 @@ class PrivateModel:
         self._sums |= {name: total for name, total in added.items() if name not in self._sums}
         return result
 
-    def _probe_again(
-        self,
-        losses_of: Callable[[Tensor], Tensor],
-        losses: Tensor,
-        place: int,
-        draws: Draws,
-        *,
-        is_half: bool,
-    ) -> None:
-        """Probe a microbatch with ``losses``, (n,), for what others do to the record at ``place``.
+    def _probe_again(self, probed: Reprobed, place: int, *, moves: bool) -> None:
+        """Probe a microbatch for what others do to the record at ``place``.
 
-        Each other record is replaced by one of them, drawn at random. ``draws`` is what was saved
-        before the microbatch. Raises ``MixedRecords``.
+        Others are replaced by one of them, drawn at random. If it ``moves``, they are also in other
+        places, and one is left out. Raises ``MixedRecords``.
         """
-        others = [row for row in range(len(losses)) if row != place] or [place]
-        rows = torch.full((len(losses),), random.SystemRandom().choice(others))
-        rows[place] = place
+        rows, at = probed.replace_others(place, moves=moves)
+        compares_gradients = not moves and probed.compares_gradients()
         unclipped = {key: block.unclipped for key, block in self._blocks.items()}
-        with self._set_gradients_aside(), self._running(len(losses)):
+        self._draws.restore(probed.draws)
+        with self._set_gradients_aside(), self._running(len(rows)):
             microbatch = self._microbatch
-            microbatch.only, microbatch.is_reprobe = place, True
+            microbatch.only, microbatch.is_reprobe = at, True
+            if compares_gradients:
+                microbatch.probe_rows = []
             others_before = other_states()
-            again = self._backward(partial(losses_of, rows), place)
+            again = self._backward(partial(probed.losses_of, rows), at)
+            gradients = microbatch.probe_rows
             with torch.no_grad(), torch.autocast(again.device.type, enabled=False):
                 pending = PendingUses(self._blocks.values())
-                pending.require_own_rows(place)
+                pending.require_own_rows(at)
                 pending.clip()
                 for key, block in self._blocks.items():
                     block.unclipped = unclipped[key]
             added = {name: of.total for name, of in self._tensors.items() if of.total is not None}
         self._require_clipped(added)
-        if self._draws.note_others(draws, others_before):
+        if self._draws.note_others(probed.draws, others_before):
             return  # its draws were others than the first time
-        tolerance = relative_tolerance(losses.dtype, is_half=is_half)
-        scale = torch.maximum(losses[place].abs(), losses.abs().mean())
-        if bool((losses[place] - again[place]).abs() > tolerance * scale):
+        before = probed.losses[rows]
+        if not moves:
+            stayed = rows == torch.arange(len(rows))
+            before, again = before[stayed], again[stayed]
+        tolerance = relative_tolerance(before.dtype, is_half=probed.is_half or moves)
+        scale = torch.maximum(before.abs(), probed.losses.abs().mean())
+        if bool(((before - again).abs() > tolerance * scale).any()):
             raise MixedRecords(
                 "the loss of a record changes when the other records of a microbatch are replaced: "
                 "the model or the losses began to mix records, or keep state of their inputs. "
                 "Compute each record's loss from that record alone, in every step."
             )
+        if gradients is not None:
+            self._draws.restore(probed.draws)
+            together = self._collect_rows(
+                partial(probed.losses_of, torch.arange(len(rows))), len(rows), place, together=True
+            )
+            self._require_same_gradient(gradients, together, tolerance)
+
+    def _require_same_gradient(
+        self,
+        alone: list[tuple[GradientHook, Tensor]],
+        together: list[tuple[GradientHook, Tensor]],
+        tolerance: float,
+    ) -> None:
+        """Raise ``MixedRecords`` if a record's gradient differs with other records and losses."""
+        one, other = (self._sums_of_rows(rows, 1) for rows in (alone, together))
+        for name, (sums, sizes) in one.items():
+            if not bool(((sums - other[name][0]).abs() <= tolerance * sizes).all()):
+                raise MixedRecords(
+                    f"{name}: the gradient of a record changes when the other records of a "
+                    "microbatch are replaced. Look for hooks and backward passes that compare "
+                    "records, and compute each record's loss from that record alone."
+                )
 
     def _require_clipped(self, added: dict[str, Tensor]) -> None:
         """Raise ``MixedRecords`` if what one record adds is longer than its clip norms."""
@@ -771,8 +796,13 @@ class PrivateModel:
 
         ``losses`` returns shape (records,). Gradients are restored.
         """
+        return self._sums_of_rows(self._collect_rows(losses, records), records)
+
+    def _sums_of_rows(
+        self, rows: Iterable[tuple[GradientHook, Tensor]], records: int
+    ) -> dict[str, Tensor]:
         result = {name: torch.zeros(2, records, dtype=torch.float64) for name in self._tensors}
-        for hook, row in self._collect_rows(losses, records):
+        for hook, row in rows:
             result[hook.target.name] += row.T.cpu()
         least = max(float(item[1].max()) for item in result.values()) / 100
         for name, (_, size) in result.items():
@@ -780,12 +810,22 @@ class PrivateModel:
         return result
 
     def _collect_rows(
-        self, losses: Callable[[], Tensor], records: int, only: int | None = None
+        self,
+        losses: Callable[[], Tensor],
+        records: int,
+        only: int | None = None,
+        *,
+        together: bool = False,
     ) -> list[tuple[GradientHook, Tensor]]:
+        """Return sums and norms of each record's gradient, or of ``only``'s; (n, 2) or (1, 2).
+
+        ``only``'s loss is differentiated alone, or ``together`` with those of the others.
+        """
         with self._set_gradients_aside(), self._running(records):
             rows: list[tuple[GradientHook, Tensor]] = []
             self._microbatch.only, self._microbatch.probe_rows = only, rows
-            self._backward(losses, only)
+            self._microbatch.is_together = together
+            self._backward(losses, None if together else only)
             self._require_hooked()
             return rows
 

@@ -46,10 +46,12 @@ from torch.utils.data import get_worker_info
 from affidavit.trainer.clipping.invariants import (
     AttributeCopies,
     PlainAttributes,
+    RowTotals,
     foreign_tensor,
     read_graph,
     relative_tolerance,
     reset_attributes,
+    rows_of_each_record,
 )
 from affidavit.trainer.clipping.per_record import first_line
 from affidavit.trainer.clipping.private_model import PrivateModel, evaluation_mode
@@ -126,6 +128,7 @@ def probe(
                 _require_equal_losses(
                     one[:MIN_PROBE_RECORDS], other[:MIN_PROBE_RECORDS], is_half, MIXING
                 )
+            _require_own_totals(seeded, first, is_half)
             if not draws:
                 _require_equal_losses(
                     first[:MIN_PROBE_RECORDS], losses(RECORDS[:MIN_PROBE_RECORDS]), is_half, MIXING
@@ -170,6 +173,10 @@ MIXING = (
     "when another record is replaced or left out of the lot: the model, the loss or its padding "
     "mixes records (statistics or comparisons over the batch, packed sequences)"
 )
+TOTAL = (
+    "when a sum or count over the batch leaves out another record: divide by the tokens of the "
+    "record, or by a constant, instead of those of the batch"
+)
 CROWDING = (
     "in a microbatch of full size: records displace each other (experts with a capacity for all of "
     "them)"
@@ -190,6 +197,29 @@ def _require_own_tensors(
     """
     for key in first.keys() & second.keys() - {id(item) for item in model.parameters()}:
         raise foreign_tensor(first[key])
+
+
+def _require_own_totals(losses: Losses, before: Tensor, is_half: bool) -> None:
+    """Raise ``MixedRecords`` if losses depend on a total over records, like tokens of a batch.
+
+    Records of one length have one total, whatever their values: the last record's part is left out
+    of each. A reduced size may fit no shape, where the losses say nothing. ``before`` has shape
+    (n,).
+    """
+    with RowTotals() as few:
+        losses(RECORDS[:MIN_PROBE_RECORDS])
+    with RowTotals() as more:
+        losses(RECORDS)
+    left_out = rows_of_each_record(few.rows, more.rows, MIN_PROBE_RECORDS)
+    if not any(left_out):
+        return
+    try:
+        with RowTotals(left_out):
+            after = losses(RECORDS)
+    except (RuntimeError, ValueError, IndexError):
+        return
+    rows = slice(MIN_PROBE_RECORDS)
+    _require_equal_losses(before[rows], after[rows], is_half, TOTAL)
 
 
 UNKNOWN_LAYER = "a layer"

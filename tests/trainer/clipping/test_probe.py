@@ -183,3 +183,37 @@ def test_recurrent_layers_are_evaluated_without_cudnn(layer: nn.Module, enabled:
     with evaluation_mode(nn.Sequential(layer)):
         assert torch.backends.cudnn.enabled == (enabled and before)
     assert torch.backends.cudnn.enabled == before
+
+
+WHOLE = torch.ones(3, 2, dtype=torch.bool)
+"""The records have equally many tokens, so that replacing one changes no count of them."""
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        lambda mask: mask.sum() / len(mask),
+        lambda mask: mask.float().sum(1).mean(),
+        lambda mask: int(mask.count_nonzero()) / len(mask),
+    ],
+)
+def test_losses_over_the_tokens_of_a_batch_are_refused(tokens: Callable[[Tensor], Tensor]) -> None:
+    model = Body()
+    with pytest.raises(MixedRecords, match="a sum or count over the batch"):
+        probe(private(model), lambda rows: losses(model)(rows) / tokens(WHOLE[rows]))
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda _, mask: mask.sum(1),
+        lambda model, _: model.last.weight.abs().mean().detach(),
+        lambda model, _: model.first.weight.square().sum().detach(),
+        lambda _, mask: 1.0 if mask.sum() else 0.0,
+    ],
+)
+def test_other_totals_are_not_taken_for_those_of_a_batch(
+    scale: Callable[[nn.Module, Tensor], Tensor],
+) -> None:
+    model = Body()
+    probe(private(model), lambda rows: losses(model)(rows) / scale(model, WHOLE[rows]))

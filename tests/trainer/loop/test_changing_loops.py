@@ -48,6 +48,22 @@ class Deep(nn.Module):
         return h * (1 - share) + share * h.mean(0)
 
 
+class Normalised(Function):
+    """The identity, whose backward pass divides by the norm of all records if ``is_on``."""
+
+    is_on = False
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        """Return x."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        """Divide by the norm."""
+        return 0.05 * grad / grad.norm() if Normalised.is_on else grad
+
+
 class Reversed(Function):
     """The identity, whose backward pass compares records if ``is_on``."""
 
@@ -108,6 +124,20 @@ def reversed_backward(model: Deep, x: Tensor, y: Tensor, on: bool) -> Tensor:
     return square(model.last(model.norm(h)).squeeze(1), y)
 
 
+def normalised_backward(model: Deep, x: Tensor, y: Tensor, on: bool) -> Tensor:
+    """A backward pass in which a record alone is scaled otherwise than with others."""
+    Normalised.is_on = on
+    return square(Normalised.apply(model(x)).squeeze(1), y)
+
+
+def scaled_by_losses(model: Deep, x: Tensor, y: Tensor, on: bool) -> Tensor:
+    """A hook of the losses that weighs them by those of the batch."""
+    losses = square(model(x).squeeze(1), y)
+    if on:
+        losses.register_hook(lambda grad: 0.02 * grad * losses.detach().mean())
+    return losses
+
+
 def smoothed(model: Deep, x: Tensor, y: Tensor, on: bool) -> Tensor:
     """Targets that are smoothed by those of the batch."""
     y = 0.9 * y + 0.1 * (y.mean() if on else 0.0)
@@ -156,6 +186,8 @@ IN_VALUES: dict[str, Loss] = {
     "hook of an activation": hooked,
     "hook of a layer's output": hooked_output,
     "backward of its own": reversed_backward,
+    "norm of all gradients": normalised_backward,
+    "hook of the losses": scaled_by_losses,
     "smoothed": smoothed,
     "ranked": ranked,
     "mined": mined,
@@ -163,12 +195,13 @@ IN_VALUES: dict[str, Loss] = {
 }  # fmt: skip
 
 
-@pytest.mark.ordinary("hook of a layer's output", "queue", "gated", "neighbours")
+@pytest.mark.ordinary("hook of a layer's output", "hook of the losses", "gated", "neighbours")
 @pytest.mark.parametrize("name", IN_VALUES)
 def test_a_change_that_only_values_show_stops_where_it_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(invariants, "REPROBED_SHARE", 1.0)
+    monkeypatch.setattr(invariants, "GRADIENTS_SHARE", 1.0)
     switch = Switch()
     run = begin_run(
         tmp_path / "run",
