@@ -236,11 +236,28 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
     refused = find_import(values.script, ("opacus", "torchdp")) is not None
     names = LOT_LOSSES if refused else LOT_LOSSES + NAMES["lot_statistics"]
     called = values.script.calls_to(*names)
+    if refused:  # but not what no model holds
+        called += [
+            call for call in values.script.calls_to(*NAMES["lot_statistics"])
+            if _is_applied(values.script, call)
+        ]  # fmt: skip
     for call in values.script.calls_to(*NAMES["axis_layers"]):
         named = keywords_of(call)
         axis = named.get("dim", named.get("start_dim", next(iter(call.args), None)))
         called += [call] if values.known_value(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
+
+
+def _is_applied(script: Script, layer: ast.Call) -> bool:
+    """Whether a layer is called where it is made, or by a name, and no model holds it."""
+    outer = script.parents[layer]
+    if isinstance(outer, ast.Call):
+        return outer.func is layer
+    named = [item.id for item in getattr(outer, "targets", ()) if isinstance(item, ast.Name)]
+    return any(
+        isinstance(call := script.parents[use], ast.Call) and call.func is use
+        for name in named for use in script.reads_of(name)
+    )  # fmt: skip
 
 
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:

@@ -266,8 +266,9 @@ class ObjectKinds:
                 self._bind(inner, kinds, None)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 parts = self._parts(value, len(targets), kinds)
+                rows = any(isinstance(item, ast.Starred) for item in targets)
                 for item, part in zip(targets, parts, strict=True):
-                    self._bind(item, part, None)
+                    self._bind(item, _as_value(part) if rows and "rows" in kinds else part, None)
 
     def _parts(self, value: ast.expr | None, count: int, kinds: Kinds) -> list[Kinds]:
         """Return the kinds of the parts of a value that is unpacked."""
@@ -562,7 +563,19 @@ class ObjectKinds:
         sliced = any(isinstance(part, ast.Slice) for part in ast.walk(element))
         if made & SECRETS and ((over | tests) & SECRETS or sliced):
             return VALUE
+        if tests & SECRETS and not made and not self._test_own_row(loops):
+            return VALUE
         return made
+
+    def _test_own_row(self, loops: list[ast.comprehension]) -> bool:
+        """Whether the conditions of a comprehension only read the record of its turn."""
+        targets = {part.id for loop in loops for part in ast.walk(loop.target)
+                   if isinstance(part, ast.Name)}  # fmt: skip
+        return all(
+            last_name(part.slice) in targets
+            for loop in loops for test in loop.ifs for part in ast.walk(test)
+            if isinstance(part, ast.Subscript) and self.kinds(part.value) & SECRETS
+        )  # fmt: skip
 
     def _keeps_lot(self, iterable: ast.expr, over: Kinds, made: Kinds) -> bool:
         """Whether what is made of each part of a lot is one row for each record again."""
@@ -687,7 +700,7 @@ class ObjectKinds:
         if not base & SECRETS:
             return base | (VALUE if decided else NOTHING)
         by_name = isinstance(index, ast.Constant)
-        whole = isinstance(index, ast.Tuple) and any(map(_keeps_rows, index.elts[:1]))
+        whole = isinstance(index, ast.Tuple) and _keeps_rows(index.elts)
         return frozenset(
             "rows" if kind == "lot" and by_name
             else kind if kind in HANDLES or whole or (kind == "rows" and _is_key(index))
@@ -824,10 +837,15 @@ class ObjectKinds:
         """Return the kinds of the result of a listed function."""
         taken = frozenset().union(*passed)
         match use.gives:
+            case "same" if last_name(call.func) in ("unsqueeze", "expand_dims"):
+                axis = keywords_of(call).get("dim", keywords_of(call).get("axis"))
+                later = _is_later_axis(axis or next(iter(call.args[1:]), None))
+                return VALUE if taken & {"lot", "rows"} and not later else taken
             case "same" | "parts":
                 return taken
             case "each":
-                return VALUE if "loss" in taken else _computed(*passed)
+                moves = last_name(call.func) == "pad" and self._pads_records(call)
+                return VALUE if "loss" in taken or moves else _computed(*passed)
             case "along":
                 made = _computed(*passed)
                 return made if not made & SECRETS else _along_axis(call, made, 1)
@@ -842,6 +860,13 @@ class ObjectKinds:
                     return VALUE
                 return (taken & {"data", "lots"}) if taken & SECRETS else NOTHING
         return frozenset(use.gives.split())
+
+    def _pads_records(self, call: ast.Call) -> bool:
+        """Whether rows may move, as a pad of the first axis that cuts its end."""
+        widths = keywords_of(call).get("pad", next(iter(call.args[1:]), None))
+        made = self.script.value_of(widths) if isinstance(widths, ast.Name) else widths
+        parts = made.elts[2:] if isinstance(made, ast.Tuple | ast.List) else [made or call]
+        return any(isinstance(part, ast.USub) for item in parts for part in ast.walk(item))
 
     def _draws_again(self, call: ast.Call) -> bool:
         """Whether a part of the data is chosen by indices that may repeat."""
@@ -1097,7 +1122,9 @@ def _method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
     made = _computed(base, *passed)
     if made & {"value"} or ("loss" in base and name not in ("mean", "sum")):
         return VALUE
-    if name in ("unsqueeze", "squeeze", "relu", "tanh", "sigmoid", "exp", "log", "clamp", "pow",
+    if name == "unsqueeze":
+        return made if _is_later_axis(next(iter(call.args), None)) else VALUE
+    if name in ("squeeze", "relu", "tanh", "sigmoid", "exp", "log", "clamp", "pow",
                 "square", "abs", "sqrt", "mul", "add", "sub", "div", "ne", "eq", "gt", "lt", "ge",
                 "le", "logical_not", "masked_fill", "expand_as"):  # fmt: skip
         return made
@@ -1128,33 +1155,53 @@ def _is_size(node: ast.expr | None) -> bool:
 
 def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     """Keep rows that are computed along another axis than the first."""
-    axis = keywords_of(call).get("dim", keywords_of(call).get("axis"))
-    rest = call.args[place:]
-    if last_name(call.func) in ("chunk", "split"):
-        rest = rest[1:]  # after the number of parts
-    if axis is None and not rest and last_name(call.func) in ("chunk", "split", "cat", "stack"):
-        return VALUE
-    axis = axis if axis is not None else next(iter(rest), None)
-    if axis is None:
-        sums = last_name(call.func) in ("mean", "sum")
+    name, rest = last_name(call.func), call.args[place:]
+    if name == "layer_norm":
+        shape = keywords_of(call).get("normalized_shape", next(iter(rest), None))
+        return made if shape is not None and _is_shape_of_row(shape) else VALUE
+    if name in ("chunk", "split", "norm", "normalize"):
+        rest = rest[1:]  # after the number of parts, or the power
+    axis = keywords_of(call).get("dim", keywords_of(call).get("axis", next(iter(rest), None)))
+    if axis is None and name != "normalize":
+        sums = name in ("mean", "sum")
         return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
-    numbers = [
-        -getattr(part.operand, "value", 0) if isinstance(part, ast.UnaryOp) else
-        getattr(part, "value", 0)
-        for part in (axis.elts if isinstance(axis, ast.Tuple | ast.List) else [axis])
-    ]  # fmt: skip
-    known = all(isinstance(number, int) and number != 0 for number in numbers)
-    if last_name(call.func) == "transpose":
-        others = [getattr(getattr(item, "operand", item), "value", 0) for item in rest]
-        known = known and all(isinstance(number, int) and number != 0 for number in others)
+    axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [] if axis is None else [axis]
+    known = all(map(_is_later_axis, [*axes, *rest] if name == "transpose" else axes))
     return made if known and "loss" not in made else VALUE
 
 
-def _keeps_rows(index: ast.expr) -> bool:
-    """Whether the first index of several leaves all rows."""
-    return (isinstance(index, ast.Slice) and index.lower is index.upper is index.step is None) or (
-        isinstance(index, ast.Constant) and index.value in (Ellipsis, None)
-    )
+def _is_later_axis(axis: ast.expr | None) -> bool:
+    """Whether an axis is not that of the records, for arrays of any number of axes."""
+    match axis:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
+            return True
+        case ast.Constant(value=int(number)):
+            return number > 0
+    return False
+
+
+def _is_shape_of_row(shape: ast.expr) -> bool:
+    """Whether a shape is written out, or leaves out the number of records."""
+    match shape:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return all(map(_is_shape_of_row, parts))
+        case ast.Subscript(value=ast.Attribute(attr="shape") | ast.Call(), slice=index):
+            return _is_later_axis(index.lower if isinstance(index, ast.Slice) else index)
+        case ast.Call(func=ast.Attribute(attr="size"), args=[axis]):
+            return _is_later_axis(axis)
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name != "shape"
+    return isinstance(shape, ast.Constant)
+
+
+def _keeps_rows(indices: list[ast.expr]) -> bool:
+    """Whether the first of several indices leaves all rows, as the first axis."""
+    match indices:
+        case [ast.Slice(lower=None, upper=None, step=None), *_]:
+            return True
+        case [ast.Constant(value=first), _]:
+            return first is Ellipsis
+    return False
 
 
 def _is_key(index: ast.expr) -> bool:
