@@ -159,6 +159,8 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
                 raise Unreadable(node, "sys.argv is changed while the script runs")
             case ast.alias(name="argv"):
                 raise Unreadable(node, "sys.argv may be changed while the script runs")
+            case ast.Subscript(value=ast.Attribute(attr="argv"), ctx=ast.Store() | ast.Del()):
+                raise Unreadable(node, "sys.argv is changed while the script runs")
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     if isinstance(receiver, ast.Name):
         if script.value_of(receiver) is not parsers[0]:

@@ -20,11 +20,13 @@ from affidavit.importers.scripts.loaders import unwrap_iterable
 from affidavit.importers.scripts.object_kinds import (
     GRADIENTS,
     NOTHING,
+    SIZES,
     WRAPPERS,
     Kinds,
     ObjectKinds,
 )
-from affidavit.importers.scripts.row_code import open_uses_of_row_code
+from affidavit.importers.scripts.row_code import PACKAGES, open_uses_of_row_code
+from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_seed
 from affidavit.importers.scripts.step_count import enclosing_loops, runs_once
 from affidavit.importers.scripts.syntax import (
     Script,
@@ -32,6 +34,7 @@ from affidavit.importers.scripts.syntax import (
     innermost_loop,
     keywords_of,
     last_name,
+    package_of,
     root_of,
 )
 from affidavit.importers.scripts.use_table import (
@@ -114,8 +117,27 @@ class Uses:
                 case ast.Assign(targets=targets, value=value):
                     yield from self._of_stores(targets, value)
                     continue
-                case ast.AugAssign(target=target, value=value):
+                case (
+                    ast.AugAssign(target=target, value=value)
+                    | ast.AnnAssign(target=target, value=ast.expr() as value)
+                ):
                     yield from self._of_stores([target], value)
+                    continue
+                case ast.Expr(value=ast.Call() as call):
+                    why = self._of_effect(call)
+                case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS:
+                    why = "records decide whether it fails"
+                case ast.Attribute(ctx=ast.Del()) | ast.Subscript(ctx=ast.Del()):
+                    why = self._of_other_store(node)
+                case (
+                    ast.For(target=target)
+                    | ast.comprehension(target=target)
+                    | ast.withitem(optional_vars=ast.expr() as target)
+                ):
+                    stored = (part for part in ast.walk(target)
+                              if isinstance(part, ast.Attribute | ast.Subscript))  # fmt: skip
+                    whys = [(part, self._of_other_store(part)) for part in stored]
+                    yield from ((part, why) for part, why in whys if why is not None)
                     continue
                 case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
                     why = "it may reach any object"
@@ -138,8 +160,8 @@ class Uses:
                     | ast.MatchAs(name=str(name))
                     | ast.alias(asname=str(name))
                     | ast.alias(name=name)
-                ) if self._is_private_name(node, name):
-                    why = "it gives the name of a private object another meaning"
+                ) if self._is_private_name(node, name) or self._rebinds_import(node, name):
+                    why = "it gives a name another meaning"
                 case ast.FunctionDef():
                     why = self._of_definition(node)
                 case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
@@ -170,14 +192,19 @@ class Uses:
             return "what it runs is not in the text"
         if (test := self._decides(call, base | taken)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
+        if not isinstance(function, ast.Attribute) and self.kinds.kinds(function) & SECRETS:
+            return "records decide what it runs"
+        changed = keywords_of(call).get("out")
+        if changed is not None and self.kinds.kinds(changed) & SECRETS:
+            return "it changes the records"
         if name == "setattr" and (base | taken or self._is_imported(call.args[:1])):
             return "it may change any part of the object"
         if name in WRITERS and any(map(self._is_raw, (item for _, item in passed))):
             return "it writes records"
+        if name == "print" and "file" in keywords_of(call) and any(map(self._is_raw, call.args)):
+            return "it writes records"
         if self._starts_program(call, name):
             return "the program that it runs is not read"
-        if self._seeds_noise(call, name):
-            return "a reader of the seed knows the noise"
         if self._is_along_records(call, name):
             return "without batch_first=True it goes along the records of a lot"
         callee = self.kinds.kinds(function)
@@ -215,19 +242,72 @@ class Uses:
         use = find_function(self.script, call)
         if use is not None and use.keywords:
             return self._taken(use, passed)
+        if use is not None and use.gives == "model" and self._names_lot(call):
+            return "its shape is that of a lot"
         if not taken or "undefined" in callee:
             return None
         return self._of_function(call, passed, taken)
 
-    def _is_raw(self, item: ast.expr) -> bool:
-        """Whether an expression is records themselves, in whatever form."""
-        parts = list(ast.walk(item))
-        called = {last_name(part.func) for part in parts if isinstance(part, ast.Call)}
-        return called.issubset(FORMS) and any(
-            isinstance(part, ast.Name)
-            and bool(self.kinds.kinds(part) & {"data", "lots", "lot", "rows"})
-            for part in parts
+    def _is_raw(self, node: ast.AST, rows: frozenset[str] = frozenset(), depth: int = 0) -> bool:
+        """Whether an expression is records themselves, in whatever form.
+
+        ``rows`` are names of single records in a comprehension.
+        """
+        match node:
+            case ast.Name(id=name):
+                if name in rows or self.kinds.kinds(node) & {"data", "lots", "lot", "rows"}:
+                    return True
+                if depth > 5 or not self.kinds.kinds(node) & SECRETS:
+                    return False
+                made = [
+                    getattr(self.script.parents[item.node], "iter", item.value)
+                    for item in self.script.bindings_of(node)
+                ]
+                return any(item is not None and self._is_raw(item, depth=depth + 1)
+                           for item in made)  # fmt: skip
+            case ast.Attribute(value=base, attr=name):
+                return name not in SIZES and self._is_raw(base, rows, depth)
+            case ast.Call(func=function, args=args):
+                own = [function.value] if isinstance(function, ast.Attribute) else []
+                return last_name(function) in FORMS and any(
+                    self._is_raw(item, rows, depth) for item in [*own, *args]
+                )
+            case ast.Subscript(value=base):
+                return self._is_raw(base, rows, depth)
+            case (
+                ast.ListComp(elt=element, generators=[loop])
+                | ast.GeneratorExp(elt=element, generators=[loop])
+            ) if self._is_raw(loop.iter, rows, depth):
+                named = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+                return self._is_raw(element, rows | named, depth)
+            case ast.Compare() | ast.Lambda():
+                return False
+        return any(self._is_raw(part, rows, depth) for part in ast.iter_child_nodes(node))
+
+    def _names_lot(self, call: ast.Call) -> bool:
+        """Whether an argument is made of a lot, or of its size."""
+        return any(
+            isinstance(part, ast.Name) and bool(self.kinds.kinds(part) & {"lot", "rows"})
+            for _, item in self._arguments(call)
+            for part in ast.walk(item)
         )
+
+    def _of_effect(self, call: ast.Call) -> str | None:
+        """Say why a call whose result is not used may write or change records.
+
+        It only runs for what it does, so that a function of values alone does not explain it.
+        """
+        function, name = call.func, last_name(call.func) or ""
+        if isinstance(function, ast.Attribute) and self.kinds.kinds(function.value):
+            known = name in (*CONTAINERS, "backward") or name.endswith("_")
+            base = self.kinds.kinds(function.value)
+            raw = base <= SECRETS and self._is_raw(function.value)
+            changes = raw and find_method("data", name) is None and not known
+            return "it may write or change records" if changes else None
+        if self.script.comes_from(function, NUMERICAL) and find_function(self.script, call) is None:
+            raw = any(self._is_raw(item) for _, item in self._arguments(call))
+            return "it may write or change records" if raw else None
+        return None
 
     def _starts_program(self, call: ast.Call, name: str) -> bool:
         """Whether a call starts a program that may train, or release records."""
@@ -240,41 +320,6 @@ class Uses:
             first = first.elts[0]
         text = str(getattr(first, "value", "")).split()
         return not text or text[0] not in NAMES["other_programs"]
-
-    def _seeds_noise(self, call: ast.Call, name: str) -> bool:
-        """Whether a call seeds what the noise or the lots come from by a number of the text."""
-        seed = next(iter(call.args), keywords_of(call).get("seed"))
-        if (
-            name not in NAMES["seeds"]
-            or self._is_own(call)
-            or self.values.known_value(seed) is None
-        ):
-            return False
-        engines = self.script.calls_to("PrivacyEngine")
-        if any(self.values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
-            return False
-        return not self._seeds_splits(call)
-
-    def _seeds_splits(self, call: ast.Call) -> bool:
-        """Whether a generator of its own is seeded, that only splits the records."""
-        if not isinstance(call.func, ast.Attribute) or self._is_module(call.func.value):
-            return False
-        outer = self.script.parents[call]
-        named = [item for item in getattr(outer, "targets", ()) if isinstance(item, ast.Name)]
-        if isinstance(call.func.value, ast.Name):
-            named = [call.func.value]
-        uses: list[ast.AST] = [use for item in named for use in self.script.reads_of(item.id)]
-        calls = [
-            next((o for o in self.script.ancestors(use) if isinstance(o, ast.Call)), use)
-            for use in uses or [call]
-        ]
-        splits = ("random_split", "Subset", "randperm")
-        return all(item is call or last_name(getattr(item, "func", item)) in splits
-                   for item in calls)  # fmt: skip
-
-    def _is_module(self, node: ast.expr) -> bool:
-        root = root_of(node)
-        return isinstance(root, ast.Name) and bool(self.script.module_path(root))
 
     def _is_along_records(self, call: ast.Call, name: str) -> bool:
         """Whether a recurrent or attention layer takes records for places of a sequence."""
@@ -350,6 +395,25 @@ class Uses:
             and bool(data & SECRETS)
         )
 
+    def _is_outside(self, base: ast.expr) -> bool:
+        """Whether an object is made or held by a package."""
+        while isinstance(base, ast.Attribute | ast.Subscript):
+            base = base.value
+        made = self.script.value_of(base) if isinstance(base, ast.Name) else base
+        if isinstance(made, ast.Call):
+            return not self._is_own(made) and bool(self.script.module_path(made.func))
+        return self._is_imported([base])
+
+    def _replaces_import(self, target: ast.Attribute, value: ast.expr) -> bool:
+        """Whether a part of a package, or of a class of one, is replaced by other code."""
+        path = self.script.module_path(target)
+        return (
+            bool(path)
+            and package_of(path) not in TOLD
+            and not path.startswith(("torch.backends.", "sys.std"))
+            and self.values.known_value(value) is None
+        )
+
     def _is_imported(self, nodes: list[ast.expr]) -> bool:
         roots = [root_of(node) for node in nodes]
         return any(
@@ -378,7 +442,7 @@ class Uses:
         secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
         for key, item in keywords_of(call).items():
             if key == "seed" and self.values.known_value(item) is not None:
-                return "a reader of the seed knows the noise"
+                return KNOWN_SEED
             if key in secret and self.kinds.kinds(item) & SECRETS:
                 return f"records decide {key}"
             if key == "data_loader" and "value" in self.kinds.kinds(item):
@@ -630,9 +694,26 @@ class Uses:
                         yield target, f"records decide what the {_words(kinds & HANDLES)} gets"
                     elif kinds & {"private", "engine", "optimizer"}:
                         yield target, f"it changes the {_words(kinds)}"
+                    elif not kinds & HANDLES and (
+                        changed := self._whole(target) & {"private", "engine", "optimizer"}
+                    ):
+                        yield target, f"it changes the {_words(changed)}"
+                    elif self._is_outside(base) and self._is_raw(value):
+                        yield target, "it writes records"
                 case ast.Name():
                     if (why := self._of_rebinding(target)) is not None:
                         yield target, why
+
+    def _of_other_store(self, target: ast.Attribute | ast.Subscript) -> str | None:
+        """Say why deleting a part of an object, or storing one by a loop, may change it."""
+        changed = self._whole(target) & (HANDLES | {"lots", "data"}) - {"holder", "criterion"}
+        return f"it changes the {_words(changed)}" if changed else None
+
+    def _whole(self, target: ast.expr) -> Kinds:
+        """Return the kinds of the object that a target is a part of."""
+        while isinstance(target, ast.Attribute | ast.Subscript):
+            target = target.value
+        return self.kinds.kinds(target)
 
     def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
         name, base, own = target.attr, self.kinds.kinds(target.value), self.kinds.kinds(value)
@@ -649,6 +730,13 @@ class Uses:
                 return "records decide a part of the model"
             if name == "optimizer":
                 return "the model gets another optimiser"
+            own_layer = isinstance(target.value, ast.Name) and target.value.id == "self"
+            if not own_layer and own & {"model"} and not self.kinds.runs_before(target):
+                return "it changes the model after it is made private"
+        if name in ("forward", "call", "__call__", "training_step"):
+            return "it changes what a model computes"
+        if self._replaces_import(target, value):
+            return "it may change what others call"
         own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
         computed = own & (SECRETS - {"data", "lots", "count"})
         if computed and name in ("data", "weight", "bias", *GRADIENTS):
@@ -664,6 +752,26 @@ class Uses:
         if keras and name == "optimizer" and not own_part:
             return "a model may get another optimiser"
         return None
+
+    def _rebinds_import(self, node: ast.AST, name: str) -> bool:
+        """Whether an import may give a name, that another package's import gives, another value."""
+        if not isinstance(node, ast.alias):
+            return False
+        package = package_of(self._module_of(node))
+        if name == "*":
+            return package not in (*PACKAGES, *NUMERICAL, *TRAINED)
+        others = self.script.bindings.get((self.script.scope_of(node), name), ())
+        return any(
+            isinstance(item.node, ast.alias)
+            and package_of(self._module_of(item.node)) != package
+            and not any(isinstance(outer, ast.Try | ast.If)
+                        for place in (node, item.node) for outer in self.script.ancestors(place))
+            for item in others
+        )  # fmt: skip
+
+    def _module_of(self, alias: ast.alias) -> str:
+        statement = self.script.parents[alias]
+        return getattr(statement, "module", None) or alias.name
 
     def _is_private_name(self, node: ast.AST, name: str) -> bool:
         """Whether a node other than an assignment binds a name that the private call sets."""
@@ -697,6 +805,10 @@ class Uses:
         return f"it gives the name of the {_words(was)} another object"
 
     def _of_attribute(self, node: ast.Attribute) -> str | None:
+        if may_know_seed(self.values, node):
+            return KNOWN_SEED
+        if node.attr == "fork_rng" and not self._is_with(node):
+            return "the noise may be that of another step"
         base = self.kinds.kinds(node.value)
         outer = self.script.parents[node]
         if isinstance(outer, ast.Call) and outer.func is node:
@@ -721,6 +833,10 @@ class Uses:
         if "engine" in base and node.attr not in ("accountant", "secure_mode"):
             return f"{node.attr} of the engine is not a use that is understood"
         return None
+
+    def _is_with(self, node: ast.AST) -> bool:
+        """Whether a call of a reference is only what a ``with`` statement enters."""
+        return isinstance(self.script.parents.get(self.script.parents[node]), ast.withitem)
 
     def _is_printed(self, node: ast.AST) -> bool:
         """Whether an expression is only a part of what is printed or logged."""
@@ -752,6 +868,8 @@ class Uses:
 
     def _of_reference(self, node: ast.Name) -> str | None:
         """Ask about a function that uses private objects and is passed on."""
+        if may_know_seed(self.values, node):
+            return KNOWN_SEED
         if self._is_carried(node):
             return "it may be of an earlier lot"
         if node.id in NAMESPACES and not self.script.bindings_of(node):
@@ -883,7 +1001,10 @@ class Uses:
 
 WRITERS = ("write", "writelines", "writerow", "writerows", "dump")
 """What writes to a file."""
-FORMS = ("str", "repr", "list", "tolist", "numpy", "cpu", "detach", "dumps", "format", "tuple")
+FORMS = ("str", "repr", "list", "tolist", "numpy", "cpu", "detach", "dumps", "format", "tuple",
+         "int", "float", "bool", "round", "item", "join", "map", "bytes", "encode", "tobytes",
+         "flatten", "reshape", "view", "asarray", "array", "from_numpy", "fromarray", "DataFrame",
+         "Series", "to_numpy", "zip", "enumerate", "sorted", "dict", "items", "values")  # fmt: skip
 """What writes the same values in another form."""
 CONTAINERS = ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop", "items",
               "keys", "values", "copy", "sort", "clear", "format", "join")  # fmt: skip
@@ -896,6 +1017,11 @@ NUMERICAL = ("torch", "numpy", "jax", "scipy", "math", "sklearn", "torchmetrics"
              "tensorflow", "pandas", "evaluate", "random", "matplotlib", "itertools", "operator",
              "statistics", "collections", "seaborn")  # fmt: skip
 """Packages whose functions compute values of records, and hold no model."""
+TRAINED = ("opacus", "pytorch_lightning", "lightning", "accelerate", "jax_privacy",
+           "tensorflow_privacy", "optax", "flax", "tqdm", "typing", "tkinter")  # fmt: skip
+"""Packages whose star imports bind only names of their own."""
+TOLD = ("wandb", "matplotlib", "mlflow", "logging", "warnings", "pandas", "ssl")
+"""Packages whose parts only tell."""
 WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",
          "lots": "private loader", "lot": "lot", "rows": "lot", "value": "values of records",
          "count": "size of a lot", "code": "function"}  # fmt: skip
