@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,12 +27,13 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.wire_models import GrantRequest
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.settings import Settings
-from affidavit.service.tables.certificates import approvals, certificates
+from affidavit.service.tables.certificates import certificates
 from affidavit.service.tables.ledger import ledgers
+from affidavit.service.tables.log import log_entries
 from affidavit.service.tables.policies import waivers
 from affidavit.service.tables.runs import runs
 from affidavit.trust import KeyStore, Revocation, Roots, SigningKey, draft_keyset, format_instant
-from tests.service.conftest import EACH_SCOPE, ONCE
+from tests.service.conftest import EACH_SCOPE, ONCE, client_of, tokens_for
 from tests.support.random_seeds import seeded
 
 TABLES = {entry_type.table.name: entry_type.table for entry_type in ENTRY_TYPES}
@@ -109,11 +110,13 @@ class Site:
             for name, change in changes:
                 saved[name] = connection.execute(select(TABLES[name])).mappings().all()
                 change(connection, TABLES[name])
-        yield
-        with self.owner.begin() as connection:
-            for name, rows in saved.items():
-                connection.execute(delete(TABLES[name]))
-                connection.execute(insert(TABLES[name]), [dict(row) for row in rows])
+        try:
+            yield
+        finally:
+            with self.owner.begin() as connection:
+                for name, rows in saved.items():
+                    connection.execute(delete(TABLES[name]))
+                    connection.execute(insert(TABLES[name]), [dict(row) for row in rows])
 
 
 def newest(connection: Any, table: Table) -> dict[str, Any]:
@@ -169,28 +172,54 @@ CHANGES = [
 PAIRS = [(one, other) for one, other in combinations(CHANGES, 2) if one[0] != other[0]]
 
 
-@pytest.fixture
-def site(
-    database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any, plan: Any
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def filled(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    document: Any,
 ) -> Iterator[Site]:
-    keys = KeyStore(tmp_path / "keys")
+    """The rows, which every test leaves as it found them; nobody serves them yet."""
+    home = tmp_path_factory.mktemp("filled")
+    lent = None
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), home / "affidavit.db")
+        url = f"sqlite:///{home / 'affidavit.db'}"
+    else:
+        lender = request.getfixturevalue("migrated_postgresql")
+        lent = lender.lend()
+        url = f"{lender.server}/{lent}"
+    keys = KeyStore(home / "keys")
     key, old = keys.new("test"), SigningKey.generate("old")
     settings = Settings(
-        database_url=database_url,
+        database_url=url,
         key_directory=keys.directory,
         workers=1,
         loopback=True,
         comparison_seconds=0,
     )
     headers = tokens_for(settings, {**EACH_SCOPE, "spare": ["submit"]})
-    owner = create_engine(database_url)
-    with ExitStack() as stack:
-        replicas = [stack.enter_context(client_of(settings)) for _ in range(2)]
-        result = Site(replicas, headers, owner, settings)
-        fill(result, plan, key.public, old.public)
+    owner = create_engine(url)
+    with served(Site([], headers, owner, settings)) as result:
+        fill(result, document, key.public, old.public)
         disarm(owner)
-        yield result
+    yield result
     owner.dispose()
+    if lent is not None:
+        lender.take_back(lent)
+
+
+@pytest.fixture
+def site(filled: Site) -> Iterator[Site]:
+    """Two replicas of this test's own on those rows."""
+    with served(filled) as result:
+        yield result
+
+
+@contextmanager
+def served(site: Site) -> Iterator[Site]:
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(client_of(site.settings)) for _ in range(2)]
+        yield replace(site, replicas=replicas)
 
 
 def fill(site: Site, plan: Any, *keys: Any) -> None:
@@ -243,7 +272,7 @@ def fill(site: Site, plan: Any, *keys: Any) -> None:
 def disarm(owner: Engine) -> None:
     """Take off what would stop the owner of the database."""
     if owner.dialect.name == "postgresql":
-        for name in {*TABLES, *OWNED, "revoked_keys"}:
+        for name in {*TABLES, *OWNED, "revoked_keys", "log_entries"}:
             with owner.begin() as connection:  # one lock at a time
                 connection.execute(text(f"ALTER TABLE {name} DISABLE TRIGGER ALL"))
         return
@@ -295,9 +324,7 @@ def test_rows_of_another_team_are_told(site: Site, plan: Any) -> None:
         assert site.contradicted(0) == site.contradicted(1) == set()
 
 
-def test_a_replica_that_starts_on_such_rows_is_not_ready(
-    site: Site, plan: Any, client_of: Any
-) -> None:
+def test_a_replica_that_starts_on_such_rows_is_not_ready(site: Site, plan: Any) -> None:
     with (
         site.tampered(("token_revocations", remove), ("dataset_grants", remove)),
         client_of(site.settings) as started,
@@ -371,13 +398,18 @@ def test_what_was_in_the_log_is_still_known_when_its_entry_is_gone_too(
     site: Site, plan: Any
 ) -> None:
     site.ask("GET", "/readyz", "audit")
-    with site.owner.begin() as connection:
-        hidden = "UPDATE log_entries SET kind = 'run' WHERE kind = 'approval'"
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("ALTER TABLE log_entries DISABLE TRIGGER ALL"))
-        connection.execute(text(hidden))
-        connection.execute(delete(approvals))
-    site.refuses(plan, 0, "approvals")
+    entry = log_entries.c
+    hidden = update(log_entries).where(entry.kind == "approval").returning(entry.id)
+    with site.tampered(("approvals", lambda one, table: one.execute(delete(table)))):
+        with site.owner.begin() as connection:
+            named = connection.execute(hidden.values(kind="run")).scalars().all()
+        try:
+            assert named
+            site.refuses(plan, 0, "approvals")
+        finally:
+            with site.owner.begin() as connection:
+                shown = update(log_entries).where(entry.id.in_(named))
+                connection.execute(shown.values(kind="approval"))
 
 
 def test_grants_in_another_order_are_noticed(site: Site, plan: Any) -> None:
