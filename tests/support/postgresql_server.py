@@ -31,6 +31,8 @@ from tests.support.polling import TIMEOUT_SECONDS
 
 PROGRAMS = ("initdb", "postgres")
 UNPRIVILEGED = ("postgres", "nobody")
+MEMORY, ROOM = Path("/dev/shm"), 2 << 30
+"""Where files need no disk, and the free bytes that it must have for that."""
 
 
 @cache
@@ -121,7 +123,7 @@ def cluster(programs: Path, port: int, *, durable: bool = False) -> Iterator[Clu
     programs are copied where the user cannot reach them.
     """
     # Its socket's path must be short.
-    directory = Path(tempfile.mkdtemp(prefix="affidavit-pg-"))
+    directory = Path(tempfile.mkdtemp(prefix="affidavit-pg-", dir=None if durable else _memory()))
     try:
         shutil.chown(directory, user())
         programs = _reachable(programs, directory)
@@ -134,6 +136,12 @@ def cluster(programs: Path, port: int, *, durable: bool = False) -> Iterator[Clu
             result.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _memory() -> Path | None:
+    """In memory a thousand files are made and removed in no time; None where there is no room."""
+    there = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    return MEMORY if there and shutil.disk_usage(MEMORY).free > ROOM else None
 
 
 @contextmanager
