@@ -28,7 +28,8 @@ IN_PROCESS = {"_run": _here, "warm_up": lambda _: None}
 
 def prepare() -> None:
     """Import what a service would, and have it account in its own process."""
-    for name in ("affidavit.service.core.accounting_preload", "affidavit.service.web.serve"):
+    preload = ("affidavit.service.core.accounting_preload", "affidavit.service.web.serve")
+    for name in (*preload, "psycopg"):  # which SQLAlchemy imports where a URL names PostgreSQL
         import_module(name)
     # A lease that ended is taken back as soon, and a run handed over, in a quarter of the time.
     dispatcher.PERIOD_SECONDS = 0.5
