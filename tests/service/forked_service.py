@@ -1,7 +1,7 @@
 """Run the service as a forked process, with its accounting in the same process.
 
-Everything else of it is as in production, once it has started. Tests about the program's start, its end, its secrets
-or its other processes run ``python -m affidavit.service``.
+Everything else of it is as in production, once it has started. Tests about the program's start,
+its end, its secrets or its other processes run ``python -m affidavit.service``.
 """
 
 from __future__ import annotations

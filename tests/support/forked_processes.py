@@ -1,9 +1,10 @@
 """Run programs as processes that are forked from one with their imports done.
 
 Starting the service or a trainer mostly costs imports. ``python -m
-tests.support.forked_processes MODULE FD`` calls ``prepare`` of MODULE once, and then its ``main``
-for each request over the socket FD, in a process of its own that may be killed. Late imports and
-replacements belong in ``prepare``: the tests themselves are collected with MODULE imported.
+tests.support.forked_processes FD MODULE…`` calls ``prepare`` of each MODULE once, and then ``main``
+of one of them for each request over the socket FD, in a process of its own that may be killed. Late
+imports belong in ``prepare``: the tests themselves are collected with MODULE imported. Replacements
+that the other modules must not have belong in ``main``.
 
 A test never forks its own process: another thread of it may hold a lock, which the child would
 wait for. It sends the function to a process that has no threads (``call``).
@@ -80,6 +81,15 @@ class Forked:
 
 
 Process = subprocess.Popen[Any] | Forked
+FAMILIES = (
+    ("tests.service.forked_service", "tests.service.whole.self_killing_service"),
+    (
+        "tests.worker.forked_worker",
+        "tests.worker.stubbed_worker",
+        "tests.trainer.loop.forked_ranks",
+    ),
+)
+"""Modules that import much the same, and whose processes are forked from one."""
 CALL = "call a pickled function"
 """The first argument of a request that is not for ``main``."""
 
@@ -88,10 +98,11 @@ def fork(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int
 ) -> Forked:
     """``module.main(arguments)`` in this environment, with ``output`` for all that it says."""
-    request = json.dumps([[*arguments], {**environment}]).encode()
+    request = json.dumps([module, [*arguments], {**environment}]).encode()
     assert len(request) < MOST, len(request)
     told, telling = os.pipe()
-    socket.send_fds(_mother(module), [request], [output, telling])
+    (family,) = [family for family in FAMILIES if module in family]
+    socket.send_fds(_mother(family), [request], [output, telling])
     os.close(telling)
     return Forked(told)
 
@@ -119,12 +130,12 @@ copyreg.pickle(type(Ed25519PrivateKey.generate().public_key()), _public)
 
 
 @cache
-def _mother(module: str) -> socket.socket:
-    """The mother of a module's processes, which ends with who made it."""
+def _mother(family: tuple[str, ...]) -> socket.socket:
+    """The mother of a family's processes, which ends with who made it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forked_processes", module, str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.forked_processes", str(theirs.fileno()), *family],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
@@ -142,7 +153,7 @@ def _dismissed(process: subprocess.Popen[bytes], asking: socket.socket) -> None:
 # ---- in the mother -----------------------------------------------------------------
 
 
-def mother(main: Callable[[Sequence[str]], int], asking: socket.socket) -> None:
+def mother(mains: Mapping[str, Callable[[Sequence[str]], int]], asking: socket.socket) -> None:
     """A process for each request, until there is nobody left who could ask."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its children tell somebody else of theirs
     gc.collect()
@@ -153,7 +164,8 @@ def mother(main: Callable[[Sequence[str]], int], asking: socket.socket) -> None:
             return
         if os.fork() == 0:
             asking.close()
-            _watch(main, *json.loads(request), *descriptors)
+            module, *given = json.loads(request)
+            _watch(mains[module], *given, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -204,7 +216,8 @@ def end(main: Callable[[], Any]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[2])) as inherited:
-        found = import_module(sys.argv[1])
-        found.prepare()
-        mother(found.main, inherited)
+    with socket.socket(fileno=int(sys.argv[1])) as inherited:
+        modules = {name: import_module(name) for name in sys.argv[2:]}
+        for module in modules.values():
+            module.prepare()
+        mother({name: module.main for name, module in modules.items()}, inherited)

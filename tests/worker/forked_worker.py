@@ -111,15 +111,15 @@ def _hold(run_writer: Any) -> None:
 
 
 def prepare() -> None:
-    """Import what a trainer would, and have the worker fork instead."""
+    """Import what a trainer would."""
     # PyTorch's optimizers import its compiler.
     loaded = ("affidavit.trainer.loop", "affidavit.trainer.sources")
     for name in (*loaded, "affidavit.trainer.__main__", "sklearn.datasets", "torch._dynamo"):
         import_module(name)
-    vars(trainer_process)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Trainer})
-    vars(os)["execvp"] = _executed
 
 
 def main(arguments: Sequence[str]) -> Any:
-    """``python -m affidavit.worker``."""
+    """``python -m affidavit.worker``, which forks its trainers."""
+    vars(trainer_process)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Trainer})
+    vars(os)["execvp"] = _executed
     return app([*arguments], prog_name="affidavit worker")

@@ -81,7 +81,8 @@ def arm(moment: str, statement: str) -> None:
     DefaultDialect.do_commit = committing  # type: ignore[method-assign]
 
 
-prepare = forked_service.prepare
+def prepare() -> None:
+    """It is prepared as ``forked_service`` is."""
 
 
 def main(arguments: Sequence[str]) -> int:
