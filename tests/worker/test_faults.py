@@ -31,6 +31,8 @@ KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
 DATABASES = ["sqlite", "postgresql"] if KILLS > 1 else ["postgresql"]
 STEPS = 100 + 200 * KILLS
 """No attempt is granted more than 100 steps beyond those before it while trainers are held."""
+SHORT = 3 * HELD_AFTER
+"""Steps of a run that is held in the middle."""
 LEASE = "2"
 LIMIT = 600.0
 """Seconds for what takes a few where nothing else runs."""
@@ -150,12 +152,12 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
 def test_what_befalls_a_trainer(shop: Any) -> None:
     """Killed, a full disk, cancelled, too late; and two runs of one certificate side by side."""
     shop.held.touch()
-    certificate, endless = shop.certify(STEPS), shop.certify(LONG)
+    certificate, endless = shop.certify(SHORT), shop.certify(LONG)
     killed = shop.request(certificate)
     full = shop.request(certificate, model="mlp:200,seed=1,blocks=all")
     # A busy machine loses none; and what a longer one is granted of a run would be all of it.
     workers = [shop.worker("--lease", "12", name=f"w{number}") for number in range(1, 5)]
-    stopped, late = shop.request(endless), shop.request(endless, time_limit=5)
+    stopped, late = shop.request(endless), shop.request(endless, time_limit=2)
     for run in (killed, full, stopped):
         trains(shop, run, 0, 3)
     os.kill(trainer_of(killed, *workers)[0], signal.SIGKILL)
@@ -175,7 +177,7 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
     for run in (killed, full):
         result = shop.wait(run, "settled", "failed", seconds=LIMIT)
         assert (result["state"], result["claims"] >= 2) == ("settled", True), report(shop, result)
-        settled_once(shop, run, STEPS)
+        settled_once(shop, run, SHORT)
 
 
 def trainer_of(run: str, *workers: Process) -> tuple[int, Path]:
