@@ -78,6 +78,7 @@ def test_the_engineer_has_a_first_epsilon_in_a_minute(
     assert record[answer] < FIRST_EPSILON_SECONDS
 
 
+@pytest.mark.soak  # tests/docs runs the page, and what is below its commands is in test_wheel.py
 def test_a_pull_request_is_blocked_in_five_minutes(
     installed: Installed, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
