@@ -10,8 +10,9 @@ True
 
 References: Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., section 3.1.
 
-**Filters and convolutions** are products with Toeplitz matrices, by ``scipy.signal``. That module
-takes half a second to load, longer than most plans take to certify, so it is imported at first use.
+**Filters and convolutions** are products with Toeplitz matrices, by ``scipy.signal`` and
+``scipy.fft``. The first takes longer to load than most plans take to certify, so it is imported at
+first use, and not for a convolution.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ def fftconvolve(left: Array, right: Array) -> Array:
 
     Shape (m + n - 1,) from (m,) and (n,).
     """
-    from scipy import signal
+    from scipy import fft
 
-    return np.asarray(signal.fftconvolve(left, right))
+    whole = len(left) + len(right) - 1
+    length = fft.next_fast_len(whole, real=True)
+    product = fft.rfft(left, length) * fft.rfft(right, length)
+    return np.asarray(fft.irfft(product, length)[:whole])
