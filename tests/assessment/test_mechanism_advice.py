@@ -175,6 +175,7 @@ def test_of_one_number_of_bands_that_fails_the_reason_is_shown(plan_of: MakePlan
     assert banded.reasons
 
 
+@pytest.mark.soak
 def test_a_plan_whose_lots_are_cut_learns_which_cap_costs_nothing(plan_of: MakePlan) -> None:
     def noise(cap: int | None) -> float:
         scheme = "poisson" if cap is None else "truncated_poisson"

@@ -28,6 +28,7 @@ TREES = dp_event.SingleEpochTreeAggregationDpEvent(4.0, [3, 9, 16])
 CUT = dp_event.TruncatedSubsampledGaussianDpEvent(50, 0.1, 9, 1.5)
 
 
+@pytest.mark.ordinary("not TruncatedSubsampled*", "not RepeatAndSelectDpEvent0")
 @pytest.mark.parametrize(
     "event",
     [

@@ -114,6 +114,7 @@ def spent(
     return max(estimates)
 
 
+@pytest.mark.ordinary("1.5-*-True", "0.5-noise0-*-False")
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
     ("noise", "coefficients"),

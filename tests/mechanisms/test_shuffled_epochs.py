@@ -196,7 +196,7 @@ def test_one_record_that_is_left_out_hides_the_lots_of_all() -> None:
     assert hidden.lower <= hidden.upper < known.upper / 2
 
 
-@pytest.mark.ordinary("not 60000-*")
+@pytest.mark.ordinary("100-*-zero_out", "65-*-replace_one")
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("size", "lot", "steps"), [(60_000, 256, 2350), (100, 60, 3), (65, 4, 9)])
 def test_an_epoch_with_a_smaller_last_lot_amplifies_nothing(

@@ -16,11 +16,11 @@ def seeded(fixed: int | str) -> int | str:
 
 
 def examples(number: int) -> int:
-    """How many examples a test draws: all in ``make soak``, of many a fifth in the suite.
+    """How many examples a test draws: all in ``make soak``, of many an eighth in the suite.
 
     At least two, because Hypothesis begins with the least example.
 
     >>> examples(60), examples(6)
-    (12, 2)
+    (7, 2)
     """
-    return number if os.environ.get("HYPOTHESIS_PROFILE") == "searching" else max(2, number // 5)
+    return number if os.environ.get("HYPOTHESIS_PROFILE") == "searching" else max(2, number // 8)

@@ -148,6 +148,7 @@ def test_balls_fall_into_bins_by_themselves() -> None:
     assert follows(drawn, law)
 
 
+@pytest.mark.ordinary("1", "2")
 @pytest.mark.parametrize("taken", [1, 2, 3, 4])
 def test_random_allocation_draws_every_set_of_steps_alike_and_records_apart(taken: int) -> None:
     sets = list(combinations(range(4), taken))

@@ -36,7 +36,7 @@ from tests.accountants.falsifier.rows import (
     letters,
 )
 
-DATA_SETS = int(os.environ.get("AFFIDAVIT_DATA_SETS", "12"))
+DATA_SETS = int(os.environ.get("AFFIDAVIT_DATA_SETS", "8"))
 RELATIVE, ABSOLUTE = 1e-6, 1e-14
 """By which a claim may be below what is computed as the truth."""
 

@@ -101,7 +101,7 @@ def test_it_is_above_what_an_adaptive_adversary_attains(
     assert attained * 0.99 < adaptive(event).delta(at).upper < both.upper
 
 
-@pytest.mark.ordinary("long", "users")
+@pytest.mark.ordinary("long")
 @pytest.mark.parametrize(
     ("event", "delta", "closed"),
     [

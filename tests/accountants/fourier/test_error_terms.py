@@ -214,7 +214,7 @@ def narrow(chosen: GridParameters, epsilon: float) -> GridParameters:
     return replace(chosen, windows=tuple(map(window, chosen.windows)))
 
 
-@pytest.mark.ordinary("narrow-*", "unchanged-*")
+@pytest.mark.ordinary("unchanged-*")
 @pytest.mark.parametrize(
     ("worse", "off"),
     [

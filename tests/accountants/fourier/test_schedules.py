@@ -187,7 +187,8 @@ def test_the_renyi_bound_of_a_schedule_is_above_its_bracket(
     assert bracket.upper < renyi.upper < 1.5 * bracket.upper
 
 
-@pytest.mark.parametrize("by_lattice", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("by_lattice", [False, True])
 def test_a_long_schedule_is_taken_release_by_release(by_lattice: bool) -> None:
     event = run(np.geomspace(0.7, 1.4, 260), np.full(260, 0.01), np.full(260, 4))
     exact = FourierAccountant().curve(event).epsilon(1e-6)

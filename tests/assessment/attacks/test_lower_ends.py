@@ -274,8 +274,7 @@ ORDINARY = {
     *("shuffled, left out", "banded, groups"),
     *("geometric selection", "dice, poisson", "signed, full batch", "tree, poisson"),
     *("fixed size, zeroed users", "shuffled in two phases"),
-    *("bidiagonal, cyclic, users of more than a lot", "blt, fixed size"),
-    *("tree, shuffled, users", "bidiagonal, bins, users", "banded, bins"),
+    *("bidiagonal, cyclic, users of more than a lot", "bidiagonal, bins, users"),
 }
 """The cases of ``make test``; all others are soak."""
 

@@ -103,7 +103,7 @@ def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf
     assert (result.as_result()["corrected"], result.corrected_summary) == (None, None)
 
 
-@pytest.mark.parametrize("effort", [0, 10_000])
+@pytest.mark.parametrize("effort", [0, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_whether_every_pair_was_tried_is_told(
     plan_of: PlanOf, effort: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,7 +195,6 @@ def _listed(found: Diagnosis, code: str) -> int | None:
 
 @pytest.mark.ordinary(
     "clip_not_joint",
-    "adjacency_factor",
     "accountant_reset",
     "user_as_example",
 )

@@ -96,7 +96,9 @@ def test_the_mistake_is_named_first(vector: dict[str, Any]) -> None:
         assert first.reading.accountant == vector["accountant"]
 
 
-@pytest.mark.ordinary("not fixed-lots-*", "not *-as-it-was-sampled")
+@pytest.mark.ordinary(
+    "not fixed-lots-*", "not *-as-it-was-sampled", "not best-of-ten*", "not twelve-clipped*"
+)
 @every_vector
 def test_the_corrected_plan_is_right(vector: dict[str, Any]) -> None:
     """What is refused is first put right as its fix says; then the noise is raised."""

@@ -21,7 +21,7 @@ RIGHT = ("e2e-dp-muon-corrected", "e2e-dp-sgd-published", "cifar10-wrn16-4-dp-sg
          "fixed-size-replace-one", "mnist-balls-in-bins")  # fmt: skip
 WRONG = {
     "e2e-dp-muon": "releases",
-    "dart-dp-sgd-as-it-was-sampled": "  scheme",
+    "another-delta": "  delta",
     "dp-sgd-noise-on-49-blocks": "releases",
     "corrmom-as-independent": "noise",
     "add-remove-for-replace-one": "adjacency",

@@ -14,7 +14,7 @@ import pytest
 from affidavit.gate.checking import repository_check
 from affidavit.gate.checking.box import Limits
 
-FILE_SECONDS = 0.7
+FILE_SECONDS = 0.4
 
 PLAN = """\
 version: 1

@@ -355,6 +355,7 @@ NOT_RECORDS = [
 ]
 
 
+@pytest.mark.ordinary("*record*[05]")
 @pytest.mark.parametrize(("field", "record"), NOT_RECORDS)
 def test_a_record_has_nothing_to_solve_for(checked: Any, field: str, record: Any) -> None:
     Path("record.json").write_text(json.dumps(record))

@@ -81,7 +81,7 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("shared", "size", "groups", "names"),
     [
-        ("rows", 4, 2, ("blt",)),
+        ("rows", 2, 1, ("blt",)),
         pytest.param("rows", 2, 1, tuple(CHANGES), marks=pytest.mark.soak),
         pytest.param("rows", 4, 1, tuple(CHANGES), marks=pytest.mark.soak),
         pytest.param("rows", 4, 2, tuple(CHANGES), marks=pytest.mark.soak),
