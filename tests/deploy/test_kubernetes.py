@@ -239,6 +239,13 @@ def kinds(kind: str) -> list[dict[str, Any]]:
     return [document for _, document in ALL if document["kind"] == kind]
 
 
+ADMITS = re.compile(
+    r"(?:!has\(object\.spec\.(\w+)\) \|\| )?"
+    r"object\.spec\.(\w+)\.all\(c, c\.image\.matches\('([^']+)'\)\)"
+)
+"""The only form of expression that the policy of images has."""
+
+
 def test_the_namespace_admits_no_tag() -> None:
     (policy,), (binding,) = (
         kinds("ValidatingAdmissionPolicy"),
@@ -246,11 +253,23 @@ def test_the_namespace_admits_no_tag() -> None:
     )
     assert policy["spec"]["failurePolicy"] == "Fail"
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
-    assert (rule["resources"], set(rule["operations"])) == (["pods"], {"CREATE", "UPDATE"})
-    conditions = [item["expression"] for item in policy["spec"]["validations"]]
-    for name in ("containers", "initContainers"):
-        stated = f"object.spec.{name}.all(c, c.image.contains('@sha256:'))"
-        assert any(stated in condition for condition in conditions)
+    assert set(rule["resources"]) == {"pods", "pods/ephemeralcontainers"}
+    assert set(rule["operations"]) == {"CREATE", "UPDATE"}
+    expressions = [" ".join(item["expression"].split()) for item in policy["spec"]["validations"]]
+    patterns = {}
+    for expression in expressions:
+        optional, name, pattern = ADMITS.fullmatch(expression).groups()  # type: ignore[union-attr]
+        assert optional == (None if name == "containers" else name)
+        patterns[name] = re.compile(pattern)
+    assert patterns.keys() == {"containers", "initContainers", "ephemeralContainers"}
+    digest = "1a" * 32
+    for pattern in patterns.values():
+        assert pattern.search(SERVICE)
+        for name in (
+            *("affidavit", "affidavit:0.2.0", "affidavit@sha256:", f"affidavit@sha512:{digest}"),
+            *(f"affidavit@sha256:{digest}0", f"a@sha256:{digest}:latest", "a@sha256:12:latest"),
+        ):
+            assert not pattern.search(name), name
     assert binding["spec"]["policyName"] == policy["metadata"]["name"]
     assert binding["spec"]["validationActions"] == ["Deny"]
 
@@ -267,6 +286,13 @@ def test_each_role_of_the_service_has_a_secret_of_its_own() -> None:
     for role in SERVICE_ROLES:
         assert f"affidavit-{role}-key" in secrets.values()
         assert f"affidavit keys new --role {role} " in PAGE
+    for container in containers():
+        read = {
+            item["valueFrom"]["secretKeyRef"]["name"]
+            for item in container["env"]
+            if "secretKeyRef" in item.get("valueFrom", {})
+        }
+        assert container["name"] == "service" or not read & set(secrets.values())
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -286,6 +312,12 @@ def test_pods_reach_what_is_listed_and_nothing_else() -> None:
         and one["spec"].keys() == {"podSelector", "policyTypes"}
         for one in everything
     ), "nothing is denied by default"
+    (names,) = (one for one in everything if one["spec"].keys() > {"podSelector", "policyTypes"})
+    (rule,) = names["spec"]["egress"]
+    assert {port["port"] for port in rule["ports"]} == {53}
+    (target,) = rule["to"]
+    assert selects(target["namespaceSelector"], {"kubernetes.io/metadata.name": "kube-system"})
+    assert "ingress" not in names["spec"]
     reached: dict[str, set[int]] = {}
     for document in (*kinds("Deployment"), *kinds("Job")):
         labels = document["spec"]["template"]["metadata"]["labels"]
@@ -305,11 +337,12 @@ def test_pods_reach_what_is_listed_and_nothing_else() -> None:
             (service,) = kinds("Service")
             assert selects(target["podSelector"], service["spec"]["selector"])
             (open_port,) = [one for one in policies if one["spec"].get("ingress")]
-            sources = open_port["spec"]["ingress"][0]["from"]
-            assert any(
-                selects(one.get("podSelector", {"matchLabels": {"": ""}}), labels)
-                for one in sources
-            )
+            (heard,) = open_port["spec"]["ingress"]
+            assert {port["port"] for port in heard["ports"]} == {8000}
+            proxies, workers = heard["from"]
+            assert proxies == {"namespaceSelector": {"matchLabels": {"affidavit-ingress": "true"}}}
+            assert selects(workers["podSelector"], labels)
+            assert selects(open_port["spec"]["podSelector"], service["spec"]["selector"])
     assert reached == {
         "service": {5432, 443},
         "migrate": {5432},
@@ -326,3 +359,100 @@ def test_a_drain_leaves_somebody_at_work() -> None:
         replicas, spec = document["spec"]["replicas"], budget["spec"]
         left = spec.get("minAvailable", replicas - spec.get("maxUnavailable", 0))
         assert 0 < left < replicas  # and it can be drained at all
+
+
+def named(documents: list[tuple[str, dict[str, Any]]], name: str, kind: str) -> dict[str, Any]:
+    return next(
+        document["spec"]
+        for _, document in documents
+        if (document["metadata"]["name"], document["kind"]) == (name, kind)
+    )
+
+
+def policy_of(documents: Any, name: str) -> dict[str, Any]:
+    return named(documents, f"affidavit-{name}", "NetworkPolicy")
+
+
+def service_container(documents: Any) -> dict[str, Any]:
+    spec = named(documents, "affidavit", "Deployment")
+    return dict(spec["template"]["spec"]["containers"][0])
+
+
+def share_key(documents: Any) -> None:
+    first, other = (
+        item
+        for item in service_container(documents)["env"]
+        if item["name"] in ("AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_SIGNING_KEY_STATUS")
+    )
+    other["valueFrom"] = first["valueFrom"]
+
+
+def give_key_to_workers(documents: Any) -> None:
+    spec = named(documents, "affidavit-worker", "Deployment")["template"]["spec"]
+    for item in spec["containers"][0]["env"]:
+        if item["name"] == "AFFIDAVIT_SIGNING_KEY":
+            item["valueFrom"]["secretKeyRef"]["name"] = "affidavit-certificate-key"
+
+
+LAXER: dict[str, tuple[Callable[[], None], Callable[[Any], Any]]] = {
+    "any source is heard": (
+        test_pods_reach_what_is_listed_and_nothing_else,
+        lambda all_: policy_of(all_, "service")["ingress"][0]["from"][0].update(
+            namespaceSelector={}
+        ),
+    ),
+    "another port is heard": (
+        test_pods_reach_what_is_listed_and_nothing_else,
+        lambda all_: policy_of(all_, "service")["ingress"][0]["ports"].append({"port": 5432}),
+    ),
+    "all pods reach what names are asked of": (
+        test_pods_reach_what_is_listed_and_nothing_else,
+        lambda all_: policy_of(all_, "names")["egress"][0]["ports"].append({"port": 443}),
+    ),
+    "workers reach the database": (
+        test_pods_reach_what_is_listed_and_nothing_else,
+        lambda all_: policy_of(all_, "worker")["egress"][0]["ports"].append({"port": 5432}),
+    ),
+    "nothing is denied": (
+        test_pods_reach_what_is_listed_and_nothing_else,
+        lambda all_: policy_of(all_, "nothing").update(ingress=[{}]),
+    ),
+    "a drain ends both replicas": (
+        test_a_drain_leaves_somebody_at_work,
+        lambda all_: named(all_, "affidavit", "PodDisruptionBudget").update(
+            minAvailable=0, maxUnavailable=2
+        ),
+    ),
+    "one replica is at work": (
+        test_a_drain_leaves_somebody_at_work,
+        lambda all_: named(all_, "affidavit", "Deployment").update(replicas=1),
+    ),
+    "no drain ends": (
+        test_a_drain_leaves_somebody_at_work,
+        lambda all_: named(all_, "affidavit", "PodDisruptionBudget").update(minAvailable=2),
+    ),
+    "one key in two roles": (test_each_role_of_the_service_has_a_secret_of_its_own, share_key),
+    "a worker with the service's key": (
+        test_each_role_of_the_service_has_a_secret_of_its_own,
+        give_key_to_workers,
+    ),
+    "a tag": (
+        test_images_are_named_by_digest_and_unpinned_ones_exist_nowhere,
+        lambda all_: named(all_, "affidavit", "Deployment")["template"]["spec"]["containers"][
+            0
+        ].update(image="registry.invalid/affidavit:0.2.0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAXER)
+def test_laxer_manifests_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    law, change = LAXER[name]
+    law()
+    changed = copy.deepcopy(ALL)
+    change(changed)
+    assert changed != ALL
+    monkeypatch.setitem(globals(), "ALL", changed)
+    monkeypatch.setitem(globals(), "PODS", [(n, pod) for n, each in changed for pod in pods(each)])
+    with pytest.raises((AssertionError, ValueError)):
+        law()
