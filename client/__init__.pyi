@@ -2,6 +2,7 @@ from .calls import CertificateAnswer as CertificateAnswer
 from .calls import Problem as Problem
 from .calls import Recorded as Recorded
 from .calls import Unreachable as Unreachable
+from .calls import post_bounded as post_bounded
 from .calls import read_bounded as read_bounded
 from .calls import segment as segment
 from .clients import AsyncClient as AsyncClient
@@ -44,3 +45,5 @@ from .models import Spent as Spent
 from .models import StepsSpent as StepsSpent
 from .models import Unit as Unit
 from .models import is_none as is_none
+from .timestamps import NoTimestamp as NoTimestamp
+from .timestamps import request_timestamp as request_timestamp

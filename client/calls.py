@@ -234,6 +234,20 @@ def read_bounded(response: httpx.Response, max_bytes: int, max_seconds: float) -
     return body.complete(response)
 
 
+POST_SECONDS = 10.0
+MAX_POST_BYTES = 100_000
+
+
+def post_bounded(url: str, content: bytes, media: str) -> httpx.Response:
+    """Send a POST to a service of another kind, whose answer is short.
+
+    Raises ``httpx.HTTPError`` if it is missing or too large, and ``httpx.InvalidURL``.
+    """
+    sent = {"Content-Type": media, "Accept-Encoding": "identity"}
+    with httpx.stream("POST", url, content=content, headers=sent, timeout=POST_SECONDS) as response:
+        return read_bounded(response, MAX_POST_BYTES, POST_SECONDS)
+
+
 Answer = TypeVar("Answer")
 
 

@@ -3,6 +3,7 @@ from .conformance import ConformanceFinding as ConformanceFinding
 from .conformance import check_conformance as check_conformance
 from .evidence_file import EvidenceError as EvidenceError
 from .evidence_file import write_evidence as write_evidence
+from .evidence_story import complete_evidence as complete_evidence
 from .evidence_story import tell_story as tell_story
 from .evidence_verification import EvidenceReport as EvidenceReport
 from .evidence_verification import verify_evidence as verify_evidence

@@ -9,6 +9,7 @@ wherever it is: in a file, in the manifest, or in the structure of the zip.
 ``index.html``            the story in words, derived from the other files
 ``verify.html``           a page that verifies such files, and bundles, without the network
 ``manifest.json``         ``{"format": "affidavit-evidence/v1", "files": {name: sha256}}``
+``timestamp.tsr``         an authority's timestamp of the manifest (RFC 3161), in DER
 ``about.json``            the certificate, the run, the time and the release that wrote the file
 ``bundle.json``           the certificate's signed bundle, with its place in the log
 ``plan.json``             the plan as certified, in canonical JSON
@@ -21,13 +22,15 @@ wherever it is: in a file, in the manifest, or in the structure of the zip.
 ``audit.json``            what the service's own audit complained about at that time
 ``log/entries.jsonl``     the log's entries about certificate, reservation and run, with their salts
 ``log/proofs.json``       the signed checkpoint, a proof for each entry, and the consistency proof
+``replay.json``           what a replay of the training script on the certified plan showed
 ``ledger.json``           the data set's ledger before and after each event of the reservation
 ``record.jsonl``          the run record
 ``conformance.json``      what comparing the record with the certificate found
 ``provenance.json``       the worker's signed statement about the run
 ========================  ==========================================================================
 
-The last four are of a run. All JSON but the record and the entries is canonical (RFC 8785).
+The last four are of a run. Whoever fetches the file may add a replay and a timestamp, which alone
+the manifest does not list. All JSON but the record and the entries is canonical (RFC 8785).
 
 Reference: PKWARE, APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16.
 
@@ -55,6 +58,8 @@ FORMAT = "affidavit-evidence/v1"
 MANIFEST = "manifest.json"
 STORY = "index.html"
 VERIFIER = "verify.html"
+REPLAY = "replay.json"
+TIMESTAMP = "timestamp.tsr"
 MAX_BYTES = 1024 * 1024 * 1024
 """The size of an evidence file; a record has at most a quarter of it."""
 NAMES = frozenset(
@@ -62,7 +67,7 @@ NAMES = frozenset(
         *("index.html", "manifest.json", "about.json", "bundle.json", "plan.json", "policy.json"),
         *("waivers.json", "issues.json", "status.json", "keys.json", "keysets.json", "audit.json"),
         *("log/entries.jsonl", "log/proofs.json", "ledger.json", "record.jsonl"),
-        *("conformance.json", "provenance.json", "verify.html"),
+        *("conformance.json", "provenance.json", "verify.html", REPLAY, TIMESTAMP),
     }
 )
 """The files that there can be."""
@@ -79,7 +84,9 @@ EVIDENCE_STEPS = (
     "provenance",
     "conformance",
     "ledger",
+    "replay",
     "story",
+    "timestamp",
 )
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -103,8 +110,12 @@ class EvidenceError(StepError):
 
 
 def manifest_of_files(files: Mapping[str, bytes]) -> bytes:
-    """Return the manifest of ``files``, which do not include it."""
-    digests = {name: f"sha256:{hashlib.sha256(files[name]).hexdigest()}" for name in files}
+    """Return the manifest of ``files``: all but itself and its timestamp."""
+    digests = {
+        name: f"sha256:{hashlib.sha256(content).hexdigest()}"
+        for name, content in files.items()
+        if name not in (MANIFEST, TIMESTAMP)
+    }
     return canonical_json({"format": FORMAT, "files": digests})
 
 
@@ -146,8 +157,8 @@ def read_evidence(raw: bytes) -> dict[str, bytes]:
     if manifest is None:
         raise EvidenceError(1, "evidence_form", f"it has no {MANIFEST}.")
     _require_same_bytes(raw, files)
-    listed = {name: content for name, content in files.items() if name != MANIFEST}
-    _require_listed(manifest, listed)
+    unlisted = (MANIFEST, TIMESTAMP)
+    _require_listed(manifest, {name: files[name] for name in files if name not in unlisted})
     return files
 
 

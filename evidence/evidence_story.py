@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from affidavit.accountants import decimal_up
+from affidavit.accountants import AFFIDAVIT_VERSION, decimal_up
 from affidavit.assessment import chart_recognition, explain_guarantee, signed_bounds
 from affidavit.assessment.charts import draw
+from affidavit.evidence.evidence_file import (
+    REPLAY,
+    STORY,
+    TIMESTAMP,
+    EvidenceError,
+    manifest_of_files,
+    read_evidence,
+    write_evidence,
+)
 from affidavit.evidence.log_sentences import sentence_of
-from affidavit.plan import printable
+from affidavit.evidence.replay_record import MAX_RECORD_BYTES, BadReplayRecord, read_replay_record
+from affidavit.plan import canonical_json, digest_of, load_json, printable
 from affidavit.trust import read_envelope
 
 _FILES = {
@@ -42,6 +52,8 @@ _FILES = {
     "plan.json": "The plan as it was certified.",
     "policy.json": "The policy under which it was issued; the certificate has its digest.",
     "provenance.json": "The worker's signed statement about the run (SLSA provenance in DSSE).",
+    "replay.json": "What replays of the training script on neighbouring data sets showed. Declared "
+    "by who ran them.",
     "record.jsonl": "The run record: one JSON object a line, chained by digests.",
     "status.json": "The signed list of revoked certificates when this file was made.",
     "verify.html": "A page that verifies such files without the network. Use a copy that did not "
@@ -95,11 +107,39 @@ def tell_story(files: Mapping[str, bytes]) -> bytes:
         *_head(about, predicate),
         *_guarantee(predicate),
         *_run(files, about, entries),
+        *_replay(files),
         *_happened(entries, predicate["plan"].get("name")),
         *_questions(files),
         *_contents(files),
     ]
     return "\n".join(parts).encode() + b"\n"
+
+
+def complete_evidence(
+    raw: bytes, replay: bytes | None, stamp: Callable[[bytes], bytes] | None
+) -> bytes:
+    """Return an evidence file with a replay record, and with a timestamp by ``stamp``.
+
+    Raises ``BadReplayRecord``, and ``EvidenceError`` for a file that cannot be completed.
+    """
+    files = read_evidence(raw)
+    if replay is not None:
+        record = read_replay_record(replay)
+        if record.plan != digest_of(json.loads(files["plan.json"])):
+            raise BadReplayRecord(
+                "bad_replay_record",
+                "this replay is of another plan than the certificate, or of none",
+                "Run affidavit replay --plan with the plan.json of the evidence file",
+            )
+        release = json.loads(files["about.json"])["release"]
+        if release != AFFIDAVIT_VERSION:
+            what = f"{STORY} is told by release {release}, and this is {AFFIDAVIT_VERSION}."
+            raise EvidenceError(14, "evidence_mismatch", what, "Use the release of the service.")
+        files[REPLAY] = canonical_json(load_json(replay, MAX_RECORD_BYTES).data)
+        files[STORY] = tell_story(files)
+    if stamp is not None:
+        files[TIMESTAMP] = stamp(manifest_of_files(files))
+    return b"".join(write_evidence(files))
 
 
 def _text(value: str) -> str:
@@ -191,6 +231,21 @@ def _run(
     yield "</table>"
 
 
+def _replay(files: Mapping[str, bytes]) -> Iterator[str]:
+    if REPLAY not in files:
+        return
+    record = json.loads(files[REPLAY])
+    verdict, steps, neighbours = record["verdict"], record["steps"], record["neighbours"]
+    yield "<h2>What a replay showed</h2><p>Who added it declares that the training script ran on "
+    yield f"{_text(str(neighbours))} neighbouring data sets for {_text(str(steps))} steps: "
+    yield f"<strong>{_text(verdict.replace('_', ' '))}</strong>. A replay proves nothing; it can "
+    yield "only refute.</p><table><tr><th>Check</th><th>Result</th></tr>"
+    for name, result in sorted(record["checks"].items()):
+        cells = (_text(str(item).replace("_", " ")) for item in (name, result))
+        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    yield "</table>"
+
+
 def _happened(entries: list[dict[str, Any]], plan: str | None) -> Iterator[str]:
     yield "<h2>What happened</h2><p>By the log, which only grows. Times are in UTC.</p><table>"
     for entry in entries:
@@ -212,7 +267,9 @@ def _questions(files: Mapping[str, bytes]) -> Iterator[str]:
 
 def _contents(files: Mapping[str, bytes]) -> Iterator[str]:
     yield "<h2>The files</h2><p>JSON is canonical (RFC 8785). A leaf of the log is the sha256 of a "
-    yield "zero byte and the entry; digests of plans and policies are the sha256 of their file.</p>"
+    yield "zero byte and the entry; digests of plans and policies are the sha256 of their file. "
+    yield f"{TIMESTAMP}, if it is there, is the reply of a time-stamping authority for "
+    yield "manifest.json (RFC 3161), in DER.</p>"
     yield "<table>"
     for name, text in _FILES.items():
         if name in files or name == "manifest.json":

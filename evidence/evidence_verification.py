@@ -29,7 +29,10 @@ from affidavit.certificate.verification.verification_result import Verifier
 from affidavit.evidence.conformance import check_conformance
 from affidavit.evidence.evidence_file import (
     EVIDENCE_STEPS,
+    MANIFEST,
+    REPLAY,
     STORY,
+    TIMESTAMP,
     VERIFIER,
     EvidenceError,
     load_part,
@@ -38,6 +41,7 @@ from affidavit.evidence.evidence_file import (
 )
 from affidavit.evidence.evidence_story import tell_story
 from affidavit.evidence.provenance import BadProvenance, read_provenance
+from affidavit.evidence.replay_record import RECORD_TYPE
 from affidavit.evidence.verifier_assembly import verifier_page
 from affidavit.plan import MalformedPlan, PlanError, canonical_json, digest_of
 from affidavit.trust import (
@@ -48,16 +52,19 @@ from affidavit.trust import (
     read_envelope,
     read_keyset,
 )
+from affidavit.trust.dates import is_ahead
 from affidavit.trust.dsse import decode_base64
 from affidavit.trust.log import (
     BadLogPart,
     BadNote,
+    BadTimestamp,
     ProofError,
     leaf_hash,
     read_checkpoint,
     read_consistency,
     verify_consistency,
     verify_inclusion,
+    verify_timestamp,
 )
 
 ALTERED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
@@ -75,11 +82,23 @@ class EvidenceReport:
 
 
 def verify_evidence(
-    raw: bytes, trusted: TrustedKeys, options: VerificationOptions | None = None
+    raw: bytes,
+    trusted: TrustedKeys,
+    options: VerificationOptions | None = None,
+    stamp_roots: bytes | None = None,
 ) -> EvidenceReport:
-    """Check an evidence file against ``trusted`` keys; raises ``EvidenceError``."""
+    """Check an evidence file against ``trusted`` keys; raises ``EvidenceError``.
+
+    ``stamp_roots`` are the certificates (PEM) of the authorities whose timestamp of the file
+    counts. Without them it is not checked.
+    """
     files = read_evidence(raw)
-    check = _Check(files=files, trusted=trusted, options=options or VerificationOptions())
+    check = _Check(
+        files=files,
+        trusted=trusted,
+        options=options or VerificationOptions(),
+        stamp_roots=stamp_roots,
+    )
     check.note(1, f"{len(raw)} bytes, {len(files)} files")
     check.note(2, "every file has its digest")
     for step in (
@@ -93,7 +112,9 @@ def verify_evidence(
         check.provenance,
         check.conformance,
         check.ledger,
+        check.replay,
         check.story,
+        check.timestamp,
     ):
         step()
     return EvidenceReport(
@@ -109,6 +130,7 @@ class _Check:
     files: Mapping[str, bytes]
     trusted: TrustedKeys
     options: VerificationOptions
+    stamp_roots: bytes | None
     steps: list[tuple[int, str, str]] = field(default_factory=list)
     unchecked: list[int] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
@@ -343,19 +365,53 @@ class _Check:
             raise _mismatch(12, "ledger.json", "other states than the log")
         self.note(12, f"{len(stated_items)} events with their logged states")
 
+    def replay(self) -> None:
+        """The record is of the certified plan; what it says is declared."""
+        if REPLAY not in self.files:
+            self.note(13, "no replay", checked=False)
+            return
+        record = _mapping(load_part(self.files, REPLAY, 13), REPLAY, 13)
+        if record.get("type") != RECORD_TYPE:
+            raise _mismatch(13, REPLAY, "no replay record")
+        if record.get("plan") != digest_of(self.predicate["plan"]):
+            raise _mismatch(13, REPLAY, "another plan than the certificate")
+        self.note(13, "of the certified plan; what it says is declared")
+
     def story(self) -> None:
         """The pages say what the other files say; another release may say it otherwise."""
         if self.about.get("release") != AFFIDAVIT_VERSION:
             detail = f"written by release {self.about.get('release')}, not compared"
-            self.note(13, detail, checked=False)
+            self.note(14, detail, checked=False)
             return
         try:
             story = tell_story(self.files)
         except ALTERED:
-            raise _mismatch(13, STORY, "parts of which there is nothing to tell") from None
-        _require_same(self.files, STORY, story, 13)
-        _require_same(self.files, VERIFIER, verifier_page(), 13)
-        self.note(13, "tells what the other files say")
+            raise _mismatch(14, STORY, "parts of which there is nothing to tell") from None
+        _require_same(self.files, STORY, story, 14)
+        _require_same(self.files, VERIFIER, verifier_page(), 14)
+        self.note(14, "tells what the other files say")
+
+    def timestamp(self) -> None:
+        """An authority that the verifier names saw the manifest, at a time that has come."""
+        reply, roots = self.files.get(TIMESTAMP), self.stamp_roots
+        if reply is None or roots is None:
+            missing = "timestamp" if reply is None else "trusted authority"
+            self.note(15, f"no {missing}", checked=False)
+            return
+        try:
+            at = verify_timestamp(self.files[MANIFEST], reply, roots)
+        except BadTimestamp as error:
+            raise EvidenceError(15, "bad_timestamp", f"{TIMESTAMP}: {error}.") from None
+        except ModuleNotFoundError:
+            raise EvidenceError(
+                15,
+                "timestamps_unchecked",
+                "the timestamp needs a package that is not installed.",
+                "Run: pip install 'affidavit[timestamps]'",
+            ) from None
+        if is_ahead(at, self.trusted.now()):
+            raise EvidenceError(15, "bad_timestamp", f"{TIMESTAMP} is of a time yet to come.")
+        self.note(15, f"existed at {at:%Y-%m-%d %H:%M:%S}Z, as an authority saw")
 
 
 def _read_entries(files: Mapping[str, bytes]) -> list[dict[str, Any]]:

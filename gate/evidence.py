@@ -6,6 +6,7 @@ Exit codes of ``verify-evidence``: 0 every step holds; 1 a step does not; 2 usag
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,20 +32,46 @@ def evidence(
         str, typer.Argument(metavar="ID", help="Id of a run, or of a certificate (sha256:…).")
     ],
     file: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("evidence.zip"),
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Add what `affidavit replay --plan PLAN --record FILE` showed."),
+    ] = None,
+    stamp: Annotated[
+        str | None,
+        typer.Option(help="URL of an RFC 3161 timestamp authority, to add its timestamp."),
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Fetch everything about a run or a certificate in one file, for an auditor."""
     kind = "certificates" if re.fullmatch(clients.DIGEST, subject) else "runs"
+    record = None if replay is None else _read(replay)
     with connect(server) as client:
         content = client.evidence(kind, subject)
+    if record is not None or stamp is not None:
+        content = _completed(content, record, stamp)
     write(file, content)
     say(f"{file}: {len(content)} bytes. Check it with: affidavit verify-evidence {file}")
+
+
+def _completed(content: bytes, replay: bytes | None, stamp: str | None) -> bytes:
+    """Return the evidence file with a replay record and a timestamp."""
+    authority = None if stamp is None else partial(clients.request_timestamp, url=stamp)
+    try:
+        return evidences.complete_evidence(content, replay, authority)
+    except (evidences.EvidenceError, evidences.BadReplayRecord, clients.NoTimestamp) as error:
+        stop(str(error))
+    except ModuleNotFoundError:
+        stop("timestamps need a client; run: pip install 'affidavit[timestamps]'")
 
 
 @with_options
 def verify_evidence(
     file: Annotated[Path, typer.Argument(help="Evidence file, as written by affidavit evidence.")],
     verifier: VerifierOptions,
+    stamp_roots: Annotated[
+        Path | None,
+        typer.Option(help="Trusted root certificates (PEM) for the timestamp in the file."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify an evidence file offline, step by step; exits 0 only if every step holds."""
@@ -53,7 +80,8 @@ def verify_evidence(
         # The keyset must be valid today, but the certificate may have expired since the run.
         trusted, options = verifier.load(past_use=True)
     try:
-        report = evidences.verify_evidence(content, trusted, options)
+        roots = None if stamp_roots is None else _read(stamp_roots)
+        report = evidences.verify_evidence(content, trusted, options, roots)
     except evidences.EvidenceError as error:
         print_rejection(str(file), error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None

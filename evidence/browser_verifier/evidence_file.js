@@ -7,11 +7,13 @@ import { BadJson, canonicalJson, get, isObject, parseStrict } from "./json.js";
 export const MAX_EVIDENCE_BYTES = 1024 * 1024 * 1024;
 const FORMAT = "affidavit-evidence/v1";
 const MANIFEST = "manifest.json";
+export const TIMESTAMP = "timestamp.tsr";
+const UNLISTED = [MANIFEST, TIMESTAMP];
 const NAMES = [
   "about.json", "audit.json", "bundle.json", "conformance.json", "index.html", "issues.json",
   "keys.json", "keysets.json", "ledger.json", "log/entries.jsonl", "log/proofs.json",
-  "manifest.json", "plan.json", "policy.json", "provenance.json", "record.jsonl", "status.json",
-  "verify.html", "waivers.json",
+  "manifest.json", "plan.json", "policy.json", "provenance.json", "record.jsonl", "replay.json",
+  "status.json", "timestamp.tsr", "verify.html", "waivers.json",
 ];
 const LOCAL = 30;
 const CENTRAL = 46;
@@ -115,7 +117,7 @@ function requireSameBytes(raw, files) {
 async function requireListed(manifest, files) {
   const digests = {};
   for (const [name, content] of files) {
-    if (name !== MANIFEST) digests[name] = await digestOfBytes(content);
+    if (!UNLISTED.includes(name)) digests[name] = await digestOfBytes(content);
   }
   if (sameBytes(manifest, canonicalJson({ format: FORMAT, files: digests }))) return;
   let stated = {};
@@ -125,7 +127,7 @@ async function requireListed(manifest, files) {
   } catch (error) {
     if (!(error instanceof BadJson)) throw error;
   }
-  const missing = Object.keys(stated).filter((name) => !files.has(name) || name === MANIFEST);
+  const missing = Object.keys(stated).filter((name) => !files.has(name) || UNLISTED.includes(name));
   if (missing.length) {
     throw new StepError(2, "evidence_missing", `${missing.slice(0, 5).join(", ")} is missing.`);
   }

@@ -1,11 +1,11 @@
-// The thirteen steps of `affidavit verify-evidence`, except what needs the accountants' code.
+// The fifteen steps of `affidavit verify-evidence`, except what needs the accountants' code.
 
 import { digestOfBytes, sameBytes, utf8 } from "./bytes.js";
 import { STEPS, Report, checkCheckpoint, checkTrustPolicy, consistencyOf, findAttestation, hashesOf,
   verifyBundle } from "./bundle_verification.js";
 import { BadDate, faultOfSignature, parseInstant, shown } from "./dates.js";
 import { IN_TOTO, STATEMENT_TYPE, StepError, digestOfEnvelope, envelopeOf } from "./envelope.js";
-import { readEvidence } from "./evidence_file.js";
+import { TIMESTAMP, readEvidence } from "./evidence_file.js";
 import { BadJson, canonicalJson, canonicalText, digestOf, get, isCount, isObject, isText,
   parseLenient, parseStrict, requireThat, sameJson } from "./json.js";
 import { accepts, hasRole } from "./keys.js";
@@ -16,12 +16,14 @@ import { KeysetError, readKeyset } from "./trust.js";
 
 export const EVIDENCE_STEPS = [
   "form", "manifest", "certificate", "log", "plan and policy", "approvals", "status list", "keysets",
-  "run", "provenance", "conformance", "ledger", "story",
+  "run", "provenance", "conformance", "ledger", "replay", "story",
+  "timestamp",
 ];
 // Steps that the page performs only in part, and why.
 const PARTLY = "not checked here:";
 const ENDS = ["settled", "failed", "cancelled"];
 const PROVENANCE_TYPE = "https://slsa.dev/provenance/v1";
+const REPLAY_TYPE = "affidavit.replay/1";
 const BUILD_TYPE = "https://affidavit.dev/run/v1";
 const START = `sha256:${"0".repeat(64)}`;
 const MAX_LINE_BYTES = 8 * 1024 * 1024;
@@ -59,7 +61,9 @@ export async function verifyEvidence(raw, verifier, report = new Report(EVIDENCE
   await check.provenance();
   await check.conformance();
   await check.ledger();
+  await check.replay();
   check.story();
+  check.timestamp();
   return { about: check.about, predicate: check.predicate, report };
 }
 
@@ -373,9 +377,28 @@ class EvidenceCheck {
     this.report.add(12, `${stated.size} events with their logged states`);
   }
 
+  async replay() {
+    const name = "replay.json";
+    if (!this.files.has(name)) {
+      this.report.add(13, "no replay", false);
+      return;
+    }
+    const record = this.object(name, 13);
+    if (record.type !== REPLAY_TYPE) throw mismatch(13, name, "no replay record");
+    if (record.plan !== (await digestOf(this.predicate.plan))) {
+      throw mismatch(13, name, "another plan than the certificate");
+    }
+    this.report.add(13, "of the certified plan; what it says is declared");
+  }
+
   story() {
     const detail = `${PARTLY} the pages index.html and verify.html of release ${this.about.release}`;
-    this.report.add(13, detail, false);
+    this.report.add(14, detail, false);
+  }
+
+  timestamp() {
+    const detail = this.files.has(TIMESTAMP) ? `${PARTLY} ${TIMESTAMP}` : "no timestamp";
+    this.report.add(15, detail, false);
   }
 }
 

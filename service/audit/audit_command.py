@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
+from affidavit.client import NoTimestamp, request_timestamp
 from affidavit.plan import printable
 from affidavit.service.core.database import open_engine
 from affidavit.service.core.errors import LogDamaged, OperatorError
@@ -23,7 +24,6 @@ from affidavit.service.keys.keyring import Keyring
 from affidavit.service.log.checkpoint_publisher import (
     Cosignatures,
     FileDestination,
-    request_timestamp,
 )
 from affidavit.service.log.stored_tree import (
     key_of,
@@ -226,6 +226,8 @@ def _call_timestamp_client(function: Callable[..., T], *arguments: Any) -> T:
         raise OperatorError(
             "timestamps need a client; run: pip install 'affidavit[timestamps]'"
         ) from None
+    except NoTimestamp as error:
+        raise OperatorError(f"{error}.") from None
 
 
 def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:

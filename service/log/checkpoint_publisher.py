@@ -37,7 +37,7 @@ import httpx
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.client import read_bounded
+from affidavit import client
 from affidavit.plan import Reason
 from affidavit.service.core.database import Store
 from affidavit.service.core.errors import LogDamaged, NotLogged, OperatorError
@@ -54,11 +54,8 @@ from affidavit.trust.log import (
     timestamp_line,
 )
 
-TIMEOUT_SECONDS = 10.0
 TEXT_TYPE = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
-TIMESTAMP_QUERY_TYPE = "application/timestamp-query"
-MAX_RESPONSE_BYTES = 100_000
 PERIOD_SECONDS = 0.5
 RETRY_SECONDS = 10.0
 STOP_SECONDS = 15.0
@@ -254,44 +251,11 @@ def published_checkpoints(places: Iterable[Destination]) -> list[Checkpoint]:
 
 def post(url: str, content: bytes, media: str) -> httpx.Response:
     """Send a POST; raises ``PublishError`` if the response is missing or too large."""
-    sent = {"Content-Type": media, "Accept-Encoding": "identity"}
     try:
-        with httpx.stream(
-            "POST", url, content=content, headers=sent, timeout=TIMEOUT_SECONDS
-        ) as response:
-            return read_bounded(response, MAX_RESPONSE_BYTES, TIMEOUT_SECONDS)
+        return client.post_bounded(url, content, media)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None
-
-
-def request_timestamp(content: bytes, url: str) -> bytes:
-    """Request a timestamp for ``content`` from an authority (RFC 3161); return its reply in DER.
-
-    The timestamp proves that the log had this root at that time, even against the holder of its
-    database and key. Raises ``PublishError`` unless the authority granted exactly this request,
-    because verifiers accept nothing else. Needs ``pip install 'affidavit[timestamps]'``.
-    """
-    from rfc3161_client import TimestampRequestBuilder, decode_timestamp_response
-    from rfc3161_client.tsp import PKIStatus
-
-    request = TimestampRequestBuilder().data(content).nonce(nonce=True).build()
-    response = post(url, request.as_bytes(), TIMESTAMP_QUERY_TYPE)
-    if not response.is_success:
-        raise PublishError(f"the time-stamping authority answered {response.status_code}")
-    try:
-        reply = decode_timestamp_response(response.content)
-    except ValueError as error:
-        raise PublishError(
-            f"the time-stamping authority's response is not a timestamp: {error}"
-        ) from None
-    if reply.status != PKIStatus.GRANTED.value:
-        raise PublishError(f"the time-stamping authority refused: {reply.status_string}")
-    if reply.tst_info.nonce != request.nonce:
-        raise PublishError("the time-stamping authority's reply has another request's nonce")
-    if reply.tst_info.message_imprint.message != request.message_imprint.message:
-        raise PublishError("the time-stamping authority stamped something else")
-    return bytes(reply.as_bytes())
 
 
 def _parse_size(text: str) -> int:

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from affidavit.client import NoTimestamp, request_timestamp
+from affidavit.client.calls import MAX_POST_BYTES
 from affidavit.service.__main__ import main
 from affidavit.service.core.errors import LogDamaged, SettingsError
 from affidavit.service.log.checkpoint_publisher import (
-    MAX_RESPONSE_BYTES,
     CheckpointPublisher,
     FileDestination,
     PublishError,
@@ -23,7 +24,6 @@ from affidavit.service.log.checkpoint_publisher import (
     WitnessDestination,
     destinations,
     published_checkpoints,
-    request_timestamp,
 )
 from affidavit.service.log.stored_tree import StoredCheckpoint
 from affidavit.service.settings import Settings
@@ -102,7 +102,7 @@ def test_one_that_does_not_end_its_answer_delays_no_other(
     log: Log, tmp_path: Path, listening: Any
 ) -> None:
     """Nor does one that answers too much fill the memory."""
-    much, ended = b"x" * (MAX_RESPONSE_BYTES + 1), threading.Event()
+    much, ended = b"x" * (MAX_POST_BYTES + 1), threading.Event()
 
     def late(_body: bytes, _headers: Any) -> Answer:
         ended.wait(TIMEOUT_SECONDS)
@@ -224,7 +224,7 @@ def test_a_stamp_that_no_verifier_would_accept_is_not_stored(
         return 200, "application/timestamp-reply", reply
 
     assert request_timestamp(content, authority[0])
-    with pytest.raises(PublishError):
+    with pytest.raises(NoTimestamp):
         request_timestamp(content, listening(altered))
 
 

@@ -10,17 +10,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from affidavit.evidence import EvidenceError, verify_evidence, write_evidence
-from affidavit.evidence.evidence_file import MANIFEST, STORY, VERIFIER, read_evidence
-from affidavit.plan import canonical_json
+from affidavit.evidence import (
+    BadReplayRecord,
+    EvidenceError,
+    complete_evidence,
+    verify_evidence,
+    write_evidence,
+)
+from affidavit.evidence.evidence_file import (
+    MANIFEST,
+    REPLAY,
+    STORY,
+    TIMESTAMP,
+    VERIFIER,
+    read_evidence,
+)
+from affidavit.plan import canonical_json, digest_of
 from affidavit.trust import PublicKey, TrustedKeys
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.support.random_seeds import seeded
 from tests.support.run_records import record_of
+from tests.trust.log.test_timestamps import CONFIGURATION, Authority, party
 
 
 @dataclass
@@ -97,8 +113,8 @@ class _Links(HTMLParser):
 def test_an_evidence_file_verifies_offline_and_tells_the_run(yard: Yard) -> None:
     made = made_of(yard, 10)
     report = verify_evidence(made.raw, made.trusted)
-    assert [step for step, _, _ in report.steps] == list(range(1, 14))
-    assert report.unchecked == (8,)  # no keyset was published
+    assert [step for step, _, _ in report.steps] == list(range(1, 16))
+    assert report.unchecked == (8, 13, 15)  # no keyset was published, and nothing added
     files = made.files
     with zipfile.ZipFile(io.BytesIO(made.raw)) as archive:
         assert archive.testzip() is None
@@ -121,7 +137,7 @@ def test_an_evidence_file_verifies_offline_and_tells_the_run(yard: Yard) -> None
     # A certificate without a run has one too, and only an auditor gets either.
     path = f"/v1/certificates/{report.about['certificate']}/evidence"
     alone = verify_evidence(fetch(yard, path), made.trusted)
-    assert (alone.about["run"], alone.unchecked) == (None, (8, 9, 10, 11, 12))
+    assert (alone.about["run"], alone.unchecked) == (None, (8, 9, 10, 11, 12, 13, 15))
     for who in ("submit", "approve", "work", "admin"):
         assert yard.ask("GET", path, who).status_code == 403
     name = f"/runs/{report.about['run']}"
@@ -143,7 +159,7 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
     ledger = json.loads(files["ledger.json"])
     ledger["events"][0]["state"] += " "
     forged: dict[str, tuple[bytes | None, int]] = {
-        "about.json": (changed("about.json", lambda about: {**about, "at": "later"}), 13),
+        "about.json": (changed("about.json", lambda about: {**about, "at": "later"}), 14),
         "plan.json": (changed("plan.json", lambda plan: {**plan, "steps": 1}), 5),
         "policy.json": (changed("policy.json", lambda rules: {**rules, "approvals": 0}), 5),
         "waivers.json": (b"[1]", 5),
@@ -157,8 +173,8 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
         "record.jsonl": (b"".join(record[:-1]), 11),
         "conformance.json": (changed("conformance.json", lambda c: {**c, "findings": [1]}), 11),
         "provenance.json": (b"{}", 10),
-        STORY: (files[STORY].replace(b"conforms", b"does not conform"), 13),
-        VERIFIER: (files[VERIFIER].replace(b"Rejected", b"Verified"), 13),
+        STORY: (files[STORY].replace(b"conforms", b"does not conform"), 14),
+        VERIFIER: (files[VERIFIER].replace(b"Rejected", b"Verified"), 14),
     }
     assert files.keys() - forged.keys() == {MANIFEST, "bundle.json", "audit.json"}
     for name, (content, step) in forged.items():
@@ -176,12 +192,52 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
     assert (error.step, error.code) == (3, "unknown_key")
 
 
+def replayed(made: Made, **changes: Any) -> bytes:
+    """The record of a replay on the certified plan."""
+    checks = dict.fromkeys(("sensitivity", "non_interference", "noise", "lots"), "shown")
+    record = {
+        **{"type": "affidavit.replay/1", "verdict": "not_refuted", "program": "train.py"},
+        **{"plan": digest_of(json.loads(made.files["plan.json"])), "steps": 3, "neighbours": 2},
+        **{"checks": checks, "largest_move": 0.5, "ended": "steps", "environment": {}},
+        **dict.fromkeys(("files", "findings", "notes", "releases", "unstable"), ()),
+    }
+    return json.dumps({**record, **changes}).encode()
+
+
+@ON_SQLITE
+def test_a_replay_and_a_timestamp_are_added_and_verified(yard: Yard, tmp_path: Path) -> None:
+    made = made_of(yard, 10)
+    (tmp_path / "configuration").write_text(CONFIGURATION)
+    root, other = party(None, "root"), party(None, "other")
+    authority = Authority(tmp_path, root, party(root))
+    roots, others = (one.certificate.public_bytes(Encoding.PEM) for one in (root, other))
+    raw = complete_evidence(made.raw, replayed(made), authority.stamp)
+    report = verify_evidence(raw, made.trusted, stamp_roots=roots)
+    assert report.unchecked == (8,)
+    assert verify_evidence(raw, made.trusted).unchecked == (8, 15)
+    assert b"neighbouring data sets for 3 steps" in read_evidence(raw)[STORY]
+    # The authority saw this manifest and no other, and another authority nothing.
+    later = Made(raw, made.trusted)
+    changed = later.with_files(**{"audit.json": b"[1]"})
+    for content, trusted in ((changed, roots), (raw, others), (raw, b"none")):
+        with pytest.raises(EvidenceError) as caught:
+            verify_evidence(content, made.trusted, stamp_roots=trusted)
+        assert (caught.value.step, caught.value.code) == (15, "bad_timestamp")
+    for content in (replayed(made, plan=None), replayed(made, plan="sha256:0"), b"{}"):
+        with pytest.raises(BadReplayRecord):
+            complete_evidence(made.raw, content, None)
+    for content in (b"{}", b"[]", b"{ }", canonical_json(json.loads(replayed(made, plan=None)))):
+        assert made.refused(later.with_files(**{REPLAY: content})).step == 13
+    odd = canonical_json(json.loads(replayed(made, checks=3)))
+    assert made.refused(later.with_files(**{REPLAY: odd})).step == 14
+
+
 @ON_SQLITE
 def test_an_altered_byte_anywhere_is_named(yard: Yard) -> None:
     mutate(made_of(yard, 10), random.Random(seeded(300)), 300)
 
 
-DECLARED = {"audit.json", "keys.json", "issues.json", "about.json"}
+DECLARED = {"audit.json", "keys.json", "issues.json", "about.json", REPLAY, TIMESTAMP}
 """Of which nothing vouches for a part: for dates of issues, or for another release's page."""
 
 
