@@ -1,6 +1,6 @@
 """Ask a time-stamping authority for a timestamp (RFC 3161).
 
-A timestamp proves that something existed at a time, also against whoever holds the keys that signed
+A timestamp proves that something existed at a time, also against the holder of the keys that signed
 it. Needs ``pip install 'affidavit[timestamps]'``.
 """
 

@@ -197,7 +197,7 @@ class EvidenceCheck {
     if ((await digestOf(policy)) !== digest) {
       throw mismatch(5, "policy.json", "another policy than the certificate");
     }
-    this.report.add(5, `policy ${name} v${version}`);
+    this.report.add(5, `policy ${wordOf(name)} v${wordOf(version)}`);
   }
 
   async approvals() {
@@ -392,8 +392,7 @@ class EvidenceCheck {
   }
 
   story() {
-    const detail = `${PARTLY} the pages index.html and verify.html of release ${this.about.release}`;
-    this.report.add(14, detail, false);
+    this.report.add(14, `${PARTLY} the pages index.html and verify.html`, false);
   }
 
   timestamp() {
@@ -401,6 +400,9 @@ class EvidenceCheck {
     this.report.add(15, detail, false);
   }
 }
+
+// What a file has where a word belongs, which may be an object.
+const wordOf = (value) => (isText(value) ? value : canonicalText(value ?? null));
 
 function parsedOr(otherwise, content) {
   try {
@@ -504,10 +506,10 @@ function provenanceIn(statement) {
   for (const name of ["data", "model"]) get(definition, "externalParameters", name);
   const hash = (at) => `sha256:${get(materials, at, "digest", "sha256")}`;
   return {
-    run: String(get(definition, "internalParameters", "run")),
+    run: wordOf(get(definition, "internalParameters", "run")),
     certificate: hash(0),
     plan: hash(1),
-    worker: String(get(details, "builder", "id")),
+    worker: wordOf(get(details, "builder", "id")),
     finished: parseInstant(get(details, "metadata", "finishedOn")),
   };
 }

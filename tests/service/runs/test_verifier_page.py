@@ -251,7 +251,12 @@ def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
     completed = complete_evidence(made.raw, replayed(made), lambda _: b"a reply")
     made = replace(made, raw=completed)
     trusted = replace(made.trusted, at=datetime.now(NOW.tzinfo))
-    raws = [made.raw, *altered_evidence(made, count)]
+    about = json.loads(made.files["about.json"])
+    odd = [
+        made.with_files(**{"about.json": canonical_json({**about, "release": value})})
+        for value in ({}, [[{}]], None, 3)
+    ]
+    raws = [made.raw, *odd, *altered_evidence(made, count)]
     cases = [case_of(raw, trusted) for raw in raws]
     expected = [outcome(lambda raw=raw: verify_evidence(raw, trusted)) for raw in raws]
     differ = []
