@@ -117,6 +117,8 @@ class Count(TorchDispatchMode):
             return result
         if name == "zero_records_":
             written = [args[1]]  # records are lost so seldom that no more than this is touched
+        elif name == "add_bmm_":
+            written = [args[0]]
         elif name.startswith("_foreach") and name.endswith("_"):
             written = list(args[0])
         else:
@@ -189,7 +191,7 @@ def _products(name: str, read: Sequence[Tensor]) -> tuple[float, torch.dtype]:
     if name == "squares_of_products":
         a, b = read
         return a.numel() * b.shape[-1], a.dtype
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
+    if name in ("mm", "addmm", "bmm", "baddbmm", "add_bmm_"):
         a, b = [item for item in read if item.ndim >= 2][-2:]
         return a.numel() * b.shape[-1], a.dtype
     if name.startswith("_scaled_dot_product") and read[0].ndim == 4:
@@ -227,6 +229,16 @@ def _bmm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(upcast(a), upcast(b), out=out)
 
 
+_LIBRARY = torch.library.Library("bench", "DEF")
+_LIBRARY.define("add_bmm_(Tensor(a!) total, Tensor a, Tensor b) -> ()")
+torch.library.register_fake("bench::add_bmm_", lambda *_: None, lib=_LIBRARY)
+
+
+def _add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    torch.ops.bench.add_bmm_(total, a, b)  # baddbmm, for which PyTorch has no shapes by out_dtype
+    return total
+
+
 def _mm(a: Tensor, b: Tensor) -> Tensor:
     narrow = ghost_norm.are_bfloat16(a, b)
     return torch.mm(a, b, out_dtype=torch.float32) if narrow else upcast(a) @ upcast(b)
@@ -242,6 +254,7 @@ def without_contents() -> Iterator[None]:
             ("MOVE_COSTS", {}),
             ("CHUNK_ENTRIES", {}),
             ("batched_matmul", _bmm),
+            ("add_batched_matmul_", _add_bmm),
             ("matmul", _mm),
             ("has_kernels", lambda _: True),
         ):

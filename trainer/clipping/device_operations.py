@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from affidavit.trainer.clipping.kernel_sizes import PART_COLUMNS, PARTS, TILE
+from affidavit.trainer.clipping.kernel_sizes import (
+    LOOK_UP_COLUMNS,
+    PART_COLUMNS,
+    PARTS,
+    TILE,
+)
 from affidavit.trainer.noise.normal import has_triton
 from affidavit.trainer.norm_bounds import (
     MAX_ROW_NORM,
@@ -85,22 +90,30 @@ def clipped_sum_of_rows(rows: Tensor, clip_norm: float) -> Tensor:
     return result
 
 
-def products_of_row_norms(inputs: Tensor, outputs: Tensor, least: tuple[float, float]) -> Tensor:
-    """Return (‖a_t‖ + c) (‖b_t‖ + d) of each row of A (n, T, in) and B (n, T, out), as (n, T).
+def squares_of_products(
+    inputs: Tensor, outputs: Tensor, part: int, least: tuple[float, float]
+) -> Tensor:
+    """Return Σ_t (‖a_t‖ + c) (‖b_t‖ + d) and ‖B_iᵀ A_i‖² of each record, as (2, n).
 
-    ``least`` has c and d. It is infinite where a row is not finite or longer than ``MAX_ROW_NORM``.
+    A has shape (n, T, in) and B (n, T, out); ``least`` has c and d. The sum is infinite where a row
+    is not finite or longer than ``MAX_ROW_NORM``. The products are summed ``part`` steps at a time,
+    a multiple of ``PART_STEPS``, and not stored.
     """
-    result: Tensor = torch.ops.affidavit.products_of_row_norms(inputs, outputs, *least)
+    result: Tensor = torch.ops.affidavit.squares_of_products(inputs, outputs, part, *least)
     return result
 
 
-def squares_of_products(inputs: Tensor, outputs: Tensor, part: int) -> Tensor:
-    """Return ‖B_iᵀ A_i‖² of each record of A (n, T, in) and B (n, T, out), as (n,).
+def norms_of_look_ups(ids: Tensor, values: Tensor) -> Tensor:
+    """Return an upper bound on the norm of the table's gradient of each record, (n,).
 
-    The products are summed ``part`` steps at a time, a multiple of ``PART_STEPS``, and not stored.
+    Rows of ``values`` (n, T, m) with one of the ``ids`` (n, T) are added first, which errs.
     """
-    result: Tensor = torch.ops.affidavit.squares_of_products(inputs, outputs, part)
-    return result
+    ids, order = torch.sort(ids, dim=1)
+    squares = torch.ops.affidavit.squares_of_look_ups(values, ids, order)
+    _, steps, width = values.shape
+    terms = steps + LOOK_UP_COLUMNS + squares.shape[1] + 8
+    norms: Tensor = squares.sum(1).sqrt_().mul_(1 + rounding_bound(terms, squares.dtype))
+    return norms.add_(UNDERFLOW * (steps * width) ** 0.5)
 
 
 def terms_of_squares(in_size: int, out_size: int) -> int:
@@ -161,19 +174,31 @@ def _bounds(grams: Tensor, errors: Tensor) -> Tensor:
     return torch.stack([reach, torch.minimum(bounds, reach)]).masked_fill_(lost, torch.inf)
 
 
-def _row_norms(inputs: Tensor, outputs: Tensor, in_least: float, out_least: float) -> Tensor:
-    both = [torch.linalg.vector_norm(upcast(item), dim=-1) for item in (inputs, outputs)]
-    a, b = both[0] + in_least, both[1] + out_least
-    return (a * b).masked_fill_(~(torch.maximum(a, b) <= MAX_ROW_NORM), torch.inf)
-
-
-def _squares_of_products(inputs: Tensor, outputs: Tensor, part: int) -> Tensor:
+def _squares_of_products(
+    inputs: Tensor, outputs: Tensor, part: int, in_least: float, out_least: float
+) -> Tensor:
     def square(a: Tensor, b: Tensor) -> Tensor:
         parts = zip(a.split(part), b.split(part), strict=True)
         terms = [right.mT @ left for left, right in parts]
         return torch.stack(terms).sum(0).square().sum(0).sum(0)
 
-    return torch.stack([square(*of) for of in zip(upcast(inputs), upcast(outputs), strict=True)])
+    inputs, outputs = upcast(inputs), upcast(outputs)
+    a = torch.linalg.vector_norm(inputs, dim=-1) + in_least
+    b = torch.linalg.vector_norm(outputs, dim=-1) + out_least
+    reach = (a * b).masked_fill_(~(torch.maximum(a, b) <= MAX_ROW_NORM), torch.inf).sum(1)
+    return torch.stack(
+        [reach, torch.stack([square(*of) for of in zip(inputs, outputs, strict=True)])]
+    )
+
+
+def _squares_of_look_ups(values: Tensor, ids: Tensor, order: Tensor) -> Tensor:
+    b = upcast(values)
+    is_new = torch.cat([torch.zeros_like(ids[:, :1]), (ids[:, 1:] != ids[:, :-1]).long()], 1)
+    places = is_new.cumsum(1).unsqueeze(2).expand_as(b)
+    gathered = torch.gather(b, 1, order.unsqueeze(2).expand_as(b))
+    sums = torch.zeros_like(b).scatter_add_(1, places, gathered)
+    pieces = sums.square_().sum(1).split(LOOK_UP_COLUMNS, 1)
+    return torch.stack([item.sum(1) for item in pieces], 1)
 
 
 def _squares(rows: Tensor, part: int) -> Tensor:
@@ -239,15 +264,15 @@ for _schema, _operation, _shape in (
         lambda x, *_: (torch.empty_like(x), upcast(x).new_empty(len(x), 2, x.shape[2])),
     ),
     (
-        "products_of_row_norms"
-        "(Tensor inputs, Tensor outputs, float in_least, float out_least) -> Tensor",
-        _row_norms,
-        lambda x, *_: upcast(x).new_empty(x.shape[:2]),
+        "squares_of_products(Tensor inputs, Tensor outputs, int part, float in_least,"
+        " float out_least) -> Tensor",
+        _squares_of_products,
+        lambda x, *_: upcast(x).new_empty(2, len(x)),
     ),
     (
-        "squares_of_products(Tensor inputs, Tensor outputs, int part) -> Tensor",
-        _squares_of_products,
-        lambda x, *_: upcast(x).new_empty(len(x)),
+        "squares_of_look_ups(Tensor values, Tensor ids, Tensor order) -> Tensor",
+        _squares_of_look_ups,
+        lambda x, *_: upcast(x).new_empty(len(x), -(-x.shape[2] // LOOK_UP_COLUMNS)),
     ),
     (
         "squares_of_parts(Tensor rows, int part) -> Tensor",

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from affidavit.trainer.clipping.kernel_sizes import (
+    LOOK_UP_COLUMNS,
     PART_COLUMNS,
     PART_STEPS,
     PARTS,
@@ -155,46 +156,10 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _row_norm(values, columns_of, width, least, columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    total = tl.zeros((columns,), dtype=tl.float32)
-    for first in range(0, width, columns):
-        place = first + tl.arange(0, columns)
-        value = tl.load(values + place * columns_of, mask=place < width, other=0.0).to(tl.float32)
-        total += value * value
-    return tl.sqrt_rn(tl.sum(total, axis=0)) + least
-
-
-@triton.jit
-def _products_of_row_norms(  # type: ignore[no-untyped-def]
-    out,
-    a,
-    b,
-    a_records,
-    a_steps,
-    a_columns,
-    b_records,
-    b_steps,
-    b_columns,
-    steps,
-    in_size,
-    out_size,
-    in_least,
-    out_least,
-    most,
-    columns: tl.constexpr,
-):
-    step, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    a += record * a_records + step * a_steps
-    b += record * b_records + step * b_steps
-    left = _row_norm(a, a_columns, in_size, in_least, columns)
-    right = _row_norm(b, b_columns, out_size, out_least, columns)
-    is_kept = (left <= most) & (right <= most)  # nan is not
-    tl.store(out + record * steps + step, tl.where(is_kept, left * right, float("inf")))
-
-
-@triton.jit
 def _squares_of_products(  # type: ignore[no-untyped-def]
     out,
+    a_squares,
+    b_squares,
     a,
     b,
     a_records,
@@ -212,11 +177,14 @@ def _squares_of_products(  # type: ignore[no-untyped-def]
     at_once: tl.constexpr,
 ):
     place, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    across = tl.cdiv(in_size, tile)
-    row = (place // across) * tile + tl.arange(0, tile)
-    column = (place % across) * tile + tl.arange(0, tile)
+    across, down = tl.cdiv(in_size, tile), tl.cdiv(out_size, tile)
+    of_row, of_column = place // across, place % across
+    row = of_row * tile + tl.arange(0, tile)
+    column = of_column * tile + tl.arange(0, tile)
     a += record * a_records
     b += record * b_records
+    a_squares += (record * across + of_column) * steps
+    b_squares += (record * down + of_row) * steps
     total = tl.zeros((tile, tile), dtype=tl.float32)
     for first in range(0, steps, part):
         of_part = tl.zeros((tile, tile), dtype=tl.float32)
@@ -230,9 +198,79 @@ def _squares_of_products(  # type: ignore[no-untyped-def]
             left = tl.load(b + of_b, mask=b_inside, other=0.0)
             right = tl.load(a + of_a, mask=a_inside, other=0.0)
             of_part = tl.dot(left, right, of_part, input_precision="ieee")
+            if of_row == 0:
+                of_a_row = right.to(tl.float32) * right.to(tl.float32)
+                tl.store(a_squares + step, tl.sum(of_a_row, axis=1), mask=inside)
+            if of_column == 0:
+                of_b_row = left.to(tl.float32) * left.to(tl.float32)
+                tl.store(b_squares + step, tl.sum(of_b_row, axis=0), mask=inside)
         total += of_part
     square = tl.sum(tl.sum(total * total, axis=1), axis=0)
     tl.store(out + record * tiles + place, square)
+
+
+@triton.jit
+def _add_up_products(  # type: ignore[no-untyped-def]
+    out,
+    squares,
+    a_squares,
+    b_squares,
+    records,
+    steps,
+    across,
+    down,
+    a_least,
+    b_least,
+    most,
+    columns: tl.constexpr,
+):
+    record = tl.program_id(0).to(tl.int64)
+    reach = tl.zeros((columns,), dtype=tl.float32)
+    lost = tl.zeros((columns,), dtype=tl.int32)
+    for first in range(0, steps, columns):
+        step = first + tl.arange(0, columns)
+        inside = step < steps
+        left = tl.zeros((columns,), dtype=tl.float32)
+        right = tl.zeros((columns,), dtype=tl.float32)
+        for part in range(0, across):
+            left += tl.load(
+                a_squares + (record * across + part) * steps + step, mask=inside, other=0.0
+            )
+        for part in range(0, down):
+            right += tl.load(
+                b_squares + (record * down + part) * steps + step, mask=inside, other=0.0
+            )
+        left, right = tl.sqrt_rn(left) + a_least, tl.sqrt_rn(right) + b_least
+        reach += tl.where(inside, left * right, 0.0)
+        lost += (((left <= most) & (right <= most)) == 0).to(tl.int32)  # nan is not at most
+    total = tl.zeros((columns,), dtype=tl.float32)
+    for first in range(0, across * down, columns):
+        place = first + tl.arange(0, columns)
+        of_record = squares + record * across * down + place
+        total += tl.load(of_record, mask=place < across * down, other=0.0)
+    is_lost = tl.sum(lost, axis=0) > 0
+    tl.store(out + record, tl.where(is_lost, float("inf"), tl.sum(reach, axis=0)))
+    tl.store(out + records + record, tl.sum(total, axis=0))
+
+
+@triton.jit
+def _squares_of_look_ups(  # type: ignore[no-untyped-def]
+    out, values, ids, order, steps, width, columns: tl.constexpr
+):
+    record, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = piece * columns + tl.arange(0, columns)
+    total = tl.zeros((columns,), dtype=tl.float32)
+    of_id = tl.zeros((columns,), dtype=tl.float32)
+    before = tl.load(ids + record * steps)
+    for step in range(0, steps):
+        now = tl.load(ids + record * steps + step)
+        row = record * steps + tl.load(order + record * steps + step)
+        value = tl.load(values + row * width + place, mask=place < width, other=0.0)
+        total += tl.where(now == before, 0.0, of_id * of_id)
+        of_id = tl.where(now == before, of_id, 0.0) + value.to(tl.float32)
+        before = now
+    total += of_id * of_id
+    tl.store(out + record * tl.num_programs(1) + piece, tl.sum(total, axis=0))
 
 
 @triton.jit
@@ -384,21 +422,51 @@ def sum_clipped_by_squares(
     return out
 
 
-def products_of_row_norms(
-    inputs: Tensor, outputs: Tensor, in_least: float, out_least: float
+def squares_of_products(
+    inputs: Tensor, outputs: Tensor, part: int, in_least: float, out_least: float
 ) -> Tensor:
-    """Return the products of the norms of rows of A (n, T, in) and B (n, T, out), as (n, T)."""
+    """Return Σ_t (‖a_t‖ + c) (‖b_t‖ + d) and ‖B_iᵀ A_i‖² of each record, as (2, n).
+
+    A has shape (n, T, in) and B (n, T, out). ``in_least`` and ``out_least`` are c and d.
+    """
     records, steps, in_size = inputs.shape
-    out = torch.empty(records, steps, dtype=torch.float32, device=inputs.device)
-    _products_of_row_norms[(steps, records)](
-        out,
+    out_size = outputs.shape[2]
+    across, down = triton.cdiv(in_size, TILE), triton.cdiv(out_size, TILE)
+    squares, of_inputs, of_outputs, out = (
+        torch.empty(*shape, dtype=torch.float32, device=inputs.device)
+        for shape in (
+            (records, across * down),
+            (records, across, steps),
+            (records, down, steps),
+            (2, records),
+        )
+    )
+    _squares_of_products[(across * down, records)](
+        squares,
+        of_inputs,
+        of_outputs,
         inputs,
         outputs,
         *inputs.stride(),
         *outputs.stride(),
         steps,
         in_size,
-        outputs.shape[2],
+        out_size,
+        part,
+        across * down,
+        tile=TILE,
+        at_once=PART_STEPS,
+        num_warps=8,
+    )
+    _add_up_products[(records,)](
+        out,
+        squares,
+        of_inputs,
+        of_outputs,
+        records,
+        steps,
+        across,
+        down,
         in_least,
         out_least,
         MAX_ROW_NORM,
@@ -407,24 +475,16 @@ def products_of_row_norms(
     return out
 
 
-def squares_of_products(inputs: Tensor, outputs: Tensor, part: int) -> Tensor:
-    """Return ‖B_iᵀ A_i‖² of each record of A (n, T, in) and B (n, T, out), as (n,)."""
-    records, steps, in_size = inputs.shape
-    tiles = triton.cdiv(outputs.shape[2], TILE) * triton.cdiv(in_size, TILE)
-    out = torch.empty(records, tiles, dtype=torch.float32, device=inputs.device)
-    _squares_of_products[(tiles, records)](
-        out,
-        inputs,
-        outputs,
-        *inputs.stride(),
-        *outputs.stride(),
-        steps,
-        in_size,
-        outputs.shape[2],
-        part,
-        tiles,
-        tile=TILE,
-        at_once=PART_STEPS,
-        num_warps=8,
+def squares_of_look_ups(values: Tensor, ids: Tensor, order: Tensor) -> Tensor:
+    """Return the squares of sums of rows of ``values`` (n, T, m) with one id, as (n, k).
+
+    ``ids`` (n, T) are sorted, and ``order`` has the places of the rows.
+    """
+    values = values.contiguous()
+    records, steps, width = values.shape
+    pieces = triton.cdiv(width, LOOK_UP_COLUMNS)
+    out = torch.empty(records, pieces, dtype=torch.float32, device=values.device)
+    _squares_of_look_ups[(records, pieces)](
+        out, values, ids, order, steps, width, columns=LOOK_UP_COLUMNS
     )
-    return out.sum(1)
+    return out

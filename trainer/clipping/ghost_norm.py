@@ -27,7 +27,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from affidavit.trainer.clipping.device_operations import (
     clipped_sum_of_rows,
     has_kernels,
     lie_together,
-    products_of_row_norms,
+    norms_of_look_ups,
     scale_in_halves,
     squares_of_products,
     terms_of_squares,
@@ -250,6 +249,13 @@ def batched_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(upcast(a), upcast(b), out=out)
 
 
+def add_batched_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Add ``batched_matmul`` to ``total``, (n, i, k), in place. a and b have its shapes."""
+    if a.is_cuda and are_bfloat16(a, b):
+        return torch.baddbmm(total, a, b, out_dtype=torch.float32, out=total)
+    return total.baddbmm_(upcast(a), upcast(b))
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a b for one pair, like ``batched_matmul``. Shapes (i, j) and (j, k) give (i, k)."""
     if a.is_cuda and are_bfloat16(a, b):
@@ -276,14 +282,11 @@ def grams_of_rows(items: Sequence[tuple[Tensor, int]]) -> Tensor:
     """
     n, steps, _ = items[0][0].shape
     grams = items[0][0].new_empty(len(items), n, steps, steps, dtype=accumulation_type(items[0][0]))
-    others: list[list[Tensor]] = []
     for gram, (values, part) in zip(grams, items, strict=True):
         first, *rest = values.split(part, -1)
         batched_matmul(first, first.mT, out=gram)
-        others.append([batched_matmul(item, item.mT) for item in rest])
-    for parts in zip_longest(*others):
-        both = [(gram, item) for gram, item in zip(grams, parts, strict=True) if item is not None]
-        torch._foreach_add_(*map(list, zip(*both, strict=True)))
+        for item in rest:
+            add_batched_matmul_(gram, item, item.mT)
     return grams
 
 
@@ -574,6 +577,9 @@ class LinearFactors(Factors):
         pair = (scaled, self._zeroed(wide)) if scales_inputs else (self._zeroed(wide), scaled)
         total: Tensor | None = None
         for left, right in zip(*(self._parts(item, tensors) for item in pair), strict=True):
+            if total is not None and len(right) == tensors:
+                add_batched_matmul_(total, right.mT, left)
+                continue
             part = (
                 matmul(right[0].mT, left[0]).unsqueeze(0)
                 if len(right) == 1
@@ -596,7 +602,8 @@ class LinearFactors(Factors):
             for part in values.split(self._step_part, 1):
                 yield part.reshape(tensors, -1, values.shape[-1])
             return
-        of_parts = values.unflatten(1, (count, -1)).transpose(0, 1).flatten(1, 2)
+        # Every count-th row, so that a part's rows lie evenly in memory and are not copied.
+        of_parts = values.reshape(-1, count, values.shape[-1]).transpose(0, 1)
         yield from of_parts.split(max(1, MAX_ENTRIES // (2 * in_size * out_size)))
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
@@ -667,28 +674,23 @@ def bounds_from_grams(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Te
 
 def bounds_from_products(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``bounds_of_uses`` from products that are not stored; (k, n)."""
-    rows, squares, errors = [], [], []
+    found, errors = [], []
     for use in uses:
         (steps, *sizes), part = use.sizes, use.direct_part_of_kernel
-        rows.append(
-            products_of_row_norms(
-                *use.pair,
-                (PRODUCT_UNDERFLOW * sizes[0] ** 0.5, PRODUCT_UNDERFLOW * sizes[1] ** 0.5),
-            )
-        )
-        squares.append(squares_of_products(*use.pair, part))
+        least = PRODUCT_UNDERFLOW * sizes[0] ** 0.5, PRODUCT_UNDERFLOW * sizes[1] ** 0.5
+        found.append(squares_of_products(*use.pair, part, least))
         terms = terms_of_squares(*sizes) + 8
         errors += [
             use.reach_margin,
             use.rounding_in_parts(steps, part),
-            1 + rounding_bound(terms, squares[0].dtype),
+            1 + rounding_bound(terms, found[0].dtype),
             UNDERFLOW * (sizes[0] * sizes[1]) ** 0.5,
         ]
-    dtype, device = squares[0].dtype, squares[0].device
-    columns = constants(tuple(errors), dtype, device).view(len(uses), 4, 1).unbind(1)
+    both = torch.stack(found, 1)
+    columns = constants(tuple(errors), both.dtype, both.device).view(len(uses), 4, 1).unbind(1)
     margin, error, of_norm, floor = columns
-    reach = torch.stack(rows).sum(2).mul_(margin)
-    bounds = torch.stack(squares).sqrt_().mul_(of_norm).add_(floor).addcmul_(reach, error)
+    reach = both[0].mul_(margin)
+    bounds = both[1].sqrt_().mul_(of_norm).add_(floor).addcmul_(reach, error)
     lost = reach == torch.inf
     return lost, reach, torch.minimum(bounds, reach).masked_fill_(lost, torch.inf)
 
@@ -772,7 +774,7 @@ def form_products(
         else:
             total = torch.bmm(first[1].mT, first[0], out=buffer[: len(left)])
         for left_part, right_part in others:
-            total.add_(batched_matmul(right_part.mT, left_part))
+            add_batched_matmul_(total, right_part.mT, left_part)
         yield total
 
 
@@ -787,12 +789,18 @@ class EmbeddingFactors(Factors):
 
     @classmethod
     def build(cls, ids: Tensor, outputs: Tensor, rows: int) -> EmbeddingFactors:
-        """Build the factors of a look-up of ``ids`` (n, T) with output gradients (n, T, d)."""
+        """Build the factors of a look-up of ``ids`` (n, T) with output gradients (n, T, d).
+
+        The discarded records of these may be overwritten by zeros.
+        """
         norms = row_norms(outputs)
         max_norm = norms.sum(1) * (1 + rounding_bound(sum(outputs.shape[1:]) + 8, norms.dtype))
         lost = exceed(norms, (1,))
-        (b,) = zeroed_if(lost, outputs)
-        return cls(ids, b, infinite_if(lost, max_norm), rows)
+        if has_kernels(outputs.device) and lie_together(outputs):
+            zero_records_(outputs, lost)
+        else:
+            (outputs,) = zeroed_if(lost, outputs)
+        return cls(ids, outputs, infinite_if(lost, max_norm), rows)
 
     @property
     def held(self) -> tuple[Tensor, ...]:
@@ -801,14 +809,7 @@ class EmbeddingFactors(Factors):
 
     def norms(self) -> Tensor:
         """Return the norms of the gathered rows; rows of repeated ids are added first."""
-        b = upcast(self.outputs)
-        order = torch.argsort(self.ids, dim=1)
-        ids = torch.gather(self.ids, 1, order)
-        is_new = torch.cat([torch.zeros_like(ids[:, :1]), (ids[:, 1:] != ids[:, :-1]).long()], 1)
-        places = is_new.cumsum(1).unsqueeze(2).expand_as(b)
-        gathered = torch.gather(b, 1, order.unsqueeze(2).expand_as(b))
-        sums = torch.zeros_like(b).scatter_add_(1, places, gathered)
-        return norm_of_rows(sums) + self.slack()
+        return norms_of_look_ups(self.ids, self.outputs) + self.slack()
 
     def slack(self) -> Tensor:
         """Return the rounding error of a record in ``weighted_sum``, (n,)."""

@@ -10,3 +10,6 @@ TILE, PART_STEPS = 128, 32
 
 PIECE = 64
 """Steps of a record that are normalised at once."""
+
+LOOK_UP_COLUMNS = 128
+"""Columns of the rows of a look-up that are added up at once."""

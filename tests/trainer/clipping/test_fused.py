@@ -19,8 +19,8 @@ from affidavit.trainer.clipping.ghost_norm import (
 
 @contextmanager
 def kernels():
-    names = ("squares_of_parts", "sum_clipped_by_squares", "products_of_row_norms",
-             "squares_of_products", "bounds_of_grams")
+    names = ("squares_of_parts", "sum_clipped_by_squares", "squares_of_products",
+             "squares_of_look_ups", "bounds_of_grams")
     with patch.multiple(torch.ops.affidavit, **{name: getattr(fused, name) for name in names}):
         yield
 
@@ -67,6 +67,16 @@ for n, steps, width in ((1, 1, 1), (3, 5, 7), (2, 33, 130), (4, 16, 1025)):
             found, alone = (by_operations.clipped_sum_of_rows(of, 0.7) for of in (rows, one))
         close(found, expected, rtol=1e-5, atol=1e-7)
         assert 0.69 < float(alone.double().norm()) <= 0.7 or one.double().norm() <= 0.7
+
+    ids = torch.randint(3, (n, steps))
+    expected = by_operations.norms_of_look_ups(ids, x)
+    with kernels():
+        found = by_operations.norms_of_look_ups(ids, x)
+    close(found, expected, rtol=1e-5, atol=0)
+    table = torch.zeros(n, 3, width, dtype=torch.float64)
+    table.scatter_add_(1, ids.unsqueeze(2).expand(-1, -1, width), x.double())
+    exact = table.flatten(1).norm(dim=1)
+    assert bool(((found >= exact * (1 - 1e-6)) & (found <= exact * (1 + 1e-3))).all())
 
 for n, steps, sizes in ((1, 2, (3, 4)), (3, 17, (8, 5)), (2, 70, (3, 90))):
     a, b = (torch.randn(n, steps, size) for size in sizes)
