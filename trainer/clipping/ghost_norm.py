@@ -426,9 +426,14 @@ class LinearFactors(Factors):
 
     @property
     def _step_part(self) -> int:
-        """The number of steps of a record that ``weighted_sum`` adds at once."""
+        """The number of steps of a record that ``weighted_sum`` adds at once.
+
+        It divides the steps where it can, so that parts are as long as each other.
+        """
         steps = self.sizes[0]
-        return self._part_length(steps, steps**0.5)
+        part = self._part_length(steps, steps**0.5)
+        even = (length for length in range(part, part // 2, -1) if steps % length == 0)
+        return next(even, part)
 
     @property
     def _move_cost(self) -> int:
@@ -604,7 +609,7 @@ class LinearFactors(Factors):
             return
         # Every count-th row, so that a part's rows lie evenly in memory and are not copied.
         of_parts = values.reshape(-1, count, values.shape[-1]).transpose(0, 1)
-        yield from of_parts.split(max(1, MAX_ENTRIES // (2 * in_size * out_size)))
+        yield from of_parts.split(count if in_size * out_size <= MAX_FORMED else 1)
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """Return the sum of the per-record gradients, each clipped to ``clip_norm``."""
@@ -674,19 +679,19 @@ def bounds_from_grams(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Te
 
 def bounds_from_products(uses: Sequence[LinearFactors]) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``bounds_of_uses`` from products that are not stored; (k, n)."""
-    found, errors = [], []
+    pairs, errors = [], []
     for use in uses:
         (steps, *sizes), part = use.sizes, use.direct_part_of_kernel
         least = PRODUCT_UNDERFLOW * sizes[0] ** 0.5, PRODUCT_UNDERFLOW * sizes[1] ** 0.5
-        found.append(squares_of_products(*use.pair, part, least))
+        pairs.append(squares_of_products(*use.pair, part, least))
         terms = terms_of_squares(*sizes) + 8
         errors += [
             use.reach_margin,
             use.rounding_in_parts(steps, part),
-            1 + rounding_bound(terms, found[0].dtype),
+            1 + rounding_bound(terms, pairs[0].dtype),
             UNDERFLOW * (sizes[0] * sizes[1]) ** 0.5,
         ]
-    both = torch.stack(found, 1)
+    both = torch.stack(pairs, 1)
     columns = constants(tuple(errors), both.dtype, both.device).view(len(uses), 4, 1).unbind(1)
     margin, error, of_norm, floor = columns
     reach = both[0].mul_(margin)
