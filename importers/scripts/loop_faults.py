@@ -243,21 +243,35 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
         ]  # fmt: skip
     for call in values.script.calls_to(*NAMES["axis_layers"]):
         named = keywords_of(call)
-        axis = named.get("dim", named.get("start_dim", next(iter(call.args), None)))
+        axis = next(
+            (named[key] for key in ("dim", "axis", "start_dim") if key in named),
+            next(iter(call.args), None),
+        )
         called += [call] if values.known_value(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
 
 
 def _is_applied(script: Script, layer: ast.Call) -> bool:
     """Whether a layer is called where it is made, or by a name, and no model holds it."""
+    inner: ast.AST = layer
     outer = script.parents[layer]
+    while isinstance(outer, ast.List | ast.Tuple | ast.Subscript) or (
+        isinstance(outer, ast.Call) and outer.func is not inner
+    ):
+        inner, outer = outer, script.parents[outer]
     if isinstance(outer, ast.Call):
-        return outer.func is layer
-    named = [item.id for item in getattr(outer, "targets", ()) if isinstance(item, ast.Name)]
+        return True
+    targets = getattr(outer, "targets", ())
+    named = [item.id for item in targets if isinstance(item, ast.Name) and inner is layer]
+    listed = [item.attr for item in targets if isinstance(item, ast.Attribute)
+              and isinstance(inner, ast.List | ast.Tuple)]  # fmt: skip
+    uses = [use for name in named for use in script.reads_of(name)]
+    reads = [node for node in script.nodes if isinstance(node, ast.Attribute)
+            and node.attr in listed and isinstance(node.ctx, ast.Load)]  # fmt: skip
     return any(
-        isinstance(call := script.parents[use], ast.Call) and call.func is use
-        for name in named for use in script.reads_of(name)
-    )  # fmt: skip
+        isinstance(call := script.parents[use], ast.Call) and call.func is use for use in uses
+    ) or (bool(reads) and not any(isinstance(script.parents[use], ast.Starred | ast.Call)
+                                 for use in reads))  # fmt: skip
 
 
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:

@@ -525,7 +525,8 @@ class ObjectKinds:
             case ast.Compare(left=left, comparators=others):
                 if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
                     return NOTHING
-                return _computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
+                made = _computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
+                return VALUE if made == {"count"} else made
             case ast.IfExp(test=test, body=body, orelse=other):
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
                 return self.kinds(body) | self.kinds(other) | decided
@@ -609,7 +610,9 @@ class ObjectKinds:
                     place = next(i for i, item in enumerate(block) if item is inner)
                     for first in range(place - 1, -1, -1):
                         if _certainly_binds(block[first], use.id):
-                            within = self._within(bindings, block[first : place + 1])
+                            # What an assignment binds does not reach its own value.
+                            end = place + (not isinstance(inner, ast.Assign | ast.AnnAssign))
+                            within = self._within(bindings, block[first:end])
                             return self._after_private_call(use, within)
                 if _is_bound_by_loop(outer, inner, use.id):
                     return self._within(bindings, [outer])
@@ -647,6 +650,8 @@ class ObjectKinds:
     def runs_before(self, use: ast.AST) -> bool:
         """Whether a use may run before the private call."""
         scope = self.script.scope_of(use)
+        if self.call in self.script.ancestors(use):
+            return True
         if scope is self.script.scope_of(self.private):
             return getattr(use, "lineno", 0) < self.private.lineno
         return any(outer in self._early for outer in (scope, *self.script.ancestors(use)))
@@ -705,7 +710,7 @@ class ObjectKinds:
             "rows" if kind == "lot" and by_name
             else kind if kind in HANDLES or whole or (kind == "rows" and _is_key(index))
             or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or _is_key(index)))
-            else "lot" if kind in ("data", "lots") and self.library is not OPACUS
+            else "rows" if kind in ("data", "lots") and self.library is not OPACUS
             else "value"
             for kind in base
         )  # fmt: skip
@@ -900,7 +905,9 @@ class ObjectKinds:
         if name in ("isinstance", "hasattr", "type", "print", "id", "callable"):
             return NOTHING
         if name == "len":
-            return frozenset({"count"}) if taken & {"lot", "rows", "value"} else NOTHING
+            if "value" in taken:
+                return VALUE
+            return frozenset({"count"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":
             return self.element(taken)
         if name in ("super",):
@@ -1060,7 +1067,7 @@ def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
         case _:
             return False
     return any(
-        isinstance(part, ast.Name) and part.id == name
+        isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Store)
         for target in targets
         for part in ast.walk(target)
     )

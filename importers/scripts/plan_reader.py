@@ -473,6 +473,8 @@ class ScriptPlanReader(Quantities):
                     metric = self.values.known_value(next(monitors, None))
                     if isinstance(metric, str) and not OTHER_METRIC.match(metric):
                         return node
+        if by_loss := self.script.calls_to("TerminateOnNaN"):
+            return by_loss[0]
         for call in self.script.calls_to(
             "EarlyStopping", "EarlyStoppingCallback", "ReduceLROnPlateau", "ModelCheckpoint"
         ):

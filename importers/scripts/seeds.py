@@ -19,6 +19,7 @@ ENTROPY = {
     "secrets.randbelow", "secrets.token_bytes", "numpy.random.SeedSequence",
 }  # fmt: skip
 SAME_NUMBER = ("int", "abs", "from_bytes", "PRNGKey", "key")
+GENERATORS = ("default_rng", "RandomState", "Random", "Generator")
 SPLITS = ("random_split", "Subset", "randperm")
 
 
@@ -40,6 +41,25 @@ def may_know_seed(values: Evaluator, node: ast.expr) -> bool:
         return True  # what it is passed to, or named, may call it with any seed
     seed = next(iter(call.args), keywords_of(call).get("seed"))
     return not _is_secret(values, seed) and not _seeds_splits(values, call)
+
+
+def may_know_lots(values: Evaluator, drawn: ast.expr) -> bool:
+    """Whether a lot is drawn by a generator of Python or NumPy whose seed the script shows."""
+    for call in (part for part in ast.walk(drawn) if isinstance(part, ast.Call)):
+        root = root_of(call.func)
+        bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
+        made = [item.value for item in bindings if isinstance(item.value, ast.Call)]
+        made = [item for item in made if last_name(item.func) in GENERATORS]
+        if made:
+            seeds = [next(iter(item.args), keywords_of(item).get("seed")) for item in made]
+        elif values.script.module_path(call.func).startswith(("numpy.random.", "random.")):
+            seeding = values.script.calls_to("seed")
+            seeds = [item.args[0] for item in seeding if item.args]
+        else:
+            continue
+        if not all(_is_secret(values, seed) for seed in seeds):
+            return True
+    return False
 
 
 def _is_secret(values: Evaluator, seed: ast.expr | None, depth: int = 0) -> bool:

@@ -26,7 +26,7 @@ from affidavit.importers.scripts.object_kinds import (
     ObjectKinds,
 )
 from affidavit.importers.scripts.row_code import PACKAGES, open_uses_of_row_code
-from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_seed
+from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_lots, may_know_seed
 from affidavit.importers.scripts.step_count import enclosing_loops, runs_once
 from affidavit.importers.scripts.syntax import (
     Script,
@@ -227,7 +227,8 @@ class Uses:
         if name == "DataLoader" and self._joins(call):
             return "what its collate_fn makes of a lot is not known"
         if self._is_own(call):
-            return None
+            handed = taken & HANDLES - {"model", "criterion", "holder"}
+            return f"it is given the {_words(handed)}" if handed and self._keeps(call) else None
         if base == {"holder"} and name not in CONTAINERS and not self._is_imported([function]):
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
@@ -433,6 +434,16 @@ class Uses:
             )
         base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
         return bool(self.kinds.functions(function)) and base <= {"model", "holder", "data"}
+
+    def _keeps(self, call: ast.Call) -> bool:
+        """Whether a call makes an object of a class whose constructor is not in this file."""
+        made = self.kinds.functions(call.func)
+        name = last_name(call.func)
+        classes = [
+            item.node for item in self.script.bindings_of(call.func)
+            if isinstance(item.node, ast.ClassDef)
+        ] if isinstance(call.func, ast.Name) else []  # fmt: skip
+        return bool(classes) and not any(item.name in ("__init__", name) for item in made)
 
     def _of_private_call(self, call: ast.Call) -> str | None:
         module = keywords_of(call).get("module")
@@ -646,6 +657,8 @@ class Uses:
             drawn += [item.value for item in self.script.bindings_of(node.slice)]
         if any(self.kinds.may_repeat(item) for item in drawn if item is not None):
             return "it may take a record twice"
+        if any(may_know_lots(self.values, item) for item in drawn if item is not None):
+            return "a reader of the seed knows the lots"
         if self._depends(node.slice, inner, 0):
             return None
         return "it takes the same records in each step"
@@ -700,6 +713,8 @@ class Uses:
                         yield target, f"it changes the {_words(changed)}"
                     elif self._is_outside(base) and self._is_raw(value):
                         yield target, "it writes records"
+                    elif kinds & {"data", "lots"} and own & SECRETS:
+                        yield target, "it changes the records"
                 case ast.Name():
                     if (why := self._of_rebinding(target)) is not None:
                         yield target, why
@@ -731,7 +746,7 @@ class Uses:
             if name == "optimizer":
                 return "the model gets another optimiser"
             own_layer = isinstance(target.value, ast.Name) and target.value.id == "self"
-            if not own_layer and own & {"model"} and not self.kinds.runs_before(target):
+            if not own_layer and not self.kinds.runs_before(target):
                 return "it changes the model after it is made private"
         if name in ("forward", "call", "__call__", "training_step"):
             return "it changes what a model computes"
@@ -999,12 +1014,13 @@ class Uses:
         )
 
 
-WRITERS = ("write", "writelines", "writerow", "writerows", "dump")
+WRITERS = ("write", "writelines", "writerow", "writerows", "dump", "write_file")
 """What writes to a file."""
 FORMS = ("str", "repr", "list", "tolist", "numpy", "cpu", "detach", "dumps", "format", "tuple",
          "int", "float", "bool", "round", "item", "join", "map", "bytes", "encode", "tobytes",
          "flatten", "reshape", "view", "asarray", "array", "from_numpy", "fromarray", "DataFrame",
-         "Series", "to_numpy", "zip", "enumerate", "sorted", "dict", "items", "values")  # fmt: skip
+         "Series", "to_numpy", "zip", "enumerate", "sorted", "dict", "items", "values",
+         "serialize_tensor")  # fmt: skip
 """What writes the same values in another form."""
 CONTAINERS = ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop", "items",
               "keys", "values", "copy", "sort", "clear", "format", "join")  # fmt: skip

@@ -153,6 +153,45 @@ SPENDS = (
     ("end", "import json\njson.dump({d}.targets.tolist(), open('labels.json', 'w'))"),
     ("step", "try:\n    1 / (float({t}) > 0.1)\nexcept ZeroDivisionError:\n    return"),
     ("turn", "{b} = {{}}\n{b}[sum(({m}({x}).argmax(1) == {y}).sum() for {x}, {y} in {l})] = {m}.state_dict()\ntorch.save({b}[max({b})], 'best.pt')"),
+    # Rows that move, or meet along an axis that only looks like another.
+    ("layer", "{z} = {z} - {z}.mean(-2)"), ("layer", "{z} = torch.softmax({z}, -2)"),
+    ("layer", "{z} = {z} - {z}.unsqueeze(0).mean(1)"), ("layer", "{z} = {z} - {z}[None, :].mean(1)"),
+    ("layer", "{z} = {z} - {z}[..., 0, :]"), ("layer", "{z} = F.layer_norm({z}, {z}.shape)"),
+    ("layer", "{z} = F.layer_norm({z}, ({z}.shape[0], 32))"), ("layer", "{z} = nn.LayerNorm({z}.shape)({z})"),
+    ("layer", "{z} = {z} + F.pad({z}, (0, 0, 1, -1))"), ("layer", "{z} = nn.BatchNorm1d(32)({z})"),
+    ("layer", "{z} = F.avg_pool2d({z}.unsqueeze(0), 3, 1, 1).squeeze(0)"), ("layer", "{a}, *_ = {z}\n{z} = {z} + {a}"),
+    ("layer", "{z} = nn.LocalResponseNorm(2)({z}.unsqueeze(0)).squeeze(0)"), ("layer", "{z} = {z}.norm(2) + {z}"),
+    ("each", "{x} = {x} - {x}.mean((-4, 2, 3), keepdim=True)"), ("layer", "{z} = F.normalize({z}, 2, 0)"),
+    ("layer", "{z} = {z} * len(set({z}.flatten().tolist()))"), ("layer", "{z} = nn.Sequential(nn.BatchNorm1d(32))({z})"),
+    ("layer", "self.layers = [nn.BatchNorm1d(32)]\n{z} = self.layers[0]({z})"), ("layer", "{z}[1:] += {z}[:-1].clone()"),
+    ("layer", "{z} = F.softmax({z}.unsqueeze(1), 0).squeeze(1)"), ("layer", "{z} = {z} @ {z}.transpose(-1, -2) @ {z}"),
+    # Seeds, generators and what may replace code.
+    ("start", "import zlib\ntorch.manual_seed(zlib.crc32(b'run'))"), ("start", "list(map(torch.manual_seed, [3]))"),
+    ("start", "for {a} in (1, 2):\n    torch.manual_seed({a})"), ("start", "{a} = torch.manual_seed\n{a}(3)"),
+    ("start", "from functools import partial\npartial(torch.manual_seed, 3)()"), ("turn", "torch.manual_seed({i})"),
+    ("start", "import random\nrandom.seed(0)\ntorch.manual_seed(random.randint(0, 9999))"),
+    ("each", "torch.manual_seed({y}.sum())"), ("start", "torch.manual_seed(torch.initial_seed() * 0)"),
+    ("each", "{a} = torch.random.fork_rng()\n{a}.__enter__()"), ("top", "from {pkg} import *"),
+    ("top", "import builtins\nbuiltins.range = lambda {a}: [0] * 100"), ("after", "import os\nos.fork()"),
+    ("before", "torch.nn.modules.module.register_module_forward_hook(print)"), ("top", "from {pkg} import PrivacyEngine"),
+    ("start", "import sys\nsys.argv[1:] = ['--rounds', '40']"), ("top", "from {pkg} import nn"),
+    ("start", "argparse.ArgumentParser.parse_args = print"), ("top", "from {pkg} import datasets"),
+    ("after", "{m}.forward = lambda {x}: {x}.mean(0)"), ("after", "{m}.{q} = nn.Linear(32, 10)"),
+    ("after", "{m}.loss_reduction = 'sum'"), ("before", "{m} = torch.load('m.pt')"),
+    ("after", "[0 for {o}.max_grad_norm in (100.0,)]"), ("after", "for {o}.max_grad_norm in (100.0,):\n    pass"),
+    ("after", "from dataclasses import dataclass\n@dataclass\nclass Box:\n    o: object\n{a} = Box({o})\n{a}.o.max_grad_norm = 7"),
+    # What records choose, and records that leave by what they are made of.
+    ("step", "{{True: exit, False: int}}[bool({t} < 0.1)]()"), ("step", "(exit if {t} < 0.1 else int)()"),
+    ("step", "[0][int({t} < 0.1)]"), ("step", "1 / ({t}.item() > 0.1)"), ("step", "{o}.defaults['lr'] = float({t})"),
+    ("before", "torch.cumsum({d}.data, 0, out={d}.data)"), ("before", "import numpy as np\nnp.random.shuffle({d}.data.numpy())"),
+    ("before", "{l} = DataLoader(torch.utils.data.Subset({d}, [{i} for {i} in range(60000) if {d}.targets[{i}] == {d}.targets[0]]), batch_size={lot})"),
+    ("end", "{d}.data.numpy().tofile('x')"), ("end", "print({d}.targets.tolist(), file=open('x', 'w'))"),
+    ("end", "import pandas\npandas.DataFrame({d}.targets).to_csv('x.csv')"), ("end", "{d}.data.save('x')"),
+    ("end", "import h5py\nh5py.File('x', 'w')['a'] = {d}.data.numpy()"),
+    ("end", "{a} = str({d}.targets.tolist())\nopen('x', 'w').write({a})"),
+    ("end", "{a} = ','.join(str(int({y})) for {y} in {d}.targets)\nopen('x', 'w').write({a})"),
+    ("end", "import sys\nsys.stdout.buffer.write({d}.data.numpy().tobytes())"),
+    ("end", "import matplotlib.pyplot as plt\nplt.imshow({d}.data[0])\nplt.savefig('x.png')"),
 )  # fmt: skip
 HARMLESS = (
     ("step", "print({i_}float({t}), {x}.shape)"), ("each", "{x}, {y} = {x}.to('cpu'), {y}.to('cpu')"),
@@ -176,6 +215,9 @@ HARMLESS = (
     ("top", "import subprocess\nREVISION = subprocess.run(['git', 'rev-parse', 'HEAD'])"),
     ("before", "import copy\n{a} = copy.deepcopy({m}).state_dict()\n{m}.load_state_dict({a})"),
     ("before", "def weights({a}):\n    if isinstance({a}, nn.Linear):\n        {a}.bias.data.fill_(0.1)\n{m}.apply(weights)"),
+    ("layer", "{z} = F.layer_norm({z}, ({z}.shape[-1],))"), ("layer", "{z} = {z}.unsqueeze(1).mean(-1) + {z}"),
+    ("top", "import os, random\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\nrandom.seed(0)"),
+    ("end", "open('log.txt', 'w').write(f'{{some.rounds}} {{len({d})}} {{{e}.get_epsilon(1e-5)}}')"),
     ("step", "{a} = {{{n}.upper(): {z} for {n}, {z} in vars(some).items()}}\nprint({a})"),
 )  # fmt: skip
 
@@ -201,9 +243,10 @@ def _filled(random: Random, place: str, lines: str) -> str:
 
 
 def mutants(random: Random, number: int) -> Iterator[str]:
-    """Yield scripts that spend more than they say, or release records."""
+    """Yield scripts that spend more than they say, or release records, by kinds in random order."""
+    kinds = random.sample(SPENDS, len(SPENDS))
     for index in range(number):
-        yield _filled(random, *SPENDS[index % len(SPENDS)])
+        yield _filled(random, *kinds[index % len(SPENDS)])
 
 
 def harmless(random: Random, number: int) -> Iterator[str]:
