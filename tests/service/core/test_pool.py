@@ -18,7 +18,7 @@ from affidavit.service.core import pool
 from affidavit.service.settings import Settings
 from tests.support.polling import TIMEOUT_SECONDS
 
-LIMIT = 2.0
+LIMIT = 0.5
 LONG = 120.0
 
 Post = Callable[..., Any]
@@ -39,11 +39,11 @@ def client(settings: Settings, slow: ModuleType, client_of: Any) -> Iterator[Tes
 
 
 @contextmanager
-def runaway(client: Any, certify: Callable[..., Any]) -> Iterator[None]:
-    """Account by ``certify``, for at most ``LIMIT`` seconds; others have as long as they take."""
+def runaway(client: Any, certify: Callable[..., Any], limit: float = LIMIT) -> Iterator[None]:
+    """Account by ``certify``, for at most ``limit`` seconds; others have as long as they take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "certify", certify)
-        patch.setattr(client.app.state.services.pool, "time_limit", LIMIT)
+        patch.setattr(client.app.state.services.pool, "time_limit", limit)
         yield
 
 
@@ -83,7 +83,7 @@ def test_callers_that_wait_for_a_runaway_all_get_its_outcome(
 def test_liveness_answers_while_accounting(
     client: TestClient, slow: ModuleType, plan: Plan, post: Post
 ) -> None:
-    with runaway(client, slow.spin):
+    with runaway(client, slow.spin, 4 * LIMIT):
         accounting = client.app.state.services.pool  # type: ignore[attr-defined]
         caller = threading.Thread(target=post, args=(client, plan()))
         caller.start()
