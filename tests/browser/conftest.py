@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from affidavit.service.operation.database_admin import upgrade
 from tests.browser.chromium import program
 from tests.browser.sample_company import Company, settle
 from tests.browser.serving import Site, served, settings_in
@@ -70,26 +69,18 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 # ---- the service -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file to copy."""
-    path = tmp_path_factory.mktemp("template") / "affidavit.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture(scope="module")
-def site(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A service for a whole module."""
     home = tmp_path_factory.mktemp("site")
-    with served(settings_in(home, migrated)) as result:
+    with served(settings_in(home, migrated_sqlite)) as result:
         yield result
 
 
 @pytest.fixture(scope="session")
-def company(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+def company(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
     """A company that has everything; what a test adds to it, it finds again by name."""
-    with served(settings_in(tmp_path_factory.mktemp("company"), migrated)) as result:
+    with served(settings_in(tmp_path_factory.mktemp("company"), migrated_sqlite)) as result:
         yield settle(result)
 
 

@@ -69,6 +69,7 @@ def everything(company: Company) -> str:
     return company.site.token("ines", *PEOPLE)
 
 
+@pytest.mark.ordinary("scripts-light-*")  # test_walk.py reads what the others render
 def test_every_page_renders_in_every_browser(
     visitor: Any, company: Company, everything: str
 ) -> None:
@@ -95,6 +96,7 @@ def unknown_marks(visitor: Any, path: str) -> set[str]:
     return {mark for mark in marks if mark.lower() not in known}
 
 
+@pytest.mark.ordinary("scripts-light-*")  # the others measure nothing
 def test_long_names_do_not_overflow(visitor: Any, company: Company, everything: str) -> None:
     name, dataset = "n" * 64, "d" * 64
     created = company.certify("long", name=name, dataset={"name": dataset, "size": 48_211})

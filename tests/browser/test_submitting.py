@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.support.polling import wait_until
@@ -173,6 +174,7 @@ def test_two_plans_are_compared(visitor: Any, site: Any) -> None:
     visitor.look("compare-not-ranked")
 
 
+@pytest.mark.ordinary("scripts-light-*")
 def test_several_plans_are_compared(visitor: Any, site: Any) -> None:
     token = site.token("dana", "submit", "audit")
     several = [_certify(site, token, steps=steps, name=f"of-{steps}") for steps in (110, 120, 130)]
@@ -183,6 +185,7 @@ def test_several_plans_are_compared(visitor: Any, site: Any) -> None:
     expect(visitor.page.locator("[aria-label=Guarantees] tbody tr")).to_have_count(3)
 
 
+@pytest.mark.ordinary("scripts-light-*")
 def test_empty_pages_say_what_to_do(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("ada", "submit", "approve", "audit", "admin"), "/datasets")
     visitor.sees("No budgets yet")

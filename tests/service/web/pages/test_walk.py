@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
 
 from affidavit.evidence.evidence_file import STORY, read_evidence
-from affidavit.service.operation.database_admin import upgrade
-from affidavit.service.settings import Settings
-from affidavit.trust import KeyStore
 from tests.browser.sample_company import PEOPLE, Company, settle
-from tests.browser.serving import Site
+from tests.browser.serving import Site, settings_in
 
 MARKUP = "<img src=x onerror=alert(1)>"
 ATTACK = f"=cmd|' /C calc'!A0 {MARKUP} \"'><script>alert(2)</script> {{{{7*7}}}} a\u202eb\u200bc "
@@ -68,15 +66,10 @@ def read(html: str) -> Reader:
 
 @pytest.fixture(scope="module")
 def company(
-    tmp_path_factory: pytest.TempPathFactory, client_of: Callable[..., Any]
+    migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory, client_of: Callable[..., Any]
 ) -> Iterator[Company]:
     """A company on SQLite without a port, whose people write attacks wherever they can."""
-    home = tmp_path_factory.mktemp("walk")
-    settings = Settings(
-        database_url=f"sqlite:///{home / 'affidavit.db'}", key_directory=home / "keys", workers=1
-    )
-    upgrade(settings.database_url)
-    KeyStore(settings.key_directory).new("production 2026")
+    settings = settings_in(tmp_path_factory.mktemp("walk"), migrated_sqlite, loopback=False)
     with client_of(settings) as client:
         yield settle(Site("http://127.0.0.1", settings, client), lambda text: (ATTACK + text)[:250])
 
