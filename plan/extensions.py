@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Literal
 
 Group = Literal[
@@ -29,7 +29,13 @@ Group = Literal[
 @cache
 def installed_extensions(group: Group) -> Mapping[str, EntryPoint]:
     """Return the entry points of ``group`` by name."""
-    return {entry_point.name: entry_point for entry_point in entry_points(group=group)}
+    return {entry_point.name: entry_point for entry_point in _entry_points().select(group=group)}
+
+
+@cache
+def _entry_points() -> EntryPoints:
+    """Return those of all groups, because finding them reads a file of each installed package."""
+    return entry_points()
 
 
 @cache

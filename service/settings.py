@@ -43,7 +43,6 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from affidavit.service.core.errors import SettingsError
-from affidavit.service.dispatch.engines import build_engine
 from affidavit.service.identity.provider import Provider, read_provider
 from affidavit.trust import PrivateKeySource, home
 from affidavit.trust.log import BadNote, require_name
@@ -166,7 +165,10 @@ def _log_name(variables: Mapping[str, str], variable: str) -> str | None:
 
 def _validated_dispatch(variables: Mapping[str, str]) -> str:
     dispatch = variables.get("AFFIDAVIT_DISPATCH") or "local"
-    build_engine(dispatch, variables.get("AFFIDAVIT_JOB", ""))
+    if dispatch != "local":
+        from affidavit.service.dispatch.engines import build_engine  # imports an HTTP client
+
+        build_engine(dispatch, variables.get("AFFIDAVIT_JOB", ""))
     return dispatch
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 import numpy as np
-from scipy import fft
+import scipy  # loads scipy.fft only where a transform is taken
 from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
@@ -316,7 +316,7 @@ class Block:
 
     def measures(self, steps: int) -> Iterator[LatticeMeasure]:
         """Yield the measures whose curves are at least the largest of 1, 2, ... ``steps`` steps."""
-        length = fft.next_fast_len(2 * self.size, real=True)
+        length = scipy.fft.next_fast_len(2 * self.size, real=True)
         offsets = self.step * np.arange(1 - self.size, self.size)
         tilts = np.exp(self.order * offsets)
         rows = self.release.curves(self.size, self.step)
@@ -333,22 +333,22 @@ class Block:
         lift = float(
             (-np.expm1(-self.step * np.arange(tail)) / tilts[self.size - 1 :][:tail]).sum()
         )
-        uniform = fft.rfft(np.ones(self.size), length)
+        uniform = scipy.fft.rfft(np.ones(self.size), length)
 
         masses, infinite = np.zeros(self.size), 0.0
         masses[-self.first] = 1.0
-        spectrum = fft.rfft(masses, length)
+        spectrum = scipy.fft.rfft(masses, length)
         for _ in range(steps):
-            values = fft.irfft(spectrum * transforms, length, axis=1)[:, : self.size]
+            values = scipy.fft.irfft(spectrum * transforms, length, axis=1)[:, : self.size]
             curve = values.max(axis=0) + self._error(float(masses.sum()), largest, length)
             curve *= 1 + _TILT_ERROR
             above = float(curve[-1] / weights[-1])
             infinite += above + rare
             masses = self._masses(curve - above * weights)
             masses[0] = weights[0] * (1 + _TILT_ERROR)
-            spectrum = fft.rfft(masses, length)
+            spectrum = scipy.fft.rfft(masses, length)
             error = self._error(float(masses.sum()), hockey_stick_norm, length)
-            reached = fft.irfft(spectrum * hockey_stick, length)[: self.size]
+            reached = scipy.fft.irfft(spectrum * hockey_stick, length)[: self.size]
             reached -= np.abs(reached) * _TILT_ERROR + error
             short = max(0.0, float((curve - above * weights - reached).max()) * (1 + _TILT_ERROR))
             masses += short / lift
@@ -370,7 +370,7 @@ class Block:
         padded = np.zeros((len(rows), length))
         padded[:, : self.size] = rows[:, self.size - 1 :]
         padded[:, 1 - self.size :] = rows[:, : self.size - 1]
-        transforms = fft.rfft(padded, axis=1)
+        transforms = scipy.fft.rfft(padded, axis=1)
         return [(one, norm(row)) for one, row in zip(transforms, rows, strict=True)]
 
     def _error(self, total: float, size: float, length: int) -> float:

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads scipy.fft only where a transform is taken
 from numpy.typing import NDArray
-from scipy import fft
 
 from affidavit.accountants.fourier.cache import up
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
@@ -133,7 +133,7 @@ def composed(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
         # No factor exceeds 1 by more than the error below, so that a frequency that is negligible
         # after some measures is so after all.
         wrapped = folded(law.common, size)
-        values = fft.rfft(wrapped)[indices]
+        values = scipy.fft.rfft(wrapped)[indices]
         large = law.count * _log_abs(values) > math.log(_NEGLIGIBLE)
         indices = indices[large]
         log_product = log_product[large] + law.count * np.log(values[large])
@@ -163,7 +163,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
         one = transform_error(wrapped, law.common.size)
         error += law.count * one * min(2.0, weight)
         worst += law.count * one * math.sqrt(size)
-        common = fft.rfft(wrapped)
+        common = scipy.fft.rfft(wrapped)
         common[common == 0] = 1e-300
         logs = law.count * _log_abs(common)
         log_common += logs
@@ -173,7 +173,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
             one = transform_error(wrapped, law.rare.size)
             error += law.count * one
             worst += law.count * one * math.sqrt(size)
-            rare = fft.rfft(wrapped)
+            rare = scipy.fft.rfft(wrapped)
             logs = law.count * _log_abs(common + rare)
         log_both += logs
         pairs.append((common, rare))
@@ -239,7 +239,7 @@ def log_moment(laws: Sequence[TiltedLaw], order: float) -> float:
 def fast_length(points: int) -> int:
     """Return the transform's length for a window of ``points``, on a ladder of lengths."""
     rung = up(max(32, points), _LENGTH_RUNGS)
-    return int(fft.next_fast_len(math.ceil(rung * (1 - 1e-12)), real=True))
+    return int(scipy.fft.next_fast_len(math.ceil(rung * (1 - 1e-12)), real=True))
 
 
 def _log_abs(z: Complex) -> Array:

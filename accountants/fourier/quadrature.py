@@ -16,7 +16,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
 from scipy.special import ndtr, ndtri
 
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw, RevealedMixtureLaw
@@ -56,12 +55,13 @@ def rule(intervals: int) -> tuple[Array, Array]:
     """
     half = intervals // 2
     sines = np.sin(math.pi / intervals * np.arange(half + 1))
-    odd = np.zeros(intervals - 1)
-    odd[::2] = 1.0 / np.arange(1, intervals, 2)
+    odd = np.zeros(2 * intervals)  # and odd about its middle: its transform is one by sines
+    odd[1:intervals:2] = 1.0 / np.arange(1, intervals, 2)
+    odd[intervals + 1 :] = -odd[intervals - 1 : 0 : -1]
     # The weights of Fejér's second rule, of one sign, corrected for the last cosine.
     weights = np.empty(half + 1)
     weights[0] = end = 1.0 / (intervals**2 - 1)
-    weights[1:] = 2.0 / intervals * sines[1:] * fft.dst(odd, type=1)[:half]
+    weights[1:] = 2.0 / intervals * sines[1:] * -np.fft.rfft(odd).imag[1 : half + 1]
     weights[1::2] -= 2 * end
     weights[2::2] += 2 * end
     nodes = np.sin(math.pi / (2 * intervals) * np.arange(-intervals, intervals + 1, 2))

@@ -40,7 +40,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import eigh, toeplitz
+import scipy  # loads scipy.linalg only where noise is correlated
 
 from affidavit.mechanisms.strategies.numerics import UNIT, Array, gamma, root_down, root_up
 from affidavit.mechanisms.strategies.participation import Participation
@@ -202,7 +202,7 @@ def toeplitz_sensitivity(
     result = _between(column, np.maximum.accumulate(size[::-1])[::-1], participation)
     if result.exact or steps > MAX_ROW_WISE_STEPS:
         return result
-    by_rows = matrix_sensitivity(toeplitz(column, np.zeros(steps)), participation)
+    by_rows = matrix_sensitivity(scipy.linalg.toeplitz(column, np.zeros(steps)), participation)
     return Sensitivity(
         value=min(by_rows.value, result.value), attained=max(by_rows.attained, result.attained)
     )
@@ -301,7 +301,7 @@ def best_signs(gram: Array) -> Array:
         suited[place] = 1.0 if gram[place, :place] @ suited[:place] >= 0 else -1.0
     starts = [suited, equal, equal - 2 * (np.arange(size) % 2), np.where(gram[0] < 0, -1.0, 1.0)]
     if size <= MAX_LEADING:
-        _, vectors = eigh(gram, subset_by_index=[size - 1, size - 1])
+        _, vectors = scipy.linalg.eigh(gram, subset_by_index=[size - 1, size - 1])
         starts.append(np.where(vectors[:, 0] < 0, -1.0, 1.0))
     climbed = [_climbed(gram, start) for start in starts]
     return max(climbed, key=lambda signs: float(signs @ gram @ signs))

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy  # loads scipy.linalg only where noise is correlated
 
 from affidavit.mechanisms.strategies.numerics import Array, gamma
 from affidavit.mechanisms.strategies.participation import Participation
@@ -217,7 +217,7 @@ class Strategy(ABC):
     def strategy_matrix(self) -> Array:
         """Return C, shape (T, T), lower triangular; raises ``TooLarge``."""
         return np.asarray(
-            solve_triangular(
+            scipy.linalg.solve_triangular(
                 self.noise_matrix(), np.eye(self.steps), lower=True, check_finite=False
             )
         )

@@ -20,14 +20,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Self
 
-from fastapi import Header, Request
 from sqlalchemy import Connection
 
 from affidavit.plan import StrictModel, digest_of
 from affidavit.service.core.errors import IdempotencyKeyReused
 from affidavit.service.core.teams import DEFAULT
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 
 class Scope(StrEnum):
@@ -113,15 +115,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        pattern=r"^[!-~]{1,255}$",
-        description="A repetition with the same key gets the first response again.",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

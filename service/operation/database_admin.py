@@ -19,17 +19,15 @@ only by its owner, because it contains plans. For PostgreSQL use ``pg_dump``.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import tempfile
 from contextlib import closing
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from affidavit.service.core.database import (
@@ -82,10 +80,9 @@ def head() -> str:
 
     Raises ``RuntimeError`` if the installation has no revision.
     """
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    if revision is None:
+    if not _revisions():
         raise RuntimeError("affidavit.migrations has no revision; the installation is incomplete")
-    return revision
+    return max(_revisions())
 
 
 def revision_of(engine: Engine) -> str | None:
@@ -93,7 +90,9 @@ def revision_of(engine: Engine) -> str | None:
     if is_missing_file(engine.url):
         return None
     with engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        if not inspect(connection).has_table("alembic_version"):
+            return None
+        return connection.scalar(text("SELECT version_num FROM alembic_version"))
 
 
 def require_head(engine: Engine) -> str:
@@ -109,6 +108,9 @@ def upgrade(url: str) -> None:
 
     Raises ``UnknownSchema`` if this release does not know the database's revision.
     """
+    from alembic import command  # imports slowly, and only migrations need it
+    from alembic.config import Config
+
     create_sqlite_file(url)
     engine = open_engine(url, bounded=False)
     try:
@@ -116,7 +118,8 @@ def upgrade(url: str) -> None:
         if revision is not None and revision not in _revisions():
             raise _not_at_head(revision)
         with writer(engine).connect() as connection:
-            config = _config()
+            config = Config()
+            config.set_main_option("script_location", "affidavit:migrations")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:
@@ -130,14 +133,9 @@ def _not_at_head(revision: str | None) -> SchemaNotAtHead:
 
 @cache
 def _revisions() -> frozenset[str]:
-    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
-    return frozenset(script.revision for script in scripts)
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", "affidavit:migrations")
-    return config
+    """Return the revisions of this release, which begin the names of its migrations."""
+    names = (file.name for file in files("affidavit.migrations.versions").iterdir())
+    return frozenset(name[:4] for name in names if re.match(r"\d{4}_", name))
 
 
 PAGES_PER_COPY = 4096

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
 from affidavit.service.audit.evidence import EvidenceCollector
 from affidavit.service.audit.readiness import (
@@ -197,4 +197,11 @@ async def _services(request: Request) -> Services:  # async, to run outside the 
     return services_of(request)
 
 
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        pattern=r"^[!-~]{1,255}$",
+        description="A repetition with the same key gets the first response again.",
+    ),
+]
 TheServices = Annotated[Services, Depends(_services)]

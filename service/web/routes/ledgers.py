@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping
 from affidavit.client import Grant, Ledger, LedgerSummary, Page, Proposal, Reservation
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel
-from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.ledger.store import LockedReservation
@@ -27,7 +27,7 @@ from affidavit.service.ledger.wire_models import (
     SettlementRequest,
 )
 from affidavit.service.web.access import needs, require_serves
-from affidavit.service.web.dependencies import Services, TheServices
+from affidavit.service.web.dependencies import IdempotencyKey, Services, TheServices
 from affidavit.service.web.openapi import ID_PATTERN, RECORDED_REQUEST, problems
 from affidavit.service.web.routing import JsonRoute
 

@@ -18,7 +18,7 @@ from affidavit.client import Page, Run, RunState
 from affidavit.plan import Name
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import BundleDocument, QueryModel
-from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.runs import repository
 from affidavit.service.runs.events import (
@@ -42,7 +42,7 @@ from affidavit.service.runs.wire_models import (
     StartRequest,
 )
 from affidavit.service.web.access import Reader, needs, require_serves
-from affidavit.service.web.dependencies import Services, TheServices
+from affidavit.service.web.dependencies import IdempotencyKey, Services, TheServices
 from affidavit.service.web.openapi import (
     ID_PATTERN,
     JSON,
