@@ -107,12 +107,13 @@ class Problem(Exception):
 
 
 def _linked(text: str) -> str:
-    """Return ``text`` with the page of the service instead of a page of the documentation.
+    """Return ``text`` with the page of the service for a command or a page of the documentation.
 
-    >>> _linked("Correct it; docs/reference/plan.md lists what each field takes.")
-    'Correct it; /docs lists what each field takes.'
+    >>> _linked("Correct it; `affidavit schema steps` shows what it may be.")
+    'Correct it; /docs shows what it may be.'
     """
-    return re.sub(r"docs/[a-z/-]+\.md(#[\w-]+)?", "/docs", text)
+    elsewhere = r"docs/[a-z/-]+\.md(#[\w-]+)?|`affidavit schema[^`]*`|the page on policies"
+    return re.sub(elsewhere, "/docs", text)
 
 
 class Recorded(Problem):

@@ -196,7 +196,18 @@ AMOUNTS = {
 """The parts of a budget in their order in the bar."""
 COLUMNS = (
     *("id", "run", "name", "certificate", "issue", "state", "steps_certified", "steps_run"),
-    *("reserved", "charged", "adds", "mu", "record", "by", "team", "model", "at", "changed_at"),
+    *(
+        "reserved",
+        "charged",
+        "adds",
+        "mu",
+        "record",
+        "reserved_by",
+        "team",
+        "model",
+        "reserved_at",
+        "changed_at",
+    ),
 )
 """The columns of a ledger as CSV."""
 Before = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
@@ -309,8 +320,6 @@ def _row(reservation: StoredReservation, adds: str | None) -> dict[str, Any]:
         "charged": round_up(reservation.charged.epsilon) if reservation.has_ended else None,
         "adds": adds,
         "mu": round_up(reservation.reserved.mu),
-        "by": reservation.reserved_by,
-        "at": reservation.reserved_at,
     }
 
 
