@@ -48,7 +48,7 @@ Generated from the program by `make docs`; change `gate/`, not this file.
 | 0 | certified, verified, done |
 | 1 | blocked: under-noised, refused, over budget, or a bundle that does not verify |
 | 2 | usage, or malformed input |
-| 3 | undecided: a claim between the bounds, accountants that disagree, a server out of reach |
+| 3 | undecided: a claim between the bounds, accountants that disagree, no server, a closed pipe |
 | 4 | Affidavit failed, or its output could not be written |
 | 130 | interrupted |
 
