@@ -70,17 +70,19 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
 def other_file(name: str, raw: bytes) -> MalformedPlan | None:
     """Return what to say of a file that people take for a plan, or None."""
     if b'"bundleType"' in raw and b'"payload"' in raw:
-        message = "this is a certificate bundle, not a plan."
-        remedy = f"Give the plan; `affidavit verify {name} --show` prints the certificate."
-    elif name.endswith((".py", ".ipynb")):
-        message = "this is a script, not a plan."
-        remedy = (
-            f"`affidavit check {name}` reads training scripts, and `affidavit init {name}` writes "
-            "a plan from one."
+        return MalformedPlan.with_reason(
+            code="no_plan",
+            message="this is a certificate bundle, not a plan.",
+            remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
         )
-    else:
-        return None
-    return MalformedPlan.with_reason(code="no_plan", message=message, remedy=remedy)
+    if name.endswith((".py", ".ipynb")):
+        return MalformedPlan.with_reason(
+            code="no_plan",
+            message="this is a script, not a plan.",
+            remedy=f"`affidavit check {name}` reads training scripts, and `affidavit init {name}` "
+            "writes a plan from one.",
+        )
+    return None
 
 
 def read_plan(name: str) -> PlanFile:
