@@ -1,8 +1,8 @@
 """Errors over runs of any length, for noise whose response to one draw is a sum of powers.
 
-A draw z_s moves the output of step t by a_{t-s}, with some first values given and, from there on,
-``a_u = κ + Σ_j h_j φ_j^u``. The variance of the output after t steps is Σ_{u<t} a_u², by geometric
-sums in O(log t), so that no array has an entry for each step.
+A draw z_s moves the output of step t by a_{t-s}, with m first values given and then
+``a_{m+u} = κ + Σ_j h_j φ_j^u``. The variance of the output after t steps is Σ_{u<t} a_u², by
+geometric sums in O(log t), so that no array has an entry for each step.
 
 >>> walk = Response(head=np.ones(1), constant=1.0)
 >>> walk.errors(100_000_000).max

@@ -19,6 +19,7 @@ from affidavit.service.core.database import open_engine
 from affidavit.service.keys.keyring import KeysetStore
 from affidavit.service.web.pages import certificates as certificates_module
 from affidavit.service.web.pages.certificates import CertificateSearch, certificate_list
+from affidavit.service.web.pages.text import round_up
 from affidavit.trust import (
     KeyStore,
     Revocation,
@@ -261,6 +262,18 @@ def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
     assert "Review approval" in text
     assert "Review approval" not in _main(_get(yard, f"/certificates/{pending}"))
     assert MARKUP not in page.text
+
+
+@ON_SQLITE
+def test_a_mu_that_a_policy_compares_is_signed_and_shown(yard: Yard) -> None:
+    rules = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"], "mu_cap": 9}
+    assert yard.ask("POST", "/v1/policies", "admin", rules).is_success
+    certificate = _certify(yard, sampling={"scheme": "poisson", "lot_size": 10})
+    stated = _view(yard, f"/certificates/{certificate}")["predicate"]
+    bound = stated["guarantee"]["gaussian_bound"]
+    assert stated["verdict"] == "certified"
+    text = _main(_get(yard, f"/certificates/{certificate}"))
+    assert f"that of μ = {round_up(bound['mu'])}" in text
 
 
 @ON_SQLITE
