@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 Group = Literal[
@@ -33,7 +33,7 @@ def installed_extensions(group: Group) -> Mapping[str, EntryPoint]:
 
 
 @cache
-def _entry_points() -> EntryPoints:
+def _entry_points() -> Any:
     """Return those of all groups, because finding them reads a file of each installed package."""
     return entry_points()
 

@@ -92,7 +92,8 @@ def revision_of(engine: Engine) -> str | None:
     with engine.connect() as connection:
         if not inspect(connection).has_table("alembic_version"):
             return None
-        return connection.scalar(text("SELECT version_num FROM alembic_version"))
+        revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        return revision
 
 
 def require_head(engine: Engine) -> str:
