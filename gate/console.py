@@ -44,8 +44,8 @@ class _Console(Console):
         return super().render_str("".join(plain), **options)
 
 
-out = _Console(soft_wrap=True, highlight=False, width=_COLUMNS)
-err = _Console(stderr=True, soft_wrap=True, highlight=False)
+out = _Console(soft_wrap=True, highlight=False, emoji=False, width=_COLUMNS)
+err = _Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def say(text: str) -> None:

@@ -37,9 +37,11 @@ ALL = [word for pair in GIVEN.items() for word in pair]
 
 
 def test_a_first_plan_is_certified_and_fits_the_schema(run: Any, tmp_path: Path) -> None:
-    file = tmp_path / "plan.yaml"
+    file = tmp_path / ":smile:.yaml"  # a name, and no picture
     assert run("init", "--out", str(file), *ALL).exit_code == 0
-    assert run("check", str(file)).exit_code == 0
+    checked = run("check", str(file))
+    assert checked.exit_code == 0
+    assert file.name in checked.stdout
     schema = json.loads(run("schema").stdout)
     jsonschema.validate(load_yaml(file.read_bytes()).data, schema)
     assert run("init", "--out", str(file), *ALL).exit_code == 2
