@@ -64,6 +64,8 @@ class _ClientBase:
     def __init__(
         self, server: str, token: str | None = None, *, timeout: float = calls.TIMEOUT_SECONDS
     ) -> None:
+        if not server.startswith(("http://", "https://")):
+            raise ValueError(f"{server!r} is not a URL: use http://HOST or https://HOST")
         self.server = server.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._timeout = timeout

@@ -24,9 +24,12 @@ File = str | os.PathLike[str]
 def new(label: str = "", *, roles: Collection[KeyRole] | None = None) -> PublicKey:
     """Create a signing key in the key directory, and return its public half.
 
-    ``roles`` are what it may sign (None: everything). Raises ``KeyFailure`` and ``OSError``.
+    ``roles`` are what it may sign (None: everything). Raises ``KeyFailure``, ``OSError``, and
+    ``ValueError`` for a role that there is not.
     """
-    return _store().new(label, roles=roles).public
+    if unknown := sorted(set(roles or ()) - set(KeyRole)):
+        raise ValueError(f"{unknown[0]!r} is no role; use {', '.join(KeyRole)}")
+    return _store().new(label, roles=None if roles is None else {*map(KeyRole, roles)}).public
 
 
 def stored_keys() -> list[PublicKey]:

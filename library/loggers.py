@@ -38,7 +38,10 @@ def log_to_mlflow(
     of this machine. Raises ``NotCertified``, ``KeyFailure`` without a key, ``OSError`` and
     ``ImportError``.
     """
-    import mlflow
+    try:
+        import mlflow
+    except ModuleNotFoundError:
+        raise ImportError("log_to_mlflow needs MLflow; run: pip install mlflow") from None
 
     with _files(answer, record, key) as files:
         mlflow.log_params(_parameters(answer))

@@ -53,7 +53,8 @@ class _PlanClass(type(PlanDocument)):  # type: ignore[misc]  # pydantic's own cl
             if name.startswith("_"):  # Python and pydantic ask for many that are not there
                 raise
             names = [known for known in vars(cls) if not known.startswith("_")]
-            hint = f" Give {name}= to Plan.dp_sgd, for example." if name in _KEYWORDS else ""
+            field = next(iter(difflib.get_close_matches(name, [*_KEYWORDS, *names], n=1)), "")
+            hint = f" Give {field}= to Plan.dp_sgd, for example." if field in _KEYWORDS else ""
             message = f"Plan has no attribute {name!r}.{hint or _suggestion(name, names)}"
             raise AttributeError(message, name=name, obj=None) from None
 

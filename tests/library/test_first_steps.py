@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_a_number_that_is_a_text_says_how_to_write_it(written: str) -> None:
 def test_a_key_is_made_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
     new = affidavit.keys.new("laptop", roles={"certificate"})
+    with pytest.raises(ValueError, match="status"):
+        affidavit.keys.new(roles={"certify"})
     assert affidavit.keys.stored_keys() == [new]
     assert affidavit.trust.KeyStore(tmp_path / "keys").find(new) is not None
 
@@ -78,3 +81,10 @@ def test_an_unknown_attribute_suggests_a_known_one() -> None:
     with pytest.raises(AttributeError, match="Did you mean dp_sgd"):
         _ = affidavit.Plan.dp_sdg
     assert not hasattr(affidavit.Plan, "nothing_like_it")
+    with pytest.raises(AttributeError, match=r"steps= to Plan\."):
+        _ = affidavit.Plan.steps
+    for name in ("sigma", "lot_size", "epsilon", "epochs"):
+        with pytest.raises(AttributeError) as error:
+            getattr(PLAN, name)
+        (place,) = re.findall(r"See (plan\S+)\.$", str(error.value))
+        eval(place, {"plan": PLAN})
