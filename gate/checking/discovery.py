@@ -4,6 +4,7 @@
 
     [tool.affidavit]
     plans = ["plans/*.yaml"]        # checked by `affidavit check` without arguments
+    exclude = ["vendor/**"]         # not read unless a file is named
 
     [tool.affidavit.plan]           # or a plan itself
     version = 1
@@ -247,6 +248,8 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     Raises ``MalformedPlan`` if a name matches nothing, or if one of the settings leads outside.
     """
     seen: set[str] = set()
+    patterns = _excluded_patterns()
+    excluded = dict.fromkeys(patterns, 0)
     for name in names or _configured_names():
         root = root_of(name) if names else Path.cwd()
         if names and _is_special(name) and (root is None or is_inside(name, root)):
@@ -255,9 +258,36 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
             if not names and not is_inside(candidate.file, Path.cwd()):
                 remedy = "Name files of the repository, and no link that leads out of it."
                 raise _no_match(name, f"matches {candidate.file}, outside of this folder", remedy)
-            if candidate.file not in seen:
-                seen.add(candidate.file)
+            if candidate.file in seen:
+                continue
+            seen.add(candidate.file)
+            explicit = isinstance(candidate, Candidate) and candidate.explicit
+            by = next((item for item in patterns if _is_matched(candidate.file, item)), None)
+            if explicit or by is None:
                 yield candidate
+            else:
+                excluded[by] += 1
+    for pattern, count in excluded.items():
+        if count:
+            yield Skipped(pattern, f"exclude of [tool.affidavit] names it (files: {count})")
+
+
+def _excluded_patterns() -> list[str]:
+    """Return the patterns of files that nobody wants read; raises ``MalformedPlan``."""
+    patterns = settings().get("exclude", [])
+    if not isinstance(patterns, list) or not all(_is_name(pattern) for pattern in patterns):
+        remedy = 'Write a list of patterns, such as exclude = ["vendor/**", "tests/**"].'
+        raise _no_match("exclude of [tool.affidavit]", "is not a list of file names", remedy)
+    return patterns
+
+
+def _is_matched(file: str, pattern: str) -> bool:
+    """Whether a pattern matches a file, relative to the current folder, or names its folder."""
+    path = PurePath(os.path.relpath(file)).as_posix()
+    folder = pattern.rstrip("/")
+    return path.startswith(f"{folder}/") or any(
+        fnmatch.fnmatchcase(place, pattern) for place in (path, f"./{path}")
+    )
 
 
 def root_of(name: str) -> Path | None:

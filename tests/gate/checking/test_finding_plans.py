@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.checking.discovery import candidates
+from affidavit.gate.checking.discovery import Candidate, Skipped, candidates
 from affidavit.importers.scripts import linking
 from affidavit.plan import MalformedPlan
 
@@ -401,3 +401,26 @@ def test_what_the_settings_name_lies_in_the_repository(
     Path("plan.yaml").write_text("")
     Path("pyproject.toml").write_text("[tool.affidavit]\nplans = ['p*.yaml']\n")
     assert [item.file for item in candidates([])] == ["plan.yaml"]
+
+
+def test_excluded_files_are_told_and_read_only_by_name() -> None:
+    Path("pyproject.toml").write_text(
+        '[tool.affidavit]\nplans = ["."]\nexclude = ["vendor/**", "**/tests/**", "old"]\n'
+    )
+    for file in ("a.yaml", "vendor/x/b.yaml", "tests/c.yaml", "in/tests/d.yaml", "old/e.yaml"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(WEAK)
+    found = list(candidates(()))
+    read = {item.file for item in found if isinstance(item, Candidate)}
+    assert read == {"a.yaml", "pyproject.toml"}
+    told = {item.file: item.why for item in found if isinstance(item, Skipped)}
+    assert told.keys() == {"vendor/**", "**/tests/**", "old"}
+    assert "2" in told["**/tests/**"]
+    named = [item.file for item in candidates(["vendor/x/b.yaml"])]
+    assert named == ["vendor/x/b.yaml"]
+
+
+def test_patterns_that_are_no_list_are_refused() -> None:
+    Path("pyproject.toml").write_text("[tool.affidavit]\nplans = ['.']\nexclude = 'vendor'\n")
+    with pytest.raises(MalformedPlan, match="exclude"):
+        list(candidates(()))
