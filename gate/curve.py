@@ -141,7 +141,7 @@ def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]
 
 
 def _rows(brackets: Iterable[tuple[float, accountants.Bracket]]) -> list[tuple[str, ...]]:
-    return [(f"{at:g}", *_bounds(bracket)) for at, bracket in brackets]
+    return [(f"{at:g}".replace("e-0", "e-"), *_bounds(bracket)) for at, bracket in brackets]
 
 
 def _bounds(bracket: accountants.Bracket) -> tuple[str, str]:

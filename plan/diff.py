@@ -171,6 +171,8 @@ def _text(value: Any, max_length: int) -> str | None:
     if value is ABSENT:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        text = text.replace("e-0", "e-")  # as all numbers that are shown
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
