@@ -106,6 +106,7 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     wait_until(lambda: not find_processes(lambda found: found[:2] == words), LIMIT)
 
 
+@pytest.mark.ordinary("not *-3")
 @pytest.mark.parametrize(
     ("rank", "code"),
     [
