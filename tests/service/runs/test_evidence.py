@@ -7,15 +7,19 @@ import json
 import random
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
+from typer.testing import CliRunner
 
+from affidavit import client
 from affidavit.evidence import (
     BadReplayRecord,
     EvidenceError,
@@ -31,6 +35,8 @@ from affidavit.evidence.evidence_file import (
     VERIFIER,
     read_evidence,
 )
+from affidavit.gate import evidence as commands
+from affidavit.gate.cli import app
 from affidavit.plan import canonical_json, digest_of
 from affidavit.trust import PublicKey, TrustedKeys
 from tests.service.runs.conftest import ON_SQLITE, Yard
@@ -205,7 +211,9 @@ def replayed(made: Made, **changes: Any) -> bytes:
 
 
 @ON_SQLITE
-def test_a_replay_and_a_timestamp_are_added_and_verified(yard: Yard, tmp_path: Path) -> None:
+def test_a_replay_and_a_timestamp_are_added_and_verified(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = made_of(yard, 10)
     (tmp_path / "configuration").write_text(CONFIGURATION)
     root, other = party(None, "root"), party(None, "other")
@@ -216,6 +224,16 @@ def test_a_replay_and_a_timestamp_are_added_and_verified(yard: Yard, tmp_path: P
     assert report.unchecked == (8,)
     assert verify_evidence(raw, made.trusted).unchecked == (8, 15)
     assert b"neighbouring data sets for 3 steps" in read_evidence(raw)[STORY]
+    # So does the command that fetches the file.
+    service = SimpleNamespace(evidence=lambda _kind, _id: made.raw)
+    monkeypatch.setattr(commands, "connect", lambda _: nullcontext(service))
+    monkeypatch.setattr(client, "request_timestamp", lambda content, **_: authority.stamp(content))
+    (tmp_path / "replay.json").write_bytes(replayed(made))
+    given = ["--replay", str(tmp_path / "replay.json"), "--stamp", "https://tsa.example.com"]
+    command = ["evidence", report.about["run"], "--out", str(tmp_path / "e.zip"), *given]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    fetched = (tmp_path / "e.zip").read_bytes()
+    assert verify_evidence(fetched, made.trusted, stamp_roots=roots).unchecked == (8,)
     # The authority saw this manifest and no other, and another authority nothing.
     later = Made(raw, made.trusted)
     changed = later.with_files(**{"audit.json": b"[1]"})
