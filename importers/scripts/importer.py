@@ -59,7 +59,7 @@ def read(
 def _read(
     raw: bytes, folder: Path | None, name: str | None, *, explicit: bool
 ) -> PartialPlan | None:
-    mentioned = [any(name in raw for name in names) for names in (PRIVATE_CALL_NAMES, MODULE_NAMES)]
+    mentioned = (any(name in raw for name in names) for names in (MODULE_NAMES, PRIVATE_CALL_NAMES))
     if not (any(mentioned) if explicit else all(mentioned)):
         return None
     if len(raw) > MAX_SCRIPT_BYTES:
