@@ -168,7 +168,7 @@ def test_the_hook_of_pre_commit_is_one_and_runs(project: Path) -> None:
     _shell("git init -q . && git add .", project)
     result = _shell("pre-commit run --all-files", project, PATH=path)
     assert result.returncode == 1
-    assert "plans/weak.yaml:10:1: under_noised" in result.stdout
+    assert "plans/weak.yaml:11:47: under_noised" in result.stdout
     assert "other.yaml" not in result.stdout
     _shell("git rm -qf plans/weak.yaml", project)
     assert _shell("pre-commit run --all-files", project, PATH=path).returncode == 0
