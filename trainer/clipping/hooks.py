@@ -24,6 +24,7 @@ upper bound that includes its rounding error:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,7 +75,8 @@ class Microbatch:
     ``products`` are the tensors of matrix products under autocast, with its type. Autocast narrows
     one after the other; from the second microbatch on, all of them are narrowed at once, to
     ``narrow``, when the first is used. ``held`` has the blocks whose one use is complete and waits
-    to be clipped with others, and ``held_bytes`` their size.
+    to be clipped with others, and ``held_bytes`` their size. ``last_input`` is the last input of a
+    layer that was narrowed, with its version and its copy.
     """
 
     records: int = 0
@@ -91,6 +93,7 @@ class Microbatch:
     narrow: dict[TrainedTensor, Tensor] = field(default_factory=dict)
     held: list[ClippingBlock] = field(default_factory=list)
     held_bytes: int = 0
+    last_input: tuple[weakref.ref[Tensor], int, Tensor] | None = None
 
     @property
     def is_probing(self) -> bool:
@@ -115,9 +118,22 @@ class Microbatch:
             self.narrow = dict(zip(self.products, narrow, strict=True))
         return self.narrow[target]
 
+    def narrowed_input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the input x of a layer in ``dtype``, of the same shape.
+
+        Layers that get one tensor, like those of queries, keys and values, share its copy.
+        """
+        if self.last_input is not None:
+            of, version, narrow = self.last_input
+            if of() is x and version == x._version and narrow.dtype == dtype:
+                return narrow
+        narrow = x.to(dtype)
+        self.last_input = weakref.ref(x), x._version, narrow
+        return narrow
+
     def end(self) -> None:
         """End the pass."""
-        self.records, self.only, self.probe_rows = 0, None, None
+        self.records, self.only, self.probe_rows, self.last_input = 0, None, None, None
         self.is_reprobe = self.is_together = False
         self.narrow.clear()
         self.release()

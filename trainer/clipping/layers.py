@@ -156,8 +156,12 @@ class LinearUse(Function):
         flipped: bool = False,
     ) -> Tensor:
         """Run the layer, and save what the hooks need."""
-        x = to_autocast_type(x)
-        if torch.is_autocast_enabled(x.device.type):
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            hook = hooks[0] or hooks[1]
+            if hook is not None and x.dtype == torch.float32:
+                x = hook.microbatch.narrowed_input(x, torch.get_autocast_dtype(kind))
+            x = to_autocast_type(x)
             weight, bias = (
                 _narrowed(item, hook, x.dtype)
                 for item, hook in zip((weight, bias), hooks, strict=True)

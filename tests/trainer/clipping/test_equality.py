@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -275,3 +276,28 @@ def test_kernels_of_records_with_several_rows_are_clipped_by_their_joint_norm(
         expected += row.flatten(1) * min(1.0, clip_norm / float(row.norm()))
     for clipped in (patches.clipped_sum(clip_norm), Factors.clipped_sum(patches, clip_norm)):
         torch.testing.assert_close(clipped, expected)
+
+
+def test_layers_of_one_input_share_its_narrow_copy_until_it_is_written_to() -> None:
+    torch.manual_seed(6)
+    norm = nn.LayerNorm(256)
+    layers = nn.ModuleList(nn.Linear(256, 4, bias=False) for _ in range(3))
+    model = nn.ModuleList([norm, layers])
+    names = tuple(name for name, _ in model.named_parameters())
+    private = PrivateModel(model, [BlockSpec(name="all", clip_norm=0.5, names=names)])
+    x = torch.randn(4, 64, 256)
+
+    def losses(writes: bool) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = norm(x)
+            total = layers[0](h).float() + layers[1](h).float()
+            h = h.mul_(2) if writes else h * 2
+            return (total + layers[2](h)).square().sum((1, 2))
+
+    sums = []
+    for writes in (True, False):
+        private.clear_sums()
+        private.accumulate(partial(losses, writes), records=4)
+        sums.append({name: item.clone() for name, item in private.sums().items()})
+    for name, item in sums[0].items():
+        assert torch.equal(item, sums[1][name]), name

@@ -40,6 +40,9 @@ def _narrow_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors, "BFLOAT16_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(factors, "batched_matmul", truncating)
     monkeypatch.setattr(factors, "matmul", truncating)
+    monkeypatch.setattr(
+        factors, "add_batched_matmul_", lambda total, a, b: total.add_(truncating(a, b))
+    )
 
 
 def linear_factors(kind: str) -> tuple[Tensor, Tensor]:
