@@ -112,7 +112,8 @@ def _open_uses(source: Source) -> tuple[Reason, ...]:
             pointer="",
             message=f"it is not known what a use of a private object does: {use.message}",
             remedy="If it spends nothing and releases no records, say why in a comment at the end "
-            'of that line: "# affidavit: harmless=REASON".',
+            'of that line: "# affidavit: harmless=REASON". To see what it does with a record, run '
+            '"affidavit replay -- python FILE".',
             line=use.line,
             column=1,
         )
