@@ -339,7 +339,10 @@ class Uses:
         named = keywords_of(call)
         if name == "compile":
             rule = named.get("optimizer", next(iter(call.args), None))
-            private = self.kinds.returned_by_private_call() == {"private"}
+            private = (
+                self.kinds.returned_by_private_call() == {"private"}
+                and self.kinds.library.key != "jax_keras"  # whose steps replace those of the model
+            )
             if private and not self._is_private_rule(rule):
                 others = (c for c in self.script.calls_to("compile") if c.lineno > call.lineno)
                 if not any(self._is_private_rule(keywords_of(c).get("optimizer")) for c in others):
@@ -450,6 +453,8 @@ class Uses:
         own = self.kinds.library is OPACUS and module is not None and self._is_bound(module)
         if own and module is not None and "model" not in self.kinds.kinds(module):
             return f"the model {source_text(module)} is not made by code that is read"
+        if self.kinds.library.key == "jax_keras" and not self.script.calls_to("make_private"):
+            return "no model is made private with it"
         secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
         for key, item in keywords_of(call).items():
             if key == "seed" and self.values.known_value(item) is not None:

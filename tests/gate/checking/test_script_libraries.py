@@ -508,3 +508,39 @@ def test_a_value_of_another_module_is_read_unless_some_module_sets_it(folder: Pa
     (folder / "other.py").write_text("")
     with pytest.raises(MalformedPlan):
         importer.read((text + "settings.S = 0.1\n").encode(), folder)
+
+
+KERAS_API = """\
+import keras
+from jax_privacy import keras_api
+(x, y), _ = keras.datasets.mnist.load_data()
+model = keras.Sequential([keras.layers.Flatten(), {layer}keras.layers.Dense(10)])
+config = keras_api.DPKerasConfig(epsilon=2.0, delta=1e-5, clipping_norm=1.0, batch_size=256,
+    train_steps=1000, train_size=60000, noise_multiplier=1.1, gradient_accumulation_steps=1{seed})
+{before}
+{private}
+model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
+model.fit(x, y, epochs=5, batch_size=256)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "holds"),
+    [
+        ("before", "", True),
+        ("private", "", False),
+        ("seed", ", seed=0", False),
+        ("layer", "keras.layers.Softmax(axis=0), ", False),
+        ("before", "x[1:] = x[:-1]", False),
+        ("before", "keras.callbacks.TerminateOnNaN()", False),
+    ],
+)
+def test_a_model_of_keras_that_jax_privacy_makes_private(
+    place: str, text: str, holds: bool
+) -> None:
+    parts = {"layer": "", "seed": "", "before": ""}
+    parts |= {"private": "keras_api.make_private(model, config)", place: text}
+    partial = importer.read(KERAS_API.format(**parts).encode())
+    assert partial is not None
+    faults = [item for item in partial.broken if item.adjacencies is None]
+    assert (not faults and not partial.open_uses) is holds
