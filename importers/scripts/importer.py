@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -264,6 +265,9 @@ def _generated_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
 def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
     """Refuse a call that may not be the library's, with the arguments that the text shows."""
     kind, name = f"{library.name} script", last_name(call.func)
+    if (hidden := _hidden_package(script, library)) is not None:
+        message = f"{hidden} beside it is imported in place of the package."
+        raise not_imported(kind, message, "Rename it, or write a plan.", call.lineno)
     rebound = [
         binding
         for (_, bound), bindings in script.bindings.items()
@@ -324,6 +328,28 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
                 message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
                 remedy = "Write a plan with the lowest noise."
                 raise not_imported(kind, message, remedy, call.lineno)
+
+
+def _hidden_package(script: Script, library: Library) -> str | None:
+    """Return the file or folder that Python imports in place of the library, if there is one.
+
+    It is beside the script, or in a folder that the script puts before all others.
+    """
+    if script.folder is None:
+        return None
+    places = [script.folder]
+    for call, base in script.method_calls("insert"):
+        if script.module_path(base) == "sys.path" and len(call.args) == 2:
+            text = getattr(call.args[1], "value", None)
+            inside = isinstance(text, str) and not text.startswith("/") and ".." not in text
+            places += [script.folder / text] if inside else []
+    for package in (*library.modules, *ARRAY_PACKAGES):
+        for place in places:
+            if os.path.isfile(place / f"{package}.py"):
+                return f"{package}.py"
+            if os.path.isfile(place / package / "__init__.py"):
+                return f"{package}/"
+    return None
 
 
 def _foreign_engine(script: Script, method: ast.expr) -> ast.Call | None:

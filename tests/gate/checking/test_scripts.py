@@ -12,6 +12,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from affidavit.importers.scripts import importer
+from affidavit.plan import MalformedPlan
 
 LENET = """\
 import torch
@@ -559,3 +560,14 @@ def test_a_script_that_is_not_python_is_refused_on_its_line(checked: Any) -> Non
     code, document = checked("train.py")
     (finding,) = document["plans"][0]["findings"]
     assert (code, finding["rule"], finding["line"]) == (2, "not_imported", 2)
+
+
+@pytest.mark.parametrize("place", ["opacus.py", "opacus/__init__.py", "sub/opacus.py", "torch.py"])
+def test_a_file_that_hides_the_package_is_not_the_library(place: str, tmp_path: Path) -> None:
+    text = "import sys\nsys.path.insert(0, 'sub')\n" + LENET
+    partial = importer.read(text.encode(), tmp_path)
+    assert partial is not None
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("class PrivacyEngine: ...\n")
+    with pytest.raises(MalformedPlan, match="in place of the package"):
+        importer.read(text.encode(), tmp_path)
