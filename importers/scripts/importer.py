@@ -341,8 +341,8 @@ def _hidden_package(script: Script, library: Library) -> str | None:
     for call, base in script.method_calls("insert"):
         if script.module_path(base) == "sys.path" and len(call.args) == 2:
             text = getattr(call.args[1], "value", None)
-            inside = isinstance(text, str) and not text.startswith("/") and ".." not in text
-            places += [script.folder / text] if inside else []
+            if isinstance(text, str) and not text.startswith("/") and ".." not in text:
+                places.append(script.folder / text)
     for package in (*library.modules, *ARRAY_PACKAGES):
         for place in places:
             if os.path.isfile(place / f"{package}.py"):
