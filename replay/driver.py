@@ -373,11 +373,12 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         read - inside,
         members - read,
         *reversed(lots),
-        members,
     ):
         rest = sorted(item for item in set(group) if item not in chosen)
         if rest and len(chosen) < count:
             chosen.append(draw.choice(rest))
+    rest = sorted(members - set(chosen))
+    chosen += draw.sample(rest, min(len(rest), count - len(chosen)))
     result = []
     for dataset, record in chosen:
         others = sorted(
