@@ -231,7 +231,7 @@ TOTALS = ("sum", "mean", "count_nonzero")
 
 
 class RowTotals(TorchDispatchMode):
-    """Notes the totals of rows, sums and counts of shape (): the rows of each, in their order.
+    """Notes the totals of rows, sums and counts over the first axis: the rows of each, in order.
 
     Where ``left_out`` has a number, so many of the last rows are taken for zeros.
     """
@@ -248,7 +248,11 @@ class RowTotals(TorchDispatchMode):
     ) -> Any:
         """Call the operation unchanged, unless it forms a total that leaves rows out."""
         result = func(*args, **(kwargs or {}))
-        if func._schema.name.partition("::")[2] not in TOTALS or result.ndim or not args[0].ndim:
+        if func._schema.name.partition("::")[2] not in TOTALS or not args[0].ndim:
+            return result
+        given = args[1] if len(args) > 1 else ()
+        axes = {given} if isinstance(given, int) else {*(given or ())}
+        if result.ndim and not axes & {0, -args[0].ndim}:
             return result
         place = len(self.rows)
         self.rows.append(len(args[0]))

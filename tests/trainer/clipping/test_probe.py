@@ -194,7 +194,9 @@ WHOLE = torch.ones(3, 2, dtype=torch.bool)
     [
         lambda mask: mask.sum() / len(mask),
         lambda mask: mask.float().sum(1).mean(),
+        lambda mask: mask.sum(0).sum() / len(mask),
         lambda mask: int(mask.count_nonzero()) / len(mask),
+        lambda mask: mask.count_nonzero(0).sum() / len(mask),
     ],
 )
 def test_losses_over_the_tokens_of_a_batch_are_refused(tokens: Callable[[Tensor], Tensor]) -> None:
@@ -207,6 +209,7 @@ def test_losses_over_the_tokens_of_a_batch_are_refused(tokens: Callable[[Tensor]
     "scale",
     [
         lambda _, mask: mask.sum(1),
+        lambda _, mask: mask.sum(-1, keepdim=True)[:, 0],
         lambda model, _: model.last.weight.abs().mean().detach(),
         lambda model, _: model.first.weight.square().sum().detach(),
         lambda _, mask: 1.0 if mask.sum() else 0.0,
