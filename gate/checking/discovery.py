@@ -248,7 +248,14 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     Raises ``MalformedPlan`` if a name matches nothing, or if one of the settings leads outside.
     """
     seen: set[str] = set()
-    patterns = _excluded_patterns()
+    try:
+        stated = settings()
+    except MalformedPlan as unread:
+        if not names:
+            raise
+        stated = {}  # names say what to check, and then nothing is left out
+        yield Skipped(str(SETTINGS_FILE), f"its exclude is not known: {unread.reasons[0].message}")
+    patterns = _excluded_patterns(stated)
     excluded = dict.fromkeys(patterns, 0)
     for name in names or _configured_names():
         root = root_of(name) if names else Path.cwd()
@@ -272,9 +279,9 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
             yield Skipped(pattern, f"exclude of [tool.affidavit] names it (files: {count})")
 
 
-def _excluded_patterns() -> list[str]:
+def _excluded_patterns(stated: dict[str, Any]) -> list[str]:
     """Return the patterns of files that nobody wants read; raises ``MalformedPlan``."""
-    patterns = settings().get("exclude", [])
+    patterns = stated.get("exclude", [])
     if not isinstance(patterns, list) or not all(_is_name(pattern) for pattern in patterns):
         remedy = 'Write a list of patterns, such as exclude = ["vendor/**", "tests/**"].'
         raise _no_match("exclude of [tool.affidavit]", "is not a list of file names", remedy)

@@ -112,7 +112,9 @@ class RepositoryCheck:
         try:
             files = list(candidates(self.names))
         except MalformedPlan as error:
-            yield Checked(unreadable_result(SEARCH, error.reasons))
+            is_of_settings = error.reasons[0].code == "syntax"
+            name = str(SETTINGS_FILE) if is_of_settings else SEARCH
+            yield Checked(unreadable_result(name, error.reasons))
             return
         for item in files:
             if item.file in done:
