@@ -182,6 +182,7 @@ kind: Service
 """
 
 
+@pytest.mark.ordinary("*-bad_text", "*-under_noised", "*-yaml_alias", "bad.YML-*")
 @pytest.mark.parametrize(
     ("name", "raw", "rule"),
     [
@@ -217,6 +218,7 @@ def test_what_blocks_by_its_name_blocks_beside_a_plan_that_is_fine(
         assert document["plans"][1]["verdict"] == "certified"
 
 
+@pytest.mark.ordinary("*-utf-16-be", "services*-utf-8")
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("text", [MANIFESTS, "services: {}\n", "x: {y: [1]}\n---\n"])
 def test_what_is_no_plan_is_passed_over_in_any_encoding(

@@ -227,6 +227,7 @@ def test_it_continues_after_a_crash(from_checkpoint: bool, tmp_path: Path) -> No
     assert here.run.outcome.charged == STEPS
 
 
+@pytest.mark.soak
 def test_a_pause_between_steps_changes_no_weight(tmp_path: Path) -> None:
     class Later(TrainerCallback):
         def on_save(self, *_: Any, **__: Any) -> None:

@@ -85,7 +85,6 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
         pytest.param("rows", 2, 1, tuple(CHANGES), marks=pytest.mark.soak),
         pytest.param("rows", 4, 1, tuple(CHANGES), marks=pytest.mark.soak),
         pytest.param("rows", 4, 2, tuple(CHANGES), marks=pytest.mark.soak),
-        ("layers", 2, 1, ("muonbc",)),
         pytest.param("layers", 2, 1, ALL_BUT_DENOISED, marks=pytest.mark.soak),
         pytest.param("layers", 4, 2, ALL_BUT_DENOISED, marks=pytest.mark.soak),
     ],
