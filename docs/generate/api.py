@@ -35,6 +35,8 @@ JSON_ALONE = ["application/json"]
 EVERY_SCOPE = {"submit", "approve", "audit", "work", "admin"}
 USUAL = ("200", "Successful Response")
 """The answer that is not listed."""
+BRIEF = 30
+"""The longest text, in characters, of an answer that is not listed where it is the only one."""
 
 
 def page() -> str:
@@ -62,7 +64,9 @@ def _usual(operations: Iterable[dict[str, Any]]) -> dict[str, str]:
     for code, text in (answer for entry in operations for answer in _answers(entry)):
         meanings.setdefault(code, Counter())[text] += 1
     return {
-        code: counter.most_common(1)[0][0] for code, counter in meanings.items() if int(code) >= 400
+        code: counter.most_common(1)[0][0]
+        for code, counter in meanings.items()
+        if code == "202" or int(code) >= 400
     }
 
 
@@ -89,6 +93,8 @@ def _operation(
     if missing := stated - {code for code, _ in answers} - {*ANYWHERE}:
         raise ValueError(f"{name} does not return {sorted(missing)}")
     besides = [item for item in answers if item[0] not in ANYWHERE and item != USUAL]
+    if sum(code < "400" for code, _ in besides) == 1:  # "The curves." repeats the summary
+        besides = [(code, text) for code, text in besides if code != "200" or len(text) > BRIEF]
     if own := [f"**{code}** {text}" for code, text in besides if usual.get(code) != text]:
         told.append("\n" + " ".join(own))
     also = [code for code, text in besides if usual.get(code) == text and code not in stated]

@@ -6,6 +6,7 @@ the source, its link, the reading under which it is accounted, and what the sour
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,29 +26,27 @@ HEAD = """# Published claims
 
 Generated from the plans in `claims/` by `make docs`; change a plan, not this file.
 
-Each row is a published private run, accounted from the numbers that its source states. *Holds*
-means that the claimed ε, to its digits, is not below the proved upper end for this reading; early
+Each row is a plan in `claims/`: a published private run, accounted from the numbers that its source
+states. *Holds* means that the claimed ε, to its digits, is not below the proved upper end; early
 accountants often claim more than needed. *Refuted* means that even the proved lower end is above
 the claim, *not decided* that the claim lies between the two ends. A row is about one number of one
-version of a source, under the reading that it names; where the source leaves something out, the row
-says so. One number can have several rows: as its source accounts it, and as the code beside it
-draws its lots. [Cases](../cases/README.md) explain some of them.
+version of a source, under the reading that it names. One number can have several rows: as its
+source accounts it, and as the code beside it draws its lots. [Cases](../cases/README.md) explain
+some of them.
 
 """
 TAIL = """
 ## Check a row
 
-Every row is a plan in `claims/` that carries its claim. `affidavit check claims/PLAN` in the root
-of the repository ends with 0 where the claim holds, with 1 where it is refuted, and with 3 where it
-is not decided. All of them together:
+`affidavit check claims/PLAN` in the root of the repository ends with 0 where the claim holds, with
+1 where it is refuted, and with 3 where it is not decided. All of them together:
 
 ```sh
 affidavit check claims/ || echo "some claims do not hold: $?"
 ```
 
-To add a row, write one file with the four comments (`Source`, `Link`, `Reading`, `Left out`), a
-plan and its `claim`, and run `make docs`. Take numbers only from a source that you have read, and
-link it.
+To add a row, write a plan with its `claim` and the four comments of the other files, and run
+`make docs`. Take numbers only from a source that you have read.
 """
 
 
@@ -115,6 +114,15 @@ def page() -> str:
     readings = [reading for reading in dict.fromkeys(row.reading for row in rows) if reading]
     cells = [row.cells(sources, readings) for row in rows]
     read = "".join(f"- {chr(ord('a') + place)}: {text}\n" for place, text in enumerate(readings))
-    listed = "".join(f"{number}. {source}\n" for number, source in enumerate(sources, 1))
+    listed = "".join(_listed(sources))
     read = f"## Readings\n\n{USUAL}, and what the row's letter says:\n\n{read}"
     return f"{HEAD}{count}{table(COLUMNS, cells)}\n{read}\n## Sources\n\n{listed}{TAIL}"
+
+
+def _listed(sources: list[str]) -> Iterator[str]:
+    """The sources by number; a link that stands above is not repeated."""
+    places: dict[str, int] = {}
+    for number, source in enumerate(sources, 1):
+        link, left_out = source.rsplit(". Left out: ", 1)
+        place = places.setdefault(link, number)
+        yield f"{number}. {link if place == number else f'As {place}'}. Left out: {left_out}\n"

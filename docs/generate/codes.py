@@ -84,8 +84,10 @@ DESCRIBED = {
 """Pages that describe codes of a part; the head of the page links them."""
 ENTRY = r"(?m)^(### {0}$|\|(?! \d).*`{0}`.*\||\* .*\(`{0}`\))"
 """A heading, a row of a table or an item about a code; rows of numbered steps only list codes."""
-SHORT = 64
-"""Characters of a message that the page shows."""
+SHORT, BEGINNING = 64, 48
+"""Characters of a message that the page shows whole, and of the beginning of a longer one."""
+CLAUSES = re.compile(r".{20,}(?=[,;:.] | \()")
+"""The whole clauses of a text that is cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ def page() -> str:
         new = [code for code in sorted(stored) if code not in told and not _elsewhere(code, room)]
         told |= stored.keys()
         if new:
-            lines = [f"- `{code}`: {_cut(stored[code].message, SHORT)}\n" for code in new]
+            lines = [f"- `{code}`: {_shown(stored[code].message)}\n" for code in new]
             sections.append(f"## {room}\n\n{''.join(lines)}")
     return HEAD + "\n".join(sections)
 
@@ -340,6 +342,14 @@ def _first(given: dict[str, ast.expr], names: tuple[str, ...]) -> str:
         if told := _text(given.get(name)):
             return _cut(told, SHOWN)
     return ""
+
+
+def _shown(message: str) -> str:
+    """A short message; of a longer one, the whole clauses or else words at its beginning."""
+    if len(message) <= SHORT:
+        return message
+    clauses = CLAUSES.match(message[:SHORT])
+    return f"{clauses[0].rstrip(' …')} …" if clauses else _cut(message, BEGINNING)
 
 
 def _cut(text: str, most: int) -> str:

@@ -18,15 +18,14 @@ Generated from the registry by `make docs`; change `mechanisms/`, not this file.
 
 What each optimiser releases, how sensitive that is, and why the rest of it costs nothing. A plan
 names one in `optimizer.name`; a field that it does not have, or noise that it is not defined with,
-is refused. Every certificate lists what its trainer is obliged to. `affidavit mechanisms NAME` and
-`GET /v1/mechanisms` say the same, with a minimal plan. A field costs nothing of ε unless it says
-that it does.
+is refused. `affidavit mechanisms NAME` and `GET /v1/mechanisms` say the same, with a minimal plan.
+A field costs nothing of ε unless it says that it does.
 
 `dp_dice` is the only one whose state sees raw data; its bounds are proved in
 [theorems/dp-dice.md](../theorems/dp-dice.md).
 
-| name | | state on raw data | noise |
-|---|---|---|---|
+| name | | noise |
+|---|---|---|
 """
 
 
@@ -34,19 +33,21 @@ def document() -> str:
     """The whole document."""
     entries = list(all_mechanisms().values())
     rows = "".join(
-        f"| [`{item.name}`](#{item.name}) | {item.title} | "
-        f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_description} |\n"
+        f"| [`{item.name}`](#{item.name}) | {item.title} | {item.noise_description} |\n"
         for item in entries
     )
     uses = Counter(field for item in entries for field in _fields(item))
     shared = {field for field, times in uses.items() if times > 1}
     told = [_told(field) for field in sorted(shared)]
+    usual = {field for field, times in uses.items() if times == max(uses.values())}
     fields = f"\n## Fields of several\n\n{table(('field', 'takes', 'meaning'), told)}"
+    names = ", ".join(f"`{field[0]}`" for field in sorted(usual))
+    fields += f"\nEvery optimiser takes {names}; what else it takes is below.\n"
     obliged = dict.fromkeys(
         (f"`{item.code}`", item.text) for entry in entries for item in entry.obligations
     )
     fields += f"\n## Obligations\n\n{table(('code', 'the trainer must see to it that'), obliged)}"
-    sections = [_section(item, shared, _same_release(item, entries)) for item in entries]
+    sections = [_section(item, shared, usual, _same_release(item, entries)) for item in entries]
     return HEAD + rows + fields + "".join(sections)
 
 
@@ -80,13 +81,14 @@ def _release(mechanism: Mechanism) -> Iterator[str]:
         yield f"* **State on raw data** {'; '.join(mechanism.state_on_raw_data)}."
 
 
-def _section(mechanism: Mechanism, shared: set[Field], same: str) -> str:
-    return "\n".join(["", f"## {mechanism.name}", "", *_lines(mechanism, shared, same), ""])
+def _section(mechanism: Mechanism, shared: set[Field], usual: set[Field], same: str) -> str:
+    lines = _lines(mechanism, shared, usual, same)
+    return "\n".join(["", f"## {mechanism.name}", "", *lines, ""])
 
 
-def _lines(mechanism: Mechanism, shared: set[Field], same: str) -> Iterator[str]:
+def _lines(mechanism: Mechanism, shared: set[Field], usual: set[Field], same: str) -> Iterator[str]:
     if same:
-        yield f"* **Releases**, sensitivity, proof and clipping: as [`{same}`](#{same})."
+        yield f"* **Releases**, sensitivity, proof, clipping: as [`{same}`](#{same})."
     else:
         yield from _release(mechanism)
     yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
@@ -94,7 +96,7 @@ def _lines(mechanism: Mechanism, shared: set[Field], same: str) -> Iterator[str]
         yield f"* **Obliges the trainer**: {', '.join(codes)}."
     yield f"* **Sources** {'; '.join(mechanism.sources)}."
     fields = _fields(mechanism)
-    if names := [f"`{field[0]}`" for field in fields if field in shared]:
+    if names := [f"`{field[0]}`" for field in fields if field in shared - usual]:
         yield f"* **Fields** {', '.join(names)}."
     if own := [_told(field) for field in fields if field not in shared]:
         yield ""

@@ -19,9 +19,9 @@ certified bounds. A claim stands for all numbers that round to it, and the large
 | `not_decided` | lies between the two: the claim may be true or not | 3 |
 
 Unless the claim holds, the mistakes below are tried, each alone and then in pairs, under the
-accountants that people use, and those that reproduce the claim are named, the simplest first. They
-do not prove that somebody made the mistake: with only two or three digits, matches can be
-coincidental. A claim can be wrong even if no known mistake explains it.
+accountants that people use, and those that reproduce the claim are named, the simplest first. With
+only two or three digits, matches can be coincidental, and a claim can be wrong even if no known
+mistake explains it.
 
 A plan that carries its claim (`claim: 7.9852`) passes `check` and `certify` only if the claim
 holds. If it is refuted, the plan is `under_noised` (exit code 1), and the mistakes are among the
@@ -35,19 +35,16 @@ stops.
 ## Output fields
 
 * `answer`: `holds`, `refuted` or `not_decided`.
-* `certified`: the result document of the plan, which is what is true.
+* `certified`: the result document of the plan.
 * `explanations[].mistakes`: codes of the list below; `none` alone when the claim holds.
 * `explanations[].accountant`: the reading under which they give the claim: `gaussian` (exact),
-  `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders), `rdp_classic` (the conversion of
-  the moments accountant), `pld` and `prv` (the tight value, within what these programs report),
-  `gdp_clt`, `basic` or `advanced` composition.
+  `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders), `rdp_classic` (of the moments
+  accountant), `pld` and `prv` (the tight value), `gdp_clt`, `basic` or `advanced` composition.
 * `explanations[].reproduces`: what it then says, an ε for a claimed noise multiplier too;
   `differs_by`: that minus the claim, or minus the target.
 * `explanations[].agreement`: `exactly`, it rounds to the claim; `cut`, it is cut off or rounded up
-  at the claim's last digit; `nearly`, it is within what rounded noise multipliers or the
-  program's own error leave open.
-* `explanations[].steps`: for each mistake what was accounted, what is wrong with it, the source
-  and the fix.
+  at the claim's last digit; `nearly`, it is within what rounding or the program's error leaves.
+* `explanations[].steps`: for each mistake what was accounted, what is wrong, source and fix.
 * `corrected`: the noise with which the claim holds, certified; null if there is none.
 
 ## The mistakes
