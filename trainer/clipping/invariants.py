@@ -250,8 +250,8 @@ class RowTotals(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func._schema.name.partition("::")[2] not in TOTALS or not args[0].ndim:
             return result
-        given = args[1] if len(args) > 1 else ()
-        axes = {given} if isinstance(given, int) else {*(given or ())}
+        axis = args[1] if len(args) > 1 else ()
+        axes = {axis} if isinstance(axis, int) else {*(axis or ())}
         if result.ndim and not axes & {0, -args[0].ndim}:
             return result
         place = len(self.rows)
