@@ -353,12 +353,14 @@ def test_settings_that_an_object_holds_are_read(change: str, is_read: bool) -> N
 
 
 def test_the_repository_of_a_library_is_not_that_of_the_script() -> None:
+    """The script is in a folder of it, where Python imports the installed package."""
     Path("opacus.py").write_text("class PrivacyEngine:\n    def f(self):\n        self.o.step()\n")
     text = (
         "from opacus import PrivacyEngine\ne = PrivacyEngine(m, batch_size=6, sample_size=60,"
         " noise_multiplier=4.0, max_grad_norm=1.0)\ne.attach(o)\n"
     )
-    partial = importer.read(text.encode(), Path(), name="train.py")
+    Path("examples").mkdir()
+    partial = importer.read(text.encode(), Path("examples"), name="examples/train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
 
