@@ -24,6 +24,7 @@ from affidavit.importers.scripts.syntax import (
     assigned_to,
     keywords_of,
     last_name,
+    names_in,
     root_of,
     unpacks,
 )
@@ -570,8 +571,7 @@ class ObjectKinds:
 
     def _test_own_row(self, loops: list[ast.comprehension]) -> bool:
         """Whether the conditions of a comprehension only read the record of its turn."""
-        targets = {part.id for loop in loops for part in ast.walk(loop.target)
-                   if isinstance(part, ast.Name)}  # fmt: skip
+        targets = {name for loop in loops for name in names_in(loop.target)}
         return all(
             last_name(part.slice) in targets
             for loop in loops for test in loop.ifs for part in ast.walk(test)

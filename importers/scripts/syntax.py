@@ -472,6 +472,11 @@ def _nodes_and_parents(tree: ast.AST) -> tuple[list[ast.AST], dict[ast.AST, ast.
     return nodes, parents
 
 
+def names_in(target: ast.AST) -> set[str]:
+    """Return the names that an expression holds, as those that a target binds."""
+    return {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+
+
 def replace_child(outer: ast.AST, node: ast.AST, other: ast.AST) -> None:
     """Replace ``node``, a child of ``outer``, by another node."""
     for name, value in ast.iter_fields(outer):

@@ -34,6 +34,7 @@ from affidavit.importers.scripts.syntax import (
     innermost_loop,
     keywords_of,
     last_name,
+    names_in,
     package_of,
     root_of,
 )
@@ -279,8 +280,7 @@ class Uses:
                 ast.ListComp(elt=element, generators=[loop])
                 | ast.GeneratorExp(elt=element, generators=[loop])
             ) if self._is_raw(loop.iter, rows, depth):
-                named = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
-                return self._is_raw(element, rows | named, depth)
+                return self._is_raw(element, rows | names_in(loop.target), depth)
             case ast.Compare() | ast.Lambda():
                 return False
         return any(self._is_raw(part, rows, depth) for part in ast.iter_child_nodes(node))
@@ -670,11 +670,7 @@ class Uses:
 
     def _depends(self, node: ast.expr, loop: ast.For | ast.While, depth: int) -> bool:
         """Whether an index is drawn, or counted, in each turn of a loop."""
-        targets = (
-            {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
-            if (isinstance(loop, ast.For))
-            else set()
-        )
+        targets = names_in(loop.target) if isinstance(loop, ast.For) else set()
         for part in ast.walk(node):
             if isinstance(part, ast.Call):
                 return True
