@@ -255,7 +255,8 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
             raise
         stated = {}  # names say what to check, and then nothing is left out
         yield Skipped(str(SETTINGS_FILE), f"its exclude is not known: {unread.reasons[0].message}")
-    patterns = _excluded_patterns(stated)
+    remedy = 'Write a list of patterns, such as exclude = ["vendor/**", "tests/**"].'
+    patterns = _names_in(stated, "exclude", remedy)
     excluded = dict.fromkeys(patterns, 0)
     for name in names or _configured_names():
         root = root_of(name) if names else Path.cwd()
@@ -277,15 +278,6 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     for pattern, count in excluded.items():
         if count:
             yield Skipped(pattern, f"exclude of [tool.affidavit] names it (files: {count})")
-
-
-def _excluded_patterns(stated: dict[str, Any]) -> list[str]:
-    """Return the patterns of files that nobody wants read; raises ``MalformedPlan``."""
-    patterns = stated.get("exclude", [])
-    if not isinstance(patterns, list) or not all(_is_name(pattern) for pattern in patterns):
-        remedy = 'Write a list of patterns, such as exclude = ["vendor/**", "tests/**"].'
-        raise _no_match("exclude of [tool.affidavit]", "is not a list of file names", remedy)
-    return patterns
 
 
 def _is_matched(file: str, pattern: str) -> bool:
@@ -411,13 +403,19 @@ def _is_special(path: str) -> bool:
 def _configured_names() -> list[str]:
     remedy = 'Name plans, folders or patterns, or set plans = ["plans/"] in [tool.affidavit].'
     table = settings()
-    names = table.get("plans", [])
-    if not isinstance(names, list) or not all(_is_name(name) for name in names):
-        raise _no_match("plans of [tool.affidavit]", "is not a list of file names", remedy)
+    names = _names_in(table, "plans", remedy)
     if not names and "plan" in table:
         return [str(SETTINGS_FILE)]
     if not names:
         raise _no_match("affidavit check", "was given no plans", remedy)
+    return names
+
+
+def _names_in(table: dict[str, Any], key: str, remedy: str) -> list[str]:
+    """Return a list of file names or patterns of the settings; raises ``MalformedPlan``."""
+    names = table.get(key, [])
+    if not isinstance(names, list) or not all(_is_name(name) for name in names):
+        raise _no_match(f"{key} of [tool.affidavit]", "is not a list of file names", remedy)
     return names
 
 
