@@ -49,15 +49,13 @@ def with_gaussian_bound(assessment: Assessment) -> Assessment:
         )
     try:
         return replace(assessment, gaussian=_least_bound(assessment))
-    except (RefusedPlan, PlanNotClosed, AccountantError) as refusal:
-        match refusal:
-            case RefusedPlan():
-                problem = refusal.reasons[0]
-            case AccountantError():
-                problem = Reason(code=refusal.code, message=refusal.message, remedy=refusal.remedy)
-            case _:
-                problem = next(iter(assessment.reasons), _UNBOUNDED)
-        return replace(assessment, gaussian_problem=problem)
+    except RefusedPlan as refusal:
+        problem = refusal.reasons[0]
+    except AccountantError as refusal:
+        problem = Reason(code=refusal.code, message=refusal.message, remedy=refusal.remedy)
+    except PlanNotClosed:
+        problem = next(iter(assessment.reasons), _UNBOUNDED)
+    return replace(assessment, gaussian_problem=problem)
 
 
 def _least_bound(assessment: Assessment) -> GaussianBound:

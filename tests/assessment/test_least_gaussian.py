@@ -67,10 +67,10 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     ],
 )
 def test_a_certified_curve_is_below_that_of_its_mu(scheme: str, adjacency: str) -> None:
-    asked = plan(scheme, adjacency)
-    bound = with_gaussian_bound(certify(asked, second_opinion=False)).gaussian
+    tested = plan(scheme, adjacency)
+    bound = with_gaussian_bound(certify(tested, second_opinion=False)).gaussian
     assert bound is not None
-    curve = affidavit.curve(asked)
+    curve = affidavit.curve(tested)
     for epsilon in (0.0, 0.3, 1.0, 2.5, 5.0, 9.0, 14.0):
         known: Bracket = curve._curve.delta(epsilon)
         assert known.lower <= gaussian_delta(bound.mu, epsilon) + bound.remainder
@@ -84,19 +84,19 @@ def test_exactly_gaussian_runs_state_their_own_mu() -> None:
 
 
 def test_a_policy_compares_mu_and_a_verifier_compares_what_was_signed() -> None:
-    asked = plan()
-    curve = curves(asked)
+    tested = plan()
+    curve = curves(tested)
     assert not isinstance(curve, Assessment)
     assert curve.gaussian_bound is not None
     at = curve.gaussian_bound.mu
     own = policy(mu_cap=at * (1 + 1e-9))
-    stated = certify(asked, second_opinion=False)
+    stated = certify(tested, second_opinion=False)
     result = with_requirements(stated, own)
-    assert evaluate_policy(asked, result, own)[0].verdict == "certified"
+    assert evaluate_policy(tested, result, own)[0].verdict == "certified"
     strict = policy(mu_cap=at * (1 - 1e-6))
-    refused, _ = evaluate_policy(asked, result, strict)
+    refused, _ = evaluate_policy(tested, result, strict)
     assert [reason.code for reason in refused.reasons] == ["policy_mu_cap"]
-    missing, _ = evaluate_policy(asked, stated, own)
+    missing, _ = evaluate_policy(tested, stated, own)
     assert [reason.code for reason in missing.reasons] == ["policy_mu_cap"]
 
     predicate = json.loads(
