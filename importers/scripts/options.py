@@ -15,9 +15,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import option_name
 from affidavit.importers.scripts.modules import module_of, read_local_import
 from affidavit.importers.scripts.settings_files import (
-    read_configured_parameter,
-    read_flower_config,
-    read_hydra_compose,
+    read_hydra_config,
     read_settings_file,
     without_launch_overrides,
 )
@@ -261,7 +259,7 @@ def read_typer_option(values: Evaluator, call: ast.Call) -> Any:
 
 
 def read_decorated_option(values: Evaluator, call: ast.Call) -> Any:
-    """Read the default of a click, typer, Hydra or gin parameter."""
+    """Read the default of a click, typer or Hydra parameter."""
     if not call.args or not isinstance(call.args[0], ast.FunctionDef | ast.ClassDef):
         return None
     function, name = call.args[0], last_name(call.func) or ""
@@ -282,7 +280,7 @@ def read_decorated_option(values: Evaluator, call: ast.Call) -> Any:
             return (
                 None if default is None else values.use_default(name, values.try_evaluate(default))
             )
-    return read_configured_parameter(values, function, name)
+    return read_hydra_config(values, function)
 
 
 def read_instance(values: Evaluator, call: ast.Call) -> Any:
@@ -507,10 +505,8 @@ READERS = (
     read_hf_arguments,
     read_environment,
     read_settings_file,
-    read_hydra_compose,
     read_dataset_length,
     read_local_import,
-    read_flower_config,
     read_instance,
 )
 """All readers, in the order in which they are tried."""

@@ -78,7 +78,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
 }  # fmt: skip
-ITEM_RECORD_KINDS = ("dict", "file", "run_config", "hydra")
+ITEM_RECORD_KINDS = ("dict", "file", "hydra")
 """Kinds of records with items instead of attributes."""
 RUN_ONCE_ARGUMENTS = frozenset(NAMES["run_once"])
 
@@ -386,10 +386,8 @@ class Evaluator:
         made = owner if getattr(function, "name", "") == "__init__" else None
         if isinstance(function, ast.Lambda) or getattr(function, "decorator_list", []):
             return self._read_parameter(node, function, arg)
-        if isinstance(made, ast.ClassDef) and "gin." in "".join(
-            map(ast.unparse, made.decorator_list)
-        ):
-            return self._read_parameter(node, made, arg)
+        if getattr(made, "decorator_list", []):
+            raise Unreadable(node, f"{node.id} is a parameter of a decorated class")
         values = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
         first = values[0]
         for value in values[1:]:
@@ -543,9 +541,6 @@ class Evaluator:
     def _attribute(self, node: ast.expr, value: ast.expr, name: str) -> Any:
         if isinstance(value, ast.Name) and value.id == "self":
             return self._own_attribute(node, name)
-        if name == "run_config" and isinstance(value, ast.Name):
-            call = ast.Call(ast.Name(name), [], [])
-            return self._try_readers(call, node, "it is not what Flower's pyproject.toml has")
         if name == "FLAGS":
             return self._try_readers(
                 ast.Call(ast.Name(name), [], []), node, "it is not absl's FLAGS"
@@ -564,10 +559,12 @@ class Evaluator:
             stored = {store for store in stored if getattr(store.value, "id", "") != "self"}
         if stored:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
-        holders = {kind} if kind == "run_config" else holder_names(value)
-        methods = kind != "class"
         where = find_escape(
-            script, holders, name, methods=methods, elsewhere=self.argument_holders(name)
+            script,
+            holder_names(value),
+            name,
+            methods=kind != "class",
+            elsewhere=self.argument_holders(name),
         )
         if where is not None:
             line = getattr(where, "lineno", "?")
@@ -592,7 +589,7 @@ class Evaluator:
         if not isinstance(record, Record) or key not in record.fields:
             raise Unreadable(node, "it is not a known field")
         value = record.fields[key]
-        if record.kind in ("options", "run_config"):
+        if record.kind == "options":
             value = self.use_default(str(key), value)
         if isinstance(value, Unreadable):
             raise value

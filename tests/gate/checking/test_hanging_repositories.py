@@ -27,7 +27,7 @@ releases:
 target: {epsilon: 9, delta: 1.0e-5}
 """
 SCRIPT = """\
-import torch, gin
+import torch
 from opacus import PrivacyEngine
 loader = torch.utils.data.DataLoader(data, batch_size=500)
 model, optimizer, loader = PrivacyEngine().make_private(
@@ -49,14 +49,6 @@ OPTION = (
         1,
     )
     .replace("NOISE", "args.noise")
-)
-GIN = (
-    SCRIPT.replace(
-        "import torch",
-        "import torch\n@gin.configurable\ndef f(sigma=gin.REQUIRED): pass\nimport os",
-    )
-    .replace("NOISE", "sigma")
-    .replace("import os, gin", "import gin\ngin.parse_config_file('a.gin')")
 )
 DATA = json.dumps({"epochs": 1, "steps": 2, "dataset": {"size": 3}, "rows": [[1.5, 2]] * 20})
 SMALL = "{epochs: 1, steps: 1, target: 1}"
@@ -101,22 +93,10 @@ REPOSITORIES: dict[str, Callable[[], None]] = {
     "imports that are indented": script(
         SCRIPT.replace("NOISE", "1.0"), b_py=" " * 200_000 + "from"
     ),
-    "blank lines": script(OPTION, run_sh="\n" * 200_000 + "train"),
-    "blank lines of spaces": script(OPTION, run_sh=" \n" * 100_000 + "train"),
-    "values without an end": script(OPTION, run_sh="a=(\n" * 50_000 + "train"),
-    "values before one end": script(OPTION, run_sh="a=(\n" * 50_000 + ") train"),
-    "functions": script(OPTION, run_sh="f(){$@" * 30_000 + "train"),
-    "functions that grow": script(
-        OPTION, run_sh="f(){" + "$@" * 60_000 + "}\nf " + "train" * 20_000
-    ),
-    "functions of functions": script(
-        OPTION, run_sh="".join(f"f{i}(){{$@}}\n" for i in range(15_000)) + "train"
-    ),
-    "variables that grow": script(OPTION, run_sh=f"A={'x' * 100_000}\ntrain " + "$A " * 40_000),
-    "a gin line": script(GIN, a_gin="f.sigma = 1" + " " * 900_000 + "x"),
-    "a gin name": script(GIN, a_gin="a." * 400_000 + " = 1"),
-    "a gin include": script(GIN, a_gin="include '" + "' " * 400_000),
-    "a gin comment": script(GIN, a_gin="f.sigma = 1" + " #" * 400_000),
+    "blank lines": script(OPTION, run_sh="\n" * 200_000 + "train.py"),
+    "blank lines of spaces": script(OPTION, run_sh=" \n" * 100_000 + "train.py"),
+    "words that set nothing": script(OPTION, run_sh="a= " * 80_000 + "train.py"),
+    "comments in a line": script(OPTION, run_sh=" #" * 120_000 + "train.py"),
     "small plans of YAML": files(plans_yaml="plans:\n" + f"  - {SMALL}\n" * 1_700),
     "small plans of JSON": files(
         plans_json='{"plans": [' + ", ".join(['{"epochs":1,"steps":1,"target":1}'] * 15_000) + "]}"

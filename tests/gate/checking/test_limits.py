@@ -347,7 +347,6 @@ SEARCHED = (
     "pyproject.toml",
     "pkg/__init__.py",
     "run.sh",
-    "a.gin",
     "n.ipynb",
     ".vscode/launch.json",
 )

@@ -66,7 +66,7 @@ PIECES = (
 )
 NAMES = (
     *("a.yaml", "b.yml", "c.json", "d.toml", "train.py", "n.ipynb", "run.sh", "Makefile", "e.PY"),
-    *("pyproject.toml", "cfg.yaml", "a.gin", "sub/f.yaml", "sub/g.py", ".github/workflows/ci.yml"),
+    *("pyproject.toml", "cfg.yaml", "sub/f.yaml", "sub/g.py", ".github/workflows/ci.yml"),
 )
 BASES = (PLAN, WEAK, SCRIPT.replace("NOISE", "1.0"), OPTION, json.dumps({"plan": {"epochs": 1}}))
 

@@ -28,11 +28,6 @@ PARSER = (
     "    parser.add_argument('-s', '--sigma', type=float, default=4.0)\n    return parser\n"
 )
 HYDRA = "import hydra\n@hydra.main(config_path='.', config_name='c')\ndef main(cfg):\n    o = "
-GIN = (
-    "import gin\n@gin.configurable\nclass Trainer:\n    def __init__(self, sigma=9.0):\n"
-    "        o = "
-)
-GIN_END = "gin.parse_config_files_and_bindings(['a.gin'], ['Trainer.sigma = %S'])\nTrainer()\n"
 
 FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "a loader of this file": (LOADER + "o = ", "load()['dp']['sigma']", "", {"c.yaml": YAML}),
@@ -65,24 +60,6 @@ FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         "    def run(self):\n        o = ", "self.a", "Own().run()\n", {},
     ),
     "hydra": (HYDRA, "cfg.dp.sigma", "main()\n", {"c.yaml": YAML}),
-    "a structured config": (
-        DATACLASS + "cs.store(name='c', node=Config)\n" + HYDRA, "cfg.dp.sigma", "main()\n", {},
-    ),
-    "compose": (
-        "from hydra import compose, initialize\nwith initialize(config_path='.'):\n"
-        "    cfg = compose('c', overrides=['dp.sigma=4.0'])\no = ", "cfg.dp.sigma", "",
-        {"c.yaml": YAML.replace("4.0", "9.0")},
-    ),
-    "a class that gin configures": (
-        GIN, "sigma", GIN_END, {"a.gin": "import lib\nS = 4.0\n", "lib.py": "x = 1\n"}
-    ),
-    "bindings of gin in one text": (
-        GIN, "sigma",
-        "gin.parse_config_files_and_bindings(['a.gin'], 'Trainer.sigma = 4.0')\nTrainer()\n",
-        {"a.gin": "Trainer.sigma = 8.0\n"},
-    ),
-    "gin's default": (GIN.replace("9.0", "4.0"), "sigma", GIN_END.replace("Trainer.s", "Other.s"),
-                      {"a.gin": ""}),
     "typer": (
         "import typer\napp = typer.Typer()\n@app.command()\n"
         "def main(sigma: float = typer.Option(4.0, help='x')):\n    o = ", "sigma", "app()\n", {},
@@ -115,6 +92,36 @@ def noise_of(form: str) -> Any:
     return partial.data["releases"][0]["noise_multiplier"]
 
 
+OTHERS = {
+    "a class that gin configures": (
+        "import gin\n@gin.configurable\nclass Trainer:\n    def __init__(self, sigma=9.0):\n"
+        "        o = ", "sigma", "gin.parse_config_file('a.gin')\nTrainer()\n",
+    ),
+    "a function that gin configures": (
+        "import gin\n@gin.configurable\ndef train(sigma=9.0):\n    o = ", "sigma",
+        "gin.parse_config_file('a.gin')\ntrain()\n",
+    ),
+    "a structured config": (
+        DATACLASS + "cs.store(name='c', node=Config)\n" + HYDRA, "cfg.dp.sigma", "main()\n",
+    ),
+    "what Hydra composes": (
+        "from hydra import compose, initialize\nwith initialize(config_path='.'):\n"
+        "    cfg = compose('c', overrides=['dp.sigma=4.0'])\no = ", "cfg.dp.sigma", "",
+    ),
+    "the run configuration of Flower": (
+        "def server(context):\n    o = ", "context.run_config['sigma']", "server(context)\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_settings_of_other_frameworks_are_asked(form: str) -> None:
+    before, noise, after = OTHERS[form]
+    Path("c.yaml").write_text(YAML)
+    with pytest.raises(MalformedPlan, match="noise_multiplier"):
+        importer.read((HEAD + before + USE.format(noise=noise) + after).encode(), Path())
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_number_is_read_from_where_it_is(form: str) -> None:
     assert noise_of(form) == 4.0
@@ -134,7 +141,6 @@ def test_a_number_is_read_from_where_it_is(form: str) -> None:
          "= 9.0\n    def __post_init__(self):\n        self.sigma = 1\n"),
         ("a parser of another file", "    return parser",
          "    parser.set_defaults(sigma=1)\n    return parser"),
-        ("a class that gin configures", "x = 1", "gin.bind_parameter('Trainer.sigma', 1)"),
     ],
 )  # fmt: skip
 def test_what_a_module_may_change_is_not_read(
@@ -155,7 +161,7 @@ def test_what_a_module_may_change_is_not_read(
         ("hydra", "python -m train +dp.sigma=$s"),
         ("hydra", "python train.py dp=weak"),
         ("hydra", "python train.py --config-name other"),
-        ("a structured config", "python train.py \\\n  seed=1 \\\n  dp.sigma=1"),
+        ("hydra", "python train.py \\\n  seed=1 \\\n  dp.sigma=1"),
         ("a parser of another file", "python train.py --seed 1 --sigma 1 | tee log"),
         ("a parser of another file", "CUDA_VISIBLE_DEVICES=0 torchrun ./train.py -s=1"),
         ("a parser of another file", "python train.py --sig 1"),

@@ -383,65 +383,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-GIN = (
-    "import gin\n" + KERAS + "@gin.configurable\ndef train(sigma=9.0):\n    "
-    + OPTIMIZER.replace("4.0", "sigma") + "    model.fit(x, y, 6, 2)\n"
-    "gin.parse_config_file('a.gin')\ntrain()\n"
-)  # fmt: skip
-
-
-def test_a_binding_of_gin_is_read_and_not_the_default(folder: Path) -> None:
-    (folder / "a.gin").write_text("S = 4.0\ntrain.sigma = %S  # noise\nother.sigma = 8\n")
-    partial = importer.read(GIN.encode(), folder)
-    assert partial is not None
-    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-    for text, change in (
-        ("include 'b.gin'\n", GIN),
-        ("", GIN.replace("train()\n", "train(8.0)\n")),
-    ):
-        (folder / "a.gin").write_text(f"{text}train.sigma = 4.0\n")
-        with pytest.raises(MalformedPlan):
-            importer.read(change.encode(), folder)
-
-
-FLOWER = (
-    "from flwr.server import ServerApp, ServerConfig\n"
-    "from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as Private\n"
-    "def server(context):\n"
-    "    s = Private(strategy, noise_multiplier=context.run_config['sigma'], clipping_norm=1,"
-    " num_sampled_clients=5)\n"
-    "    return s, ServerConfig(num_rounds=context.run_config['rounds.all'])\n"
-    "app = ServerApp(server_fn=server)\n"
-)
-
-
-def test_the_run_configuration_of_flower_is_read(folder: Path) -> None:
-    (folder / "pyproject.toml").write_text(
-        "[tool.flwr.app.config]\nsigma = 4.0\n[tool.flwr.app.config.rounds]\nall = 30\n"
-    )
-    (folder / "app").mkdir()
-    partial = importer.read(FLOWER.encode(), folder / "app")
-    assert partial is not None
-    assert partial.data["steps"] == 30
-    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-    changed = FLOWER.replace("    s = ", "    context.run_config['sigma'] = 0.1\n    s = ")
-    with pytest.raises(MalformedPlan):
-        importer.read(changed.encode(), folder / "app")
-
-
-def test_files_that_gin_includes_are_read_in_their_order(folder: Path) -> None:
-    (folder / "a.gin").write_text("train.sigma = 1.0\ninclude 'b.gin'\n")
-    (folder / "b.gin").write_text("include 'c.gin'\ntrain.sigma = 4.0\n")
-    (folder / "c.gin").write_text("train.sigma = 9.0\n")
-    partial = importer.read(GIN.encode(), folder)
-    assert partial is not None
-    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-    for line in ("import other\n", "include 'a.gin'\n", "scope/train.sigma = 0.1\n"):
-        (folder / "c.gin").write_text(line)
-        with pytest.raises(MalformedPlan):
-            importer.read(GIN.encode(), folder)
-
-
 HYDRA = (
     "import hydra\n" + KERAS
     + "@hydra.main(config_path='.', config_name='c')\ndef train(cfg):\n    "
