@@ -188,8 +188,8 @@ def _place() -> str:
 
 def _products(name: str, read: Sequence[Tensor]) -> tuple[float, torch.dtype]:
     """Return the multiplications of a matrix product or of attention, and their type."""
-    if name == "squares_of_products":
-        a, b = read
+    if name in ("squares_of_products", "sums_of_products"):
+        a, b = read[:2]
         return a.numel() * b.shape[-1], a.dtype
     if name in ("mm", "addmm", "bmm", "baddbmm", "add_bmm_"):
         a, b = [item for item in read if item.ndim >= 2][-2:]

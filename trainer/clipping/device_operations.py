@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from affidavit.trainer.clipping.kernel_sizes import (
     LOOK_UP_COLUMNS,
+    MAX_SPLITS,
+    MULTIPROCESSORS,
     PART_COLUMNS,
     PARTS,
     TILE,
@@ -101,6 +103,37 @@ def squares_of_products(
     """
     result: Tensor = torch.ops.affidavit.squares_of_products(inputs, outputs, part, *least)
     return result
+
+
+def sums_of_products(inputs: Tensor, outputs: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
+    """Return Σ_i w_i B_iᵀ A_i over the n records of each of k tensors, as (k, out, in).
+
+    The records of the tensors follow each other: A has shape (k n, T, in), B (k n, T, out), and
+    ``weights`` (k, n). The products are weighted in float32, ``STEPS_AT_ONCE`` steps at a time. A
+    ``lost`` record, (k n,), adds nothing.
+    """
+    tensors, splits = len(weights), 1
+    if tensors == 1:
+        records, steps, in_size = inputs.shape
+        splits = _splits(records, steps, in_size, outputs.shape[2])
+    result: Tensor = torch.ops.affidavit.sums_of_products(
+        inputs, outputs, weights.flatten(), lost, tensors * splits
+    )
+    return result if splits == 1 else result.sum(0, keepdim=True)
+
+
+def _splits(records: int, steps: int, in_size: int, out_size: int) -> int:
+    """Return into how many parts records are divided, so that a device has work for all of it.
+
+    Partial sums are written and read, which takes as long as multiplying four more steps.
+    """
+    tiles = -(-in_size // TILE) * -(-out_size // TILE)
+
+    def cost(splits: int) -> float:
+        rounds = -(-tiles * splits // MULTIPROCESSORS)
+        return rounds * records * steps / splits + 4 * tiles * (splits if splits > 1 else 0)
+
+    return min(range(1, min(records, MAX_SPLITS) + 1), key=cost)
 
 
 def norms_of_look_ups(ids: Tensor, values: Tensor) -> Tensor:
@@ -191,6 +224,19 @@ def _squares_of_products(
     )
 
 
+def _sums_of_products(
+    inputs: Tensor, outputs: Tensor, weights: Tensor, lost: Tensor, parts: int
+) -> Tensor:
+    none = (lost | (weights == 0)).view(-1, 1, 1)
+    a, b = (upcast(item).masked_fill(none, 0.0) for item in (inputs, outputs))
+    b = b * weights.view(-1, 1, 1)
+    size = -(-len(a) // parts)
+    totals = a.new_zeros(parts, b.shape[2], a.shape[2])
+    for total, left, right in zip(totals, b.split(size), a.split(size), strict=False):
+        torch.mm(left.flatten(0, 1).mT, right.flatten(0, 1), out=total)
+    return totals
+
+
 def _squares_of_look_ups(values: Tensor, ids: Tensor, order: Tensor) -> Tensor:
     b = upcast(values)
     is_new = torch.cat([torch.zeros_like(ids[:, :1]), (ids[:, 1:] != ids[:, :-1]).long()], 1)
@@ -268,6 +314,12 @@ for _schema, _operation, _shape in (
         " float out_least) -> Tensor",
         _squares_of_products,
         lambda x, *_: upcast(x).new_empty(2, len(x)),
+    ),
+    (
+        "sums_of_products(Tensor inputs, Tensor outputs, Tensor weights, Tensor lost, int parts)"
+        " -> Tensor",
+        _sums_of_products,
+        lambda a, b, _, __, parts: upcast(a).new_empty(parts, b.shape[2], a.shape[2]),
     ),
     (
         "squares_of_look_ups(Tensor values, Tensor ids, Tensor order) -> Tensor",

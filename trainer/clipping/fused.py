@@ -19,6 +19,7 @@ from affidavit.trainer.clipping.kernel_sizes import (
     PART_STEPS,
     PARTS,
     PIECE,
+    STEPS_AT_ONCE,
     TILE,
 )
 from affidavit.trainer.norm_bounds import MAX_ROW_NORM, MIN_WEIGHT
@@ -254,6 +255,50 @@ def _add_up_products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _sums_of_products(  # type: ignore[no-untyped-def]
+    out,
+    a,
+    b,
+    weights,
+    lost,
+    a_records,
+    a_steps,
+    a_columns,
+    b_records,
+    b_steps,
+    b_columns,
+    records,
+    of_part,
+    steps,
+    in_size,
+    out_size,
+    tile: tl.constexpr,
+    at_once: tl.constexpr,
+):
+    place, part = tl.program_id(0), tl.program_id(1)
+    across, pieces = tl.cdiv(in_size, tile), tl.cdiv(steps, at_once)
+    row = place // across * tile + tl.arange(0, tile)
+    column = place % across * tile + tl.arange(0, tile)
+    end = tl.minimum((part + 1) * of_part, records)
+    total = tl.zeros((tile, tile), dtype=tl.float32)
+    for piece in range(part * of_part * pieces, end * pieces):
+        record = (piece // pieces).to(tl.int64)
+        step = piece % pieces * at_once + tl.arange(0, at_once)
+        weight = tl.where(tl.load(lost + record) != 0, 0.0, tl.load(weights + record))
+        inside = step < steps
+        of_b = record * b_records + row[:, None] * b_columns + step[None, :] * b_steps
+        of_a = record * a_records + step[:, None] * a_steps + column[None, :] * a_columns
+        b_inside = (row < out_size)[:, None] & inside[None, :]
+        a_inside = inside[:, None] & (column < in_size)[None, :]
+        left = tl.load(b + of_b, mask=b_inside, other=0.0)
+        right = tl.load(a + of_a, mask=a_inside, other=0.0)
+        product = tl.dot(left, right, input_precision="ieee")
+        total += tl.where(weight != 0.0, product * weight, 0.0)  # 0 nan is nan
+    entry = (part.to(tl.int64) * out_size + row[:, None]) * in_size + column[None, :]
+    tl.store(out + entry, total, mask=(row < out_size)[:, None] & (column < in_size)[None, :])
+
+
+@triton.jit
 def _squares_of_look_ups(  # type: ignore[no-untyped-def]
     out, values, ids, order, steps, width, columns: tl.constexpr
 ):
@@ -471,6 +516,37 @@ def squares_of_products(
         out_least,
         MAX_ROW_NORM,
         columns=ROW_COLUMNS,
+    )
+    return out
+
+
+def sums_of_products(
+    inputs: Tensor, outputs: Tensor, weights: Tensor, lost: Tensor, parts: int
+) -> Tensor:
+    """Return Σ_i w_i B_iᵀ A_i over each of ``parts`` parts of the records, as (parts, out, in).
+
+    A has shape (n, T, in) and B (n, T, out); a ``lost`` record, (n,), adds nothing.
+    """
+    records, steps, in_size = inputs.shape
+    out_size = outputs.shape[2]
+    out = torch.empty(parts, out_size, in_size, dtype=torch.float32, device=inputs.device)
+    tiles = triton.cdiv(in_size, TILE) * triton.cdiv(out_size, TILE)
+    _sums_of_products[(tiles, parts)](
+        out,
+        inputs,
+        outputs,
+        weights.contiguous(),
+        lost.view(torch.uint8),
+        *inputs.stride(),
+        *outputs.stride(),
+        records,
+        triton.cdiv(records, parts),
+        steps,
+        in_size,
+        out_size,
+        tile=TILE,
+        at_once=min(STEPS_AT_ONCE, max(16, triton.next_power_of_2(steps))),
+        num_warps=8,
     )
     return out
 

@@ -40,10 +40,11 @@ from affidavit.trainer.clipping.device_operations import (
     norms_of_look_ups,
     scale_in_halves,
     squares_of_products,
+    sums_of_products,
     terms_of_squares,
     zero_records_,
 )
-from affidavit.trainer.clipping.kernel_sizes import PART_STEPS
+from affidavit.trainer.clipping.kernel_sizes import LEAST_STEPS, PART_STEPS, STEPS_AT_ONCE
 from affidavit.trainer.errors import MixedRecords
 from affidavit.trainer.norm_bounds import (
     BFLOAT16_ERROR,
@@ -524,9 +525,15 @@ class LinearFactors(Factors):
     @property
     def slack_of_reach(self) -> float:
         """``slack`` as a part of ``max_norm``."""
+        if self._has_kernel_of_sums:
+            return self.rounding_in_parts(self.sizes[0], STEPS_AT_ONCE)
         scaling = BFLOAT16_ERROR**2 if self.is_bfloat16 else 0.0
         rounding = self.rounding_in_parts(self.sizes[0], self._step_part)
         return rounding * (1 + BFLOAT16_ERROR) ** 2 + scaling
+
+    @property
+    def _has_kernel_of_sums(self) -> bool:
+        return self.is_bfloat16 and has_kernels(self.device) and self.sizes[0] >= LEAST_STEPS
 
     @property
     def stack_key(self) -> tuple[Any, ...] | None:
@@ -568,9 +575,12 @@ class LinearFactors(Factors):
     def weighted_sums(self, weights: Tensor) -> Tensor:
         """Return the sums over the records of each tensor, (k, out, in); weights (k, n).
 
-        In bfloat16, a scaled factor is the difference of two, so that it has sixteen bits. They lie
-        side by side, so that the other factor is read once.
+        A kernel weights products. Otherwise, a factor is scaled: in bfloat16, it is the difference
+        of two, so that it has sixteen bits. They lie side by side, so that the other factor is read
+        once.
         """
+        if self._has_kernel_of_sums:
+            return sums_of_products(*self.pair, weights, self._lost_and_reach[0])
         tensors = len(weights)
         scales_inputs = self.sizes[1] < self.sizes[2]
         narrow, wide = (0, 1) if scales_inputs else (1, 0)

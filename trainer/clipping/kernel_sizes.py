@@ -13,3 +13,9 @@ PIECE = 64
 
 LOOK_UP_COLUMNS = 128
 """Columns of the rows of a look-up that are added up at once."""
+
+STEPS_AT_ONCE, LEAST_STEPS = 64, 16
+"""Steps of a record that are multiplied and weighted at once, and fewest that a kernel takes."""
+
+MAX_SPLITS, MULTIPROCESSORS = 4, 132
+"""Parts that records are divided into at most to fill a device, and programs that fill an H200."""

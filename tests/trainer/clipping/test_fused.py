@@ -96,6 +96,20 @@ for n, steps, sizes in ((1, 2, (3, 4)), (3, 17, (8, 5)), (2, 70, (3, 90))):
         assert kept.any() == (n > 2) and not kept[:, -1].any()
         assert bool((found[kept].double() >= torch.stack(exact)[kept]).all())
         assert bool((found[kept].double() <= 1.001 * torch.stack(exact)[kept]).all())
+
+for n, steps, in_size, out_size, parts in (
+        (1, 1, 3, 4, 1), (5, 16, 40, 33, 2), (6, 100, 8, 150, 3), (2, 65, 129, 5, 2)):
+    lost = torch.arange(n) == 1
+    weights = torch.rand(n)
+    weights[2:3] = 0
+    none = (lost | (weights == 0)).view(-1, 1, 1)
+    a, b = torch.randn(n, steps, in_size), torch.randn(n, out_size, steps).mT
+    a[lost], b[2:3] = torch.nan, torch.inf
+    left, right = (of.masked_fill(none, 0).double() for of in (b, a))
+    exact = (left.mT @ right * weights.double().view(-1, 1, 1)).split(-(-n // parts))
+    exact = torch.stack([of.sum(0) for of in exact])
+    for of in (fused, torch.ops.affidavit):
+        close(of.sums_of_products(a, b, weights, lost, parts).double(), exact, rtol=0, atol=1e-4)
 print("the same")
 """
 

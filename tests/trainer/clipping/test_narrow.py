@@ -85,6 +85,37 @@ def test_no_contribution_passes_the_clip_norm(kind: str, norms: str, clip_norm: 
     assert bool((contributions(way, kind) <= clip_norm).all())
 
 
+@pytest.fixture
+def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weight products of two steps, which a matrix unit adds and cuts."""
+
+    def weighted(a: Tensor, b: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
+        none = (lost | (weights[0] == 0)).view(-1, 1, 1)
+        total = np.zeros((b.shape[2], a.shape[2]))
+        for left, right in zip(b.split(2, 1), a.split(2, 1), strict=True):
+            products = truncating(*(of.masked_fill(none, 0) for of in (left.mT, right)))
+            for product, weight in zip(products.numpy(), weights[0].numpy(), strict=True):
+                total = cut(total + cut(product.astype(float) * weight))
+        return torch.from_numpy(total).float().unsqueeze(0)
+
+    for name, value in (
+        ("has_kernels", lambda _: True),
+        ("LEAST_STEPS", 1),
+        ("STEPS_AT_ONCE", 2),
+        ("sums_of_products", weighted),
+    ):
+        monkeypatch.setattr(factors, name, value)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("kind", KINDS)
+def test_weighted_products_do_not_pass_the_clip_norm(kind: str) -> None:
+    result = contributions(lambda item: super(LinearFactors, item).clipped_sum(0.5), kind)
+    assert bool((result <= 0.5).all())
+    if kind == "plain":
+        assert bool((result > 0.4999).all())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_reused_products_are_clipped_by_their_own_norm(kind: str) -> None:
     result = contributions(lambda item: item.reused_sum(0.5), kind)
