@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from affidavit.gate.checking.box import Ended, run_in_box
-from affidavit.gate.checking.cache import Evaluator, cache_folder
+from affidavit.gate.checking.cache import Evaluator, cache_folder, is_in_repository
 from affidavit.gate.checking.discovery import Skipped
 from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.formats import WRITERS, add_changes
@@ -98,7 +98,8 @@ def check(
     if comment not in (None, "github", "gitlab"):
         stop(f"unknown --comment {comment}; choose github or gitlab.")
     rules = None if policy is None else _read_policy(policy)
-    evaluator = Evaluator(second_opinion, rules, cache_folder() if cached and not fix else None)
+    folder = _trusted_cache() if cached or server is not None else None
+    evaluator = Evaluator(second_opinion, rules, folder if cached and not fix else None)
     service = None
     if server is not None:
         # Imported here because offline checks need no network.
@@ -106,7 +107,7 @@ def check(
         from affidavit.gate.service_commands import require_url
 
         require_url(server)
-        service = ServiceCheck(server, cache_folder())
+        service = ServiceCheck(server, folder)
     work = RepositoryCheck(plans or [], evaluator, service, fix=fix, base=diff)
     searched: list[str] = []
     corrupt: list[Path] = []
@@ -148,6 +149,15 @@ def check(
     if comment is not None:
         _post(comment, results, changes)
     raise typer.Exit(worst(result.exit for result in results))
+
+
+def _trusted_cache() -> Path | None:
+    """Return the cache folder, or None if whoever writes the repository may write to it."""
+    folder = cache_folder()
+    if not is_in_repository(folder):
+        return folder
+    err.print(escape(f"{printable(str(folder))}: skipped: a cache in the repository is not used"))
+    return None
 
 
 def _with_status(stream: Iterator[T | Evaluating]) -> Iterator[T]:

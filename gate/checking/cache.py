@@ -3,8 +3,9 @@
 The key of a result is the plan's text, the options, the versions of the accountants, and this
 release. An entry is a file with a checksum. A corrupt entry is removed and reported, and the check
 does not exit with 0, although the plan is checked again: another program writes to the cache. The
-checksum does not protect against deliberate changes, because anyone who can write to the cache can
-change the program as well.
+checksum does not protect against deliberate changes: anyone who can write to the user's folders can
+change the program as well. The author of a pull request writes to the repository, so that a cache
+in it is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from affidavit import __version__
 from affidavit.accountants import engine_versions
 from affidavit.gate.checking.finding import CheckResult
 from affidavit.gate.exit_codes import Exit
-from affidavit.plan import digest_of
+from affidavit.plan import digest_of, is_inside
 from affidavit.trust import write_atomically
 
 if TYPE_CHECKING:
@@ -108,3 +109,10 @@ def cache_folder() -> Path:
     if configured := os.environ.get("AFFIDAVIT_CACHE"):
         return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affidavit" / "check"
+
+
+def is_in_repository(folder: Path) -> bool:
+    """Whether a folder lies in the current one, or in the repository of the current one."""
+    here = Path.cwd()
+    root = next((place for place in (here, *here.parents) if (place / ".git").exists()), here)
+    return is_inside(folder, root)

@@ -29,12 +29,12 @@ OUTAGE_ACTIONS = ("block", "warn")
 
 
 class ServiceCheck:
-    """Checks with the service at ``address``; its ``on_outage`` is stored in ``folder``."""
+    """Checks with the service at ``address``; its ``on_outage`` is stored in ``folder``, if any."""
 
-    def __init__(self, address: str, folder: Path) -> None:
+    def __init__(self, address: str, folder: Path | None) -> None:
         self._client = Client(address, token=token_for(address), timeout=TIMEOUT_SECONDS)
         name = digest_of({"server": self._client.server}).removeprefix("sha256:")
-        self._stored = folder / "servers" / f"{name}.json"
+        self._stored = None if folder is None else folder / "servers" / f"{name}.json"
 
     def apply(self, source: Source, local: CheckResult) -> CheckResult:
         """Combine the local result with the service's answer."""
@@ -49,7 +49,7 @@ class ServiceCheck:
 
     def _store_on_outage(self, answer: dict[str, Any]) -> None:
         policy = answer.get("policy")
-        if policy is None:
+        if policy is None or self._stored is None:
             return
         version = self._client.policy(policy["name"], policy["version"])
         on_outage = version.policy.root.get("on_outage")
@@ -59,6 +59,8 @@ class ServiceCheck:
                 write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())
 
     def _on_outage(self) -> str:
+        if self._stored is None:
+            return "block"
         try:
             on_outage = str(json.loads(self._stored.read_bytes())["on_outage"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -14,7 +14,7 @@ import pytest
 
 from affidavit.gate.checking.discovery import Candidate, Skipped, candidates
 from affidavit.importers.scripts import linking
-from affidavit.plan import MalformedPlan
+from affidavit.plan import MalformedPlan, digest_of
 
 WEAK = """\
 version: 1
@@ -291,8 +291,8 @@ def test_a_fix_is_made_where_a_link_leads_and_the_mode_stays(run: Any, mode: int
 
 
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(folder))
     return folder
 
@@ -310,6 +310,28 @@ def test_an_answer_is_judged_once_until_its_text_changes(
         code, document = checked("plan.yaml")
         (finding,) = document["plans"][0]["findings"]
         assert (code, finding["rule"]) == (3, "internal_error")
+
+
+@pytest.mark.parametrize("place", ["repository/sub", "repository", "."])
+def test_a_cache_that_a_pull_request_may_write_to_is_not_used(
+    run: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    Path("repository/sub").mkdir(parents=True)
+    Path("repository/.git").mkdir()
+    monkeypatch.chdir("repository/sub")
+    Path("plan.yaml").write_text(WEAK)
+    assert run("check", "plan.yaml").exit_code == 1
+    (entry,) = empty_cache.glob("*.json")
+    judged = json.loads(entry.read_text())["judged"] | {"exit": 0, "findings": []}
+    inside = Path.cwd().parents[1] / place / "cache"
+    inside.mkdir()
+    forged = {"checksum": digest_of(judged), "judged": judged}
+    (inside / entry.name).write_text(json.dumps(forged))
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(inside))
+    result = run("check", "plan.yaml")
+    assert (result.exit_code, "skipped" in result.stderr) == (
+        (0, False) if place == "." else (1, True)
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", None])
