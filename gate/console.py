@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,13 +36,25 @@ _IS_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 _COLUMNS = None if _IS_TERMINAL or "COLUMNS" in os.environ else 200
 
 
+_COMMAND = re.compile(r"^((?:[^\S\n]|\[[^]\\\n]*\])*+):(?=:)|#(?=#\w{0,9}\\?\[)", re.M)
+"""The first character of a command to the host of a pipeline, after Rich's markup if any: at the
+start of a line ``::``, or anywhere ``##[``."""
+
+
 class _Console(Console):
-    """A console that no outside text, signed or sent, can control through escape sequences."""
+    """A console that no outside text, signed or sent, can control through escape sequences.
+
+    Nor can it give a command to the host of a pipeline, which reads the log.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render ``text`` with its control characters written as escapes."""
-        plain = (char if char in "\n\t" else printable(char) for char in text)
-        return super().render_str("".join(plain), **options)
+        """Render ``text`` with control characters, and the start of commands, as escapes."""
+        plain = "".join(char if char in "\n\t" else printable(char) for char in text)
+        return super().render_str(_COMMAND.sub(_escape_start, plain), **options)
+
+
+def _escape_start(match: re.Match[str]) -> str:
+    return "\\x23" if match[1] is None else f"{match[1]}\\x3a"
 
 
 out = _Console(soft_wrap=True, highlight=False, emoji=False, width=_COLUMNS)

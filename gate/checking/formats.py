@@ -23,16 +23,20 @@ from xml.etree import ElementTree as Xml
 from affidavit import __version__
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding
 from affidavit.gate.exit_codes import Exit, worst
+from affidavit.plan import printable
 
 GITHUB_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
-_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-_PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
+_MESSAGE: dict[int, str] = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY: dict[int, str] = str.maketrans(
+    {"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"}
+)
 
 
 def github(results: Sequence[CheckResult]) -> str:
     """Write one workflow command per finding; a waived finding is a notice.
 
-    Percent signs and line breaks of a message are escaped, as GitHub requires.
+    Percent signs and line breaks of a message are escaped, as GitHub requires, and what else would
+    control the terminal on which somebody reads the log.
     """
     return "".join(_command(finding) + "\n" for result in results for finding in result.findings)
 
@@ -42,9 +46,15 @@ def _command(finding: GateFinding) -> str:
     properties = {"file": repository_path(finding.file), "title": f"affidavit: {finding.rule}"}
     if finding.line is not None:
         properties |= {"line": str(finding.line), "col": str(finding.column or 1)}
-    text = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in properties.items())
+    text = ",".join(f"{key}={_plain(value, _PROPERTY)}" for key, value in properties.items())
     waived = "waived: " if finding.waiver is not None else ""
-    return f"::{level} {text}::{(waived + finding.text).translate(_MESSAGE)}"
+    return f"::{level} {text}::{_plain(waived + finding.text, _MESSAGE)}"
+
+
+def _plain(text: str, escapes: dict[int, str]) -> str:
+    return "".join(char if ord(char) in escapes else printable(char) for char in text).translate(
+        escapes
+    )
 
 
 SEVERITIES = {"error": "blocker", "warning": "minor", "note": "info"}

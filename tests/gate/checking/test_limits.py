@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -316,7 +317,7 @@ def test_links_to_folders_above_do_not_multiply_the_work(
 
 
 def test_a_name_of_any_bytes_is_checked_and_told(run: Any, here: Path) -> None:
-    for name in (b"\xff.yaml", b"a\n\x1b[2J.yaml", b"\xed\xa0\x80.yaml"):
+    for name in (b"\xff.yaml", b"a\n\x1b[2J.yaml", b"::error::\xed\xa0\x80 ##[error]x.yaml"):
         (here / os.fsdecode(name)).write_text(PLAN.replace("epsilon: 9", "epsilon: 1"))
     (here / "fine.yaml").write_text(PLAN)
     reports = [f"--report={kind}={kind}.report" for kind in WRITERS]
@@ -324,9 +325,12 @@ def test_a_name_of_any_bytes_is_checked_and_told(run: Any, here: Path) -> None:
     assert done.exit_code == 1
     assert done.stdout.count("certified") == 1
     assert done.stderr.count("under_noised") >= 3
-    assert "\x1b[2J" not in done.output
+    assert "\x1b" not in done.output
+    assert not re.search(r"^::|##\[", done.output, re.M)  # a command to the host of a pipeline
     for kind in WRITERS:
         text = Path(f"{kind}.report").read_text("utf-8")
+        assert "\x1b" not in text
+        assert not re.search(r"^::(?!error file=)", text, re.M)
         if kind in ("json", "sarif", "gitlab", "badge"):
             assert json.loads(text)
     assert len(json.loads(Path("json.report").read_text())["plans"]) == 4
