@@ -17,8 +17,12 @@ from typing import Any
 
 import httpx
 
+from affidavit.gate.checking.discovery import root_of
 from affidavit.gate.checking.finding import CheckResult
+from affidavit.gate.checking.fixes import apply_edits
 from affidavit.gate.checking.formats import MARKER, repository_path
+from affidavit.mechanisms import read_bytes
+from affidavit.plan import MalformedPlan
 
 TIMEOUT_SECONDS = 30.0
 PAGE_SIZE = 100
@@ -121,19 +125,23 @@ HOSTS: dict[str, Callable[[], CommentApi]] = {"github": github, "gitlab": gitlab
 
 
 def find_suggestions(results: Sequence[CheckResult]) -> Iterator[Suggestion]:
-    """Yield the first fix of each finding that changes a single line."""
+    """Yield the first fix of each finding that changes a single line, as code hosts count lines."""
     for finding in (finding for result in results for finding in result.findings):
         fix = finding.fixes[0] if finding.fixes else None
-        lines = (
-            {line for edit in fix.edits for line in (edit.line, edit.end_line)} if fix else set()
-        )
-        if fix is None or len(lines) != 1:
+        if fix is None or not fix.edits:
             continue
-        (line,) = lines
-        text = Path(finding.file).read_text("utf-8").splitlines()[line - 1]
-        for edit in sorted(fix.edits, key=lambda edit: edit.column, reverse=True):
-            text = text[: edit.column - 1] + edit.after + text[edit.end_column - 1 :]
-        yield Suggestion(repository_path(finding.file), line, text, fix.description)
+        try:
+            text = read_bytes(finding.file, root_of(finding.file)).decode()
+            after = apply_edits(text, fix.edits)
+        except (MalformedPlan, ValueError):  # the file is another one by now
+            continue
+        first, last = min(edit.start for edit in fix.edits), max(edit.end for edit in fix.edits)
+        if "\n" in text[first:last]:
+            continue
+        start = text.rfind("\n", 0, first) + 1
+        line = after[start:].partition("\n")[0].removesuffix("\r")
+        number = text.count("\n", 0, start) + 1
+        yield Suggestion(repository_path(finding.file), number, line, fix.description)
 
 
 def _suggestion_body(item: Suggestion, block: str) -> str:

@@ -462,9 +462,17 @@ def _read_imported(name: str, raw: bytes, partial: PartialPlan) -> Source:
         broken=partial.broken,
         open_uses=partial.open_uses,
         unread=partial.unread,
-        whole=raw.decode("utf-8", "replace") if name.lower().endswith(".py") else "",
+        whole=_editable(raw) if name.lower().endswith(".py") else "",
         literals=partial.literals,
     )
+
+
+def _editable(raw: bytes) -> str:
+    """Return the text of a script, or nothing if it is in an encoding of its own."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
 
 
 def _set_placeholder(data: dict[str, Any], pointer: str) -> None:

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from affidavit.gate.checking import comment
+from affidavit.gate.checking.finding import CheckResult, Edit, Fix, GateFinding
 from affidavit.gate.checking.formats import MARKER
+from affidavit.gate.exit_codes import Exit
 
 GITHUB = "https://api.github.com/repos/o/r/issues"
 GITLAB = "https://gitlab.example/api/v4/projects/7/merge_requests/3/notes"
@@ -162,7 +164,7 @@ for epoch in range(10):
 """
 REQUESTED = {
     "a plan.yaml": (PLAN.replace("epsilon: 3", "epsilon: 1"), 7),
-    "train.py": (SCRIPT, 3),
+    "train.py": (f"# not\u2028lines\x0cof\x85git\n{SCRIPT}", 4),
 }
 """Files with too little noise, and the line that says it."""
 
@@ -210,7 +212,7 @@ def test_a_fix_is_suggested_once_on_its_line(
     assert {"github": place.get("commit_id"), "gitlab": place.get("head_sha")}[host] == "a1"
     block = {"github": "```suggestion\n", "gitlab": "```suggestion:-0+0\n"}[host]
     line = review["body"].partition(block)[2].partition("\n```")[0]
-    lines = Path(name).read_text().splitlines()
+    lines = Path(name).read_text().split("\n")
     Path(name).write_text("\n".join([*lines[: number - 1], line, *lines[number:]]))
     assert run("check", name).exit_code == 0
     reviews.clear()
@@ -218,6 +220,20 @@ def test_a_fix_is_suggested_once_on_its_line(
     Path(name).write_text("\n".join(lines))
     result = run("check", name, "--comment", host)
     assert (result.exit_code, "500" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("content", "number"), [(b"1", 1), (b"3", 0), (b"\xe9", 0), (None, 0)])
+def test_a_file_that_is_another_one_by_now_gets_no_suggestion(
+    tmp_path: Path, content: bytes | None, number: int
+) -> None:
+    place = {"start": 0, "end": 1, "line": 1, "column": 1, "end_line": 1, "end_column": 2}
+    fix = Fix(description="d", changes=(), epsilon=1, edits=(Edit(**place, before="1", after="2"),))
+    file = tmp_path / "plan.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    finding = GateFinding(file=str(file), rule="r", level="error", message="m", fixes=(fix,))
+    result = CheckResult(file=str(file), name="n", exit=Exit.BLOCKED, findings=(finding,))
+    assert len(list(comment.find_suggestions([result]))) == number
 
 
 @pytest.mark.parametrize(
