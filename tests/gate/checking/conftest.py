@@ -16,6 +16,19 @@ from affidavit.gate.checking.repository_check import Checked, RepositoryCheck
 
 REPOSITORY = Path(__file__).parents[3]
 WEAK_EXAMPLE = REPOSITORY / "examples/e2e-dp-muon-published.yaml"
+WEAK_SCRIPT = """\
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader
+engine = PrivacyEngine()
+model, optimizer, loader = engine.make_private(
+    module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=500),
+    noise_multiplier=0.5, max_grad_norm=1.0)
+for epoch in range(3):
+    for batch in loader:
+        loss(batch).backward()
+        optimizer.step()
+# affidavit: adjacency=zero_out target_epsilon=1 target_delta=1e-5 dataset_size=50000
+"""
 VECTORS = REPOSITORY / "tests/vectors/mistakes.json"
 RIGHT = ("e2e-dp-muon-corrected", "e2e-dp-sgd-published", "cifar10-wrn16-4-dp-sgd",
          "fixed-size-replace-one", "mnist-balls-in-bins")  # fmt: skip
@@ -48,11 +61,12 @@ def judged_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Check a weak plan in this process: each child would import anew what that needs."""
-    file = tmp_path_factory.mktemp("weak") / "plan.yaml"
-    file.write_text(WEAK_EXAMPLE.read_text())
-    check = RepositoryCheck([str(file)], Evaluator(True, None, None), None, fix=False, base=None)
-    assert [told.result.exit for told in check(frozenset()) if isinstance(told, Checked)] == [1]
+    """Check a weak plan and script in this process: each child would import anew what they need."""
+    folder = tmp_path_factory.mktemp("weak")
+    (folder / "plan.yaml").write_text(WEAK_EXAMPLE.read_text())
+    (folder / "train.py").write_text(WEAK_SCRIPT)
+    check = RepositoryCheck([str(folder)], Evaluator(True, None, None), None, fix=False, base=None)
+    assert [told.result.exit for told in check(frozenset()) if isinstance(told, Checked)] == [1, 1]
 
 
 @pytest.fixture(autouse=True)
