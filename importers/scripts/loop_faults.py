@@ -9,11 +9,11 @@ import ast
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.loaders import unwrap_iterable
 from affidavit.importers.scripts.step_count import (
     enclosing_loops,
     may_be_optimizer_step,
     optimizer_steps,
+    unwrap_iterable,
 )
 from affidavit.importers.scripts.syntax import (
     Script,
@@ -252,26 +252,19 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
 
 
 def _is_applied(script: Script, layer: ast.Call) -> bool:
-    """Whether a layer is called where it is made, or by a name, and no model holds it."""
-    inner: ast.AST = layer
-    outer = script.parents[layer]
-    while isinstance(outer, ast.List | ast.Tuple | ast.Subscript) or (
-        isinstance(outer, ast.Call) and outer.func is not inner
-    ):
-        inner, outer = outer, script.parents[outer]
-    if isinstance(outer, ast.Call):
-        return True
-    targets = getattr(outer, "targets", ())
-    named = [item.id for item in targets if isinstance(item, ast.Name) and inner is layer]
-    listed = [item.attr for item in targets if isinstance(item, ast.Attribute)
-              and isinstance(inner, ast.List | ast.Tuple)]  # fmt: skip
-    uses = [use for name in named for use in script.reads_of(name)]
-    reads = [node for node in script.nodes if isinstance(node, ast.Attribute)
-            and node.attr in listed and isinstance(node.ctx, ast.Load)]  # fmt: skip
-    return any(
-        isinstance(call := script.parents[use], ast.Call) and call.func is use for use in uses
-    ) or (bool(reads) and not any(isinstance(script.parents[use], ast.Starred | ast.Call)
-                                 for use in reads))  # fmt: skip
+    """Whether a layer is called where it is made or by its name, or is in an object's list.
+
+    No model holds such a layer, so that Opacus does not find it.
+    """
+    for outer in script.ancestors(layer):
+        match outer:
+            case ast.Call(func=function) if layer in ast.walk(function):
+                return True
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is layer:
+                return bool(script.calls_to(name))
+            case ast.Assign(targets=[ast.Attribute()], value=ast.List() | ast.Tuple()):
+                return True
+    return False
 
 
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:

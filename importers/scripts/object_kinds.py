@@ -523,6 +523,8 @@ class ObjectKinds:
                 return _arithmetic(node, op, self.kinds(left), self.kinds(right))
             case ast.UnaryOp(operand=operand):
                 return _computed(self.kinds(operand))
+            case ast.Starred(value=value):
+                return self.element(self.kinds(value))
             case ast.Compare(left=left, comparators=others):
                 if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
                     return NOTHING

@@ -25,7 +25,6 @@ from affidavit.importers.partial_plan import (
     is_number,
     malformed_plan,
 )
-from affidavit.importers.scripts.loaders import is_returned_by_private_call
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
 from affidavit.importers.scripts.quantities import PLAN_POINTERS
 from affidavit.importers.scripts.step_count import (
@@ -216,6 +215,10 @@ class OpacusPlanReader(ScriptPlanReader):
         length = ast.Call(func=ast.Name("len"), args=[node or ast.Constant(None)], keywords=[])
         return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
 
+    def is_private_loader(self, node: ast.expr) -> bool:
+        """Whether a name can only be the loader of the private training."""
+        return self.kinds.kinds(node) == {"lots"}
+
     def passes(self) -> tuple[str, float, int]:
         """Count the loops around ``optimizer.step()``, not the epochs of a calibration.
 
@@ -379,27 +382,29 @@ class OpacusPlanReader(ScriptPlanReader):
 
     def _uses_its_criterion(self) -> bool:
         """Whether every ``backward()`` uses the loss of the returned criterion."""
-        returned = [
-            target.elts[2].id
-            for target in getattr(self.values.private_statement, "targets", ())
-            if isinstance(target, ast.Tuple)
-            and len(target.elts) == 4
-            and isinstance(target.elts[2], ast.Name)
-        ]
         losses = [loss for _, loss in self.script.method_calls("backward")]
-        if len(returned) != 1 or not losses:
-            return False
         for loss in losses:
-            made: ast.expr | None = loss
-            if isinstance(loss, ast.Name):
-                made = self.script.value_of(loss)
-            if not (isinstance(made, ast.Call) and last_name(made.func) == returned[0]):
+            made = self.script.value_of(loss) if isinstance(loss, ast.Name) else loss
+            if not isinstance(made, ast.Call) or not self._is_returned(made.func):
                 return False
-            if isinstance(made.func, ast.Name) and not is_returned_by_private_call(
-                self.values, made.func, 2
-            ):
-                return False
-        return True
+        return bool(losses)
+
+    def _is_returned(self, node: ast.expr, depth: int = 0) -> bool:
+        """Whether a name can only be the third of the four objects that are returned."""
+        made = self.script.bindings_of(node) if isinstance(node, ast.Name) else []
+        if len(made) == 1 and isinstance(node, ast.Name) and isinstance(made[0].node, ast.arg):
+            passed = self.values.known_arguments(node, made[0].node)
+            return depth < 5 and bool(passed) and all(
+                self._is_returned(item, depth + 1) for item in passed
+            )  # fmt: skip
+        own = [item.node for item in made if self.values.is_set_by_private_call(item.node)]
+        tuples = [self.script.parents[item] for item in own]
+        return bool(own) and all(
+            isinstance(outer, ast.Tuple) and len(outer.elts) == 4 and outer.elts[2] in own
+            for outer in tuples
+        ) and all(
+            item.node in own or getattr(item.node, "lineno", 0) < self.call.lineno for item in made
+        )  # fmt: skip
 
     def _makes_several_engines(self) -> bool:
         engines = self.script.calls_to("PrivacyEngine")

@@ -96,6 +96,7 @@ class ScriptPlanReader(Quantities):
         self, library: Library, script: Script, call: ast.Call, stated: dict[str, Any]
     ) -> None:
         super().__init__(library, script, call)
+        self.values.is_private_loader = self.is_private_loader
         self.stated = stated
         notes = (*library.notes, *([ONLY_THE_MODEL] if library.trains else []))
         self.notes = [f"{library.name}: {note}" for note in notes]
@@ -138,6 +139,11 @@ class ScriptPlanReader(Quantities):
             least=self.least,
             finish=self.finish,
         )
+
+    def is_private_loader(self, node: ast.expr) -> bool:
+        """Whether a loop over a name is one pass: over the only ``DataLoader`` that it may be."""
+        made = self.values.origin_of(node)
+        return isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"
 
     @cached_property
     def kinds(self) -> ObjectKinds:
@@ -256,7 +262,6 @@ class ScriptPlanReader(Quantities):
         trainings = list(self.trainings())
         if trainings:
             raise Unreadable(trainings[0], "the length of training cannot be determined")
-        self.values.plain_loaders = True
         updates = self.values.updates
         runs = len(updates) == 1 and not any(call.trains for call in self.library.beside)
         own = passes_around(self.values, updates[0]) if runs else count_passes(self.values)

@@ -17,11 +17,11 @@ from typing import TypeGuard
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
-from affidavit.importers.scripts.loaders import WRAPPERS, is_private_loader
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
 from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 COUNTED_ITERABLES = WRAPPERS | {"range"}
 OTHER_STEP_OWNERS = NAMES["other_steps"]
 MAX_DEPTH = 5
@@ -124,6 +124,13 @@ def enclosing_loops(
             for call in values.known_calls(outer):
                 if call in values.script.parents:
                     yield from enclosing_loops(values, call, depth + 1)
+
+
+def unwrap_iterable(node: ast.expr) -> ast.expr:
+    """Strip ``enumerate``, ``iter`` and progress bars from an iterable."""
+    while isinstance(node, ast.Call) and node.args and last_name(node.func) in (*WRAPPERS, "iter"):
+        node = node.args[0]
+    return node
 
 
 def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
@@ -316,19 +323,19 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
                 counted = values.script.value_of(first) if isinstance(first, ast.Name) else first
                 match counted, rest:
                     case ast.Call(func=ast.Name(id="len"), args=[loader]), []:
-                        if is_private_loader(values, loader):
+                        if values.is_private_loader(loader):
                             return None
                 return _range_length(values, iterable, [first, *rest])
             return _iterations(values, first)
         case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest
             _require_own_name(values, iterable.func)
-            if sum(is_private_loader(values, part) for part in parts) == 1:
+            if sum(values.is_private_loader(part) for part in parts) == 1:
                 return None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             if not any(isinstance(item, ast.Starred) for item in items):
                 return len(items)
         case ast.Name() | ast.Attribute():
-            if is_private_loader(values, iterable):
+            if values.is_private_loader(iterable):
                 return None
             made = _bound_value(values, iterable)
             if isinstance(made, ast.Call) or _is_constant_sequence(made, values, iterable):

@@ -16,7 +16,6 @@ from affidavit.importers.libraries import FAULTS, OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse, line_in_script
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
-from affidavit.importers.scripts.loaders import unwrap_iterable
 from affidavit.importers.scripts.object_kinds import (
     GRADIENTS,
     NOTHING,
@@ -27,7 +26,7 @@ from affidavit.importers.scripts.object_kinds import (
 )
 from affidavit.importers.scripts.row_code import PACKAGES, open_uses_of_row_code
 from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_lots, may_know_seed
-from affidavit.importers.scripts.step_count import enclosing_loops, runs_once
+from affidavit.importers.scripts.step_count import enclosing_loops, runs_once, unwrap_iterable
 from affidavit.importers.scripts.syntax import (
     Script,
     calls_any,

@@ -125,8 +125,8 @@ class Evaluator:
     """Calls that apply private updates, if the private call returns no ``step()``."""
     other_steps: frozenset[ast.AST] = frozenset()
     """Steps of other optimisers, such as a GAN's generator's, which release nothing private."""
-    plain_loaders: bool = False
-    """Whether a loop over the script's own ``DataLoader`` is a pass."""
+    is_private_loader: Callable[[ast.expr], bool] = lambda _: False
+    """Whether a loop over a name is one pass over the private records."""
     read_literals: set[ast.Constant] = field(default_factory=set)
     """Literals that were read since the set was cleared."""
     known_length: Callable[[ast.expr], Any] | None = None
