@@ -18,6 +18,21 @@ from typing import Any
 from affidavit.importers.libraries import OPACUS, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.row_kinds import (
+    NOTHING,
+    UNDEFINED,
+    VALUE,
+    Kinds,
+    along_axis,
+    arithmetic,
+    as_value,
+    computed,
+    is_key,
+    is_later_axis,
+    keeps_rows,
+    loss_of,
+    method_of_rows,
+)
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
@@ -31,20 +46,8 @@ from affidavit.importers.scripts.syntax import (
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
 from affidavit.importers.scripts.values import Evaluator, is_left_out
 
-Kinds = frozenset[str]
-NOTHING: Kinds = frozenset()
-UNDEFINED: Kinds = frozenset({"undefined"})
-"""A name that nothing binds: an error when it runs, or what a part of a script leaves out."""
-VALUE: Kinds = frozenset({"value"})
 RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
 """What Opacus' private call returns, in order."""
-MODULES = ("Module", "Model", "Layer", "LightningModule")
-"""Ends of the names of classes whose objects are models."""
-WRAPPERS = ("tqdm", "trange", "track", "islice", "iter", "enumerate", "reversed", "zip", "next")
-SIZES = ("shape", "size", "numel", "dim", "ndim", "dtype", "device", "type", "is_cuda",
-         "requires_grad", "columns", "column_names", "features", "classes",
-         "class_to_idx")  # fmt: skip
-GRADIENTS = ("grad", "grad_sample", "summed_grad")
 MAX_PASSES = 30
 
 
@@ -227,7 +230,7 @@ class ObjectKinds:
             case ast.NamedExpr(target=target, value=value):
                 self._bind(target, self.kinds(value), value)
             case ast.AugAssign(target=target, value=value):
-                self._bind(target, _computed(self.kinds(target), self.kinds(value)), None)
+                self._bind(target, computed(self.kinds(target), self.kinds(value)), None)
             case (
                 ast.For(target=target, iter=iterable)
                 | ast.AsyncFor(target=target, iter=iterable)
@@ -269,7 +272,7 @@ class ObjectKinds:
                 parts = self._parts(value, len(targets), kinds)
                 rows = any(isinstance(item, ast.Starred) for item in targets)
                 for item, part in zip(targets, parts, strict=True):
-                    self._bind(item, _as_value(part) if rows and "rows" in kinds else part, None)
+                    self._bind(item, as_value(part) if rows and "rows" in kinds else part, None)
 
     def _parts(self, value: ast.expr | None, count: int, kinds: Kinds) -> list[Kinds]:
         """Return the kinds of the parts of a value that is unpacked."""
@@ -310,9 +313,9 @@ class ObjectKinds:
             ) == len(targets):
                 for part, item in zip(parts, targets, strict=True):
                     self._bind_elements(item, part)
-            case ast.Call(func=function, args=[inner, *_]), _ if last_name(
-                function
-            ) in WRAPPERS and last_name(function) not in ("enumerate", "zip"):
+            case ast.Call(func=function, args=[inner, *_]), _ if last_name(function) in NAMES[
+                "iterators"
+            ] and last_name(function) not in ("enumerate", "zip"):
                 self._bind_elements(target, inner)
             case ast.Call(func=ast.Attribute(value=base, attr="items")), ast.Tuple(elts=[_, item]):
                 self._bind_elements(item, base)
@@ -370,7 +373,7 @@ class ObjectKinds:
                 if (
                     own & SECRETS
                     and (named or taken & SECRETS)
-                    and "value" in _computed(own, *passed)
+                    and "value" in computed(own, *passed)
                 ):
                     self._hold(base, VALUE)
             case ast.Attribute(value=base, attr="apply") if "model" in self.kinds(base):
@@ -431,7 +434,7 @@ class ObjectKinds:
     def is_model_class(self, owner: ast.AST) -> bool:
         """Whether the objects of a class of this file are models."""
         for base in getattr(owner, "bases", ()):
-            if (last_name(base) or "").endswith(MODULES):
+            if (last_name(base) or "").endswith(NAMES["model_classes"]):
                 return True
             other = getattr(self.script.binding_of(base), "node", None)
             if (
@@ -514,21 +517,21 @@ class ObjectKinds:
             case ast.Subscript(value=ast.Name() as base, slice=ast.Constant(value=0)) if (
                 self._has_own_loss(base)
             ):
-                return _loss_of(self.kinds(base))
+                return loss_of(self.kinds(base))
             case ast.Subscript(value=base, slice=index):
                 return self._of_item(self.kinds(base), index)
             case ast.Call():
                 return self._of_call(node)
             case ast.BinOp(left=left, op=op, right=right):
-                return _arithmetic(node, op, self.kinds(left), self.kinds(right))
+                return arithmetic(node, op, self.kinds(left), self.kinds(right))
             case ast.UnaryOp(operand=operand):
-                return _computed(self.kinds(operand))
+                return computed(self.kinds(operand))
             case ast.Starred(value=value):
                 return self.element(self.kinds(value))
             case ast.Compare(left=left, comparators=others):
                 if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
                     return NOTHING
-                made = _computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
+                made = computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
                 return VALUE if made == {"count"} else made
             case ast.IfExp(test=test, body=body, orelse=other):
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
@@ -684,12 +687,12 @@ class ObjectKinds:
         own = frozenset().union(
             *(self.bound[item.node] for item in self._after_private_call(node, made))
         )
-        if base & {"model", "private", "optimizer"} and name in GRADIENTS:
+        if base & {"model", "private", "optimizer"} and name in NAMES["gradients"]:
             return VALUE
         if base & {"private", "optimizer"} and name == "param_groups":
             return own | {"scheduler"}
         if base & {"rows", "loss", "value", "lot", "data", "lots"}:
-            if name in SIZES:
+            if name in NAMES["sizes"]:
                 return own
             if name == "loss":
                 return own | (VALUE if "value" in base else {"loss"})
@@ -707,11 +710,11 @@ class ObjectKinds:
         if not base & SECRETS:
             return base | (VALUE if decided else NOTHING)
         by_name = isinstance(index, ast.Constant)
-        whole = isinstance(index, ast.Tuple) and _keeps_rows(index.elts)
+        whole = isinstance(index, ast.Tuple) and keeps_rows(index.elts)
         return frozenset(
             "rows" if kind == "lot" and by_name
-            else kind if kind in HANDLES or whole or (kind == "rows" and _is_key(index))
-            or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or _is_key(index)))
+            else kind if kind in HANDLES or whole or (kind == "rows" and is_key(index))
+            or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or is_key(index)))
             else "rows" if kind in ("data", "lots") and self.library is not OPACUS
             else "value"
             for kind in base
@@ -757,7 +760,7 @@ class ObjectKinds:
         """Return the kinds of what a model or loss computes; none if it is neither."""
         if "model" in callee:
             forward = self._model_methods("forward", "call", "__call__")
-            made_of_it = _computed(*passed) & SECRETS
+            made_of_it = computed(*passed) & SECRETS
             if forward and made_of_it:
                 parts = [part for item in forward for part in self.returned.get(item, ())]
                 made_of_it |= frozenset().union(*parts) & {"value"}
@@ -765,13 +768,13 @@ class ObjectKinds:
                 return frozenset({"rows"})
             return made_of_it
         if "criterion" in callee:
-            return _loss_of(frozenset().union(*passed))
+            return loss_of(frozenset().union(*passed))
         if "undefined" in callee:
             taken = frozenset().union(*passed)
             if "model" in taken and taken & {"data", "lots"}:
                 return VALUE
             secrets = taken & (SECRETS - {"data", "lots"})
-            return _loss_of(secrets) or UNDEFINED
+            return loss_of(secrets) or UNDEFINED
         return NOTHING
 
     def _of_gradients(self, call: ast.Call, name: str) -> Kinds | None:
@@ -814,26 +817,26 @@ class ObjectKinds:
         name = last_name(call.func) or ""
         if "differentiator" in base:
             return NOTHING
-        if name in SIZES and base & SECRETS:
+        if name in NAMES["sizes"] and base & SECRETS:
             of_lot = base & {"lot", "rows", "loss", "value"} and (
                 not call.args or getattr(call.args[0], "value", None) == 0
             )
             return frozenset({"count"}) if of_lot and name in ("size", "numel") else NOTHING
         if base & {"data", "lots"} and name == "__len__":
             return NOTHING
-        uses = [find_method(kind, name) for kind in sorted(base)]
+        uses = [find_method(kind, name) for kind in sorted(base - {"rows"})]
         gives = [item.gives for item in uses if item is not None]
         if "same" in gives:
             return base - {"holder"}
         if base & SECRETS and base <= {"rows", "lot", "loss", "count", "value", "data", "lots"}:
-            return _method_of_rows(call, base, passed)
+            return method_of_rows(call, base, passed)
         return frozenset(part for item in gives for part in item.split() if part != "public")
 
     def _of_function(self, call: ast.Call, passed: list[Kinds]) -> Kinds:
         name, taken = last_name(call.func) or "", frozenset().union(*passed)
         if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
             return self._of_builtin(call, name, passed)
-        if name in WRAPPERS and len(call.args) > 0:
+        if name in NAMES["iterators"] and len(call.args) > 0:
             return self.element(taken) if name == "next" else taken
         use = find_function(self.script, call)
         if use is None:
@@ -846,18 +849,18 @@ class ObjectKinds:
         match use.gives:
             case "same" if last_name(call.func) in ("unsqueeze", "expand_dims"):
                 axis = keywords_of(call).get("dim", keywords_of(call).get("axis"))
-                later = _is_later_axis(axis or next(iter(call.args[1:]), None))
+                later = is_later_axis(axis or next(iter(call.args[1:]), None))
                 return VALUE if taken & {"lot", "rows"} and not later else taken
             case "same" | "parts":
                 return taken
             case "each":
                 moves = last_name(call.func) == "pad" and self._pads_records(call)
-                return VALUE if "loss" in taken or moves else _computed(*passed)
+                return VALUE if "loss" in taken or moves else computed(*passed)
             case "along":
-                made = _computed(*passed)
-                return made if not made & SECRETS else _along_axis(call, made, 1)
+                made = computed(*passed)
+                return made if not made & SECRETS else along_axis(call, made, 1)
             case "loss":
-                return _loss_of(taken)
+                return loss_of(taken)
             case "value":
                 return VALUE if taken & SECRETS else NOTHING
             case "drawn":
@@ -922,14 +925,14 @@ class ObjectKinds:
             )
         if name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm",
                     "range", "sorted", "set"):  # fmt: skip
-            return taken if name not in ("range", "sorted", "set") else _as_value(taken)
+            return taken if name not in ("range", "sorted", "set") else as_value(taken)
         if name in ("str", "repr") and taken & {"data", "lots", "lot", "rows"}:
             return taken
         if name in ("int", "float", "str", "repr", "round", "abs", "sum", "max", "min", "any",
                     "all", "bool", "map", "filter", "format"):  # fmt: skip
             if name == "sum" and taken & SECRETS == {"loss"}:
                 return taken
-            return _as_value(taken)
+            return as_value(taken)
         # A name that nothing binds is an error, or what a part of a script leaves out.
         if not taken & (SECRETS - {"data", "lots"}):
             return UNDEFINED
@@ -948,7 +951,7 @@ class ObjectKinds:
     def _reads_the_same(self, call: ast.Call, other: ast.Call) -> bool:
         if last_name(call.func) != last_name(other.func) or self.functions(call.func):
             return False
-        if not self.script.comes_from(call.func, PACKAGES_OF_DATA):
+        if not self.script.comes_from(call.func, NAMES["data_packages"]):
             return False
         first, second = _settings(call), _settings(other)
         return not any(
@@ -987,13 +990,6 @@ class ObjectKinds:
             and self.kinds(part) & (SECRETS - {"data", "lots"})
         )  # fmt: skip
         return next(computed, None)
-
-
-PACKAGES_OF_DATA = (
-    "torch", "torchvision", "torchtext", "torchaudio", "numpy", "pandas", "tensorflow", "keras",
-    "tensorflow_datasets", "datasets", "sklearn", "medmnist",
-)  # fmt: skip
-"""Packages whose functions read data sets."""
 
 
 def _settings(call: ast.Call) -> dict[str, object]:
@@ -1073,145 +1069,3 @@ def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
         for target in targets
         for part in ast.walk(target)
     )
-
-
-def _as_value(kinds: Kinds) -> Kinds:
-    return (kinds - SECRETS) | VALUE if kinds & SECRETS else kinds
-
-
-def _computed(*parts: Kinds) -> Kinds:
-    """Return the kinds of what is computed element by element."""
-    taken = frozenset().union(*parts)
-    held = taken & HANDLES - {"model", "criterion", "scheduler"}
-    if held:  # as of ``[optimizer] + others``
-        return taken
-    secrets = (taken & SECRETS) - {"count"}
-    if not secrets:
-        return (taken & {"count"}) or (taken & {"model", "scheduler"})
-    if secrets == {"lot"} and sum(1 for part in parts if part & SECRETS) == 1:
-        return frozenset({"lot"})
-    if len(secrets) == 1 and secrets != {"lots"} and secrets != {"lot"}:
-        return secrets
-    if secrets <= {"lot", "rows"} and all("lot" not in part or part == {"lot"} for part in parts):
-        return frozenset({"rows"})
-    return VALUE
-
-
-def _loss_of(kinds: Kinds) -> Kinds:
-    """Return the kinds of a loss of these arguments: of one lot, or of something else."""
-    secrets = kinds & SECRETS
-    if not secrets:
-        return NOTHING
-    return frozenset({"loss"}) if secrets <= {"rows", "lot", "loss", "count"} else VALUE
-
-
-def _arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> Kinds:
-    """Return the kinds of an arithmetic expression, which may join what it computes with."""
-    taken = left | right
-    if "data" in taken:
-        whole = isinstance(node.left, ast.List | ast.Tuple) or (
-            isinstance(node.left, ast.Call) and last_name(node.left.func) in ("list", "tuple")
-        )
-        if whole or isinstance(op, ast.MatMult) or (left & right & {"data"}):
-            return VALUE
-    linear = isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
-    both = "loss" in left and "loss" in right and isinstance(op, ast.Mult | ast.Div)
-    if "loss" in taken and (not linear or both or "rows" in taken or (
-        isinstance(op, ast.Div) and "loss" in right)):  # fmt: skip
-        return VALUE
-    return _computed(left, right)
-
-
-def _method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
-    """Return what a method of an array of rows gives."""
-    name = last_name(call.func)
-    if name in ("float", "double", "half", "long", "int", "to", "cuda", "cpu", "contiguous", "type",
-                "requires_grad_", "detach", "clone", "bool", "numpy", "bfloat16"):  # fmt: skip
-        return base if name not in ("detach", "numpy") or "loss" not in base else VALUE
-    made = _computed(base, *passed)
-    if made & {"value"} or ("loss" in base and name not in ("mean", "sum")):
-        return VALUE
-    if name == "unsqueeze":
-        return made if _is_later_axis(next(iter(call.args), None)) else VALUE
-    if name in ("squeeze", "relu", "tanh", "sigmoid", "exp", "log", "clamp", "pow",
-                "square", "abs", "sqrt", "mul", "add", "sub", "div", "ne", "eq", "gt", "lt", "ge",
-                "le", "logical_not", "masked_fill", "expand_as"):  # fmt: skip
-        return made
-    if name in ("view", "reshape"):
-        first = call.args[0] if call.args else None
-        keeps = isinstance(first, ast.UnaryOp) or _is_size(first)
-        return made if keeps and "loss" not in base else VALUE
-    if name == "permute":
-        first = call.args[0] if call.args else None
-        return made if getattr(first, "value", None) == 0 else VALUE
-    if name in ("flatten", "softmax", "log_softmax", "mean", "sum", "max", "min", "argmax", "norm",
-                "transpose", "chunk", "split", "std", "var", "amax", "amin"):  # fmt: skip
-        return _along_axis(call, made, 0)
-    return VALUE
-
-
-def _is_size(node: ast.expr | None) -> bool:
-    """Whether an expression is the number of rows of an array."""
-    match node:
-        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
-            return True
-        case ast.Call(func=ast.Attribute(attr="size"), args=[ast.Constant(value=0)]):
-            return True
-        case ast.Call(func=ast.Name(id="len")) | ast.Name():
-            return True
-    return False
-
-
-def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
-    """Keep rows that are computed along another axis than the first."""
-    name, rest = last_name(call.func), call.args[place:]
-    if name == "layer_norm":
-        shape = keywords_of(call).get("normalized_shape", next(iter(rest), None))
-        return made if shape is not None and _is_shape_of_row(shape) else VALUE
-    if name in ("chunk", "split", "norm", "normalize"):
-        rest = rest[1:]  # after the number of parts, or the power
-    axis = keywords_of(call).get("dim", keywords_of(call).get("axis", next(iter(rest), None)))
-    if axis is None and name != "normalize":
-        sums = name in ("mean", "sum")
-        return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
-    axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [] if axis is None else [axis]
-    known = all(map(_is_later_axis, [*axes, *rest] if name == "transpose" else axes))
-    return made if known and "loss" not in made else VALUE
-
-
-def _is_later_axis(axis: ast.expr | None) -> bool:
-    """Whether an axis is not that of the records, for arrays of any number of axes."""
-    match axis:
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
-            return True
-        case ast.Constant(value=int(number)):
-            return number > 0
-    return False
-
-
-def _is_shape_of_row(shape: ast.expr) -> bool:
-    """Whether a shape is written out, or leaves out the number of records."""
-    match shape:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return all(map(_is_shape_of_row, parts))
-        case ast.Subscript(value=ast.Attribute(attr="shape") | ast.Call(), slice=index):
-            return _is_later_axis(index.lower if isinstance(index, ast.Slice) else index)
-        case ast.Call(func=ast.Attribute(attr="size"), args=[axis]):
-            return _is_later_axis(axis)
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return name != "shape"
-    return isinstance(shape, ast.Constant)
-
-
-def _keeps_rows(indices: list[ast.expr]) -> bool:
-    """Whether the first of several indices leaves all rows, as the first axis."""
-    match indices:
-        case [ast.Slice(lower=None, upper=None, step=None), *_]:
-            return True
-        case [ast.Constant(value=first), _]:
-            return first is Ellipsis
-    return False
-
-
-def _is_key(index: ast.expr) -> bool:
-    return isinstance(index, ast.Constant) and isinstance(index.value, str)

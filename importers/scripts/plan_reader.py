@@ -80,13 +80,6 @@ ONLY_THE_MODEL = (
 )
 OTHER_METRIC = re.compile("val|eval|test")
 """Parts of the names of metrics on other records than those that are trained on."""
-LOAD_FUNCTIONS = (
-    "load_state_dict",
-    "load_weights",
-    "load_from_checkpoint",
-    "from_pretrained",
-    "load",
-)
 
 
 class ScriptPlanReader(Quantities):
@@ -529,7 +522,7 @@ class ScriptPlanReader(Quantities):
     def _loads(self) -> Iterator[ast.Call]:
         """Yield calls that may load weights before the last step."""
         last = max((step.lineno for step in optimizer_steps(self.values)), default=self.call.lineno)
-        for call in self.script.calls_to(*LOAD_FUNCTIONS):
+        for call in self.script.calls_to(*NAMES["loads"]):
             other = last_name(call.func) == "load" and not self.script.comes_from(
                 call.func, ("torch",)
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
@@ -20,16 +21,6 @@ from affidavit.importers.scripts.syntax import (
 )
 from affidavit.importers.scripts.use_table import SECRETS
 
-TAKERS = ("map", "Lambda", "set_transform", "with_transform", "filter")
-"""Functions and methods whose arguments are applied to records."""
-PACKAGES = (
-    "torchvision", "torch", "numpy", "PIL", "albumentations", "transformers", "tokenizers", "timm",
-    "torchaudio", "torchtext", "monai", "cv2", "opacus", "functools", "tensorflow", "keras", "jax",
-    "datasets", "random", "math", "re", "json", "os", "io", "kornia", "skimage", "scipy",
-)  # fmt: skip
-"""Packages whose transforms keep nothing of a record."""
-MUTATORS = ("append", "appendleft", "extend", "add", "update", "insert", "setdefault", "pop",
-            "popleft", "remove", "clear", "put")  # fmt: skip
 KEEPS = "it may keep a record for another"
 OTHER_ROW = "a row may be of another record than that of its index"
 
@@ -59,7 +50,7 @@ def _given_code(kinds: ObjectKinds) -> tuple[list[ast.AST], list[ast.AST]]:
         for item in call.keywords
         if (item.arg or "").endswith(("transform", "transforms"))
     ]
-    todo += [item for call in script.calls_to(*TAKERS) for item in call.args]
+    todo += [item for call in script.calls_to(*NAMES["row_code_takers"]) for item in call.args]
     read = [item for call in kinds.sources for item in call.args]
     of_sources = {part for item in read for part in ast.walk(item)}
     todo += read
@@ -92,7 +83,7 @@ def _given_code(kinds: ObjectKinds) -> tuple[list[ast.AST], list[ast.AST]]:
                         todo += methods
                     case ast.alias() if part not in of_sources:
                         module = script.import_origin(bound)[0]
-                        if package_of(module or "") not in PACKAGES:
+                        if package_of(module or "") not in NAMES["transform_packages"]:
                             unknown[part] = None
                     case _ if bound.value is not None and part not in of_sources:
                         todo.append(bound.value)
@@ -137,9 +128,9 @@ def _stores(kinds: ObjectKinds, function: ast.AST) -> Iterator[tuple[ast.AST, st
                 part
             ):
                 yield part, KEEPS
-            case ast.Call(func=ast.Attribute(value=base, attr=name)) if (
-                name in MUTATORS and not is_own(base)
-            ):
+            case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in NAMES[
+                "mutators"
+            ] and not is_own(base):
                 yield part, KEEPS
 
 

@@ -14,13 +14,6 @@ from affidavit.importers.scripts.syntax import keywords_of, last_name, root_of
 from affidavit.importers.scripts.values import Evaluator
 
 KNOWN_SEED = "a reader of the seed knows the noise"
-ENTROPY = {
-    "torch.seed", "torch.random.seed", "os.urandom", "random.SystemRandom", "secrets.randbits",
-    "secrets.randbelow", "secrets.token_bytes", "numpy.random.SeedSequence",
-}  # fmt: skip
-SAME_NUMBER = ("int", "abs", "from_bytes", "PRNGKey", "key")
-GENERATORS = ("default_rng", "RandomState", "Random", "Generator")
-SPLITS = ("random_split", "Subset", "randperm")
 
 
 def may_know_seed(values: Evaluator, node: ast.expr) -> bool:
@@ -49,7 +42,7 @@ def may_know_lots(values: Evaluator, drawn: ast.expr) -> bool:
         root = root_of(call.func)
         bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
         made = [item.value for item in bindings if isinstance(item.value, ast.Call)]
-        made = [item for item in made if last_name(item.func) in GENERATORS]
+        made = [item for item in made if last_name(item.func) in NAMES["generators"]]
         if made:
             seeds = [next(iter(item.args), keywords_of(item).get("seed")) for item in made]
         elif values.script.module_path(call.func).startswith(("numpy.random.", "random.")):
@@ -74,8 +67,8 @@ def _is_secret(values: Evaluator, seed: ast.expr | None, depth: int = 0) -> bool
             undefined = isinstance(function, ast.Name) and not (
                 values.script.bindings_of(function) or hasattr(builtins, function.id)
             )
-            return undefined or path in ENTROPY or (
-                last_name(function) in SAME_NUMBER
+            return undefined or path in NAMES["entropy"] or (
+                last_name(function) in NAMES["same_number"]
                 and bool(args)
                 and _is_secret(values, args[0], depth + 1)
             ) or (
@@ -118,4 +111,6 @@ def _seeds_splits(values: Evaluator, call: ast.Call) -> bool:
         next((o for o in script.ancestors(use) if isinstance(o, ast.Call)), use)
         for use in uses or [call]
     ]
-    return all(item is call or last_name(getattr(item, "func", item)) in SPLITS for item in calls)
+    return all(
+        item is call or last_name(getattr(item, "func", item)) in NAMES["splits"] for item in calls
+    )

@@ -16,15 +16,9 @@ from affidavit.importers.libraries import FAULTS, OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse, line_in_script
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
-from affidavit.importers.scripts.object_kinds import (
-    GRADIENTS,
-    NOTHING,
-    SIZES,
-    WRAPPERS,
-    Kinds,
-    ObjectKinds,
-)
-from affidavit.importers.scripts.row_code import PACKAGES, open_uses_of_row_code
+from affidavit.importers.scripts.object_kinds import ObjectKinds
+from affidavit.importers.scripts.row_code import open_uses_of_row_code
+from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_lots, may_know_seed
 from affidavit.importers.scripts.step_count import enclosing_loops, runs_once, unwrap_iterable
 from affidavit.importers.scripts.syntax import (
@@ -45,20 +39,6 @@ from affidavit.importers.scripts.use_table import (
     find_method,
 )
 from affidavit.importers.scripts.values import is_left_out, source_text
-
-DYNAMIC = ("exec", "eval", "compile", "__import__", "execfile")
-NAMESPACES = ("globals", "locals", "vars")
-READ = ("isinstance", "hasattr", "type", "id", "callable", "print", "len", "str", "repr", "format",
-        "int", "float", "round", "bool", "list", "tuple", "dict", "set", "iter", "next", "zip",
-        "enumerate", "reversed", "sum", "max", "min", "any", "all", "abs", "range", "sorted",
-        "super", "map", "filter")  # fmt: skip
-"""Builtin functions that change nothing of what they are passed."""
-RUNNERS = ("run", "Fire", "cli", "main", "launch")
-"""Functions of command line packages that call a function once."""
-DECORATORS = ("no_grad", "inference_mode", "jit", "partial", "staticmethod", "classmethod",
-              "property", "main", "command", "option", "argument", "dataclass", "record",
-              "function", "configurable", "wraps", "lru_cache", "cache", "autocast",
-              "compile")  # fmt: skip
 
 
 def find_uses(
@@ -188,7 +168,7 @@ class Uses:
         if self.kinds.is_private(call):
             return self._of_private_call(call)
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
-        if builtin and name in DYNAMIC and not _is_constant(call):
+        if builtin and name in NAMES["runs_text"] and not _is_constant(call):
             return "what it runs is not in the text"
         if (test := self._decides(call, base | taken)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
@@ -199,7 +179,7 @@ class Uses:
             return "it changes the records"
         if name == "setattr" and (base | taken or self._is_imported(call.args[:1])):
             return "it may change any part of the object"
-        if name in WRITERS and any(map(self._is_raw, (item for _, item in passed))):
+        if name in NAMES["writers"] and any(map(self._is_raw, (item for _, item in passed))):
             return "it writes records"
         if name == "print" and "file" in keywords_of(call) and any(map(self._is_raw, call.args)):
             return "it writes records"
@@ -229,7 +209,11 @@ class Uses:
         if self._is_own(call):
             handed = taken & HANDLES - {"model", "criterion", "holder"}
             return f"it is given the {_words(handed)}" if handed and self._keeps(call) else None
-        if base == {"holder"} and name not in CONTAINERS and not self._is_imported([function]):
+        if (
+            base == {"holder"}
+            and name not in NAMES["container_methods"]
+            and not self._is_imported([function])
+        ):
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
@@ -267,10 +251,10 @@ class Uses:
                 return any(item is not None and self._is_raw(item, depth=depth + 1)
                            for item in made)  # fmt: skip
             case ast.Attribute(value=base, attr=name):
-                return name not in SIZES and self._is_raw(base, rows, depth)
+                return name not in NAMES["sizes"] and self._is_raw(base, rows, depth)
             case ast.Call(func=function, args=args):
                 own = [function.value] if isinstance(function, ast.Attribute) else []
-                return last_name(function) in FORMS and any(
+                return last_name(function) in NAMES["forms"] and any(
                     self._is_raw(item, rows, depth) for item in [*own, *args]
                 )
             case ast.Subscript(value=base):
@@ -299,12 +283,15 @@ class Uses:
         """
         function, name = call.func, last_name(call.func) or ""
         if isinstance(function, ast.Attribute) and self.kinds.kinds(function.value):
-            known = name in (*CONTAINERS, "backward") or name.endswith("_")
+            known = name in (*NAMES["container_methods"], "backward") or name.endswith("_")
             base = self.kinds.kinds(function.value)
             raw = base <= SECRETS and self._is_raw(function.value)
             changes = raw and find_method("data", name) is None and not known
             return "it may write or change records" if changes else None
-        if self.script.comes_from(function, NUMERICAL) and find_function(self.script, call) is None:
+        if (
+            self.script.comes_from(function, NAMES["numerical_packages"])
+            and find_function(self.script, call) is None
+        ):
             raw = any(self._is_raw(item) for _, item in self._arguments(call))
             return "it may write or change records" if raw else None
         return None
@@ -412,7 +399,7 @@ class Uses:
         path = self.script.module_path(target)
         return (
             bool(path)
-            and package_of(path) not in TOLD
+            and package_of(path) not in NAMES["telling_packages"]
             and not path.startswith(("torch.backends.", "sys.std"))
             and self.values.known_value(value) is None
         )
@@ -481,7 +468,7 @@ class Uses:
         if own & HANDLES - {"model"} or name == "backward":
             return False
         if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
-            return name in READ
+            return name in NAMES["reading_builtins"]
         use = find_function(self.script, call)
         if use is not None:
             return use.gives in ("value", "same", "each", "along", "loss", "")
@@ -614,9 +601,11 @@ class Uses:
         bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
         if not bound:
             # A builtin, or an error when it runs, unless a star import binds it.
-            known = name in READ or not self.script.star_import_lines
+            known = name in NAMES["reading_builtins"] or not self.script.star_import_lines
             return None if known else f"it is given the {_words(taken)}"
-        if name in WRAPPERS and self.script.comes_from(call.func, ("tqdm", "rich", "itertools")):
+        if name in NAMES["iterators"] and self.script.comes_from(
+            call.func, ("tqdm", "rich", "itertools")
+        ):
             return None
         if self.kinds.is_source(call):
             return None
@@ -628,11 +617,11 @@ class Uses:
                 made = [item for item in bound if item is not None]
                 if made and not any(isinstance(item.node, ast.alias) for item in made):
                     return None  # of a list or dictionary
-            if taken <= SECRETS | {"model"} and name in LOGGERS:
+            if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
                 return None
         if taken <= {"differentiator"} & self.kinds.kinds(call):
             return None
-        if taken <= SECRETS and self.script.comes_from(call.func, NUMERICAL):
+        if taken <= SECRETS and self.script.comes_from(call.func, NAMES["numerical_packages"]):
             if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
                 return f"it is given the {_words(taken)}"
             return None
@@ -754,7 +743,7 @@ class Uses:
             return "it may change what others call"
         own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
         computed = own & (SECRETS - {"data", "lots", "count"})
-        if computed and name in ("data", "weight", "bias", *GRADIENTS):
+        if computed and name in ("data", "weight", "bias", *NAMES["gradients"]):
             return "records decide a weight or gradient"
         setting = name.endswith("transform") or isinstance(value, ast.Constant)
         if base & {"data", "lots"} and (computed or not (own & {"data"} or setting)):
@@ -774,7 +763,11 @@ class Uses:
             return False
         package = package_of(self._module_of(node))
         if name == "*":
-            return package not in (*PACKAGES, *NUMERICAL, *TRAINED)
+            return package not in (
+                *NAMES["transform_packages"],
+                *NAMES["numerical_packages"],
+                *NAMES["training_packages"],
+            )
         others = self.script.bindings.get((self.script.scope_of(node), name), ())
         return any(
             isinstance(item.node, ast.alias)
@@ -831,7 +824,7 @@ class Uses:
         named = node.attr == "__class__" and getattr(outer, "attr", "") == "__name__"
         if node.attr in ("__dict__", "__class__") and base and not named:
             return "it may change any part of the object"
-        if node.attr in GRADIENTS and not self._is_imported([node]):
+        if node.attr in NAMES["gradients"] and not self._is_imported([node]):
             harmless = isinstance(outer, ast.Compare) or self._is_printed(node)
             return None if harmless else "it reads gradients that no noise covers"
         if self._is_carried(node):
@@ -857,7 +850,7 @@ class Uses:
         """Whether an expression is only a part of what is printed or logged."""
         calls = [o for o in self.script.ancestors(node) if isinstance(o, ast.Call)]
         return any(
-            last_name(call.func) in (*LOGGERS, "print") and node not in ast.walk(call.func)
+            last_name(call.func) in (*NAMES["loggers"], "print") and node not in ast.walk(call.func)
             for call in calls
         )
 
@@ -887,7 +880,7 @@ class Uses:
             return KNOWN_SEED
         if self._is_carried(node):
             return "it may be of an earlier lot"
-        if node.id in NAMESPACES and not self.script.bindings_of(node):
+        if node.id in NAMES["namespaces"] and not self.script.bindings_of(node):
             return self._of_namespace(node)
         definition = self.script.function_of(node)
         if definition is None:
@@ -928,7 +921,7 @@ class Uses:
         if any(use is not None and use.accepts("code", place) for use in uses):
             return None
         name = last_name(outer.func) or ""
-        if name in RUNNERS and self.values.is_called_once(node):
+        if name in NAMES["runners"] and self.values.is_called_once(node):
             return None
         if name in ("jit", "vmap", "grad", "value_and_grad", "partial", "pmap", "remat", "scan"):
             return None
@@ -957,7 +950,7 @@ class Uses:
 
     def _of_definition(self, node: ast.FunctionDef) -> str | None:
         names = [last_name(getattr(item, "func", item)) for item in node.decorator_list]
-        other = next((name for name in names if name not in DECORATORS), None)
+        other = next((name for name in names if name not in NAMES["known_decorators"]), None)
         owner = self.script.parents[node]
         keras = self.kinds.library.key.startswith(("tensorflow", "jax_keras"))
         replaces = node.name in ("train_step", "make_train_function")
@@ -1014,30 +1007,6 @@ class Uses:
         )
 
 
-WRITERS = ("write", "writelines", "writerow", "writerows", "dump", "write_file")
-"""What writes to a file."""
-FORMS = ("str", "repr", "list", "tolist", "numpy", "cpu", "detach", "dumps", "format", "tuple",
-         "int", "float", "bool", "round", "item", "join", "map", "bytes", "encode", "tobytes",
-         "flatten", "reshape", "view", "asarray", "array", "from_numpy", "fromarray", "DataFrame",
-         "Series", "to_numpy", "zip", "enumerate", "sorted", "dict", "items", "values",
-         "serialize_tensor")  # fmt: skip
-"""What writes the same values in another form."""
-CONTAINERS = ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop", "items",
-              "keys", "values", "copy", "sort", "clear", "format", "join")  # fmt: skip
-"""Methods of lists and dictionaries."""
-LOGGERS = ("info", "debug", "warning", "error", "log", "write", "set_postfix", "add_scalar",
-           "update", "set_description", "set_postfix_str", "print", "format", "join", "log_metric",
-           "add_scalars", "log_metrics", "add_row")  # fmt: skip
-"""Methods, of objects that hold nothing private, that write a message."""
-NUMERICAL = ("torch", "numpy", "jax", "scipy", "math", "sklearn", "torchmetrics", "time",
-             "tensorflow", "pandas", "evaluate", "random", "matplotlib", "itertools", "operator",
-             "statistics", "collections", "seaborn")  # fmt: skip
-"""Packages whose functions compute values of records, and hold no model."""
-TRAINED = ("opacus", "pytorch_lightning", "lightning", "accelerate", "jax_privacy",
-           "tensorflow_privacy", "optax", "flax", "tqdm", "typing", "tkinter")  # fmt: skip
-"""Packages whose star imports bind only names of their own."""
-TOLD = ("wandb", "matplotlib", "mlflow", "logging", "warnings", "pandas", "ssl")
-"""Packages whose parts only tell."""
 WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",
          "lots": "private loader", "lot": "lot", "rows": "lot", "value": "values of records",
          "count": "size of a lot", "code": "function"}  # fmt: skip

@@ -1,0 +1,156 @@
+"""Say what computing with kinds gives: one value for each record still, or one of several.
+
+A value of one lot stays so along axes that are surely not that of the records.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from affidavit.importers.scripts.syntax import keywords_of, last_name
+from affidavit.importers.scripts.use_table import HANDLES, SECRETS, find_method
+
+Kinds = frozenset[str]
+NOTHING: Kinds = frozenset()
+UNDEFINED: Kinds = frozenset({"undefined"})
+"""A name that nothing binds: an error when it runs, or what a part of a script leaves out."""
+VALUE: Kinds = frozenset({"value"})
+
+
+def as_value(kinds: Kinds) -> Kinds:
+    """Return the kinds of a single value of what has these."""
+    return (kinds - SECRETS) | VALUE if kinds & SECRETS else kinds
+
+
+def computed(*parts: Kinds) -> Kinds:
+    """Return the kinds of what is computed element by element."""
+    taken = frozenset().union(*parts)
+    held = taken & HANDLES - {"model", "criterion", "scheduler"}
+    if held:  # as of ``[optimizer] + others``
+        return taken
+    secrets = (taken & SECRETS) - {"count"}
+    if not secrets:
+        return (taken & {"count"}) or (taken & {"model", "scheduler"})
+    if secrets == {"lot"} and sum(1 for part in parts if part & SECRETS) == 1:
+        return frozenset({"lot"})
+    if len(secrets) == 1 and secrets != {"lots"} and secrets != {"lot"}:
+        return secrets
+    if secrets <= {"lot", "rows"} and all("lot" not in part or part == {"lot"} for part in parts):
+        return frozenset({"rows"})
+    return VALUE
+
+
+def loss_of(kinds: Kinds) -> Kinds:
+    """Return the kinds of a loss of these arguments: of one lot, or of something else."""
+    secrets = kinds & SECRETS
+    if not secrets:
+        return NOTHING
+    return frozenset({"loss"}) if secrets <= {"rows", "lot", "loss", "count"} else VALUE
+
+
+def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> Kinds:
+    """Return the kinds of an arithmetic expression, which may join what it computes with."""
+    taken = left | right
+    if "data" in taken:
+        whole = isinstance(node.left, ast.List | ast.Tuple) or (
+            isinstance(node.left, ast.Call) and last_name(node.left.func) in ("list", "tuple")
+        )
+        if whole or isinstance(op, ast.MatMult) or (left & right & {"data"}):
+            return VALUE
+    linear = isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
+    both = "loss" in left and "loss" in right and isinstance(op, ast.Mult | ast.Div)
+    if "loss" in taken and (not linear or both or "rows" in taken or (
+        isinstance(op, ast.Div) and "loss" in right)):  # fmt: skip
+        return VALUE
+    return computed(left, right)
+
+
+def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
+    """Return what a method of an array of rows gives, by the table of uses."""
+    name, first = last_name(call.func) or "", next(iter(call.args), None)
+    use = find_method("rows", name)
+    if use is not None and use.gives == "same":
+        return VALUE if "loss" in base and name in ("detach", "numpy") else base
+    made = computed(base, *passed)
+    if use is None or "value" in made or ("loss" in base and name not in ("mean", "sum")):
+        return VALUE
+    if use.gives == "along":
+        return along_axis(call, made, 0)
+    match name:
+        case "unsqueeze":
+            keeps = is_later_axis(first)
+        case "view" | "reshape":
+            keeps = isinstance(first, ast.UnaryOp) or _is_size(first)
+        case "permute":
+            keeps = getattr(first, "value", None) == 0
+        case _:
+            keeps = True
+    return made if keeps else VALUE
+
+
+def _is_size(node: ast.expr | None) -> bool:
+    """Whether an expression is the number of rows of an array."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
+            return True
+        case ast.Call(func=ast.Attribute(attr="size"), args=[ast.Constant(value=0)]):
+            return True
+        case ast.Call(func=ast.Name(id="len")) | ast.Name():
+            return True
+    return False
+
+
+def along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
+    """Keep rows that are computed along another axis than the first."""
+    name, rest = last_name(call.func), call.args[place:]
+    if name == "layer_norm":
+        shape = keywords_of(call).get("normalized_shape", next(iter(rest), None))
+        return made if shape is not None and _is_shape_of_row(shape) else VALUE
+    if name in ("chunk", "split", "norm", "normalize"):
+        rest = rest[1:]  # after the number of parts, or the power
+    axis = keywords_of(call).get("dim", keywords_of(call).get("axis", next(iter(rest), None)))
+    if axis is None and name != "normalize":
+        sums = name in ("mean", "sum")
+        return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
+    axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [] if axis is None else [axis]
+    known = all(map(is_later_axis, [*axes, *rest] if name == "transpose" else axes))
+    return made if known and "loss" not in made else VALUE
+
+
+def is_later_axis(axis: ast.expr | None) -> bool:
+    """Whether an axis is not that of the records, for arrays of any number of axes."""
+    match axis:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
+            return True
+        case ast.Constant(value=int(number)):
+            return number > 0
+    return False
+
+
+def _is_shape_of_row(shape: ast.expr) -> bool:
+    """Whether a shape is written out, or leaves out the number of records."""
+    match shape:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return all(map(_is_shape_of_row, parts))
+        case ast.Subscript(value=ast.Attribute(attr="shape") | ast.Call(), slice=index):
+            return is_later_axis(index.lower if isinstance(index, ast.Slice) else index)
+        case ast.Call(func=ast.Attribute(attr="size"), args=[axis]):
+            return is_later_axis(axis)
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name != "shape"
+    return isinstance(shape, ast.Constant)
+
+
+def keeps_rows(indices: list[ast.expr]) -> bool:
+    """Whether the first of several indices leaves all rows, as the first axis."""
+    match indices:
+        case [ast.Slice(lower=None, upper=None, step=None), *_]:
+            return True
+        case [ast.Constant(value=first), _]:
+            return first is Ellipsis
+    return False
+
+
+def is_key(index: ast.expr) -> bool:
+    """Whether an index names a column."""
+    return isinstance(index, ast.Constant) and isinstance(index.value, str)
