@@ -22,6 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,8 @@ from run import CASES, TINY, Case, model_of
 from run import private as private_step
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -38,6 +41,7 @@ from affidavit.trainer.clipping import ghost_norm, kernel_sizes
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.norm_bounds import upcast
+from examples.train.gpt2 import LanguageModel
 
 TRAINER = str(Path(ghost_norm.__file__).parents[1])
 
@@ -268,29 +272,54 @@ def without_contents() -> Iterator[None]:
         yield
 
 
+def _private(model: LanguageModel, *, is_flat: bool = False) -> PrivateModel:
+    groups = [group.names for of in model.blocks().values() for group in of]
+    names = [tuple(name for of in groups for name in of)] if is_flat else groups
+    specs = [BlockSpec(name=str(n), clip_norm=0.1, names=of) for n, of in enumerate(names)]
+    return PrivateModel(model.module, specs)
+
+
+def _losses(model: LanguageModel, batch: tuple[Tensor, ...]) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model.losses(batch[:2])
+
+
 def microbatches(case: Case, *, is_flat: bool = False) -> tuple[Count, Count]:
     """Count a plain microbatch, and a private one that adds to the sums of another."""
     with without_contents():
         model = model_of(case, "cpu")
         shape = (case.microbatch, case.tokens + 1)
         batch = torch.zeros(shape, dtype=torch.long), torch.ones(shape, dtype=torch.bool)
-
-        def losses() -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return model.losses(batch)
-
+        losses = partial(_losses, model, batch)
         with Count() as plain:
             (losses().sum() / case.lot).backward()
         for parameter in model.module.parameters():
             parameter.grad = None
-        groups = [group.names for of in model.blocks().values() for group in of]
-        names = [tuple(name for of in groups for name in of)] if is_flat else groups
-        specs = [BlockSpec(name=str(n), clip_norm=0.1, names=of) for n, of in enumerate(names)]
-        private = PrivateModel(model.module, specs)
+        private = _private(model, is_flat=is_flat)
         private.accumulate(losses, records=case.microbatch)
         with Count() as counted:
             private.accumulate(losses, records=case.microbatch)
     return plain, counted
+
+
+def graph_of_microbatch(
+    model: LanguageModel, batch: tuple[Tensor, ...], losses: Callable[..., Tensor] = _losses
+) -> tuple[GraphModule, PrivateModel]:
+    """Return the graph from ``batch`` to the losses and clipped sums of a private microbatch.
+
+    ``batch`` has tokens and whether they count, (n, T + 1), and what else ``losses`` needs. The
+    graph has the operations of both passes and of clipping, in their order, so that no Python runs
+    between them and the host reads no value. Also returns what it was traced from.
+    """
+    private, records = _private(model), len(batch[0])
+
+    def run(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        private.clear_sums()
+        of_records = private.accumulate(partial(losses, model, batch), records=records)
+        return of_records, private.sums()
+
+    run(*batch)
+    return make_fx(run)(*batch), private
 
 
 def step_launches() -> dict[str, int]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from affidavit.trainer.clipping import ghost_norm
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "gpu"
 LAYERS = 3
+SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions": 16}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,47 @@ def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
     assert private.count <= most_launches * plain.count
     assert private.bytes <= most_bytes * plain.bytes
     assert private.waits == []
+
+
+@pytest.mark.soak
+def test_a_private_microbatch_is_one_graph(launches: ModuleType) -> None:
+    """Neither a wait, nor a copy to the host, nor Python is between its operations."""
+    case = replace(launches.CASES[1], shape=SHAPE)
+    with launches.without_contents(), torch.no_grad():
+        batch = torch.zeros(2, 17, dtype=torch.long), torch.ones(2, 17, dtype=torch.bool)
+        graph, _ = launches.graph_of_microbatch(launches.model_of(case, "cpu"), batch)
+        names = {getattr(node.target, "__name__", "").split(".")[0] for node in graph.graph.nodes}
+        assert "sums_of_products" in names
+        assert not names & launches.WAITS
+        losses, _ = torch.compile(graph, backend="eager", fullgraph=True)(*batch)
+    assert losses.shape == (2,)
+
+
+def test_the_graph_adds_what_a_microbatch_does(
+    launches: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a record is discarded that was not when it was traced: no value was read."""
+    monkeypatch.setattr(ghost_norm, "PROCESSORS", frozenset())
+    monkeypatch.setattr(ghost_norm, "has_kernels", lambda _: True)
+
+    def losses(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        result: Tensor = model.losses(batch[:2]) * batch[2]
+        return result
+
+    def batch(scale: float) -> tuple[Tensor, ...]:
+        tokens = torch.randint(50, (3, 6))
+        return tokens, torch.ones_like(tokens, dtype=torch.bool), torch.tensor([1, scale, 2.0])
+
+    model = launches.model_of(replace(launches.CASES[1], shape=SHAPE), "cpu")
+    graph, private = launches.graph_of_microbatch(model, batch(1.0), losses)
+    other = batch(2.0**80)
+    with torch.no_grad():
+        found_losses, found = graph(*other)
+    private.clear_sums()
+    torch.testing.assert_close(
+        found_losses, private.accumulate(partial(losses, model, other), records=3)
+    )
+    torch.testing.assert_close(found, private.sums())
 
 
 def test_the_rest_of_a_step_launches_few_kernels(launches: ModuleType) -> None:
